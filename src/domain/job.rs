@@ -1,0 +1,136 @@
+//! A payment job as meant: every field checked, money in minor units.
+//!
+//! Refuses to know how a job is written (that is `queue::message`) or stored. What can never be a job is a value too:
+//! [`Invalid`], whose code is the public reason on `payments.invalid`.
+
+use std::fmt;
+
+use super::provider::ProviderName;
+use super::time::EpochMs;
+
+/// Longest job id, account and idempotency key, in characters.
+pub const ID_CHARS_MAX: usize = 64;
+/// Longest reference, in characters.
+pub const REFERENCE_CHARS_MAX: usize = 255;
+/// Largest message body, in bytes.
+pub const BODY_BYTES_MAX: usize = 64 * 1024;
+/// Most permits that one call may use.
+pub const COST_MAX: u16 = 1_000;
+
+/// 1–64 of `A-Z a-z 0-9 _ -`: identifies a payment, an account or an idempotency key.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Token(String);
+
+impl Token {
+    /// # Errors
+    /// When the text is empty, longer than 64 characters or holds any other character.
+    pub fn new(text: impl Into<String>) -> Result<Self, String> {
+        let text = text.into();
+        let fits = (1..=ID_CHARS_MAX).contains(&text.len());
+        if fits && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-') {
+            return Ok(Self(text));
+        }
+        Err("must be 1 to 64 characters of A-Z a-z 0-9 _ -".to_owned())
+    }
+
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A payment's identity, for ever and over all providers.
+pub type JobId = Token;
+
+/// One payment to make.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Job {
+    pub id: JobId,
+    pub provider: ProviderName,
+    /// Minor units of `currency`, always positive.
+    pub amount: i64,
+    /// ISO 4217 code.
+    pub currency: String,
+    pub account: Option<Token>,
+    pub reference: Option<String>,
+    pub idempotency_key: Option<Token>,
+    /// Permits that the call uses, 1–1000.
+    pub cost: u16,
+    /// 0–9, higher first.
+    pub priority: u8,
+    pub not_before: Option<EpochMs>,
+    pub expires_at: Option<EpochMs>,
+    /// A JSON object, as text, exactly as the producer wrote it.
+    pub payload: Option<String>,
+}
+
+impl Job {
+    /// The key that the provider deduplicates by: the job's own if one is given, else its id.
+    #[must_use]
+    pub fn effective_key(&self) -> &Token {
+        self.idempotency_key.as_ref().unwrap_or(&self.id)
+    }
+}
+
+/// SHA-256 over a job's parsed fields: two messages with the same hash say the same, whatever their formatting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ContentHash(pub [u8; 32]);
+
+/// Why a message can never be a job. The detail names the field and the mend, never a value of the payload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Invalid {
+    pub reason: InvalidReason,
+    pub detail: String,
+}
+
+impl Invalid {
+    #[must_use]
+    pub fn new(reason: InvalidReason, detail: impl Into<String>) -> Self {
+        Self { reason, detail: detail.into() }
+    }
+}
+
+impl fmt::Display for Invalid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.reason.code(), self.detail)
+    }
+}
+
+/// The closed list of reasons; [`InvalidReason::code`] is what header `x-sluicegate-reason` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum InvalidReason {
+    Malformed,
+    TooLarge,
+    UnknownField,
+    BadId,
+    BadAmount,
+    BadCurrency,
+    BadField,
+    WrongProvider,
+    CardNumber,
+    Conflict,
+}
+
+impl InvalidReason {
+    #[must_use]
+    pub fn code(self) -> &'static str {
+        match self {
+            Self::Malformed => "malformed",
+            Self::TooLarge => "too_large",
+            Self::UnknownField => "unknown_field",
+            Self::BadId => "bad_id",
+            Self::BadAmount => "bad_amount",
+            Self::BadCurrency => "bad_currency",
+            Self::BadField => "bad_field",
+            Self::WrongProvider => "wrong_provider",
+            Self::CardNumber => "card_number",
+            Self::Conflict => "conflict",
+        }
+    }
+}

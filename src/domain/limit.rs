@@ -1,0 +1,173 @@
+//! What a provider allows: rates, the algorithm it counts by, and what each limit covers.
+//!
+//! Refuses limits that cannot be meant (no window, more than the limiter can count). There is no value for "unlimited":
+//! zero requests means closed.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::time::{format_duration, parse_duration};
+
+/// Most permits that one limit may allow per window: what the limiter's counters stay exact for.
+pub const MAX_REQUESTS: u32 = 1_000_000;
+/// Longest window: 31 days.
+pub const MAX_WINDOW: Duration = Duration::from_secs(31 * 86_400);
+
+/// `max_requests` per `window`, written `N/DURATION` (`100/1s`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rate {
+    max_requests: u32,
+    window: Duration,
+}
+
+impl Rate {
+    /// # Errors
+    /// When the window is zero, not whole milliseconds or longer than 31 days, or the count is above [`MAX_REQUESTS`].
+    pub fn new(max_requests: u32, window: Duration) -> Result<Self, String> {
+        if max_requests > MAX_REQUESTS {
+            return Err(format!("max_requests is {max_requests}: at most {MAX_REQUESTS} can be counted exactly"));
+        }
+        if window.is_zero() || window > MAX_WINDOW {
+            return Err("window_ms must lie between 1 ms and 31 days".to_owned());
+        }
+        if !window.as_nanos().is_multiple_of(1_000_000) {
+            return Err("window_ms must be whole milliseconds".to_owned());
+        }
+        Ok(Self { max_requests, window })
+    }
+
+    /// Requests per window; 0 means closed.
+    #[must_use]
+    pub fn max_requests(self) -> u32 {
+        self.max_requests
+    }
+
+    #[must_use]
+    pub fn window(self) -> Duration {
+        self.window
+    }
+
+    #[must_use]
+    pub fn per_second(self) -> f64 {
+        f64::from(self.max_requests) / self.window.as_secs_f64()
+    }
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.max_requests, format_duration(self.window))
+    }
+}
+
+impl FromStr for Rate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (count, window) =
+            text.split_once('/').ok_or_else(|| format!("`{text}` is not a limit: write N/DURATION, like 100/1s"))?;
+        let count = count.parse().map_err(|_| format!("`{count}` is not a number of requests"))?;
+        Self::new(count, parse_duration(window)?)
+    }
+}
+
+/// How the provider counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Algorithm {
+    SlidingLog,
+    SlidingWindow,
+    FixedWindow,
+    TokenBucket,
+    Gcra,
+}
+
+impl Algorithm {
+    pub const ALL: [Self; 5] =
+        [Self::SlidingLog, Self::SlidingWindow, Self::FixedWindow, Self::TokenBucket, Self::Gcra];
+
+    /// The name in the database.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::SlidingLog => "sliding_log",
+            Self::SlidingWindow => "sliding_window",
+            Self::FixedWindow => "fixed_window",
+            Self::TokenBucket => "token_bucket",
+            Self::Gcra => "gcra",
+        }
+    }
+}
+
+/// Whose calls a limit counts together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scope {
+    Provider,
+    Account,
+    Reference,
+}
+
+impl Scope {
+    pub const ALL: [Self; 3] = [Self::Provider, Self::Account, Self::Reference];
+
+    /// The name in the database.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Provider => "provider",
+            Self::Account => "account",
+            Self::Reference => "reference",
+        }
+    }
+}
+
+/// Which calls a limit counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AppliesTo {
+    All,
+    Charge,
+    Lookup,
+}
+
+impl AppliesTo {
+    pub const ALL: [Self; 3] = [Self::All, Self::Charge, Self::Lookup];
+
+    /// The name in the database.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::All => "all",
+            Self::Charge => "charge",
+            Self::Lookup => "lookup",
+        }
+    }
+}
+
+/// One row of `provider_limits`, as meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limit {
+    pub name: String,
+    pub algorithm: Algorithm,
+    pub rate: Rate,
+    /// Start of fixed windows after the Unix epoch's own.
+    pub offset: Duration,
+    pub burst: Option<u32>,
+    pub scope: Scope,
+    pub applies_to: AppliesTo,
+    /// Counted and reported, never refusing.
+    pub shadow: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_read_back_as_written() {
+        for text in ["100/1s", "600/1m", "0/1s", "1000000/31d", "5/250ms"] {
+            assert_eq!(text.parse::<Rate>().unwrap().to_string(), text);
+        }
+        for bad in ["100", "100/", "/1s", "-1/1s", "1.5/1s", "1000001/1s", "1/0s", "1/32d", "x/1s"] {
+            assert!(bad.parse::<Rate>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! The rules of the house as values and functions: what a job, a limit, a refusal and an outcome are, and what follows
+//! from them.
+//!
+//! Refuses: clocks, randomness, I/O, serialisation and every crate but `std` (one exception, named in [`backoff`]).
+//! Time and random fractions are arguments, so each rule can be tested as a table.
+
+pub mod backoff;
+pub mod decision;
+pub mod disposition;
+pub mod job;
+pub mod leaky_bucket;
+pub mod limit;
+pub mod outcome;
+pub mod provider;
+pub mod sliding_log;
+pub mod time;

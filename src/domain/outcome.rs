@@ -1,0 +1,87 @@
+//! What became of one request: the closed list of meanings that an answer, or its absence, can have.
+//!
+//! Refuses HTTP types (`provider::http::classify` translates) and refuses to decide what follows
+//! ([`super::disposition`] does).
+
+use std::time::Duration;
+
+/// The meaning of one request's end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Charged; the provider's own reference if it named one.
+    Accepted { reference: Option<String> },
+    /// Refused for good by the provider; nothing was charged.
+    Declined { reason: String },
+    /// The provider's limit was hit. Nothing was charged, no attempt counts.
+    Throttled { retry_after: Option<Duration> },
+    /// Our side's set-up is wrong (credentials, path, method): the lane pauses, the job waits.
+    Misconfigured { status: u16 },
+    /// The same key is being worked on right now: ask again later with the same key.
+    InProgress,
+    /// May have been charged. `retry_after` pauses the lane when the provider named a wait (503).
+    Unknown { cause: UnknownCause, retry_after: Option<Duration> },
+    /// The provider understood and refuses this request as it stands: a person looks.
+    Rejected { reason: String },
+    /// No byte of the request left: surely not charged.
+    NotSent { cause: String },
+}
+
+/// Why nobody knows whether the payment was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum UnknownCause {
+    Timeout,
+    ConnectionLost,
+    ServerError(u16),
+    UnreadableAnswer(u16),
+    /// A worker died between `sending` and the outcome.
+    WorkerLost,
+}
+
+impl UnknownCause {
+    /// Stable text for `reason` columns, events and logs.
+    #[must_use]
+    pub fn describe(self) -> String {
+        match self {
+            Self::Timeout => "no answer in time".to_owned(),
+            Self::ConnectionLost => "connection lost after the request was begun".to_owned(),
+            Self::ServerError(status) => format!("provider answered {status}"),
+            Self::UnreadableAnswer(status) => format!("provider answered {status} with a body that cannot be read"),
+            Self::WorkerLost => "a worker was lost while the request was on the wire".to_owned(),
+        }
+    }
+}
+
+/// The states of the ledger that end a job's way through the worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FinalState {
+    Succeeded,
+    Declined,
+    Dead,
+    Expired,
+    /// A person decides.
+    Review,
+    Cancelled,
+}
+
+impl FinalState {
+    pub const ALL: [Self; 6] =
+        [Self::Succeeded, Self::Declined, Self::Dead, Self::Expired, Self::Review, Self::Cancelled];
+
+    /// The name in the ledger and in outcome events.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Succeeded => "succeeded",
+            Self::Declined => "declined",
+            Self::Dead => "dead",
+            Self::Expired => "expired",
+            Self::Review => "review",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.name() == name)
+    }
+}

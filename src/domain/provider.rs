@@ -1,0 +1,180 @@
+//! A payment provider as meant: how to call it, how fast, and what to do when it refuses.
+//!
+//! Refuses rows: what an operator wrote is `ledger::provider_row`, and only its checked form gets here. A provider
+//! without an enabled limit cannot be built.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use super::backoff::BackoffPolicy;
+use super::limit::{Limit, Rate, Scope};
+
+/// Longest time that a permit may be booked ahead of its start.
+pub const BOOKING_HORIZON: Duration = Duration::from_millis(250);
+
+/// `[a-z0-9][a-z0-9_-]{0,62}`: safe as a routing key, in a Redis key and as a metric label.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProviderName(String);
+
+impl ProviderName {
+    /// # Errors
+    /// When the text is not of that form.
+    pub fn new(text: impl Into<String>) -> Result<Self, String> {
+        let text = text.into();
+        let body = text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_' || b == b'-');
+        let head = text.bytes().next().is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+        if head && body && text.len() <= 63 {
+            return Ok(Self(text));
+        }
+        Err(format!("`{text}` is not a name: use 1 to 63 of a-z 0-9 _ -, beginning with a letter or digit"))
+    }
+
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for ProviderName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What a job does when it is refused a permit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Sleeps the wait in hand, up to `max_wait` from delivery.
+    Blocking,
+    /// Is parked in the broker for the wait.
+    Requeue,
+}
+
+/// When a used slot begins its window's wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlotRelease {
+    /// With the answer: proven for any delay.
+    Response,
+    /// With the start, plus an allowance for how much the way to the provider varies.
+    Grant { transit_jitter: Duration },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pacing {
+    Burst,
+    Even,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreDown {
+    Wait,
+    Share { of: u32 },
+}
+
+/// How a request is made; `None` anywhere means the contract's default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RequestShape {
+    pub method: Option<String>,
+    pub key_header: Option<String>,
+    pub form_encoded: bool,
+    /// JSON text with `${id}`-like places; `None` is the default body.
+    pub template: Option<String>,
+    /// JSON pointer to the provider's reference in an accepted answer; default `/id`.
+    pub reference_pointer: Option<String>,
+}
+
+/// What an operator says an HTTP status means, over the default table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StatusMeaning {
+    Accepted,
+    Declined,
+    Misconfigured,
+    Unknown,
+    InProgress,
+    Throttled,
+    Unavailable,
+    Review,
+}
+
+impl StatusMeaning {
+    /// Reads the name used in the `statuses` column.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Some(match name {
+            "accepted" => Self::Accepted,
+            "declined" => Self::Declined,
+            "misconfigured" => Self::Misconfigured,
+            "unknown" => Self::Unknown,
+            "in_progress" => Self::InProgress,
+            "throttled" => Self::Throttled,
+            "unavailable" => Self::Unavailable,
+            "review" => Self::Review,
+            _ => return None,
+        })
+    }
+}
+
+/// One provider with its limits; everything that a lane needs to know.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Provider {
+    pub name: ProviderName,
+    /// Rows of one quota share its provider-scoped limits.
+    pub quota: ProviderName,
+    pub enabled: bool,
+    pub paused: bool,
+    pub url: String,
+    pub mode: Mode,
+    pub slot_release: SlotRelease,
+    pub pacing: Pacing,
+    /// Kept back for others who use the same account, 0–99.
+    pub reserve_percent: u8,
+    pub store_down: StoreDown,
+    /// Total time of one request.
+    pub timeout: Duration,
+    /// How long after its start a permit may still be used.
+    pub send_budget: Duration,
+    pub workers: u32,
+    pub bucket_capacity: u32,
+    /// `None`: the rate of the tightest limit.
+    pub leak_per_second: Option<f64>,
+    /// Longest wait in hand, counted from delivery.
+    pub max_wait: Duration,
+    pub max_attempts: u32,
+    pub max_age: Duration,
+    pub backoff: BackoffPolicy,
+    /// `None`: the provider does not deduplicate.
+    pub idempotency_retention: Option<Duration>,
+    /// Values may hold `${env:NAME}`, `${file:PATH}`, `${job:account}`.
+    pub headers: BTreeMap<String, String>,
+    pub request: RequestShape,
+    pub statuses: BTreeMap<u16, StatusMeaning>,
+    /// Settings version, from one sequence over all tables; larger is newer.
+    pub version: i64,
+    /// Enabled limits; never empty.
+    pub limits: Vec<Limit>,
+}
+
+impl Provider {
+    /// H of the theorem: the provider counts a request no later than this after its start.
+    #[must_use]
+    pub fn hold_max(&self) -> Duration {
+        self.send_budget + self.timeout
+    }
+
+    /// The limit with the lowest rate among those that every call counts against.
+    #[must_use]
+    pub fn tightest_rate(&self) -> Option<Rate> {
+        self.limits
+            .iter()
+            .filter(|limit| limit.scope == Scope::Provider && !limit.shadow)
+            .map(|limit| limit.rate)
+            .min_by(|a, b| a.per_second().total_cmp(&b.per_second()))
+    }
+
+    /// Outflow of the leaky bucket, in jobs per second.
+    #[must_use]
+    pub fn outflow_per_second(&self) -> f64 {
+        self.leak_per_second.or_else(|| self.tightest_rate().map(Rate::per_second)).unwrap_or(0.0)
+    }
+}

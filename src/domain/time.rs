@@ -1,0 +1,98 @@
+//! Instants and their rounding: microseconds on the limiter's clock, milliseconds on the ledger's.
+//!
+//! Refuses to read any clock. Rounding is always spelled out, because a wait that is rounded down turns into a hot loop
+//! and a release that is rounded down turns into a breach.
+
+use std::time::Duration;
+
+/// An instant on the limiter's clock, in microseconds since the Unix epoch (Redis `TIME`).
+///
+/// Exact in a Lua number until the year 2255 (2^53 µs).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Micros(pub u64);
+
+impl Micros {
+    #[must_use]
+    pub fn plus(self, duration: Duration) -> Self {
+        Self(self.0.saturating_add(micros_up(duration)))
+    }
+
+    /// Time from `earlier` to `self`; zero when `earlier` is later.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Duration {
+        Duration::from_micros(self.0.saturating_sub(earlier.0))
+    }
+}
+
+/// An instant on the ledger's clock, in milliseconds since the Unix epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EpochMs(pub i64);
+
+/// Whole microseconds, rounded up.
+#[must_use]
+pub fn micros_up(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos().div_ceil(1_000)).unwrap_or(u64::MAX)
+}
+
+/// Whole milliseconds, rounded up.
+#[must_use]
+pub fn millis_up(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+/// Parses `250ms`, `1s`, `5m`, `1h`, `1d`: the duration half of the limit grammar.
+///
+/// # Errors
+/// Says what is wrong with the text and how it should look.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let number: u64 =
+        number.parse().map_err(|_| format!("`{text}` is not a duration: write 250ms, 1s, 5m, 1h or 1d"))?;
+    let unit_ms: u64 = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        _ => return Err(format!("`{unit}` is not a unit of time: use ms, s, m, h or d")),
+    };
+    number.checked_mul(unit_ms).map(Duration::from_millis).ok_or_else(|| format!("`{text}` is too long"))
+}
+
+/// The shortest exact form that [`parse_duration`] reads back: `1500ms`, `1s`, `5m`.
+#[must_use]
+pub fn format_duration(duration: Duration) -> String {
+    let ms = millis_up(duration);
+    for (unit_ms, unit) in [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s")] {
+        if ms >= unit_ms && ms.is_multiple_of(unit_ms) {
+            return format!("{}{unit}", ms / unit_ms);
+        }
+    }
+    format!("{ms}ms")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_up_never_down() {
+        assert_eq!(micros_up(Duration::from_nanos(1)), 1);
+        assert_eq!(micros_up(Duration::from_nanos(1_000)), 1);
+        assert_eq!(millis_up(Duration::from_micros(1_001)), 2);
+        assert_eq!(Micros(10).since(Micros(20)), Duration::ZERO);
+    }
+
+    #[test]
+    fn durations_read_back_as_written() {
+        for text in ["250ms", "1s", "90s", "5m", "1h", "1d", "1500ms"] {
+            let duration = parse_duration(text).unwrap();
+            assert_eq!(parse_duration(&format_duration(duration)).unwrap(), duration, "{text}");
+        }
+        assert_eq!(format_duration(Duration::from_secs(60)), "1m");
+        for bad in ["", "s", "1", "1 s", "-1s", "1.5s", "99999999999999999999d", "1w"] {
+            assert!(parse_duration(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! The face of the ledger: what became of every payment, who holds it now, and the limits that operators set.
+//!
+//! Refuses to decide: `domain::disposition` does, this writes it down. Times are the database's own. Every write on a
+//! job in hand names its [`Hold`]; a hold whose fence has been passed on writes nothing and is told so.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::domain::job::{ContentHash, Invalid, Job, JobId};
+use crate::domain::outcome::FinalState;
+use crate::domain::provider::ProviderName;
+use crate::provider::FrozenRequest;
+
+pub mod postgres;
+pub mod provider_row;
+pub mod settings;
+pub mod sql;
+pub mod sqlite;
+
+#[derive(Debug, thiserror::Error)]
+pub enum LedgerError {
+    /// The database cannot be reached, or did not answer in time. Whether a write happened is unknown.
+    #[error("database away: {0}")]
+    Away(String),
+    #[error("the database is not at this program's schema: run `sluicegate migrate`")]
+    NotMigrated,
+    /// A statement failed for a reason that trying again will not mend.
+    #[error("database refuses: {0}")]
+    Refused(String),
+    /// A row holds what it never should.
+    #[error("unreadable row: {0}")]
+    Corrupt(String),
+}
+
+/// The right to write on one job: granted by a claim, void once the fence has moved on.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Hold {
+    pub id: JobId,
+    pub fence: i64,
+}
+
+/// Whether a write on a hold counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Written {
+    Kept,
+    /// Somebody else holds the job now: stop, send nothing, do not acknowledge.
+    Lost,
+}
+
+/// A job in hand, with what the ledger knows of its past.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Claimed {
+    pub hold: Hold,
+    pub attempts: u32,
+    /// An earlier attempt may have charged (state was `sending` or `unknown`).
+    pub unknown: bool,
+    /// Time until the job may be worked on (a wait not yet over, `not_before`); zero when it is due.
+    pub wait: Duration,
+    /// Since the ledger first recorded the job.
+    pub age: Duration,
+    /// `expires_at` has passed by the database's clock.
+    pub expired: bool,
+    /// What the first attempt froze, and how long ago it was begun.
+    pub frozen: Option<(FrozenRequest, Duration)>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Claim {
+    Claimed(Box<Claimed>),
+    /// Final already: acknowledge, nothing else.
+    Settled,
+    /// Another worker holds it, for at most this long unless it renews.
+    InHand {
+        lease_left: Duration,
+    },
+    /// Same id with other content, or an idempotency key that another payment of this provider uses.
+    Conflict(Invalid),
+}
+
+/// Result of beginning an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Begun {
+    /// Committed as `sending`; attempts are numbered from 1 per job.
+    Attempt(u32),
+    Lost,
+}
+
+/// What one attempt came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttemptEnd {
+    pub number: u32,
+    /// Stable word for the `outcome` column: accepted, declined, throttled, …
+    pub outcome: &'static str,
+    pub status: Option<u16>,
+    pub detail: String,
+    pub counts: bool,
+}
+
+/// Where the job stands after a write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum JobState {
+    /// Due again after the wait; the hold is given up.
+    Waiting {
+        wait: Duration,
+        reason: String,
+    },
+    /// The same, with an outcome that nobody knows.
+    Unknown {
+        wait: Duration,
+        reason: String,
+    },
+    Final {
+        state: FinalState,
+        reason: String,
+        reference: Option<String>,
+    },
+}
+
+/// An event of the outbox, to be published at least once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutcomeEvent {
+    pub sequence: i64,
+    pub id: String,
+    pub provider: ProviderName,
+    pub state: FinalState,
+    pub provider_reference: Option<String>,
+    pub reason: Option<String>,
+    pub attempts: u32,
+    /// Milliseconds since the Unix epoch, the database's clock.
+    pub at_ms: i64,
+}
+
+/// A message that never became a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RejectedMessage {
+    pub lane: ProviderName,
+    pub job_id: Option<String>,
+    pub reason: &'static str,
+    pub detail: String,
+    pub body_sha256: [u8; 32],
+    pub body_bytes: usize,
+}
+
+/// Numbers for status: jobs of one provider in one state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateCount {
+    pub provider: String,
+    pub state: String,
+    pub jobs: i64,
+}
+
+#[async_trait]
+pub trait Ledger: Send + Sync {
+    /// Records the job if it is new, and claims it for `owner` if nobody else holds it.
+    async fn claim(&self, job: &Job, hash: ContentHash, owner: &str, lease: Duration) -> Result<Claim, LedgerError>;
+
+    /// Prolongs the leases of jobs in hand; returns those that are lost.
+    async fn renew(&self, holds: &[Hold], lease: Duration) -> Result<Vec<Hold>, LedgerError>;
+
+    /// Commits `sending` with the request, before the first byte leaves. A later attempt must bring the frozen request
+    /// of the first.
+    async fn begin_attempt(&self, hold: &Hold, request: &FrozenRequest) -> Result<Begun, LedgerError>;
+
+    /// Commits what an attempt came to and where the job stands now, with its outcome event if that is final.
+    async fn finish_attempt(&self, hold: &Hold, end: &AttemptEnd, next: &JobState) -> Result<Written, LedgerError>;
+
+    /// Commits where a job stands without an attempt: parked, expired, handed to a person.
+    async fn put_down(&self, hold: &Hold, next: &JobState) -> Result<Written, LedgerError>;
+
+    /// Gives the hold up and leaves the job as it is, due at once.
+    async fn release(&self, hold: &Hold) -> Result<Written, LedgerError>;
+
+    async fn reject(&self, message: &RejectedMessage) -> Result<(), LedgerError>;
+
+    /// Oldest unpublished events.
+    async fn unpublished_outcomes(&self, at_most: u32) -> Result<Vec<OutcomeEvent>, LedgerError>;
+
+    async fn outcomes_published(&self, sequences: &[i64]) -> Result<(), LedgerError>;
+
+    /// Age of the youngest thing that may still count at this quota's provider: an attempt's begin or its end,
+    /// whichever is later; zero while one is `sending`. `None`: no attempt younger than `within`.
+    async fn youngest_attempt_age(
+        &self,
+        quota: &ProviderName,
+        within: Duration,
+    ) -> Result<Option<Duration>, LedgerError>;
+
+    async fn state_counts(&self) -> Result<Vec<StateCount>, LedgerError>;
+
+    /// Whether the database answers now.
+    async fn ping(&self) -> Result<(), LedgerError>;
+}

@@ -1,0 +1,57 @@
+//! The face of the limits that operators set: provider rows, their limits and account rules, as written and as meant.
+//!
+//! Refuses to guess: a row that cannot be meant is a [`BadRow`] that names each column and the mend, and stops only its
+//! own provider.
+
+use async_trait::async_trait;
+
+use super::LedgerError;
+use super::provider_row::ProviderRow;
+use crate::domain::limit::Rate;
+use crate::domain::provider::{Provider, ProviderName};
+
+/// A provider whose rows cannot be meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadRow {
+    pub provider: String,
+    /// One line per problem: column, what is wrong, the mend.
+    pub problems: Vec<String>,
+}
+
+/// All providers at one settings version.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Snapshot {
+    /// From one sequence that triggers bump on every change of any settings table.
+    pub version: i64,
+    pub providers: Vec<Result<Provider, BadRow>>,
+}
+
+/// One difference that an apply makes, in words for the terminal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    pub provider: String,
+    /// `created`, `changed max_wait_ms 5000 → 8000`, `limit per-second added 100/1s`, …
+    pub what: String,
+}
+
+#[async_trait]
+pub trait Settings: Send + Sync {
+    /// The current settings version; cheap, for polling.
+    async fn version(&self) -> Result<i64, LedgerError>;
+
+    async fn load(&self) -> Result<Snapshot, LedgerError>;
+
+    /// Rows as written, for `list`, `show` and diffs; one provider, or all.
+    async fn rows(&self, provider: Option<&ProviderName>) -> Result<Vec<ProviderRow>, LedgerError>;
+
+    /// Makes the database say what the rows say, in one transaction: inserts, updates, and deletes limits and account
+    /// rules that the row no longer lists. Providers that are not named stay. Returns what changed (or would, in a dry
+    /// run).
+    async fn apply(&self, rows: &[ProviderRow], dry_run: bool) -> Result<Vec<Change>, LedgerError>;
+
+    /// Changes a limit's rate, keeping everything else. `None` when the limit does not exist.
+    async fn set_rate(&self, provider: &ProviderName, limit: &str, rate: Rate) -> Result<Option<Rate>, LedgerError>;
+
+    /// Returns whether the provider exists.
+    async fn set_paused(&self, provider: &ProviderName, paused: bool) -> Result<bool, LedgerError>;
+}

@@ -1,0 +1,1 @@
+//! The ledger in SQL, once for both databases.

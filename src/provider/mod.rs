@@ -1,0 +1,71 @@
+//! The face of a payment provider: freeze a request once, send exactly that request, say what the answer means.
+//!
+//! Refuses permits, retries and bookkeeping: one call of [`PaymentProvider::send`] is at most one request on the wire.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::domain::job::Job;
+use crate::domain::outcome::Outcome;
+
+pub mod http;
+pub mod simulated;
+
+/// What the first attempt fixes for ever: every later attempt sends these bytes to this address under this key.
+///
+/// Holds no secret: header values are resolved when sending, and only their fingerprint is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FrozenRequest {
+    pub method: String,
+    pub url: String,
+    pub idempotency_key: String,
+    pub content_type: String,
+    pub body: Vec<u8>,
+    /// For `${job:account}` in header values.
+    pub account: Option<String>,
+    /// First 16 hex digits of SHA-256 over the resolved header values; differs when a credential changed.
+    pub credential_fingerprint: String,
+}
+
+/// The end of one request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    pub outcome: Outcome,
+    /// HTTP status, when there was one.
+    pub status: Option<u16>,
+    /// From the last byte read to the return of this value; zero when nothing was read.
+    pub answer_age: Duration,
+}
+
+/// Why a request could not be built. The text names the header or field and the mend, never a secret.
+#[derive(Debug, thiserror::Error)]
+pub enum FreezeError {
+    #[error("header `{header}`: {problem}")]
+    Header { header: String, problem: String },
+    #[error("request template: {0}")]
+    Template(String),
+    #[error("url `{url}` is refused: {problem}")]
+    Url { url: String, problem: String },
+}
+
+/// One provider row, ready to be called. Built anew when the row changes.
+#[async_trait]
+pub trait PaymentProvider: Send + Sync {
+    /// Builds the request that this job's first attempt would send.
+    ///
+    /// # Errors
+    /// [`FreezeError`]: the row or the environment is wrong, not the job.
+    fn freeze(&self, job: &Job) -> Result<FrozenRequest, FreezeError>;
+
+    /// Fingerprint of the credentials that a request would carry now.
+    ///
+    /// # Errors
+    /// [`FreezeError::Header`] when a reference cannot be resolved.
+    fn credential_fingerprint(&self, account: Option<&str>) -> Result<String, FreezeError>;
+
+    /// Sends exactly one request and reads its answer, within the row's total timeout.
+    ///
+    /// Never fails: whatever goes wrong is an [`Outcome`].
+    async fn send(&self, request: &FrozenRequest) -> Answer;
+}

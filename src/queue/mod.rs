@@ -1,0 +1,160 @@
+//! The face of the broker: one lane per provider in, confirmed messages out.
+//!
+//! Refuses to know what a job is allowed to do: it moves bytes. [`message`] alone knows how a job is written.
+//! Every publish returns only once the broker has taken responsibility, and an acknowledgement consumes its receipt, so
+//! a second one cannot be written.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use crate::domain::job::InvalidReason;
+use crate::domain::provider::ProviderName;
+
+pub mod embedded;
+pub mod message;
+pub mod rabbitmq;
+
+/// Lengths of the delay queues: a parked job goes to the longest step that fits, again if time remains.
+pub const DELAY_STEPS: [Duration; 10] = [
+    Duration::from_millis(250),
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+    Duration::from_secs(5),
+    Duration::from_secs(15),
+    Duration::from_secs(60),
+    Duration::from_secs(300),
+    Duration::from_secs(900),
+    Duration::from_secs(1_800),
+];
+
+/// The longest step not longer than `wait`; `None` when the wait is below the shortest step and is slept in hand.
+#[must_use]
+pub fn delay_step(wait: Duration) -> Option<Duration> {
+    DELAY_STEPS.into_iter().rev().find(|step| *step <= wait)
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum QueueError {
+    /// The broker cannot be reached or the connection ended. Work resumes when the supervisor has rebuilt it.
+    #[error("broker away: {0}")]
+    Away(String),
+    /// The broker took the message but no queue did: the topology is incomplete.
+    #[error("no queue takes messages for `{0}`: run `sluicegate provider apply` or restart `run`")]
+    Unroutable(String),
+    /// The broker refused the message (nack) or did not confirm in time; it is not published as far as we know.
+    #[error("publish not confirmed: {0}")]
+    NotConfirmed(String),
+    /// Something that trying again will not mend (a declaration that differs, missing permission).
+    #[error("broker refuses: {0}")]
+    Refused(String),
+}
+
+/// Where a message goes. Names of exchanges and queues are the implementation's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Destination {
+    Lane(ProviderName),
+    /// Back to the lane after `step`, one of [`DELAY_STEPS`].
+    Delay {
+        provider: ProviderName,
+        step: Duration,
+    },
+    Invalid {
+        reason: InvalidReason,
+        detail: String,
+    },
+    /// An outcome event, routing key `<provider>.<state>`.
+    Outcomes {
+        provider: ProviderName,
+        state: &'static str,
+    },
+}
+
+/// The parts of a message's properties that we keep when we pass it on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Properties {
+    pub message_id: Option<String>,
+    pub content_type: Option<String>,
+    /// String-valued headers only; the broker's own (`x-death`, `x-delivery-count`, …) are left behind.
+    pub headers: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outgoing {
+    pub destination: Destination,
+    pub body: Bytes,
+    pub properties: Properties,
+}
+
+/// One message in hand.
+pub struct Delivery {
+    pub body: Bytes,
+    pub properties: Properties,
+    /// A hint for logs and metrics, never for decisions.
+    pub redelivered: bool,
+    pub receipt: Box<dyn Receipt>,
+}
+
+/// The right to finish one delivery, once.
+#[async_trait]
+pub trait Receipt: Send + Sync {
+    /// The message is done with. An error means that it will be delivered again, which the ledger absorbs.
+    async fn ack(self: Box<Self>) -> Result<(), QueueError>;
+
+    /// Gives the message back to the lane, for another worker to take at once. Dropping a receipt keeps the message
+    /// unacknowledged until the lane closes.
+    async fn hand_back(self: Box<Self>) -> Result<(), QueueError>;
+}
+
+/// One open lane. The broker never has more than `places` unacknowledged messages out to it.
+#[async_trait]
+pub trait Lane: Send {
+    /// The next message; waits for one. After [`Lane::stop`] it returns what had already arrived, then `Ok(None)`.
+    ///
+    /// # Errors
+    /// The lane is gone with its connection; open another. Its receipts can no longer acknowledge.
+    async fn next(&mut self) -> Result<Option<Delivery>, QueueError>;
+
+    /// Takes no more messages from the broker; receipts in hand stay good.
+    async fn stop(&mut self) -> Result<(), QueueError>;
+
+    /// Takes messages again after [`Lane::stop`].
+    async fn resume(&mut self) -> Result<(), QueueError>;
+}
+
+#[async_trait]
+pub trait Queue: Send + Sync {
+    /// Declares everything that these providers' messages may pass. Idempotent; nothing is ever deleted.
+    async fn declare(&self, providers: &[ProviderName]) -> Result<(), QueueError>;
+
+    /// Opens a lane with room for `places` unacknowledged messages.
+    async fn open_lane(&self, provider: &ProviderName, places: u16) -> Result<Box<dyn Lane>, QueueError>;
+
+    /// Publishes persistently and mandatorily; returns once the broker has confirmed.
+    async fn publish(&self, message: Outgoing) -> Result<(), QueueError>;
+
+    /// Messages ready in a lane, for status; `None` when nobody can say.
+    async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError>;
+
+    /// Whether the broker answers now.
+    async fn ping(&self) -> Result<(), QueueError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_takes_the_longest_step_that_fits() {
+        let ms = Duration::from_millis;
+        for (wait, step) in
+            [(249, None), (250, Some(250)), (999, Some(500)), (1_000, Some(1_000)), (59_999, Some(15_000))]
+        {
+            assert_eq!(delay_step(ms(wait)), step.map(ms), "{wait} ms");
+        }
+        assert_eq!(delay_step(Duration::from_secs(86_400)), Some(Duration::from_secs(1_800)));
+    }
+}

@@ -1,0 +1,4 @@
+//! One conformance suite per face, run on every implementation.
+
+#[path = "../support/mod.rs"]
+mod support;
