@@ -1,1 +1,79 @@
-//! The leaky bucket.
+//! When the next job may leave the bucket: a queue with a steady outflow, as a function of the time.
+//!
+//! Refuses to hold jobs, to sleep and to burst: time that passes while the bucket is empty earns nothing, apart from
+//! one step's worth that makes up for late timers.
+
+use std::time::Duration;
+
+/// Outflow of one process.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LeakyBucket {
+    interval: Duration,
+    next: Duration,
+}
+
+/// Shortest interval that is shaped: above 10,000 jobs per second timers are too coarse to matter.
+const INTERVAL_MIN: Duration = Duration::from_micros(100);
+
+impl LeakyBucket {
+    /// A rate that is not positive closes the outflow.
+    #[must_use]
+    pub fn new(jobs_per_second: f64) -> Self {
+        Self { interval: interval(jobs_per_second), next: Duration::ZERO }
+    }
+
+    /// A changed rate counts from the next job on.
+    pub fn set_rate(&mut self, jobs_per_second: f64) {
+        self.interval = interval(jobs_per_second);
+    }
+
+    /// Asks for one job to leave at `now` (on any monotonic clock): zero and counted, or how long until it may.
+    pub fn leak(&mut self, now: Duration) -> Duration {
+        if self.next > now {
+            return self.next - now;
+        }
+        let latest_start = now.saturating_sub(self.interval);
+        self.next = self.next.max(latest_start) + self.interval;
+        Duration::ZERO
+    }
+}
+
+fn interval(jobs_per_second: f64) -> Duration {
+    if jobs_per_second <= 0.0 || !jobs_per_second.is_finite() {
+        return Duration::from_secs(3_600);
+    }
+    Duration::try_from_secs_f64(1.0 / jobs_per_second).unwrap_or(Duration::from_secs(3_600)).max(INTERVAL_MIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_outflow_is_steady_and_saves_nothing_up() {
+        let mut bucket = LeakyBucket::new(100.0);
+        let ms = Duration::from_millis;
+        assert_eq!(bucket.leak(ms(1_000)), Duration::ZERO);
+        let mut left = 0;
+        let mut now = ms(1_000);
+        while now < ms(2_000) {
+            let wait = bucket.leak(now);
+            left += u32::from(wait.is_zero());
+            now += wait.max(Duration::from_micros(1));
+        }
+        assert!((100..=102).contains(&left), "{left} jobs in a second at 100/s");
+        // After a long pause two may leave close together, not a backlog's worth.
+        assert_eq!(bucket.leak(ms(60_000)), Duration::ZERO);
+        assert_eq!(bucket.leak(ms(60_000)), Duration::ZERO);
+        assert_eq!(bucket.leak(ms(60_000)), ms(10));
+    }
+
+    #[test]
+    fn no_rate_is_closed_not_unlimited() {
+        for rate in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            let mut bucket = LeakyBucket::new(rate);
+            assert_eq!(bucket.leak(Duration::ZERO), Duration::ZERO);
+            assert!(bucket.leak(Duration::from_secs(60)) > Duration::from_secs(3_000), "{rate}");
+        }
+    }
+}

@@ -34,6 +34,12 @@ pub fn micros_up(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos().div_ceil(1_000)).unwrap_or(u64::MAX)
 }
 
+/// Whole microseconds, rounded down.
+#[must_use]
+pub fn micros_down(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
 /// Whole milliseconds, rounded up.
 #[must_use]
 pub fn millis_up(duration: Duration) -> u64 {

@@ -1,0 +1,146 @@
+//! One supervised connection to Redis, and the calls over it.
+//!
+//! The connection is multiplexed: all gates of the process share it. It is never repaired, only replaced, and its
+//! replacement asks for the server's run id before anything else.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use redis::aio::MultiplexedConnection;
+use redis::{Client, ErrorKind, RedisError, Script, ServerErrorKind};
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+
+use super::script::{SLIDING_LOG, SLIDING_LOG_PEEK, invocation, parse_reply};
+use crate::domain::decision::{Call, QuotaSpec, Reply};
+use crate::limiter::{LimitUse, Limiter, LimiterError, uses};
+
+/// Longest wait for one answer. Far above a round trip, far below the send budget that it eats into.
+const ANSWER_TIME_MAX: Duration = Duration::from_millis(400);
+/// Longest wait for a new connection with its handshake.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(2);
+
+pub struct RedisLimiter {
+    client: Client,
+    prefix: String,
+    script: Script,
+    peek: Script,
+    link: Mutex<Option<Link>>,
+}
+
+/// A connection and the server that it leads to.
+#[derive(Clone)]
+struct Link {
+    connection: MultiplexedConnection,
+    run_id: String,
+}
+
+impl RedisLimiter {
+    /// Prepares a limiter; connects on first use.
+    ///
+    /// # Errors
+    /// When the URL is not one of Redis.
+    pub fn new(url: &str, prefix: &str) -> Result<Self, LimiterError> {
+        // The error of a bad URL may quote it, password and all.
+        let client =
+            Client::open(url).map_err(|_| LimiterError::Refused("limiter.url is not a Redis URL".to_owned()))?;
+        Ok(Self {
+            client,
+            prefix: prefix.to_owned(),
+            script: Script::new(SLIDING_LOG),
+            peek: Script::new(SLIDING_LOG_PEEK),
+            link: Mutex::new(None),
+        })
+    }
+
+    async fn link(&self) -> Result<Link, LimiterError> {
+        let mut link = self.link.lock().await;
+        if let Some(link) = link.as_ref() {
+            return Ok(link.clone());
+        }
+        let fresh = timeout(CONNECT_TIME_MAX, self.connect())
+            .await
+            .map_err(|_| LimiterError::Away("no connection in time".to_owned()))??;
+        Ok(link.insert(fresh).clone())
+    }
+
+    async fn connect(&self) -> Result<Link, LimiterError> {
+        // Our own time limits hold; the library's would only blur which one fired.
+        let config = redis::AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
+        let mut connection =
+            self.client.get_multiplexed_async_connection_with_config(&config).await.map_err(|e| fault(&e))?;
+        let info: String =
+            redis::cmd("INFO").arg("server").query_async(&mut connection).await.map_err(|e| fault(&e))?;
+        let run_id = info
+            .lines()
+            .find_map(|line| line.strip_prefix("run_id:"))
+            .ok_or_else(|| LimiterError::Refused("INFO server names no run_id".to_owned()))?;
+        Ok(Link { connection, run_id: run_id.trim().to_owned() })
+    }
+
+    /// Runs one command with a time limit. Any fault but a refusal of the script itself ends the connection.
+    async fn ask<T>(
+        &self,
+        run_id: Option<&str>,
+        command: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
+    ) -> Result<T, LimiterError> {
+        let mut link = self.link().await?;
+        if run_id.is_some_and(|run_id| run_id != link.run_id) {
+            return Err(LimiterError::Away("the store's process has changed".to_owned()));
+        }
+        let answer = timeout(ANSWER_TIME_MAX, command(&mut link.connection)).await;
+        let error = match answer {
+            Ok(Ok(value)) => return Ok(value),
+            Ok(Err(error)) => fault(&error),
+            Err(_) => LimiterError::Away("no answer in time".to_owned()),
+        };
+        if matches!(error, LimiterError::Away(_)) {
+            self.link.lock().await.take_if(|current| current.run_id == link.run_id);
+        }
+        Err(error)
+    }
+}
+
+#[async_trait]
+impl Limiter for RedisLimiter {
+    async fn run_id(&self) -> Result<String, LimiterError> {
+        Ok(self.link().await?.run_id)
+    }
+
+    async fn call(&self, spec: &QuotaSpec, call: &Call) -> Result<Reply, LimiterError> {
+        let invocation = invocation(&self.script, &self.prefix, spec, call);
+        let numbers: Vec<i64> =
+            self.ask(Some(&call.run_id), async |connection| invocation.invoke_async(connection).await).await?;
+        parse_reply(&numbers, spec.limits.len())
+            .map_err(|problem| LimiterError::Refused(format!("unreadable reply: {problem}")))
+    }
+
+    async fn peek(&self, spec: &QuotaSpec) -> Result<Vec<LimitUse>, LimiterError> {
+        let mut invocation = self.peek.prepare_invoke();
+        super::keys::call_keys(&self.prefix, spec).into_iter().for_each(|key| {
+            invocation.key(key);
+        });
+        spec.limits.iter().for_each(|limit| {
+            invocation.arg(limit.padded_window_us());
+        });
+        let used: Vec<u64> = self.ask(None, async |connection| invocation.invoke_async(connection).await).await?;
+        Ok(uses(spec, &used))
+    }
+
+    async fn ping(&self) -> Result<(), LimiterError> {
+        self.ask(None, async |connection| redis::cmd("PING").query_async::<()>(connection).await).await
+    }
+}
+
+/// Server states that pass or that another connection may not meet count as away; the rest will not mend by itself.
+fn fault(error: &RedisError) -> LimiterError {
+    let refused = match error.kind() {
+        ErrorKind::Server(kind) => {
+            matches!(kind, ServerErrorKind::ResponseError | ServerErrorKind::NoPerm | ServerErrorKind::CrossSlot)
+        }
+        ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig | ErrorKind::UnexpectedReturnType => true,
+        _ => false,
+    };
+    let text = error.to_string();
+    if refused { LimiterError::Refused(text) } else { LimiterError::Away(text) }
+}
