@@ -39,6 +39,8 @@ pub struct QuotaSpec {
     pub grant_jitter: Option<Duration>,
     /// Longest time from start to the last instant at which the provider may count the request.
     pub hold_max: Duration,
+    /// How long after its start a permit may still be used.
+    pub send_budget: Duration,
 }
 
 impl QuotaSpec {

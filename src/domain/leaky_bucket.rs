@@ -27,14 +27,16 @@ impl LeakyBucket {
         self.interval = interval(jobs_per_second);
     }
 
-    /// Asks for one job to leave at `now` (on any monotonic clock): zero and counted, or how long until it may.
-    pub fn leak(&mut self, now: Duration) -> Duration {
-        if self.next > now {
-            return self.next - now;
-        }
+    /// How long until the next job may leave, at `now` on any monotonic clock.
+    #[must_use]
+    pub fn wait(&self, now: Duration) -> Duration {
+        self.next.saturating_sub(now)
+    }
+
+    /// Counts one job that leaves at `now`.
+    pub fn leak(&mut self, now: Duration) {
         let latest_start = now.saturating_sub(self.interval);
         self.next = self.next.max(latest_start) + self.interval;
-        Duration::ZERO
     }
 }
 
@@ -49,31 +51,40 @@ fn interval(jobs_per_second: f64) -> Duration {
 mod tests {
     use super::*;
 
+    /// Lets one job out at `now` if it may leave, else says how long it must wait.
+    fn try_leak(bucket: &mut LeakyBucket, now: Duration) -> Duration {
+        let wait = bucket.wait(now);
+        if wait.is_zero() {
+            bucket.leak(now);
+        }
+        wait
+    }
+
     #[test]
     fn the_outflow_is_steady_and_saves_nothing_up() {
         let mut bucket = LeakyBucket::new(100.0);
         let ms = Duration::from_millis;
-        assert_eq!(bucket.leak(ms(1_000)), Duration::ZERO);
+        assert_eq!(try_leak(&mut bucket, ms(1_000)), Duration::ZERO);
         let mut left = 0;
         let mut now = ms(1_000);
         while now < ms(2_000) {
-            let wait = bucket.leak(now);
+            let wait = try_leak(&mut bucket, now);
             left += u32::from(wait.is_zero());
             now += wait.max(Duration::from_micros(1));
         }
         assert!((100..=102).contains(&left), "{left} jobs in a second at 100/s");
         // After a long pause two may leave close together, not a backlog's worth.
-        assert_eq!(bucket.leak(ms(60_000)), Duration::ZERO);
-        assert_eq!(bucket.leak(ms(60_000)), Duration::ZERO);
-        assert_eq!(bucket.leak(ms(60_000)), ms(10));
+        assert_eq!(try_leak(&mut bucket, ms(60_000)), Duration::ZERO);
+        assert_eq!(try_leak(&mut bucket, ms(60_000)), Duration::ZERO);
+        assert_eq!(try_leak(&mut bucket, ms(60_000)), ms(10));
     }
 
     #[test]
     fn no_rate_is_closed_not_unlimited() {
         for rate in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             let mut bucket = LeakyBucket::new(rate);
-            assert_eq!(bucket.leak(Duration::ZERO), Duration::ZERO);
-            assert!(bucket.leak(Duration::from_secs(60)) > Duration::from_secs(3_000), "{rate}");
+            assert!(try_leak(&mut bucket, Duration::ZERO).is_zero());
+            assert!(try_leak(&mut bucket, Duration::from_secs(60)) > Duration::from_secs(3_000), "{rate}");
         }
     }
 }

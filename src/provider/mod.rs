@@ -2,12 +2,14 @@
 //!
 //! Refuses permits, retries and bookkeeping: one call of [`PaymentProvider::send`] is at most one request on the wire.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 
 use crate::domain::job::Job;
 use crate::domain::outcome::Outcome;
+use crate::domain::provider::Provider;
 
 pub mod http;
 pub mod simulated;
@@ -68,4 +70,11 @@ pub trait PaymentProvider: Send + Sync {
     ///
     /// Never fails: whatever goes wrong is an [`Outcome`].
     async fn send(&self, request: &FrozenRequest) -> Answer;
+}
+
+/// Makes provider rows callable.
+pub trait ProviderFactory: Send + Sync {
+    /// # Errors
+    /// [`FreezeError`]: the row names an address or header that cannot be used.
+    fn build(&self, provider: &Provider) -> Result<Arc<dyn PaymentProvider>, FreezeError>;
 }

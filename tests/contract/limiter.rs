@@ -64,6 +64,7 @@ fn spec(quota: &str, version: i64, limits: &[(u8, u32, u64)], jitter: bool) -> Q
         limits,
         grant_jitter: jitter.then_some(Duration::from_millis(30)),
         hold_max: Duration::from_millis(500),
+        send_budget: Duration::from_millis(100),
     }
 }
 

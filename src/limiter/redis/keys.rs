@@ -29,6 +29,7 @@ mod tests {
             limits: vec![limit("per-minute"), limit("per-second")],
             grant_jitter: None,
             hold_max: Duration::ZERO,
+            send_budget: Duration::ZERO,
         };
         let expected = [
             "sluicegate:{stripe}:meta",

@@ -1,0 +1,110 @@
+//! A permit's life: granted, then either begun and answered, or given back.
+//!
+//! Refuses a late start: between the end of its send budget and its lease's deadline a permit is worth nothing. A permit
+//! that is dropped before it began goes back to the limiter; one that is dropped while in flight stays taken until its
+//! deadline, because nobody knows what the provider saw.
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::Message;
+
+/// One granted start.
+#[derive(Debug)]
+pub struct Permit {
+    /// Not before.
+    pub start_at: Instant,
+    /// Not after.
+    pub use_before: Instant,
+    slots: Option<Slots>,
+}
+
+/// The permit's time has passed; its slots have gone back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Late;
+
+/// Slots taken by one permit, with what is needed to settle them.
+#[derive(Debug)]
+pub(super) struct Slots {
+    pub call: u64,
+    pub cost: u32,
+    /// Per limit name, the instant to restore.
+    pub origins: Vec<(String, u64)>,
+    pub gate: mpsc::WeakUnboundedSender<Message>,
+}
+
+/// A permit whose request may be on the wire.
+#[derive(Debug)]
+#[must_use = "an answer that is not reported keeps its slot until the deadline"]
+pub struct InFlight {
+    slots: Slots,
+}
+
+#[derive(Debug)]
+pub(super) struct Settled {
+    pub call: u64,
+    pub cost: u32,
+    pub fate: SettledFate,
+}
+
+#[derive(Debug)]
+pub(super) enum SettledFate {
+    Answered { at: Instant },
+    NotSent { origins: Vec<(String, u64)> },
+}
+
+impl Permit {
+    pub(super) fn new(start_at: Instant, use_before: Instant, slots: Slots) -> Self {
+        Self { start_at, use_before, slots: Some(slots) }
+    }
+
+    /// Begins the one request that this permit is for.
+    ///
+    /// # Errors
+    /// [`Late`] outside of the permit's time; the slots go back.
+    pub fn begin(mut self) -> Result<InFlight, Late> {
+        let now = Instant::now();
+        if now < self.start_at || now > self.use_before {
+            return Err(Late);
+        }
+        self.slots.take().map(|slots| InFlight { slots }).ok_or(Late)
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        if let Some(slots) = self.slots.take() {
+            slots.not_sent();
+        }
+    }
+}
+
+impl InFlight {
+    /// The answer was read at this instant: its slots are free a window later.
+    pub fn answered(self, at: Instant) {
+        let Slots { call, cost, gate, .. } = self.slots;
+        tell(&gate, Settled { call, cost, fate: SettledFate::Answered { at } });
+    }
+
+    /// Surely no byte left: the slots are as they were.
+    pub fn not_sent(self) {
+        self.slots.not_sent();
+    }
+
+    /// Nobody knows what the provider saw: the slots stay taken until the deadline.
+    pub fn unknown(self) {}
+}
+
+impl Slots {
+    fn not_sent(self) {
+        let fate = SettledFate::NotSent { origins: self.origins };
+        tell(&self.gate, Settled { call: self.call, cost: self.cost, fate });
+    }
+}
+
+/// A gate that is gone settles nothing: its leases run out.
+fn tell(gate: &mpsc::WeakUnboundedSender<Message>, settled: Settled) {
+    if let Some(gate) = gate.upgrade() {
+        let _ = gate.send(Message::Settled(settled));
+    }
+}

@@ -1,0 +1,195 @@
+//! A running worker: lanes as the provider rows say, from the first settings to the last acknowledgement.
+//!
+//! Refuses to leave jobs behind silently: the drain stops intake, finishes or hands back within its time, and its report
+//! says what was left.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::in_hand::InHand;
+use super::lane::{self, LaneParts, LaneSettings, Pauses};
+use super::patience::{GivenUp, until_back};
+use super::pool::Pool;
+use super::quotas::Quotas;
+use super::settings_watch::{self, Known};
+use super::{Engines, Worker, WorkerOptions, outbox};
+use crate::domain::provider::{Provider, ProviderName};
+use crate::ledger::LedgerError;
+
+/// What a worker says of itself to health checks and status.
+#[derive(Clone, Debug, Default)]
+pub struct Progress {
+    /// Settings are loaded and the topology is declared.
+    pub ready: bool,
+    pub draining: bool,
+    pub known: Arc<Known>,
+}
+
+/// What the drain left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DrainReport {
+    /// Jobs still in hand when the time was over; the broker and the leases give them back.
+    pub left_in_hand: usize,
+    /// Requests whose outcome is not written down.
+    pub abandoned_on_wire: usize,
+}
+
+struct RunningLane {
+    settings: watch::Sender<Arc<LaneSettings>>,
+    pool: Pool,
+    parts: Arc<LaneParts>,
+    stop: CancellationToken,
+}
+
+/// Runs until `stop` fires and the drain is over.
+///
+/// # Errors
+/// When the database refuses in a way that waiting will not mend.
+pub async fn run(
+    engines: Engines,
+    options: WorkerOptions,
+    stop: CancellationToken,
+    progress: watch::Sender<Progress>,
+) -> Result<DrainReport, LedgerError> {
+    let worker = Worker {
+        engines,
+        options: Arc::new(options),
+        in_hand: Arc::new(InHand::default()),
+        outbox: Arc::default(),
+        stop,
+        abandon: CancellationToken::new(),
+        jobs: TaskTracker::new(),
+    };
+    let settings = Arc::clone(&worker.engines.settings);
+    let first = until_back("load settings", &worker.stop, async || {
+        settings_watch::load(settings.as_ref(), &Known::default()).await
+    });
+    let known = match first.await {
+        Ok(known) => Arc::new(known),
+        Err(GivenUp::Stopped) => return Ok(DrainReport::default()),
+        Err(GivenUp::Failed(error)) => return Err(error),
+    };
+    let services = TaskTracker::new();
+    let (known_tx, known_rx) = watch::channel(Arc::clone(&known));
+    let leases_end = CancellationToken::new();
+    services.spawn(settings_watch::follow(worker.clone(), known_tx));
+    services.spawn(outbox::run(worker.clone()));
+    services.spawn(Arc::clone(&worker.in_hand).keep(Arc::clone(&worker.engines.ledger), leases_end.clone()));
+    let quotas = Quotas::new(Arc::clone(&worker.engines.limiter), Arc::clone(&worker.engines.ledger));
+
+    lanes(&worker, &quotas, known_rx, &progress).await;
+
+    progress.send_modify(|progress| progress.draining = true);
+    let report = drain(&worker).await;
+    quotas.close().await;
+    leases_end.cancel();
+    services.close();
+    services.wait().await;
+    outbox::publish_some(&worker).await;
+    Ok(report)
+}
+
+/// Keeps one lane per enabled provider until the worker stops.
+async fn lanes(
+    worker: &Worker,
+    quotas: &Quotas,
+    mut known: watch::Receiver<Arc<Known>>,
+    progress: &watch::Sender<Progress>,
+) {
+    let mut running: HashMap<ProviderName, RunningLane> = HashMap::new();
+    while !worker.stop.is_cancelled() {
+        let now = known.borrow_and_update().clone();
+        let names: Vec<ProviderName> = now.providers.keys().cloned().collect();
+        let declared =
+            until_back("declare the topology", &worker.stop, async || worker.engines.queue.declare(&names).await);
+        if let Err(GivenUp::Failed(error)) = declared.await {
+            tracing::error!(%error, "topology not declared; lanes that exist go on");
+        } else {
+            progress.send_modify(|progress| progress.ready = true);
+        }
+        progress.send_modify(|progress| progress.known = Arc::clone(&now));
+        quotas.follow(&now);
+        running.retain(|name, lane| {
+            let wanted = now.providers.get(name).is_some_and(|row| row.enabled);
+            if !wanted {
+                tracing::info!(provider = %name, "lane ends: the provider is disabled or gone");
+                lane.stop.cancel();
+            }
+            wanted
+        });
+        for row in now.providers.values().filter(|row| row.enabled) {
+            if let Some(lane) = running.get(&row.name) {
+                follow_row(worker, lane, row);
+            } else if let Some(lane) = start_lane(worker, quotas, row) {
+                running.insert(row.name.clone(), lane);
+            }
+        }
+        tokio::select! {
+            () = worker.stop.cancelled() => {}
+            changed = known.changed() => if changed.is_err() { worker.stop.cancelled().await },
+        }
+    }
+}
+
+fn follow_row(worker: &Worker, lane: &RunningLane, row: &Arc<Provider>) {
+    if *lane.settings.borrow().provider == *row {
+        return;
+    }
+    match worker.engines.providers.build(row) {
+        Ok(client) => {
+            lane.pool.set(row.workers, row.outflow_per_second());
+            lane.settings.send_replace(Arc::new(LaneSettings { provider: Arc::clone(row), client }));
+            lane.parts.pauses.lift();
+        }
+        Err(error) => tracing::error!(provider = %row.name, %error, "row cannot be used; the last good one stays"),
+    }
+}
+
+fn start_lane(worker: &Worker, quotas: &Quotas, row: &Arc<Provider>) -> Option<RunningLane> {
+    let client = worker
+        .engines
+        .providers
+        .build(row)
+        .map_err(|error| tracing::error!(provider = %row.name, %error, "no lane: the row cannot be used"))
+        .ok()?;
+    let gate = quotas.gate(&row.quota)?;
+    let stop = worker.stop.child_token();
+    let pool_stop = CancellationToken::new();
+    let (pool, pool_task) = Pool::new(row.workers, row.outflow_per_second(), pool_stop.clone());
+    let (settings, settings_rx) = watch::channel(Arc::new(LaneSettings { provider: Arc::clone(row), client }));
+    let parts = Arc::new(LaneParts {
+        worker: worker.clone(),
+        name: row.name.clone(),
+        settings: settings_rx,
+        gate,
+        pool: pool.clone(),
+        pauses: Pauses::default(),
+        stop: stop.clone(),
+    });
+    worker.jobs.spawn(pool_task);
+    let lane = lane::run(Arc::clone(&parts));
+    worker.jobs.spawn(async move {
+        lane.await;
+        pool_stop.cancel();
+    });
+    Some(RunningLane { settings, pool, parts, stop })
+}
+
+/// Intake has stopped; waits for what is in hand, at most the drain's time, then says what was left.
+async fn drain(worker: &Worker) -> DrainReport {
+    worker.jobs.close();
+    if timeout(worker.options.drain_timeout, worker.jobs.wait()).await.is_err() {
+        let report =
+            DrainReport { left_in_hand: worker.in_hand.jobs(), abandoned_on_wire: worker.in_hand.requests_on_wire() };
+        worker.abandon.cancel();
+        tracing::warn!(?report, "drain time is over; leases and the broker give the rest back");
+        return report;
+    }
+    worker.abandon.cancel();
+    DrainReport::default()
+}

@@ -1,0 +1,157 @@
+//! From a delivery to an acknowledgement: decode, record and claim, then execute, then finish the delivery once.
+//!
+//! Refuses to lose a message: whatever happens, even a panic, ends in exactly one of acknowledged, parked and
+//! acknowledged, or handed back.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use sha2::{Digest, Sha256};
+use tokio::time::{Instant, sleep};
+
+use super::execute::{self, JobInHand};
+use super::in_hand::LEASE;
+use super::lane::LaneParts;
+use super::park::{Copy, publish_copy};
+use super::patience::until_back;
+use crate::domain::job::Invalid;
+use crate::ledger::{Claim, Claimed, JobState, RejectedMessage, Written};
+use crate::queue::message::{DecodeError, Decoded, decode};
+use crate::queue::{DELAY_STEPS, Delivery, Destination, Outgoing};
+
+/// How long a message of a newer format waits before it is looked at again: about a rolling deployment's step.
+const NEWER_VERSION_WAIT: Duration = Duration::from_secs(60);
+/// Pause before a message goes back after a fault that is its own, so that it does not come round at once.
+const FAULT_PAUSE: Duration = Duration::from_secs(1);
+
+/// How a delivery ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Everything is written down.
+    Ack,
+    /// A copy comes back after the wait; then acknowledge.
+    Park(Duration),
+    /// To the queue again, for whoever is next.
+    HandBack,
+    /// The same, after a pause: something is wrong here.
+    Fault,
+}
+
+/// Works one delivery off.
+pub async fn work_off(lane: Arc<LaneParts>, delivery: Delivery) {
+    let delivered_at = Instant::now();
+    let Delivery { body, properties, receipt, redelivered } = delivery;
+    let copy = Copy { provider: lane.name.clone(), body, properties };
+    tracing::trace!(provider = %lane.name, redelivered, "delivery");
+    let steps = AssertUnwindSafe(steps(&lane, &copy, delivered_at)).catch_unwind();
+    let end = steps.await.unwrap_or_else(|_| {
+        tracing::error!(provider = %lane.name, "a job panicked; it goes back to the queue");
+        End::Fault
+    });
+    let finished = match end {
+        End::Ack => receipt.ack().await,
+        End::Park(wait) => match publish_copy(&lane.worker, &copy, wait).await {
+            Ok(()) => receipt.ack().await,
+            Err(error) => {
+                tracing::warn!(provider = %lane.name, ?error, "not parked; the message goes back");
+                receipt.hand_back().await
+            }
+        },
+        End::HandBack => receipt.hand_back().await,
+        End::Fault => {
+            tokio::select! {
+                () = sleep(FAULT_PAUSE) => {}
+                () = lane.stop.cancelled() => {}
+            }
+            receipt.hand_back().await
+        }
+    };
+    if let Err(error) = finished {
+        tracing::debug!(%error, "delivery not finished; the broker will deliver it again and the ledger knows it");
+    }
+}
+
+async fn steps(lane: &LaneParts, copy: &Copy, delivered_at: Instant) -> End {
+    let decoded = match decode(&copy.body, &lane.name, lane.worker.options.card_numbers) {
+        Ok(decoded) => decoded,
+        Err(DecodeError::NewerVersion(version)) => {
+            tracing::error!(provider = %lane.name, version, "message of a newer format waits for a newer worker");
+            return End::Park(NEWER_VERSION_WAIT);
+        }
+        Err(DecodeError::Invalid(invalid, id)) => return reject(lane, copy, &invalid, id).await,
+    };
+    match claim(lane, &decoded).await {
+        Some(Claim::Claimed(claimed)) => begin(lane, decoded, *claimed, delivered_at).await,
+        Some(Claim::Settled) => End::Ack,
+        // Its holder, or whoever takes over, will settle it; then this copy finds it settled.
+        Some(Claim::InHand { lease_left }) => End::Park(lease_left.clamp(DELAY_STEPS[0], LEASE / 2)),
+        Some(Claim::Conflict(invalid)) => reject(lane, copy, &invalid, Some(decoded.job.id.as_str().to_owned())).await,
+        None if lane.worker.stop.is_cancelled() => End::HandBack,
+        None => End::Fault,
+    }
+}
+
+async fn claim(lane: &LaneParts, decoded: &Decoded) -> Option<Claim> {
+    let worker = &lane.worker;
+    let ledger = &worker.engines.ledger;
+    let claimed = until_back("claim a job", &lane.stop, async || {
+        ledger.claim(&decoded.job, decoded.hash, &worker.options.owner, LEASE).await
+    });
+    claimed.await.map_err(|error| tracing::warn!(job = %decoded.job.id, ?error, "not claimed")).ok()
+}
+
+/// A claimed job whose time has come is executed; one that must wait is put down for that long.
+async fn begin(lane: &LaneParts, decoded: Decoded, claimed: Claimed, delivered_at: Instant) -> End {
+    let wait = claimed.wait;
+    let job =
+        JobInHand { job: decoded.job, held: lane.worker.in_hand.hold(claimed.hold.clone()), claimed, delivered_at };
+    if wait < DELAY_STEPS[0] {
+        sleep(wait).await;
+        return execute::execute(lane, &job).await;
+    }
+    let reason = "waits for its time".to_owned();
+    let state =
+        if job.claimed.unknown { JobState::Unknown { wait, reason } } else { JobState::Waiting { wait, reason } };
+    match execute::put_down(lane, &job, &state).await {
+        Some(Written::Kept) => End::Park(wait),
+        Some(Written::Lost) => End::HandBack,
+        None => End::Fault,
+    }
+}
+
+/// What can never be a job: kept in the ledger and in `invalid`, then acknowledged.
+async fn reject(lane: &LaneParts, copy: &Copy, invalid: &Invalid, job_id: Option<String>) -> End {
+    let worker = &lane.worker;
+    let message = RejectedMessage {
+        lane: lane.name.clone(),
+        job_id,
+        reason: invalid.reason.code(),
+        detail: invalid.detail.clone(),
+        body_sha256: Sha256::digest(&copy.body).into(),
+        body_bytes: copy.body.len(),
+    };
+    let outgoing = Outgoing {
+        destination: Destination::Invalid { reason: invalid.reason, detail: invalid.detail.clone() },
+        body: copy.body.clone(),
+        properties: copy.properties.clone(),
+    };
+    tracing::warn!(provider = %lane.name, reason = invalid.reason.code(), detail = invalid.detail, "message is no job");
+    let kept = until_back("keep an invalid message", &lane.stop, async || {
+        worker.engines.queue.publish(outgoing.clone()).await
+    });
+    if let Err(error) = kept.await {
+        tracing::warn!(?error, "invalid message not kept; it goes back");
+        return End::Fault;
+    }
+    let noted =
+        until_back("note an invalid message", &lane.stop, async || worker.engines.ledger.reject(&message).await);
+    match noted.await {
+        Ok(()) => End::Ack,
+        Err(error) => {
+            tracing::warn!(?error, "invalid message not noted; it goes back");
+            End::Fault
+        }
+    }
+}

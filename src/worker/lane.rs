@@ -1,0 +1,246 @@
+//! A lane: takes jobs of one provider from the broker, no more than it has free places, and only while it is worth it.
+//!
+//! Refuses to share: every lane has its own channel, places, pool and pauses, so one that is limited, slow or broken
+//! costs the others nothing. While its provider cannot take jobs anyway, the backlog stays in the queue.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{Semaphore, watch};
+use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::pool::Pool;
+use super::{Worker, intake};
+use crate::domain::backoff::BackoffPolicy;
+use crate::domain::disposition::MISCONFIGURED_PAUSE;
+use crate::domain::provider::{Provider, ProviderName};
+use crate::limiter::gate::Gate;
+use crate::provider::PaymentProvider;
+use crate::queue::{self, QueueError};
+
+/// Fewest places of a lane: enough that the next job is at hand when its permit comes.
+const PLACES_MIN: u32 = 4;
+/// Share of `max_wait` that a full lane's jobs may have to wait, if this process were alone: others hold jobs too.
+const WAIT_SHARE: f64 = 0.2;
+/// Taking begins this long before a pause ends, so that the first job is ready when it does.
+const TAKE_AHEAD: Duration = Duration::from_millis(50);
+/// So many answers in a row that need a person say that the set-up is wrong, not the jobs.
+const REJECTED_IN_A_ROW_MAX: u32 = 5;
+const REOPEN: BackoffPolicy = BackoffPolicy { base: Duration::from_millis(100), max: Duration::from_secs(5) };
+
+/// A provider row and the client made from it.
+pub struct LaneSettings {
+    pub provider: Arc<Provider>,
+    pub client: Arc<dyn PaymentProvider>,
+}
+
+/// What every job of a lane shares.
+pub struct LaneParts {
+    pub worker: Worker,
+    pub name: ProviderName,
+    pub settings: watch::Receiver<Arc<LaneSettings>>,
+    pub gate: Gate,
+    pub pool: Pool,
+    pub pauses: Pauses,
+    /// Ends this lane alone.
+    pub stop: CancellationToken,
+}
+
+/// Why a lane rests, until when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pause {
+    pub until: Instant,
+    pub cause: String,
+}
+
+/// The two ways in which a lane rests: taking no more, and sending no more either.
+pub struct Pauses {
+    intake: watch::Sender<Option<Pause>>,
+    sending: watch::Sender<Option<Pause>>,
+    rejected_in_a_row: AtomicU32,
+}
+
+impl Default for Pauses {
+    fn default() -> Self {
+        Self {
+            intake: watch::Sender::new(None),
+            sending: watch::Sender::new(None),
+            rejected_in_a_row: AtomicU32::new(0),
+        }
+    }
+}
+
+impl Pauses {
+    /// Takes no more for this long; jobs in hand go on.
+    pub fn stop_taking(&self, wait: Duration, cause: &str) {
+        prolong(&self.intake, wait, cause);
+    }
+
+    /// Neither takes nor sends for this long; jobs in hand are parked.
+    pub fn stop_sending(&self, wait: Duration, cause: &str) {
+        prolong(&self.sending, wait, cause);
+        prolong(&self.intake, wait, cause);
+    }
+
+    /// The pause that keeps jobs from being sent now, if there is one.
+    #[must_use]
+    pub fn sending_paused(&self) -> Option<Pause> {
+        self.sending.borrow().clone().filter(|pause| pause.until > Instant::now())
+    }
+
+    #[must_use]
+    pub fn watch_sending(&self) -> watch::Receiver<Option<Pause>> {
+        self.sending.subscribe()
+    }
+
+    /// Counts an answer: several in a row that only a person can judge pause the lane.
+    pub fn count_answer(&self, rejected: bool) {
+        if !rejected {
+            self.rejected_in_a_row.store(0, Ordering::Relaxed);
+        } else if self.rejected_in_a_row.fetch_add(1, Ordering::Relaxed) + 1 >= REJECTED_IN_A_ROW_MAX {
+            self.rejected_in_a_row.store(0, Ordering::Relaxed);
+            self.stop_sending(MISCONFIGURED_PAUSE, "the provider rejected several payments in a row");
+        }
+    }
+
+    /// A changed row may have mended what the lane rests for.
+    pub fn lift(&self) {
+        self.intake.send_replace(None);
+        self.sending.send_replace(None);
+    }
+}
+
+fn prolong(pause: &watch::Sender<Option<Pause>>, wait: Duration, cause: &str) {
+    let until = Instant::now() + wait;
+    pause.send_if_modified(|current| {
+        let longer = current.as_ref().is_none_or(|current| current.until < until);
+        if longer {
+            *current = Some(Pause { until, cause: cause.to_owned() });
+        }
+        longer
+    });
+}
+
+/// Jobs that one process takes in hand: what its share of `max_wait` can start, within workers and bucket.
+#[must_use]
+pub fn places(provider: &Provider) -> u16 {
+    let startable = (provider.outflow_per_second() * provider.max_wait.as_secs_f64() * WAIT_SHARE).ceil();
+    let most = provider.workers.saturating_add(provider.bucket_capacity).min(u32::from(u16::MAX));
+    // A float beyond the range of u32 saturates, which `most` then bounds.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded above and not negative")]
+    let places = (startable as u32).clamp(PLACES_MIN.min(most), most);
+    u16::try_from(places).unwrap_or(u16::MAX)
+}
+
+/// Why serving a lane ended.
+enum Ended {
+    Stopped,
+    /// The number of places has changed: open it anew.
+    Resized,
+}
+
+/// Runs one lane until it is stopped, over as many connections as that takes.
+pub async fn run(parts: Arc<LaneParts>) {
+    let mut failed = 0;
+    while !parts.stop.is_cancelled() {
+        let places = places(&parts.settings.borrow().provider);
+        let error = match parts.worker.engines.queue.open_lane(&parts.name, places).await {
+            Ok(mut lane) => {
+                failed = 0;
+                tracing::info!(provider = %parts.name, places, "lane open");
+                match serve(&parts, lane.as_mut(), places).await {
+                    Ok(Ended::Stopped) => return,
+                    Ok(Ended::Resized) => continue,
+                    Err(error) => error,
+                }
+            }
+            Err(error) => error,
+        };
+        failed += 1;
+        tracing::warn!(provider = %parts.name, %error, failed, "lane closed, will open again");
+        tokio::select! {
+            () = sleep(REOPEN.delay(failed, rand::random())) => {}
+            () = parts.stop.cancelled() => {}
+        }
+    }
+}
+
+async fn serve(parts: &Arc<LaneParts>, lane: &mut dyn queue::Lane, places: u16) -> Result<Ended, QueueError> {
+    let free = Arc::new(Semaphore::new(usize::from(places)));
+    let jobs = TaskTracker::new();
+    let mut settings = parts.settings.clone();
+    let mut intake = parts.pauses.intake.subscribe();
+    let mut taking = true;
+    let mut arrived = true;
+    let ended = loop {
+        let rests_until = rest(&settings.borrow_and_update().provider, intake.borrow_and_update().as_ref());
+        if taking && rests_until.is_some() {
+            lane.stop().await?;
+            taking = false;
+        } else if !taking && rests_until.is_none() {
+            lane.resume().await?;
+            (taking, arrived) = (true, true);
+        }
+        tokio::select! {
+            biased;
+            () = parts.stop.cancelled() => break Ended::Stopped,
+            _ = settings.changed() => {
+                if self::places(&settings.borrow().provider) != places {
+                    break Ended::Resized;
+                }
+            }
+            _ = intake.changed() => {}
+            () = sleep_until(rests_until.unwrap_or_else(Instant::now)), if rests_until.is_some() => {}
+            taken = take(lane, &free), if arrived => match taken? {
+                Some((delivery, place)) => {
+                    let job = intake::work_off(Arc::clone(parts), delivery);
+                    let job = jobs.track_future(async move {
+                        job.await;
+                        drop(place);
+                    });
+                    parts.worker.jobs.spawn(job);
+                }
+                None => arrived = false,
+            },
+        }
+    };
+    // What had arrived goes back untouched; what is in hand needs this lane for its acknowledgements.
+    if taking {
+        lane.stop().await?;
+    }
+    while let Some(delivery) = lane.next().await? {
+        if let Err(error) = delivery.receipt.hand_back().await {
+            tracing::debug!(%error, "not handed back; the broker will do it");
+        }
+    }
+    jobs.close();
+    tokio::select! {
+        () = jobs.wait() => {}
+        () = parts.worker.abandon.cancelled() => {}
+    }
+    Ok(ended)
+}
+
+/// The next delivery and a place for it; cancel-safe, because the place is had first.
+async fn take(
+    lane: &mut dyn queue::Lane,
+    free: &Arc<Semaphore>,
+) -> Result<Option<(queue::Delivery, tokio::sync::OwnedSemaphorePermit)>, QueueError> {
+    let Ok(place) = Arc::clone(free).acquire_owned().await else { return Ok(None) };
+    Ok(lane.next().await?.map(|delivery| (delivery, place)))
+}
+
+/// Until when a lane takes nothing; `None` when it may.
+fn rest(provider: &Provider, pause: Option<&Pause>) -> Option<Instant> {
+    let now = Instant::now();
+    if provider.paused {
+        // Ends with the row's next change, not by time.
+        return Some(now + Duration::from_secs(3_600));
+    }
+    let until = pause?.until;
+    let until = until.checked_sub(TAKE_AHEAD).unwrap_or(until);
+    (until > now).then_some(until)
+}

@@ -1,0 +1,146 @@
+//! One gate per quota: rows that name the same quota share its limits, its line and its permits.
+//!
+//! Refuses the laxer of two: where rows of a quota differ, the lower rate, the longer hold and the safer release count.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::settings_watch::Known;
+use crate::domain::decision::{LimitSpec, QuotaSpec};
+use crate::domain::limit::Scope;
+use crate::domain::provider::{Provider, ProviderName, SlotRelease};
+use crate::ledger::Ledger;
+use crate::limiter::gate::{Gate, GateParts};
+use crate::limiter::{Limiter, RecentAttempts};
+
+/// Incarnations must stay exact in a Lua number.
+const INCARNATION_BITS: u32 = 53;
+
+/// What a quota's rows allow together; `None` when no enabled row names it.
+#[must_use]
+pub fn quota_spec(known: &Known, quota: &ProviderName) -> Option<QuotaSpec> {
+    let rows: Vec<&Provider> =
+        known.providers.values().map(AsRef::as_ref).filter(|row| row.enabled && row.quota == *quota).collect();
+    let mut limits: BTreeMap<String, LimitSpec> = BTreeMap::new();
+    for row in &rows {
+        for limit in row.limits.iter().filter(|limit| limit.scope == Scope::Provider && !limit.shadow) {
+            let percent = 100 - u64::from(row.reserve_percent.min(100));
+            let share = u64::from(limit.rate.max_requests()) * percent / 100;
+            let spec = LimitSpec {
+                name: limit.name.clone(),
+                max_requests: u32::try_from(share).unwrap_or(0),
+                window: limit.rate.window(),
+            };
+            limits
+                .entry(spec.name.clone())
+                .and_modify(|other| {
+                    other.max_requests = other.max_requests.min(spec.max_requests);
+                    other.window = other.window.max(spec.window);
+                })
+                .or_insert(spec);
+        }
+    }
+    let jitters: Option<Vec<Duration>> = rows
+        .iter()
+        .map(|row| match row.slot_release {
+            SlotRelease::Response => None,
+            SlotRelease::Grant { transit_jitter } => Some(transit_jitter),
+        })
+        .collect();
+    Some(QuotaSpec {
+        quota: quota.clone(),
+        version: known.version,
+        limits: (!limits.is_empty()).then(|| limits.into_values().collect())?,
+        grant_jitter: jitters.and_then(|jitters| jitters.into_iter().max()),
+        hold_max: rows.iter().map(|row| row.hold_max()).max()?,
+        send_budget: rows.iter().map(|row| row.send_budget).min()?,
+    })
+}
+
+/// The gates of a process, opened as quotas appear.
+pub struct Quotas {
+    limiter: Arc<dyn Limiter>,
+    recent: Arc<dyn RecentAttempts>,
+    open: Mutex<HashMap<ProviderName, OpenGate>>,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+}
+
+struct OpenGate {
+    gate: Gate,
+    spec: watch::Sender<Arc<QuotaSpec>>,
+}
+
+impl Quotas {
+    #[must_use]
+    pub fn new(limiter: Arc<dyn Limiter>, ledger: Arc<dyn Ledger>) -> Self {
+        Self {
+            limiter,
+            recent: Arc::new(Witness(ledger)),
+            open: Mutex::default(),
+            stop: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+        }
+    }
+
+    /// Tells every open gate what its quota allows now, and opens gates for new quotas.
+    pub fn follow(&self, known: &Known) {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        for quota in known.providers.values().filter(|row| row.enabled).map(|row| &row.quota) {
+            let Some(spec) = quota_spec(known, quota) else { continue };
+            match open.get(quota) {
+                Some(gate) => {
+                    gate.spec.send_if_modified(|current| {
+                        let changed = **current != spec;
+                        *current = Arc::new(spec);
+                        changed
+                    });
+                }
+                None => {
+                    open.insert(quota.clone(), self.open_gate(spec));
+                }
+            }
+        }
+    }
+
+    #[must_use]
+    pub fn gate(&self, quota: &ProviderName) -> Option<Gate> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).get(quota).map(|open| open.gate.clone())
+    }
+
+    /// Settles what is answered and closes all gates.
+    pub async fn close(&self) {
+        self.stop.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    fn open_gate(&self, spec: QuotaSpec) -> OpenGate {
+        let (spec, spec_rx) = watch::channel(Arc::new(spec));
+        let (gate, task) = Gate::new(GateParts {
+            limiter: Arc::clone(&self.limiter),
+            recent: Arc::clone(&self.recent),
+            spec: spec_rx,
+            incarnation: rand::random::<u64>() >> (u64::BITS - INCARNATION_BITS),
+            stop: self.stop.child_token(),
+        });
+        self.tasks.spawn(task);
+        OpenGate { gate, spec }
+    }
+}
+
+/// The ledger as witness for a limiter that lost its state.
+struct Witness(Arc<dyn Ledger>);
+
+#[async_trait]
+impl RecentAttempts for Witness {
+    async fn youngest_age(&self, quota: &ProviderName, within: Duration) -> Result<Option<Duration>, String> {
+        self.0.youngest_attempt_age(quota, within).await.map_err(|error| error.to_string())
+    }
+}
