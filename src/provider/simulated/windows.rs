@@ -40,33 +40,41 @@ impl Windows {
         &self.counts
     }
 
-    /// Books one arrival, which must not be earlier than the last. Returns the wait until a next one would fit, if this
-    /// one breached any limit.
+    /// Books one arrival, which must not be earlier than the last. Returns the wait until a next one would fit within
+    /// all limits, if this one breached any.
     pub(super) fn arrive(&mut self, at_us: u64) -> Option<Duration> {
         debug_assert!(self.arrivals.last().is_none_or(|last| *last <= at_us), "arrivals must be booked in order");
         self.arrivals.push(at_us);
-        let arrivals = &self.arrivals;
-        self.counts.iter_mut().filter_map(|count| count.arrive(arrivals, at_us)).max()
+        let breached_before: u64 = self.counts.iter().map(|count| count.breaches).sum();
+        for count in &mut self.counts {
+            count.arrive(&self.arrivals, at_us);
+        }
+        let breached: u64 = self.counts.iter().map(|count| count.breaches).sum();
+        // A limit that this arrival merely filled may yet be the one that a next one has to wait for.
+        let free_at_us = self.counts.iter().map(|count| count.free_at_us(&self.arrivals, at_us)).max()?;
+        (breached > breached_before).then(|| Duration::from_micros(free_at_us.saturating_sub(at_us)))
     }
 }
 
 impl Count {
-    fn arrive(&mut self, arrivals: &[u64], at_us: u64) -> Option<Duration> {
+    fn arrive(&mut self, arrivals: &[u64], at_us: u64) {
         let window_us = micros_up(self.limit.window());
         while arrivals[self.first] + window_us <= at_us {
             self.first += 1;
         }
         let in_window = (arrivals.len() - self.first) as u64;
         self.largest = self.largest.max(in_window);
-        let allowed = u64::from(self.limit.max_requests());
-        if in_window <= allowed {
-            return None;
+        self.breaches += u64::from(in_window > u64::from(self.limit.max_requests()));
+    }
+
+    /// When the arrival that is `max_requests` places from the end leaves the window; a closed limit never frees, and
+    /// names one window.
+    fn free_at_us(&self, arrivals: &[u64], at_us: u64) -> u64 {
+        let window_us = micros_up(self.limit.window());
+        match usize::try_from(self.limit.max_requests()) {
+            Ok(0) | Err(_) => at_us + window_us,
+            Ok(places) => arrivals.len().checked_sub(places).map_or(0, |index| arrivals[index] + window_us),
         }
-        self.breaches += 1;
-        // The next one fits once the arrival that is `allowed` places from the end has left the window.
-        let places = usize::try_from(allowed).unwrap_or(usize::MAX);
-        let deciding = arrivals.len().checked_sub(places).and_then(|index| arrivals.get(index)).unwrap_or(&at_us);
-        Some(Duration::from_micros((deciding + window_us).saturating_sub(at_us)))
     }
 }
 
