@@ -1,1 +1,178 @@
-//! Payment providers over HTTP.
+//! Payment providers that speak HTTP: one row in, one request per attempt out.
+//!
+//! Refuses retries, redirects and proxies (`client`), targets that nobody allowed (`outbound`) and secrets in print
+//! (`secrets`). The meaning of an answer is a pure function (`classify`).
+
+use std::fmt;
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+use reqwest::header::{HeaderName, HeaderValue};
+use reqwest::{Client, Method};
+
+use self::classify::{Meanings, classify};
+use self::client::Outgoing;
+pub use self::outbound::OutboundPolicy;
+use self::outbound::Target;
+use self::request::RequestPlan;
+use self::secrets::HeaderTemplates;
+use super::{Answer, FreezeError, FrozenRequest, PaymentProvider};
+use crate::domain::job::Job;
+use crate::domain::outcome::Outcome;
+use crate::domain::provider::Provider;
+
+mod address;
+pub mod classify;
+mod client;
+mod failure;
+mod form;
+mod outbound;
+mod placeholder;
+mod request;
+mod resolver;
+pub mod retry_after;
+mod secrets;
+mod template;
+
+/// Where an accepted answer names the payment, unless the row says otherwise.
+const REFERENCE_POINTER: &str = "/id";
+
+/// One provider row of kind `http`, ready to be called. Keeps its own connections.
+pub struct HttpProvider {
+    policy: OutboundPolicy,
+    target: Target,
+    plan: RequestPlan,
+    headers: HeaderTemplates,
+    meanings: Meanings,
+    timeout: Duration,
+    connections: u32,
+    client: Client,
+}
+
+impl HttpProvider {
+    /// Checks the row's URL, headers and request shape, and sets up its client. Resolves no secret.
+    ///
+    /// # Errors
+    /// [`FreezeError`] naming what cannot be meant, with the mend.
+    pub fn new(provider: &Provider, outbound: &OutboundPolicy) -> Result<Self, FreezeError> {
+        let target = outbound.admit(&provider.url)?;
+        let mut headers = provider.headers.clone();
+        let content_type = headers.keys().find(|name| name.eq_ignore_ascii_case("content-type")).cloned();
+        let content_type = content_type.and_then(|name| headers.remove(&name));
+        let plan = RequestPlan::parse(&provider.request, content_type.as_deref())?;
+        let headers = HeaderTemplates::parse(&headers, &plan.key_header)?;
+        let pointer = provider.request.reference_pointer.as_deref().unwrap_or(REFERENCE_POINTER);
+        if !pointer.is_empty() && !pointer.starts_with('/') {
+            return Err(FreezeError::Template(format!("reference `{pointer}`: write a JSON pointer like /id")));
+        }
+        let client = client::build(&target, provider.timeout, provider.workers)?;
+        Ok(Self {
+            policy: outbound.clone(),
+            target,
+            plan,
+            headers,
+            meanings: Meanings { statuses: provider.statuses.clone(), reference_pointer: pointer.to_owned() },
+            timeout: provider.timeout,
+            connections: provider.workers,
+            client,
+        })
+    }
+
+    /// The frozen request with today's header values. Nothing is sent.
+    fn outgoing(&self, request: &FrozenRequest) -> Result<Outgoing, FreezeError> {
+        let header = |name: &HeaderName, value: &str| {
+            HeaderValue::from_str(value).map_err(|_| FreezeError::Header {
+                header: name.to_string(),
+                problem: "its frozen value has a character that a header cannot hold".to_owned(),
+            })
+        };
+        let key = &self.plan.key_header;
+        let mut headers = client::base_headers(header(&reqwest::header::CONTENT_TYPE, &request.content_type)?);
+        self.headers.resolve(request.account.as_deref())?.insert_into(&mut headers)?;
+        headers.insert(key, header(key, &request.idempotency_key)?);
+        let method = Method::from_bytes(request.method.as_bytes())
+            .map_err(|_| FreezeError::Template("the frozen method is not one".to_owned()))?;
+        Ok(Outgoing { method, target: self.policy.admit(&request.url)?, headers, body: request.body.clone() })
+    }
+
+    /// The row's own client, or one for the address that an older version of the row froze.
+    fn client_for(&self, target: &Target) -> Result<Client, FreezeError> {
+        if target.url.origin() == self.target.url.origin() {
+            return Ok(self.client.clone());
+        }
+        client::build(target, self.timeout, self.connections)
+    }
+}
+
+#[async_trait]
+impl PaymentProvider for HttpProvider {
+    fn freeze(&self, job: &Job) -> Result<FrozenRequest, FreezeError> {
+        let account = job.account.as_ref().map(|account| account.as_str().to_owned());
+        Ok(FrozenRequest {
+            method: self.plan.method.to_string(),
+            url: self.target.url.to_string(),
+            idempotency_key: job.effective_key().to_string(),
+            content_type: self.plan.content_type.clone(),
+            body: self.plan.body(job)?,
+            credential_fingerprint: self.credential_fingerprint(account.as_deref())?,
+            account,
+        })
+    }
+
+    fn credential_fingerprint(&self, account: Option<&str>) -> Result<String, FreezeError> {
+        Ok(self.headers.resolve(account)?.fingerprint())
+    }
+
+    async fn send(&self, request: &FrozenRequest) -> Answer {
+        let prepared = self.outgoing(request).and_then(|out| Ok((self.client_for(&out.target)?, out)));
+        let (client, outgoing) = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => return unanswered(Outcome::NotSent { cause: error.to_string() }),
+        };
+        match client::exchange(&client, outgoing).await {
+            Ok((reading, read_at)) => {
+                let outcome = classify(&reading, &self.meanings, SystemTime::now());
+                Answer { outcome, status: Some(reading.status), answer_age: read_at.elapsed() }
+            }
+            Err(failure) => unanswered(failure.outcome()),
+        }
+    }
+}
+
+fn unanswered(outcome: Outcome) -> Answer {
+    Answer { outcome, status: None, answer_age: Duration::ZERO }
+}
+
+impl fmt::Debug for HttpProvider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpProvider")
+            .field("url", &outbound::printable(self.target.url.as_str()))
+            .field("method", &self.plan.method)
+            .field("headers", &self.headers)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::domain::job::{Job, Token};
+    use crate::domain::provider::ProviderName;
+
+    /// The smallest job.
+    pub(super) fn job(id: &str) -> Job {
+        Job {
+            id: Token::new(id).unwrap(),
+            provider: ProviderName::new("acme").unwrap(),
+            amount: 1_299,
+            currency: "EUR".to_owned(),
+            account: None,
+            reference: None,
+            idempotency_key: None,
+            cost: 1,
+            priority: 0,
+            not_before: None,
+            expires_at: None,
+            payload: None,
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! `sluicegate fake-provider`: a strict provider for rehearsals, on its own port.
+//!
+//! Refuses to listen beyond this machine unless told to: it has no authentication and forgets nothing it is sent.
+
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::domain::limit::Rate;
+use crate::domain::time::parse_duration;
+use crate::provider::simulated::{FakeOptions, FakeProvider, OnLimit, Report};
+
+/// Arguments of `fake-provider`.
+#[derive(Args, Clone, Debug)]
+pub struct FakeProviderArgs {
+    /// Address to listen on; port 0 takes a free one.
+    #[arg(long, default_value = "127.0.0.1:9000")]
+    listen: SocketAddr,
+    /// Allow an address that other machines can reach.
+    #[arg(long)]
+    expose: bool,
+    /// A limit such as 100/1s, counted over every sliding window; may be repeated. None: everything is allowed.
+    #[arg(long = "limit", value_name = "N/DURATION")]
+    limits: Vec<Rate>,
+    /// What happens to a request beyond a limit: refuse (429 with Retry-After) or count (served, and reported).
+    #[arg(long, value_name = "refuse|count", default_value = "refuse")]
+    on_limit: OnLimit,
+    /// Time from receipt to answer: one duration or a range, drawn evenly.
+    #[arg(long, value_name = "MIN..MAX", default_value = "20ms..80ms")]
+    latency: Latency,
+    /// Share of requests answered 500 or 503 without any effect, 0 to 1.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
+    error_rate: f64,
+    /// Share of requests that are carried out but whose connection is dropped instead of an answer, 0 to 1.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
+    lost_answer_rate: f64,
+    /// Share of payments that are declined (402), 0 to 1.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
+    decline_rate: f64,
+    /// Ignore Idempotency-Key: every request charges.
+    #[arg(long)]
+    no_dedupe: bool,
+    /// How long an idempotency key is remembered, for example 1h. Default: for ever.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    retention: Option<Duration>,
+    /// Decides which requests meet a fault, and each one's latency.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+/// `MIN..MAX`, or one duration for both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Latency(Duration, Duration);
+
+impl FromStr for Latency {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (least, most) = text.split_once("..").unwrap_or((text, text));
+        let (least, most) = (parse_duration(least)?, parse_duration(most)?);
+        if least > most { Err(format!("`{text}`: the shorter duration comes first")) } else { Ok(Self(least, most)) }
+    }
+}
+
+impl FakeProviderArgs {
+    fn options(&self) -> FakeOptions {
+        FakeOptions {
+            limits: self.limits.clone(),
+            on_limit: self.on_limit,
+            latency: (self.latency.0, self.latency.1),
+            error_rate: self.error_rate,
+            lost_answer_rate: self.lost_answer_rate,
+            decline_rate: self.decline_rate,
+            deduplicate: !self.no_dedupe,
+            retention: self.retention,
+            seed: self.seed,
+        }
+    }
+}
+
+/// Serves until SIGINT or SIGTERM, then prints the report as JSON on stdout.
+///
+/// # Errors
+/// When the address is not allowed or taken, or the listener fails.
+pub async fn run(args: FakeProviderArgs) -> anyhow::Result<()> {
+    // Before the address is announced: whoever reads it may send the signal at once.
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let cancel = CancellationToken::new();
+    let stop = cancel.clone();
+    let stopped = async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        stop.cancel();
+    };
+    let (report, ()) = tokio::join!(serve(args, cancel.clone()), async {
+        tokio::select! {
+            () = stopped => {}
+            // The listener failed, or its address was refused.
+            () = cancel.cancelled() => {}
+        }
+    });
+    println!("{}", serde_json::to_string_pretty(&report?)?);
+    Ok(())
+}
+
+async fn serve(args: FakeProviderArgs, cancel: CancellationToken) -> anyhow::Result<Report> {
+    // Whatever ends this ends the wait for a signal too.
+    let _ended = cancel.clone().drop_guard();
+    if !args.listen.ip().is_loopback() && !args.expose {
+        bail!("--listen {}: other machines could reach it; add --expose if that is meant", args.listen);
+    }
+    let listener = TcpListener::bind(args.listen).await.with_context(|| format!("--listen {}", args.listen))?;
+    eprintln!("fake provider listening on http://{}", listener.local_addr()?);
+    let fake = FakeProvider::new(args.options());
+    let handle = fake.handle();
+    fake.serve(listener, cancel).await?;
+    Ok(handle.report())
+}
+
+/// A share of requests.
+fn share(text: &str) -> Result<f64, String> {
+    let share: f64 = text.parse().map_err(|_| format!("`{text}` is not a number"))?;
+    if (0.0..=1.0).contains(&share) { Ok(share) } else { Err(format!("`{text}` does not lie between 0 and 1")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: FakeProviderArgs,
+    }
+
+    fn parse(line: &str) -> Result<FakeProviderArgs, clap::Error> {
+        Line::try_parse_from(line.split_whitespace()).map(|line| line.args)
+    }
+
+    #[test]
+    fn arguments_become_options() {
+        let line = "x --limit 100/1s --limit 600/1m --latency 5ms..1s --error-rate 0.25 --no-dedupe --retention 1h \
+                    --seed 9 --on-limit count";
+        let options = parse(line).unwrap().options();
+        let wanted = FakeOptions {
+            limits: vec!["100/1s".parse().unwrap(), "600/1m".parse().unwrap()],
+            on_limit: OnLimit::Count,
+            latency: (Duration::from_millis(5), Duration::from_secs(1)),
+            error_rate: 0.25,
+            deduplicate: false,
+            retention: Some(Duration::from_secs(3_600)),
+            seed: 9,
+            ..FakeOptions::default()
+        };
+        assert_eq!(options, wanted);
+        let plain = parse("x --latency 0ms").unwrap();
+        assert_eq!((plain.options(), plain.listen.to_string().as_str()), (FakeOptions::default(), "127.0.0.1:9000"));
+        for bad in ["--limit 100", "--latency 2s..1s", "--error-rate 1.5", "--error-rate NaN", "--on-limit maybe"] {
+            assert!(parse(&format!("x {bad}")).is_err(), "{bad}");
+        }
+    }
+
+    #[tokio::test]
+    async fn it_does_not_listen_for_others_unasked() {
+        let refused = run(parse("x --listen 0.0.0.0:0").unwrap()).await.unwrap_err();
+        assert!(refused.to_string().contains("--expose"), "{refused}");
+        let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let line = format!("x --listen {}", taken.local_addr().unwrap());
+        assert!(run(parse(&line).unwrap()).await.unwrap_err().to_string().contains("--listen"));
+    }
+
+    #[tokio::test]
+    async fn when_it_ends_it_tells_what_it_saw() {
+        let cancel = CancellationToken::new();
+        cancel.cancel();
+        let report = serve(parse("x --listen 127.0.0.1:0 --limit 1/1s").unwrap(), cancel).await.unwrap();
+        assert_eq!((report.requests, report.limits[0].limit.as_str()), (0, "1/1s"));
+    }
+}

@@ -1,0 +1,140 @@
+//! What an HTTP answer means: status, headers and body in, [`Outcome`] out. The contract's table, and a row's overrides.
+//!
+//! Refuses I/O and refuses to keep a body: what leaves here is a status, a bounded reference and at most one short token.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use reqwest::header::HeaderMap;
+use serde_json::Value;
+
+use super::retry_after::retry_after;
+use crate::domain::outcome::{Outcome, UnknownCause};
+use crate::domain::provider::StatusMeaning;
+
+/// Longest provider reference that is kept, in characters.
+const REFERENCE_CHARS_MAX: usize = 255;
+/// Longest error token that is kept, in characters.
+const TOKEN_CHARS_MAX: usize = 48;
+/// Digits alone are a code up to here; a longer run could be a card or account number.
+const DIGITS_MAX: usize = 6;
+
+/// How much of a body could be had.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Body {
+    Whole(Vec<u8>),
+    /// Longer than we read.
+    TooLarge,
+    /// It ended before it was whole.
+    Broken(UnknownCause),
+}
+
+/// An answer as far as it could be read.
+#[derive(Clone, Debug)]
+pub struct Reading {
+    pub status: u16,
+    pub headers: HeaderMap,
+    pub body: Body,
+}
+
+/// What one provider's answers mean beyond the default table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Meanings {
+    pub statuses: BTreeMap<u16, StatusMeaning>,
+    /// JSON pointer to the provider's reference. <https://www.rfc-editor.org/rfc/rfc6901>
+    pub reference_pointer: String,
+}
+
+/// Says what the answer means. `now` serves dates in an answer without a `Date` of its own.
+#[must_use]
+pub fn classify(reading: &Reading, meanings: &Meanings, now: SystemTime) -> Outcome {
+    let status = reading.status;
+    let named_wait = || retry_after(&reading.headers, now);
+    let said_by_row = meanings.statuses.get(&status).copied();
+    match said_by_row.unwrap_or_else(|| default_meaning(status)) {
+        // A row that calls a status accepted says so for the status alone: a 204 has no body to read.
+        StatusMeaning::Accepted if said_by_row.is_some() => {
+            Outcome::Accepted { reference: parsed(&reading.body).and_then(|body| reference(&body, meanings)) }
+        }
+        StatusMeaning::Accepted => accepted(reading, meanings),
+        StatusMeaning::Declined => Outcome::Declined { reason: reason(reading) },
+        StatusMeaning::Misconfigured => Outcome::Misconfigured { status },
+        StatusMeaning::Unknown => server_error(status, None),
+        StatusMeaning::InProgress => Outcome::InProgress,
+        StatusMeaning::Throttled => Outcome::Throttled { retry_after: named_wait() },
+        StatusMeaning::Unavailable => server_error(status, named_wait()),
+        StatusMeaning::Review => Outcome::Rejected { reason: reason(reading) },
+    }
+}
+
+/// The contract's table, "Request to the provider".
+fn default_meaning(status: u16) -> StatusMeaning {
+    match status {
+        200..=299 => StatusMeaning::Accepted,
+        402 => StatusMeaning::Declined,
+        401 | 403 | 404 | 405 | 407 => StatusMeaning::Misconfigured,
+        408 => StatusMeaning::Unknown,
+        409 => StatusMeaning::InProgress,
+        429 => StatusMeaning::Throttled,
+        503 => StatusMeaning::Unavailable,
+        300..=499 => StatusMeaning::Review,
+        // Every other 5xx, and numbers that no standard defines: the request may have been carried out.
+        _ => StatusMeaning::Unknown,
+    }
+}
+
+fn server_error(status: u16, retry_after: Option<Duration>) -> Outcome {
+    Outcome::Unknown { cause: UnknownCause::ServerError(status), retry_after }
+}
+
+/// A success that cannot be read is no success: a gateway's HTML page answers 200 too.
+fn accepted(reading: &Reading, meanings: &Meanings) -> Outcome {
+    if let Body::Broken(cause) = reading.body {
+        return Outcome::Unknown { cause, retry_after: None };
+    }
+    match parsed(&reading.body).filter(Value::is_object) {
+        Some(body) => Outcome::Accepted { reference: reference(&body, meanings) },
+        None => Outcome::Unknown { cause: UnknownCause::UnreadableAnswer(reading.status), retry_after: None },
+    }
+}
+
+fn parsed(body: &Body) -> Option<Value> {
+    match body {
+        Body::Whole(bytes) => serde_json::from_slice(bytes).ok(),
+        Body::TooLarge | Body::Broken(_) => None,
+    }
+}
+
+fn reference(body: &Value, meanings: &Meanings) -> Option<String> {
+    let text = match body.pointer(&meanings.reference_pointer)? {
+        Value::String(text) => text.clone(),
+        Value::Number(number) => number.to_string(),
+        _ => return None,
+    };
+    let fits = !text.is_empty() && text.chars().count() <= REFERENCE_CHARS_MAX;
+    (fits && !text.chars().any(char::is_control)).then_some(text)
+}
+
+fn reason(reading: &Reading) -> String {
+    let status = reading.status;
+    match parsed(&reading.body).as_ref().and_then(token) {
+        Some(token) => format!("provider answered {status}: {token}"),
+        None => format!("provider answered {status}"),
+    }
+}
+
+/// The first of `code`, `error`, `type` that is a short token, at the top or inside an `error` object.
+fn token(body: &Value) -> Option<&str> {
+    let places = ["/code", "/error/code", "/error", "/type", "/error/type"];
+    places.into_iter().filter_map(|place| body.pointer(place)?.as_str()).find(|text| is_token(text))
+}
+
+fn is_token(text: &str) -> bool {
+    let safe = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.');
+    let digits = text.bytes().filter(u8::is_ascii_digit).count();
+    (1..=TOKEN_CHARS_MAX).contains(&text.len()) && text.bytes().all(safe) && digits <= DIGITS_MAX
+}
+
+#[cfg(test)]
+#[path = "classify_tests.rs"]
+mod tests;

@@ -1,0 +1,225 @@
+//! Where requests may go: the `outbound.allow` list, judged on the URL and again on every resolved address.
+//!
+//! Public https is always allowed. Everything private, loopback, link-local or plain is refused unless the list says so:
+//! a provider's URL comes from a database row, and must not turn the worker into a door to the network it runs in.
+
+use std::collections::BTreeSet;
+
+use reqwest::Url;
+use url::Host;
+
+use super::address::{AddressRule, Network};
+use crate::provider::FreezeError;
+
+/// The list `outbound.allow`, as meant.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OutboundPolicy {
+    loopback: bool,
+    networks: Vec<Network>,
+    https_targets: BTreeSet<(String, u16)>,
+    http_targets: BTreeSet<(String, u16)>,
+}
+
+/// A URL that may be called, with the addresses that it may lead to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Target {
+    pub(super) url: Url,
+    pub(super) addresses: AddressRule,
+}
+
+impl Target {
+    pub(super) fn is_encrypted(&self) -> bool {
+        self.url.scheme() == "https"
+    }
+}
+
+impl OutboundPolicy {
+    /// Reads entries of the form `loopback`, `host:port` (https), CIDR (https) or `http://host:port`.
+    ///
+    /// # Errors
+    /// One line per entry that is none of these.
+    pub fn parse(entries: &[String]) -> Result<Self, Vec<String>> {
+        let mut policy = Self::default();
+        let problems: Vec<String> = entries.iter().filter_map(|entry| policy.add(entry.trim()).err()).collect();
+        if problems.is_empty() { Ok(policy) } else { Err(problems) }
+    }
+
+    fn add(&mut self, entry: &str) -> Result<(), String> {
+        if entry == "loopback" {
+            self.loopback = true;
+        } else if let Some(target) = entry.strip_prefix("http://") {
+            self.http_targets.insert(host_and_port(target.trim_end_matches('/'), Some(80))?);
+        } else if entry.contains("://") {
+            return Err(format!("`{entry}`: write host:port for https, or http://host:port for plain http"));
+        } else if entry.contains('/') {
+            self.networks.push(Network::parse(entry)?);
+        } else {
+            self.https_targets.insert(host_and_port(entry, None)?);
+        }
+        Ok(())
+    }
+
+    /// Judges a URL. A name passes here only provisionally: its addresses are judged when it is resolved.
+    ///
+    /// # Errors
+    /// [`FreezeError::Url`] with the reason and the mend; the query and any credentials are left out of it.
+    pub(super) fn admit(&self, text: &str) -> Result<Target, FreezeError> {
+        let refused = |problem: &str| FreezeError::Url { url: printable(text), problem: problem.to_owned() };
+        let url = Url::parse(text).map_err(|error| refused(&error.to_string()))?;
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err(refused("credentials in a URL end up in logs: use `headers` with ${env:NAME}"));
+        }
+        let (Some(host), Some(port)) = (url.host().map(|host| host.to_owned()), url.port_or_known_default()) else {
+            return Err(refused("it names no host"));
+        };
+        let key = (canonical(&host), port);
+        let addresses = match url.scheme() {
+            "https" if self.https_targets.contains(&key) => AddressRule::Any,
+            "https" => AddressRule::Public { loopback: self.loopback, networks: self.networks.clone() },
+            "http" if self.http_targets.contains(&key) => AddressRule::Any,
+            "http" if self.loopback && is_this_machine(&host) => AddressRule::LoopbackOnly,
+            "http" => {
+                let entry = format!("http://{}:{port}", key.0);
+                return Err(refused(&format!("plain http: use https, or add `{entry}` to outbound.allow")));
+            }
+            _ => return Err(refused("only https and http can be called")),
+        };
+        if addresses != AddressRule::Any && !may_be_permitted(&host, &addresses) {
+            let entry = format!("{}:{port}", key.0);
+            return Err(refused(&format!(
+                "not on the public internet: add `{entry}` to outbound.allow if it is meant"
+            )));
+        }
+        Ok(Target { url, addresses })
+    }
+}
+
+/// `host:port`, the form in which targets are compared.
+fn host_and_port(text: &str, default_port: Option<u16>) -> Result<(String, u16), String> {
+    let bad = || format!("`{text}` is neither `loopback`, host:port, a CIDR nor http://host:port");
+    let (host, port) = match text.rsplit_once(':').filter(|(_, port)| port.bytes().all(|b| b.is_ascii_digit())) {
+        Some((host, port)) => (host, port.parse().map_err(|_| bad())?),
+        None => (text, default_port.ok_or_else(bad)?),
+    };
+    let host = Host::parse(host).map_err(|_| bad())?;
+    Ok((canonical(&host), port))
+}
+
+fn canonical(host: &Host) -> String {
+    match host {
+        Host::Domain(name) => name.trim_end_matches('.').to_ascii_lowercase(),
+        address => address.to_string(),
+    }
+}
+
+/// Names under `localhost` never leave the machine. <https://www.rfc-editor.org/rfc/rfc6761#section-6.3>
+fn is_this_machine(host: &Host) -> bool {
+    match host {
+        Host::Domain(_) => {
+            let name = canonical(host);
+            name == "localhost" || name.ends_with(".localhost")
+        }
+        Host::Ipv4(ip) => ip.is_loopback(),
+        Host::Ipv6(ip) => ip.to_canonical().is_loopback(),
+    }
+}
+
+/// The connector never resolves a literal address, so it must be judged here.
+fn may_be_permitted(host: &Host, rule: &AddressRule) -> bool {
+    match host {
+        Host::Domain(_) => !is_this_machine(host) || rule.permits(std::net::Ipv4Addr::LOCALHOST.into()),
+        Host::Ipv4(ip) => rule.permits((*ip).into()),
+        Host::Ipv6(ip) => rule.permits((*ip).into()),
+    }
+}
+
+/// A URL without what could be a secret: scheme, host, port and path.
+pub(super) fn printable(text: &str) -> String {
+    match Url::parse(text) {
+        Ok(mut url) => {
+            url.set_query(None);
+            url.set_fragment(None);
+            if url.username().is_empty() && url.password().is_none() {
+                return url.to_string();
+            }
+            format!("{}://…@{}{}", url.scheme(), url.host_str().unwrap_or_default(), url.path())
+        }
+        Err(_) => "(unreadable)".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy(entries: &[&str]) -> OutboundPolicy {
+        OutboundPolicy::parse(&entries.iter().map(|entry| (*entry).to_owned()).collect::<Vec<_>>()).unwrap()
+    }
+
+    #[test]
+    fn urls_are_judged_as_the_contract_says() {
+        let table: [(&[&str], &str, bool); 34] = [
+            (&[], "https://api.stripe.com/v1/charges", true),
+            (&[], "https://api.stripe.com:8443/", true),
+            (&[], "https://1.1.1.1/", true),
+            (&[], "http://api.stripe.com/", false),
+            (&[], "https://127.0.0.1/", false),
+            (&[], "https://localhost/", false),
+            (&[], "https://[::1]/", false),
+            (&[], "https://10.0.0.1/", false),
+            (&[], "https://169.254.169.254/latest/meta-data", false),
+            (&[], "https://0x7f.1/", false),
+            (&[], "https://2130706433/", false),
+            (&[], "https://[::ffff:10.0.0.1]/", false),
+            (&[], "https://[fd00::1]/", false),
+            (&[], "ftp://api.stripe.com/", false),
+            (&[], "file:///etc/passwd", false),
+            (&[], "not a url", false),
+            (&[], "https://user:pw@api.stripe.com/", false),
+            (&[], "https://user@api.stripe.com/", false),
+            (&["loopback"], "http://127.0.0.1:9000/charges", true),
+            (&["loopback"], "http://localhost:9000/", true),
+            (&["loopback"], "http://LOCALHOST.:9000/", true),
+            (&["loopback"], "http://[::1]:9000/", true),
+            (&["loopback"], "https://127.0.0.1/", true),
+            (&["loopback"], "http://localhost.evil.example/", false),
+            (&["loopback"], "http://10.0.0.1/", false),
+            (&["loopback"], "http://provider:9000/", false),
+            (&["http://provider:9000"], "http://provider:9000/charges", true),
+            (&["http://provider:9000"], "http://provider:9001/", false),
+            (&["http://provider"], "http://provider/", true),
+            (&["10.0.0.0/8"], "https://10.9.9.9/", true),
+            (&["10.0.0.0/8"], "http://10.9.9.9/", false),
+            (&["10.0.0.5:8443"], "https://10.0.0.5:8443/", true),
+            (&["10.0.0.5:8443"], "https://10.0.0.5/", false),
+            (&["[fd00::1]:443"], "https://[fd00::1]/", true),
+        ];
+        for (allow, url, allowed) in table {
+            assert_eq!(policy(allow).admit(url).is_ok(), allowed, "{allow:?} {url}");
+        }
+    }
+
+    #[test]
+    fn names_are_left_to_their_addresses() {
+        let resolved = |allow: &[&str], url| policy(allow).admit(url).unwrap().addresses;
+        let private: std::net::IpAddr = "10.0.0.1".parse().unwrap();
+        assert!(!resolved(&[], "https://intranet.example/").permits(private));
+        assert!(resolved(&["intranet.example:443"], "https://intranet.example/").permits(private));
+        assert!(resolved(&["http://provider:9000"], "http://provider:9000/").permits(private));
+        assert!(!resolved(&["loopback"], "http://localhost:1/").permits(private));
+    }
+
+    #[test]
+    fn every_bad_entry_is_reported() {
+        let entries = ["loopback", "provider", "10.0.0.0/40", "https://x", "x:99999", ""].map(str::to_owned);
+        assert_eq!(OutboundPolicy::parse(&entries).unwrap_err().len(), 5);
+    }
+
+    #[test]
+    fn a_refusal_shows_no_secret() {
+        for url in ["https://user:hunter2@a.example/p?x=1", "http://a.example/p?token=hunter2#hunter2"] {
+            let text = policy(&[]).admit(url).unwrap_err().to_string();
+            assert!(!text.contains("hunter2") && text.contains("a.example/p"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Builds the request that a job's first attempt freezes: method, key header, content type and body.
+//!
+//! Refuses to look at a secret: header values are references until they are sent.
+
+use reqwest::Method;
+use reqwest::header::{HeaderName, HeaderValue};
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use super::form;
+use super::template::Template;
+use crate::domain::job::Job;
+use crate::domain::provider::RequestShape;
+use crate::provider::FreezeError;
+
+const JSON: &str = "application/json";
+const FORM: &str = "application/x-www-form-urlencoded";
+const KEY_HEADER: &str = "idempotency-key";
+
+/// How one provider wants to be asked.
+#[derive(Clone, Debug)]
+pub(super) struct RequestPlan {
+    pub(super) method: Method,
+    pub(super) key_header: HeaderName,
+    pub(super) content_type: String,
+    form_encoded: bool,
+    template: Option<Template>,
+}
+
+impl RequestPlan {
+    /// `content_type` is what the row's `headers` say, if anything.
+    ///
+    /// # Errors
+    /// [`FreezeError`] naming the field of `request` that cannot be meant.
+    pub(super) fn parse(shape: &RequestShape, content_type: Option<&str>) -> Result<Self, FreezeError> {
+        let method = match shape.method.as_deref().unwrap_or("POST") {
+            "POST" => Method::POST,
+            "PUT" => Method::PUT,
+            "PATCH" => Method::PATCH,
+            other => return Err(FreezeError::Template(format!("method `{other}`: use POST, PUT or PATCH"))),
+        };
+        let key_header = shape.key_header.as_deref().unwrap_or(KEY_HEADER);
+        let key_header = HeaderName::try_from(key_header).map_err(|_| FreezeError::Header {
+            header: key_header.to_owned(),
+            problem: "key_header is not a header name".to_owned(),
+        })?;
+        let content_type = content_type.unwrap_or(if shape.form_encoded { FORM } else { JSON });
+        if content_type.contains("${") || HeaderValue::from_str(content_type).is_err() {
+            let problem = "must be plain text: it is frozen with the request".to_owned();
+            return Err(FreezeError::Header { header: "content-type".to_owned(), problem });
+        }
+        let template = shape.template.as_deref().map(Template::parse).transpose().map_err(FreezeError::Template)?;
+        Ok(Self {
+            method,
+            key_header,
+            content_type: content_type.to_owned(),
+            form_encoded: shape.form_encoded,
+            template,
+        })
+    }
+
+    /// The body for this job.
+    ///
+    /// # Errors
+    /// [`FreezeError::Template`] when the job's payload is not the JSON that it was checked to be.
+    pub(super) fn body(&self, job: &Job) -> Result<Vec<u8>, FreezeError> {
+        let json = match &self.template {
+            Some(template) => template.render(job),
+            None => default_body(job).map_err(|error| FreezeError::Template(format!("payload: {error}")))?,
+        };
+        let body = if self.form_encoded { form::encode(&json).map_err(FreezeError::Template)? } else { json };
+        Ok(body.into_bytes())
+    }
+}
+
+/// Absent fields are left out; the payload is the producer's own text.
+#[derive(Serialize)]
+struct DefaultBody<'a> {
+    id: &'a str,
+    amount: i64,
+    currency: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    account: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reference: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload: Option<&'a RawValue>,
+}
+
+fn default_body(job: &Job) -> Result<String, serde_json::Error> {
+    serde_json::to_string(&DefaultBody {
+        id: job.id.as_str(),
+        amount: job.amount,
+        currency: &job.currency,
+        account: job.account.as_ref().map(|account| account.as_str()),
+        reference: job.reference.as_deref(),
+        payload: job.payload.as_deref().map(serde_json::from_str).transpose()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::job;
+    use super::*;
+    use crate::domain::job::Token;
+
+    fn body(shape: &RequestShape, job: &Job) -> String {
+        String::from_utf8(RequestPlan::parse(shape, None).unwrap().body(job).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn the_default_body_leaves_absent_fields_out_and_keeps_the_payload_as_written() {
+        let default = RequestShape::default();
+        assert_eq!(body(&default, &job("pay-1")), r#"{"id":"pay-1","amount":1299,"currency":"EUR"}"#);
+        let full = Job {
+            account: Some(Token::new("a1").unwrap()),
+            reference: Some("r\"1".to_owned()),
+            payload: Some("{ \"b\":1.50,\n \"a\" : 1e3 }".to_owned()),
+            ..job("pay-1")
+        };
+        let wanted = "{\"id\":\"pay-1\",\"amount\":1299,\"currency\":\"EUR\",\"account\":\"a1\",\
+                      \"reference\":\"r\\\"1\",\"payload\":{ \"b\":1.50,\n \"a\" : 1e3 }}";
+        assert_eq!(body(&default, &full), wanted);
+        let broken = Job { payload: Some("{".to_owned()), ..job("pay-1") };
+        assert!(RequestPlan::parse(&default, None).unwrap().body(&broken).is_err());
+    }
+
+    #[test]
+    fn forms_come_from_the_default_body_and_from_templates() {
+        let job = Job { payload: Some(r#"{"card":"tok_1"}"#.to_owned()), ..job("pay-1") };
+        let plain = RequestShape { form_encoded: true, ..RequestShape::default() };
+        assert_eq!(body(&plain, &job), "amount=1299&currency=EUR&id=pay-1&payload%5Bcard%5D=tok_1");
+        let template = Some(r#"{"amount":"${amount}","metadata":{"job":"${id}"}}"#.to_owned());
+        let shaped = RequestShape { template, ..plain };
+        assert_eq!(body(&shaped, &job), "amount=1299&metadata%5Bjob%5D=pay-1");
+    }
+
+    #[test]
+    fn a_shape_that_cannot_be_meant_is_refused() {
+        let shape = RequestShape::default;
+        let bad = [
+            RequestShape { method: Some("GET".to_owned()), ..shape() },
+            RequestShape { method: Some("post".to_owned()), ..shape() },
+            RequestShape { key_header: Some("bad header".to_owned()), ..shape() },
+            RequestShape { template: Some("{\"x\":\"${y}\"}".to_owned()), ..shape() },
+        ];
+        for shape in bad {
+            assert!(RequestPlan::parse(&shape, None).is_err(), "{shape:?}");
+        }
+        assert!(RequestPlan::parse(&shape(), Some("text/${env:X}")).is_err());
+        let plan = RequestPlan::parse(&shape(), Some("application/vnd.api+json")).unwrap();
+        assert_eq!((plan.content_type.as_str(), plan.key_header.as_str()), ("application/vnd.api+json", KEY_HEADER));
+    }
+}

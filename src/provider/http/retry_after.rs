@@ -1,0 +1,80 @@
+//! Reads `Retry-After`: seconds, or an HTTP date measured against the answer's own `Date`.
+//!
+//! Refuses guesses: a malformed value is ignored, as the standard asks (<https://www.rfc-editor.org/rfc/rfc9110#section-10.2.3>).
+
+use std::time::{Duration, SystemTime};
+
+use reqwest::header::{DATE, HeaderMap, HeaderValue, RETRY_AFTER};
+
+/// Longest wait handed on. Policy may cap lower; this keeps instants computed from it far from overflow.
+pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(86_400);
+
+/// The wait that the answer names, from the moment it was made; the longest of several, zero for a date gone by.
+///
+/// `now` stands in for a missing `Date`: the provider's own clock is the better ruler for its own dates.
+#[must_use]
+pub fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+    let made_at = headers.get(DATE).and_then(date).unwrap_or(now);
+    headers.get_all(RETRY_AFTER).iter().filter_map(|value| wait(value, made_at)).max()
+}
+
+fn wait(value: &HeaderValue, made_at: SystemTime) -> Option<Duration> {
+    let text = value.to_str().ok()?.trim();
+    let seconds = text.strip_prefix('-').unwrap_or(text);
+    if !seconds.is_empty() && seconds.bytes().all(|b| b.is_ascii_digit()) {
+        if seconds.len() < text.len() {
+            return Some(Duration::ZERO);
+        }
+        // More digits than fit are still a plain statement: very long.
+        return Some(seconds.parse().map_or(RETRY_AFTER_MAX, Duration::from_secs).min(RETRY_AFTER_MAX));
+    }
+    let until = date(value)?;
+    Some(until.duration_since(made_at).unwrap_or_default().min(RETRY_AFTER_MAX))
+}
+
+fn date(value: &HeaderValue) -> Option<SystemTime> {
+    httpdate::parse_http_date(value.to_str().ok()?.trim()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DATE_TEXT: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
+
+    fn read(date: Option<&str>, values: &[&str]) -> Option<Duration> {
+        let mut headers = HeaderMap::new();
+        if let Some(date) = date {
+            headers.insert(DATE, date.parse().unwrap());
+        }
+        for value in values {
+            headers.append(RETRY_AFTER, value.parse().unwrap());
+        }
+        retry_after(&headers, httpdate::parse_http_date(DATE_TEXT).unwrap() + Duration::from_secs(7))
+    }
+
+    #[test]
+    fn both_forms_are_read_and_nonsense_is_ignored() {
+        let seconds = |s| Some(Duration::from_secs(s));
+        let table: [(Option<&str>, &[&str], Option<Duration>); 15] = [
+            (None, &[], None),
+            (None, &["0"], seconds(0)),
+            (None, &[" 12 "], seconds(12)),
+            (None, &["-5"], seconds(0)),
+            (None, &["9999999999"], Some(RETRY_AFTER_MAX)),
+            (None, &["99999999999999999999999"], Some(RETRY_AFTER_MAX)),
+            (None, &["1.5"], None),
+            (None, &["soon"], None),
+            (None, &[""], None),
+            (Some(DATE_TEXT), &["Sun, 06 Nov 1994 08:49:57 GMT"], seconds(20)),
+            (None, &["Sun, 06 Nov 1994 08:49:57 GMT"], seconds(13)),
+            (Some("garbage"), &["Sun, 06 Nov 1994 08:49:57 GMT"], seconds(13)),
+            (Some(DATE_TEXT), &["Sun, 06 Nov 1994 08:49:00 GMT"], seconds(0)),
+            (Some(DATE_TEXT), &["Sun, 06 Nov 2044 08:49:00 GMT"], Some(RETRY_AFTER_MAX)),
+            (Some(DATE_TEXT), &["3", "soon", "Sun, 06 Nov 1994 08:49:57 GMT", "4"], seconds(20)),
+        ];
+        for (date, values, wait) in table {
+            assert_eq!(read(date, values), wait, "{date:?} {values:?}");
+        }
+    }
+}

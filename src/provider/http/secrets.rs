@@ -1,0 +1,277 @@
+//! Header values of a provider row: kept as references, resolved when a request is made, never printed.
+//!
+//! Refuses to keep a resolved value: it lives for one request, in types that redact themselves. Error texts name the
+//! header and the reference, never what it held.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+use secrecy::{ExposeSecret as _, SecretString};
+use sha2::{Digest as _, Sha256};
+
+use super::placeholder::{Part, split};
+use crate::provider::FreezeError;
+
+/// Largest secret file that is read, in bytes.
+const FILE_BYTES_MAX: u64 = 16 * 1024;
+/// Hex digits of the fingerprint: enough to notice a change, useless for finding the value.
+const FINGERPRINT_DIGITS: usize = 16;
+
+/// What frames or routes the request belongs to the client alone, and what changes the answer's coding we cannot read.
+const RESERVED: [&str; 11] = [
+    "accept-encoding",
+    "connection",
+    "content-length",
+    "expect",
+    "host",
+    "keep-alive",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
+#[derive(Debug)]
+enum Source {
+    /// Written in the row itself; redacted all the same, because somebody will write a secret there.
+    Text(SecretString),
+    Env(String),
+    File(PathBuf),
+    JobAccount,
+}
+
+/// The headers of one provider row.
+pub(super) struct HeaderTemplates(Vec<(HeaderName, Vec<Source>)>);
+
+/// Header values for one request. Prints names only.
+pub(super) struct ResolvedHeaders(Vec<(HeaderName, SecretString)>);
+
+impl HeaderTemplates {
+    /// Checks names and references. `key_header` is set by the client and refused here.
+    ///
+    /// # Errors
+    /// [`FreezeError::Header`] for the first header that cannot be meant.
+    pub(super) fn parse(written: &BTreeMap<String, String>, key_header: &HeaderName) -> Result<Self, FreezeError> {
+        let mut templates = Vec::with_capacity(written.len());
+        for (name, value) in written {
+            let refused = |problem: String| FreezeError::Header { header: name.clone(), problem };
+            let parsed = HeaderName::try_from(name.as_str()).map_err(|_| refused("not a header name".to_owned()))?;
+            if RESERVED.contains(&parsed.as_str()) || parsed == *key_header {
+                return Err(refused("is set by the client; remove it from `headers`".to_owned()));
+            }
+            let parts = split(value).map_err(refused)?;
+            let sources = parts.into_iter().map(source).collect::<Result<_, _>>().map_err(refused)?;
+            templates.push((parsed, sources));
+        }
+        Ok(Self(templates))
+    }
+
+    /// Reads every reference now. A header that needs `${job:account}` is left out for a job without an account.
+    ///
+    /// # Errors
+    /// [`FreezeError::Header`] when a reference cannot be read or its value cannot stand in a header.
+    pub(super) fn resolve(&self, account: Option<&str>) -> Result<ResolvedHeaders, FreezeError> {
+        let mut resolved = Vec::with_capacity(self.0.len());
+        for (name, sources) in &self.0 {
+            let refused = |problem| FreezeError::Header { header: name.to_string(), problem };
+            if account.is_none() && sources.iter().any(|source| matches!(source, Source::JobAccount)) {
+                continue;
+            }
+            let mut value = String::new();
+            for source in sources {
+                value.push_str(read(source, account.unwrap_or_default()).map_err(refused)?.expose_secret());
+            }
+            resolved.push((name.clone(), SecretString::from(value)));
+        }
+        Ok(ResolvedHeaders(resolved))
+    }
+}
+
+impl ResolvedHeaders {
+    /// First 16 hex digits of SHA-256 over names and values.
+    pub(super) fn fingerprint(&self) -> String {
+        let mut hash = Sha256::new();
+        for (name, value) in &self.0 {
+            // Neither byte can occur in a name or a value, so two lists never run into the same bytes.
+            hash.update(name.as_str());
+            hash.update([0]);
+            hash.update(value.expose_secret());
+            hash.update([b'\n']);
+        }
+        let mut hex: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        hex.truncate(FINGERPRINT_DIGITS);
+        hex
+    }
+
+    /// Puts the values into a request's headers, marked so that no library prints or indexes them.
+    ///
+    /// # Errors
+    /// [`FreezeError::Header`] when a value has a character that a header cannot hold (a line break, most likely).
+    pub(super) fn insert_into(&self, headers: &mut HeaderMap) -> Result<(), FreezeError> {
+        for (name, value) in &self.0 {
+            let mut value = HeaderValue::from_str(value.expose_secret()).map_err(|_| FreezeError::Header {
+                header: name.to_string(),
+                problem: "its value has a character that a header cannot hold".to_owned(),
+            })?;
+            value.set_sensitive(true);
+            headers.insert(name, value);
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for HeaderTemplates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|(name, _)| name)).finish()
+    }
+}
+
+impl fmt::Debug for ResolvedHeaders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|(name, _)| name)).finish()
+    }
+}
+
+fn source(part: Part) -> Result<Source, String> {
+    let place = match part {
+        Part::Text(text) => return Ok(Source::Text(text.into())),
+        Part::Place(place) => place,
+    };
+    match place.split_once(':') {
+        Some(("env", name)) if !name.is_empty() && !name.contains('=') => Ok(Source::Env(name.to_owned())),
+        Some(("file", path)) if Path::new(path).is_absolute() => Ok(Source::File(path.into())),
+        Some(("file", _)) => Err("`${file:…}` needs an absolute path".to_owned()),
+        Some(("job", "account")) => Ok(Source::JobAccount),
+        _ => Err("only ${env:NAME}, ${file:PATH} and ${job:account} can stand in a header".to_owned()),
+    }
+}
+
+fn read(source: &Source, account: &str) -> Result<SecretString, String> {
+    match source {
+        Source::Text(text) => Ok(text.clone()),
+        Source::JobAccount => Ok(account.into()),
+        Source::Env(name) => match std::env::var(name) {
+            Ok(value) if value.is_empty() => Err(format!("environment variable `{name}` is empty")),
+            Ok(value) => Ok(value.into()),
+            Err(std::env::VarError::NotPresent) => Err(format!("environment variable `{name}` is not set")),
+            Err(std::env::VarError::NotUnicode(_)) => Err(format!("environment variable `{name}` is not UTF-8")),
+        },
+        Source::File(path) => read_file(path).map_err(|problem| format!("file `{}`: {problem}", path.display())),
+    }
+}
+
+/// Mounted secrets mostly end in a line break that is not part of them.
+fn read_file(path: &Path) -> Result<SecretString, String> {
+    let file = File::open(path).map_err(|error| error.kind().to_string())?;
+    let mut text = String::new();
+    // An error here could quote the content if it is not UTF-8; its kind does not.
+    let bytes = file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(|error| error.kind().to_string())?;
+    if bytes as u64 > FILE_BYTES_MAX {
+        return Err(format!("longer than {FILE_BYTES_MAX} bytes"));
+    }
+    let value = text.trim_end_matches(['\r', '\n']);
+    if value.is_empty() { Err("empty".to_owned()) } else { Ok(value.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
+    fn parse(headers: &[(&str, &str)]) -> Result<HeaderTemplates, FreezeError> {
+        let written = headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        HeaderTemplates::parse(&written, &KEY)
+    }
+
+    fn values(templates: &HeaderTemplates, account: Option<&str>) -> Vec<(String, String)> {
+        let mut headers = HeaderMap::new();
+        templates.resolve(account).unwrap().insert_into(&mut headers).unwrap();
+        assert!(headers.values().all(HeaderValue::is_sensitive));
+        headers.iter().map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned())).collect()
+    }
+
+    #[test]
+    fn references_are_read_when_asked() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        std::fs::write(&path, "hunter2\n").unwrap();
+        let written = format!("Bearer ${{file:{}}}", path.display());
+        let templates = parse(&[("authorization", &written), ("x-path", "${env:PATH}")]).unwrap();
+        let path_now = std::env::var("PATH").unwrap();
+        let wanted = [("authorization", "Bearer hunter2"), ("x-path", &path_now)];
+        assert_eq!(values(&templates, None), wanted.map(|(n, v)| (n.to_owned(), v.to_owned())));
+        let before = templates.resolve(None).unwrap().fingerprint();
+        std::fs::write(&path, "hunter3").unwrap();
+        assert_eq!(values(&templates, None)[0].1, "Bearer hunter3");
+        let after = templates.resolve(None).unwrap().fingerprint();
+        assert!(before != after && before.len() == 16, "{before} {after}");
+    }
+
+    #[test]
+    fn a_job_without_an_account_goes_without_the_header_that_names_it() {
+        let templates = parse(&[("stripe-account", "acct_${job:account}"), ("x-fixed", "1")]).unwrap();
+        assert_eq!(values(&templates, Some("7"))[0].1, "acct_7");
+        assert_eq!(values(&templates, None), [("x-fixed".to_owned(), "1".to_owned())]);
+        let fingerprint = |account| templates.resolve(account).unwrap().fingerprint();
+        assert_ne!(fingerprint(Some("7")), fingerprint(Some("8")));
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused_at_once() {
+        for (name, value) in [
+            ("bad name", "x"),
+            ("x", "${env:KEY"),
+            ("x", "${vault:KEY}"),
+            ("x", "${env:}"),
+            ("x", "${file:relative}"),
+            ("x", "${job:id}"),
+            ("Content-Length", "5"),
+            ("Transfer-Encoding", "chunked"),
+            ("HOST", "elsewhere"),
+            ("Idempotency-Key", "x"),
+        ] {
+            assert!(matches!(parse(&[(name, value)]), Err(FreezeError::Header { .. })), "{name}: {value}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_an_error_that_says_where() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str, content: &[u8]| {
+            std::fs::write(dir.path().join(name), content).unwrap();
+            format!("${{file:{}}}", dir.path().join(name).display())
+        };
+        let long = vec![b'x'; 17 * 1024];
+        let broken = [
+            "${env:SLUICEGATE_NO_SUCH_VARIABLE}".to_owned(),
+            format!("${{file:{}}}", dir.path().join("missing").display()),
+            file("empty", b"\n"),
+            file("binary", &[0xff, 0xfe]),
+            file("long", &long),
+        ];
+        for value in broken {
+            let error = parse(&[("authorization", &value)]).unwrap().resolve(None).unwrap_err().to_string();
+            assert!(error.contains("authorization"), "{error}");
+        }
+        let two_lines = file("two-lines", b"hunter2\r\nx-injected: 1");
+        let resolved = parse(&[("authorization", &two_lines)]).unwrap().resolve(None).unwrap();
+        let error = resolved.insert_into(&mut HeaderMap::new()).unwrap_err().to_string();
+        assert!(!error.contains("hunter2"), "{error}");
+    }
+
+    #[test]
+    fn nothing_prints_a_value() {
+        let templates = parse(&[("authorization", "Bearer hunter2")]).unwrap();
+        let resolved = templates.resolve(None).unwrap();
+        let mut headers = HeaderMap::new();
+        resolved.insert_into(&mut headers).unwrap();
+        let printed = format!("{templates:?} {resolved:?} {headers:?} {:?}", templates.0);
+        assert!(printed.contains("authorization") && !printed.contains("hunter2"), "{printed}");
+    }
+}

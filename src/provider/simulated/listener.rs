@@ -1,0 +1,108 @@
+//! Connections that the provider can drop without an answer, as a crashed one would.
+//!
+//! Refuses HTTP: a request handler severs its connection, and from then on nothing can be written to it.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::extract::connect_info::Connected;
+use axum::serve::{IncomingStream, Listener};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+
+/// Pause after an accept that failed for want of something (file descriptors, most likely).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// The right to drop one connection.
+#[derive(Clone, Debug)]
+pub(super) struct Severed(Arc<AtomicBool>);
+
+impl Severed {
+    pub(super) fn sever(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+pub(super) struct SeverableListener(pub(super) TcpListener);
+
+pub(super) struct SeverableStream {
+    stream: TcpStream,
+    severed: Severed,
+}
+
+impl SeverableStream {
+    fn check(&self) -> io::Result<()> {
+        if self.severed.0.load(Ordering::Acquire) { Err(io::ErrorKind::ConnectionAborted.into()) } else { Ok(()) }
+    }
+}
+
+impl Listener for SeverableListener {
+    type Io = SeverableStream;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (SeverableStream, SocketAddr) {
+        loop {
+            // Without TCP_NODELAY small answers wait for acknowledgements, and the times reported would be the kernel's.
+            let accepted = self.0.accept().await.and_then(|(stream, peer)| {
+                stream.set_nodelay(true)?;
+                Ok((stream, peer))
+            });
+            match accepted {
+                Ok((stream, peer)) => {
+                    let severed = Severed(Arc::new(AtomicBool::new(false)));
+                    return (SeverableStream { stream, severed }, peer);
+                }
+                Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.0.local_addr()
+    }
+}
+
+impl Connected<IncomingStream<'_, SeverableListener>> for Severed {
+    fn connect_info(stream: IncomingStream<'_, SeverableListener>) -> Self {
+        stream.io().severed.clone()
+    }
+}
+
+impl AsyncRead for SeverableStream {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for SeverableStream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.check()?;
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.check()?;
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,83 @@
+//! What the strict provider saw, as it is printed and served.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// `GET /_report`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Every request that arrived, whatever became of it.
+    pub requests: u64,
+    /// Payments charged at least once.
+    pub charges: u64,
+    /// Payments charged more than once.
+    pub doubles: u64,
+    /// Up to 20 of them.
+    pub double_ids: Vec<String>,
+    /// Payments charged or declined under more than one idempotency key.
+    pub several_keys: u64,
+    pub declines: u64,
+    /// Answers given again from memory.
+    pub replays: u64,
+    /// Charged or declined, but the connection was dropped instead of an answer.
+    pub lost_answers: u64,
+    pub refused_429: u64,
+    /// Answers by HTTP status.
+    pub statuses: BTreeMap<u16, u64>,
+    pub limits: Vec<LimitReport>,
+    /// From receipt to answer; `None` before the first answer.
+    pub answer_ms: Option<AnswerTimes>,
+    /// Microseconds since the provider started.
+    pub first_arrival_us: Option<u64>,
+    pub last_arrival_us: Option<u64>,
+    /// Between the first arrival and the last; 0 with fewer than two.
+    pub rate_per_second: f64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitReport {
+    /// As written: `100/1s`.
+    pub limit: String,
+    /// Most arrivals in any window.
+    pub largest: u64,
+    /// Arrivals that found the window full.
+    pub breaches: u64,
+}
+
+/// Milliseconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AnswerTimes {
+    pub mean: f64,
+    pub p50: f64,
+    pub p99: f64,
+    pub max: f64,
+}
+
+impl AnswerTimes {
+    /// Nearest-rank percentiles over durations in microseconds.
+    pub(super) fn of(mut durations_us: Vec<u32>) -> Option<Self> {
+        durations_us.sort_unstable();
+        let max = f64::from(*durations_us.last()?) / 1_000.0;
+        let total: u64 = durations_us.iter().copied().map(u64::from).sum();
+        let rank = |percent: usize| {
+            let index = (durations_us.len() * percent).div_ceil(100).saturating_sub(1);
+            f64::from(durations_us[index]) / 1_000.0
+        };
+        let mean = total as f64 / durations_us.len() as f64 / 1_000.0;
+        Some(Self { mean, p50: rank(50), p99: rank(99), max })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_by_nearest_rank() {
+        let times = AnswerTimes::of((1..=200).rev().map(|ms| ms * 1_000).collect()).unwrap();
+        assert_eq!(times, AnswerTimes { mean: 100.5, p50: 100.0, p99: 198.0, max: 200.0 });
+        assert_eq!(AnswerTimes::of(vec![]), None);
+        assert_eq!(AnswerTimes::of(vec![7_000]).unwrap().p99, 7.0);
+    }
+}

@@ -1,0 +1,186 @@
+//! Serves the strict provider over HTTP: charges on any path, what it saw under `/_…`.
+//!
+//! Refuses to let serving blur the counting: a request is booked, under one short lock, before its body is read.
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::{ConnectInfo, Json, Request, State};
+use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
+use axum::http::{HeaderName, HeaderValue, Method, Response, StatusCode};
+use axum::routing::{get, post};
+use tokio::net::TcpListener;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::charge::ChargeRequest;
+use super::listener::{SeverableListener, Severed};
+use super::strict::Arrival;
+use super::{Effect, FakeOptions, Report, StrictProvider};
+use crate::domain::time::millis_up;
+
+/// Largest body that is read, in bytes: above what the worker ever sends.
+const BODY_BYTES_MAX: usize = 256 * 1024;
+/// Beyond the longest latency, how long requests in the works may take to end once we are told to stop.
+const STOP_GRACE: Duration = Duration::from_secs(1);
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+/// The exact wait; `Retry-After` knows only whole seconds.
+const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("x-retry-after-ms");
+
+/// A strict provider, not yet listening.
+#[derive(Debug)]
+pub struct FakeProvider {
+    handle: FakeHandle,
+    latency_max: Duration,
+}
+
+/// Looks at a provider from within the process, before, while and after it serves.
+#[derive(Clone, Debug)]
+pub struct FakeHandle {
+    provider: Arc<Mutex<StrictProvider>>,
+    started: Instant,
+}
+
+impl FakeProvider {
+    #[must_use]
+    pub fn new(options: FakeOptions) -> Self {
+        let latency_max = options.latency.1;
+        let provider = Arc::new(Mutex::new(StrictProvider::new(options)));
+        Self { handle: FakeHandle { provider, started: Instant::now() }, latency_max }
+    }
+
+    #[must_use]
+    pub fn handle(&self) -> FakeHandle {
+        self.handle.clone()
+    }
+
+    /// Serves until cancelled, then ends what is in the works.
+    ///
+    /// # Errors
+    /// When the listener fails.
+    pub async fn serve(self, listener: TcpListener, cancel: CancellationToken) -> io::Result<()> {
+        let router = Router::new()
+            .route("/_report", get(async |State(handle): State<FakeHandle>| Json(handle.report())))
+            .route("/_effects", get(async |State(handle): State<FakeHandle>| Json(handle.effects())))
+            .route("/_arrivals", get(async |State(handle): State<FakeHandle>| Json(handle.arrivals_us())))
+            .route("/_reset", post(async |State(handle): State<FakeHandle>| handle.lock().reset()))
+            .fallback(charge)
+            .with_state(self.handle)
+            .into_make_service_with_connect_info::<Severed>();
+        let served = axum::serve(SeverableListener(listener), router)
+            .with_graceful_shutdown(cancel.clone().cancelled_owned())
+            .into_future();
+        let overdue = async {
+            cancel.cancelled().await;
+            tokio::time::sleep(self.latency_max + STOP_GRACE).await;
+        };
+        tokio::select! {
+            result = served => result,
+            () = overdue => Ok(()),
+        }
+    }
+}
+
+impl FakeHandle {
+    #[must_use]
+    pub fn report(&self) -> Report {
+        self.lock().report()
+    }
+
+    #[must_use]
+    pub fn effects(&self) -> Vec<Effect> {
+        self.lock().effects().to_vec()
+    }
+
+    /// Microseconds since the provider was made, ascending.
+    #[must_use]
+    pub fn arrivals_us(&self) -> Vec<u64> {
+        self.lock().arrivals().to_vec()
+    }
+
+    /// Nothing under the lock can panic halfway through a change that matters more than going on.
+    fn lock(&self) -> MutexGuard<'_, StrictProvider> {
+        self.provider.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now_us(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    /// The clock is read under the lock, so that arrivals are booked in their order.
+    fn arrive(&self) -> Arrival {
+        let mut provider = self.lock();
+        let now_us = self.now_us();
+        provider.arrive(now_us)
+    }
+
+    fn answered(&self, arrival: Arrival, status: u16) {
+        self.lock().answered(arrival, self.now_us(), status);
+    }
+}
+
+async fn charge(
+    State(handle): State<FakeHandle>,
+    ConnectInfo(connection): ConnectInfo<Severed>,
+    request: Request,
+) -> Response<Body> {
+    if request.uri().path().starts_with("/_") {
+        return answer(404, error_body("no_such_page"));
+    }
+    let arrival = handle.arrive();
+    let response = match arrival.refused_for {
+        Some(wait) => too_many(wait),
+        None => serve_charge(&handle, &connection, arrival, request).await,
+    };
+    handle.answered(arrival, response.status().as_u16());
+    response
+}
+
+async fn serve_charge(handle: &FakeHandle, connection: &Severed, arrival: Arrival, request: Request) -> Response<Body> {
+    let (parts, body) = request.into_parts();
+    if ![Method::POST, Method::PUT, Method::PATCH].contains(&parts.method) {
+        return answer(405, error_body("method_not_allowed"));
+    }
+    let Ok(body) = to_bytes(body, BODY_BYTES_MAX).await else {
+        return answer(413, error_body("body_unreadable"));
+    };
+    let header = |name: HeaderName| parts.headers.get(name).and_then(|value| value.to_str().ok());
+    let is_form = header(CONTENT_TYPE).is_some_and(|kind| kind.starts_with("application/x-www-form-urlencoded"));
+    let asked = match ChargeRequest::read(header(IDEMPOTENCY_KEY), is_form, &body) {
+        Ok(asked) => asked,
+        Err(code) => return answer(400, error_body(code)),
+    };
+    let reply = handle.lock().process(arrival, &asked);
+    tokio::time::sleep_until(handle.started + Duration::from_micros(reply.due_us)).await;
+    if reply.lost {
+        connection.sever();
+    }
+    let mut response = answer(reply.status, reply.body);
+    if reply.replayed {
+        response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
+    }
+    response
+}
+
+fn too_many(wait: Duration) -> Response<Body> {
+    let mut response = answer(429, error_body("rate_limit"));
+    let wait_ms = millis_up(wait);
+    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(wait_ms.div_ceil(1_000)));
+    response.headers_mut().insert(RETRY_AFTER_MS, HeaderValue::from(wait_ms));
+    response
+}
+
+fn error_body(code: &str) -> String {
+    serde_json::json!({ "error": { "code": code } }).to_string()
+}
+
+fn answer(status: u16, body: String) -> Response<Body> {
+    let mut response = Response::new(Body::from(body));
+    *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}

@@ -1,0 +1,268 @@
+//! The strict provider itself: a state machine on a clock that is handed in, in microseconds.
+//!
+//! Refuses I/O and clocks. Every request is booked with [`StrictProvider::arrive`], refused ones too; what it asks is
+//! decided by [`StrictProvider::process`]; [`StrictProvider::answered`] books the end.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::charge::ChargeRequest;
+use super::faults::{Draw, draw};
+use super::report::{AnswerTimes, LimitReport, Report};
+use super::windows::Windows;
+use super::{FakeOptions, OnLimit};
+use crate::domain::time::micros_up;
+
+/// Ids listed in a report.
+const IDS_LISTED: usize = 20;
+
+/// One request, booked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Arrival {
+    pub at_us: u64,
+    /// Refused for this long: answer 429.
+    pub refused_for: Option<Duration>,
+}
+
+/// What to answer, and when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Reply {
+    pub status: u16,
+    /// JSON.
+    pub body: String,
+    pub replayed: bool,
+    /// Drop the connection instead.
+    pub lost: bool,
+    /// On the provider's clock.
+    pub due_us: u64,
+}
+
+/// What one payment came to: a row of `GET /_effects`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Effect {
+    pub id: String,
+    pub amount: i64,
+    pub currency: String,
+    pub account: Option<String>,
+    /// The key of the first charge.
+    pub key: Option<String>,
+    /// Times charged; 0 for a payment that was only declined.
+    pub count: u64,
+    /// Charged or declined under a second key as well.
+    pub several_keys: bool,
+}
+
+/// What a key stands for.
+#[derive(Debug)]
+struct Memory {
+    body_hash: [u8; 32],
+    status: u16,
+    body: String,
+    first_us: u64,
+    /// The first request under the key is in the works until then.
+    due_us: u64,
+}
+
+#[derive(Debug, Default)]
+struct Tallies {
+    statuses: BTreeMap<u16, u64>,
+    declines: u64,
+    replays: u64,
+    lost_answers: u64,
+    refused_429: u64,
+    durations_us: Vec<u32>,
+}
+
+/// Counts, remembers, charges.
+#[derive(Debug)]
+pub struct StrictProvider {
+    options: FakeOptions,
+    windows: Windows,
+    memory: HashMap<String, Memory>,
+    /// Requests so far under a key (or for a payment without one): the number of the next draw.
+    tries: HashMap<String, u32>,
+    effects: Vec<Effect>,
+    effect_of: HashMap<String, usize>,
+    references: u64,
+    tallies: Tallies,
+}
+
+impl StrictProvider {
+    #[must_use]
+    pub fn new(options: FakeOptions) -> Self {
+        Self {
+            windows: Windows::new(&options.limits),
+            options,
+            memory: HashMap::new(),
+            tries: HashMap::new(),
+            effects: Vec::new(),
+            effect_of: HashMap::new(),
+            references: 0,
+            tallies: Tallies::default(),
+        }
+    }
+
+    /// Books a request the moment it is there, before anything else is known of it. An instant before the last arrival
+    /// counts as that.
+    pub fn arrive(&mut self, now_us: u64) -> Arrival {
+        let at_us = now_us.max(self.windows.arrivals().last().copied().unwrap_or(0));
+        let breached = self.windows.arrive(at_us);
+        let refused_for = breached.filter(|_| self.options.on_limit == OnLimit::Refuse);
+        self.tallies.refused_429 += u64::from(refused_for.is_some());
+        Arrival { at_us, refused_for }
+    }
+
+    /// Decides what a request that was not refused comes to. Its charge happens now, its answer follows.
+    pub fn process(&mut self, arrival: Arrival, request: &ChargeRequest) -> Reply {
+        let now_us = arrival.at_us;
+        let key = request.key.as_deref().filter(|_| self.options.deduplicate);
+        if let Some(memory) = key.and_then(|key| self.remembered(key, now_us)) {
+            if memory.body_hash != request.body_hash {
+                return refusal(422, "key_reused_with_other_body", now_us);
+            }
+            if now_us < memory.due_us {
+                return refusal(409, "in_progress", now_us);
+            }
+        }
+        let draw = self.draw(request.key.as_deref().unwrap_or(&request.payment));
+        let due_us = now_us.saturating_add(micros_up(draw.latency));
+        if let Some(status) = draw.error {
+            return refusal(status, "fault", due_us);
+        }
+        let mut reply = match key.and_then(|key| self.remembered(key, now_us)) {
+            Some(memory) => {
+                let (status, body) = (memory.status, memory.body.clone());
+                self.tallies.replays += 1;
+                Reply { status, body, replayed: true, lost: false, due_us }
+            }
+            None => self.carry_out(request, draw, now_us, due_us),
+        };
+        reply.lost = draw.lost_answer;
+        self.tallies.lost_answers += u64::from(reply.lost);
+        reply
+    }
+
+    /// Books an answer on its way.
+    pub fn answered(&mut self, arrival: Arrival, now_us: u64, status: u16) {
+        *self.tallies.statuses.entry(status).or_default() += 1;
+        let duration_us = now_us.saturating_sub(arrival.at_us);
+        self.tallies.durations_us.push(u32::try_from(duration_us).unwrap_or(u32::MAX));
+    }
+
+    /// Everything seen so far.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        let doubles = || self.effects.iter().filter(|effect| effect.count > 1);
+        let limits = self.windows.counts().iter().map(|count| LimitReport {
+            limit: count.limit.to_string(),
+            largest: count.largest,
+            breaches: count.breaches,
+        });
+        let arrivals = self.windows.arrivals();
+        let (first, last) = (arrivals.first().copied(), arrivals.last().copied());
+        let span_us = last.zip(first).map_or(0, |(last, first)| last - first);
+        let gaps = arrivals.len().saturating_sub(1) as f64;
+        Report {
+            requests: arrivals.len() as u64,
+            charges: self.effects.iter().filter(|effect| effect.count > 0).count() as u64,
+            doubles: doubles().count() as u64,
+            double_ids: doubles().take(IDS_LISTED).map(|effect| effect.id.clone()).collect(),
+            several_keys: self.effects.iter().filter(|effect| effect.several_keys).count() as u64,
+            declines: self.tallies.declines,
+            replays: self.tallies.replays,
+            lost_answers: self.tallies.lost_answers,
+            refused_429: self.tallies.refused_429,
+            statuses: self.tallies.statuses.clone(),
+            limits: limits.collect(),
+            answer_ms: AnswerTimes::of(self.tallies.durations_us.clone()),
+            first_arrival_us: first,
+            last_arrival_us: last,
+            rate_per_second: if span_us == 0 { 0.0 } else { gaps / (span_us as f64 / 1e6) },
+        }
+    }
+
+    /// Payments in the order of their first charge or decline.
+    #[must_use]
+    pub fn effects(&self) -> &[Effect] {
+        &self.effects
+    }
+
+    /// Every arrival, in microseconds, ascending.
+    #[must_use]
+    pub fn arrivals(&self) -> &[u64] {
+        self.windows.arrivals()
+    }
+
+    /// Forgets everything but the options.
+    pub fn reset(&mut self) {
+        *self = Self::new(self.options.clone());
+    }
+
+    fn remembered(&self, key: &str, now_us: u64) -> Option<&Memory> {
+        let retention_us = self.options.retention.map_or(u64::MAX, micros_up);
+        // Bodies may be read in another order than their requests arrived: an earlier one can come to an entry that is
+        // younger than itself.
+        self.memory.get(key).filter(|memory| now_us.saturating_sub(memory.first_us) < retention_us)
+    }
+
+    fn draw(&mut self, key: &str) -> Draw {
+        let tries = self.tries.entry(key.to_owned()).or_default();
+        *tries += 1;
+        draw(&self.options, key, *tries)
+    }
+
+    fn carry_out(&mut self, request: &ChargeRequest, draw: Draw, now_us: u64, due_us: u64) -> Reply {
+        let (status, body) = if draw.declined {
+            self.tallies.declines += 1;
+            (402, r#"{"error":{"type":"card_error","code":"card_declined"}}"#.to_owned())
+        } else {
+            self.references += 1;
+            let reference = format!("ch_{}", self.references);
+            let charged = serde_json::json!({
+                "id": reference,
+                "status": "succeeded",
+                "amount": request.amount,
+                "currency": request.currency,
+            });
+            (200, charged.to_string())
+        };
+        self.book_effect(request, u64::from(!draw.declined));
+        if let Some(key) = &request.key {
+            let memory = Memory { body_hash: request.body_hash, status, body: body.clone(), first_us: now_us, due_us };
+            self.memory.insert(key.clone(), memory);
+        }
+        Reply { status, body, replayed: false, lost: false, due_us }
+    }
+
+    fn book_effect(&mut self, request: &ChargeRequest, charges: u64) {
+        if let Some(index) = self.effect_of.get(&request.payment) {
+            let effect = &mut self.effects[*index];
+            effect.count += charges;
+            effect.several_keys |= effect.key != request.key;
+            return;
+        }
+        self.effect_of.insert(request.payment.clone(), self.effects.len());
+        self.effects.push(Effect {
+            id: request.payment.clone(),
+            amount: request.amount,
+            currency: request.currency.clone(),
+            account: request.account.clone(),
+            key: request.key.clone(),
+            count: charges,
+            several_keys: false,
+        });
+    }
+}
+
+fn refusal(status: u16, code: &str, due_us: u64) -> Reply {
+    let body = serde_json::json!({ "error": { "code": code } }).to_string();
+    Reply { status, body, replayed: false, lost: false, due_us }
+}
+
+#[cfg(test)]
+#[path = "strict_tests.rs"]
+mod tests;

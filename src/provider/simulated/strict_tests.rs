@@ -1,0 +1,166 @@
+//! The strict provider by hand-written cases, and its charges against a naive recount.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn request(payment: &str, key: Option<&str>, amount: i64) -> ChargeRequest {
+    let body = format!(r#"{{"id":"{payment}","amount":{amount},"currency":"EUR"}}"#);
+    ChargeRequest::read(key, false, body.as_bytes()).unwrap()
+}
+
+fn ask(provider: &mut StrictProvider, now_us: u64, request: &ChargeRequest) -> Reply {
+    let arrival = provider.arrive(now_us);
+    assert_eq!(arrival.refused_for, None);
+    provider.process(arrival, request)
+}
+
+#[test]
+fn a_key_is_charged_once_and_answered_alike() {
+    let mut provider = StrictProvider::new(FakeOptions::default());
+    let first = ask(&mut provider, 0, &request("p1", Some("k1"), 5));
+    let again = ask(&mut provider, 10, &request("p1", Some("k1"), 5));
+    assert_eq!((first.status, &first.body, first.replayed), (200, &again.body, false));
+    assert!(again.replayed);
+    assert_eq!(ask(&mut provider, 20, &request("p1", Some("k1"), 6)).status, 422);
+    let report = provider.report();
+    assert_eq!((report.charges, report.doubles, report.replays, report.requests), (1, 0, 1, 3));
+}
+
+#[test]
+fn a_second_key_for_one_payment_is_a_double_and_is_named() {
+    let mut provider = StrictProvider::new(FakeOptions::default());
+    for (now, key) in [(0, "k1"), (1, "k2")] {
+        assert_eq!(ask(&mut provider, now, &request("p1", Some(key), 5)).status, 200);
+    }
+    let report = provider.report();
+    assert_eq!((report.doubles, report.double_ids, report.several_keys), (1, vec!["p1".to_owned()], 1));
+}
+
+#[test]
+fn without_deduplication_or_a_key_every_request_charges() {
+    let mut careless = StrictProvider::new(FakeOptions { deduplicate: false, ..FakeOptions::default() });
+    let mut keyless = StrictProvider::new(FakeOptions::default());
+    for now in 0..3 {
+        assert_eq!(ask(&mut careless, now, &request("p1", Some("k1"), 5)).status, 200);
+        assert_eq!(ask(&mut keyless, now, &request("p1", None, 5)).status, 200);
+    }
+    for provider in [careless, keyless] {
+        assert_eq!((provider.effects()[0].count, provider.report().doubles), (3, 1));
+    }
+}
+
+#[test]
+fn a_twin_of_a_request_in_the_works_is_told_so() {
+    let latency = Duration::from_millis(10);
+    let mut provider = StrictProvider::new(FakeOptions { latency: (latency, latency), ..FakeOptions::default() });
+    assert_eq!(ask(&mut provider, 0, &request("p1", Some("k1"), 5)).due_us, 10_000);
+    assert_eq!(ask(&mut provider, 9_999, &request("p1", Some("k1"), 5)).status, 409);
+    assert_eq!(ask(&mut provider, 10_000, &request("p1", Some("k1"), 5)).status, 200);
+}
+
+#[test]
+fn a_forgotten_key_charges_again() {
+    let retention = Some(Duration::from_millis(1));
+    let mut provider = StrictProvider::new(FakeOptions { retention, ..FakeOptions::default() });
+    for (now, count) in [(0, 1), (999, 1), (1_000, 2), (1_999, 2)] {
+        assert_eq!(ask(&mut provider, now, &request("p1", Some("k1"), 5)).status, 200);
+        assert_eq!(provider.effects()[0].count, count, "{now}");
+    }
+}
+
+#[test]
+fn faults_do_what_they_say() {
+    let with = |options: FakeOptions| {
+        let mut provider = StrictProvider::new(options);
+        let reply = ask(&mut provider, 0, &request("p1", Some("k1"), 5));
+        (reply, provider.report())
+    };
+    let (reply, report) = with(FakeOptions { error_rate: 1.0, ..FakeOptions::default() });
+    assert!(matches!(reply.status, 500 | 503) && report.charges == 0);
+    let (reply, report) = with(FakeOptions { lost_answer_rate: 1.0, ..FakeOptions::default() });
+    assert!(reply.lost && report.charges == 1 && report.lost_answers == 1);
+    let (reply, report) = with(FakeOptions { decline_rate: 1.0, ..FakeOptions::default() });
+    assert_eq!((reply.status, report.charges, report.declines), (402, 0, 1));
+}
+
+#[test]
+fn beyond_the_limit_it_refuses_or_only_counts() {
+    let limits = vec!["2/1s".parse().unwrap(), "3/10s".parse().unwrap()];
+    let waits = |on_limit| {
+        let options = FakeOptions { limits: limits.clone(), on_limit, ..FakeOptions::default() };
+        let mut provider = StrictProvider::new(options);
+        let waits: Vec<_> = (0..5).map(|n| provider.arrive(n * 100_000).refused_for).collect();
+        (waits, provider.report())
+    };
+    let (refused, report) = waits(OnLimit::Refuse);
+    let ms = |ms| Some(Duration::from_millis(ms));
+    assert_eq!(refused, [None, None, ms(9_800), ms(9_800), ms(9_800)]);
+    assert_eq!(report.refused_429, 3);
+    let (counted, same) = waits(OnLimit::Count);
+    assert!(counted.iter().all(Option::is_none) && same.refused_429 == 0);
+    for report in [report, same] {
+        let limits: Vec<_> = report.limits.iter().map(|l| (l.limit.as_str(), l.largest, l.breaches)).collect();
+        assert_eq!(limits, [("2/1s", 5, 3), ("3/10s", 5, 2)]);
+    }
+}
+
+#[test]
+fn a_report_has_times_and_survives_json() {
+    let mut provider = StrictProvider::new(FakeOptions::default());
+    assert_eq!((provider.report().answer_ms, provider.report().rate_per_second), (None, 0.0));
+    for n in 0..11 {
+        let arrival = provider.arrive(n * 100_000);
+        provider.answered(arrival, arrival.at_us + 2_000, 200);
+    }
+    let report = provider.report();
+    assert_eq!((report.rate_per_second, report.statuses[&200]), (10.0, 11));
+    assert_eq!(report.answer_ms.as_ref().unwrap().mean, 2.0);
+    let text = serde_json::to_string(&report).unwrap();
+    assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report);
+    provider.reset();
+    assert_eq!(provider.report(), StrictProvider::new(FakeOptions::default()).report());
+}
+
+#[test]
+fn a_clock_that_steps_back_is_held() {
+    let mut provider = StrictProvider::new(FakeOptions::default());
+    assert_eq!(provider.arrive(5).at_us, 5);
+    assert_eq!(provider.arrive(3).at_us, 5);
+    assert_eq!(provider.arrivals(), [5, 5]);
+}
+
+proptest! {
+    /// Charges, doubles and answers against a list that is searched from end to end.
+    #[test]
+    fn charges_agree_with_a_recount(
+        requests in prop::collection::vec((0..4_u8, 0..4_u8, 1..3_i64, 0..400_u64), 1..60),
+        retention_us in prop_oneof![Just(None), (1..1_000_u64).prop_map(Some)],
+    ) {
+        let retention = retention_us.map(Duration::from_micros);
+        let mut provider = StrictProvider::new(FakeOptions { retention, ..FakeOptions::default() });
+        // (instant, key, body) of every charge.
+        let mut charged: Vec<(u64, u8, (u8, i64))> = Vec::new();
+        let mut now = 0;
+        for (payment, key, amount, gap) in requests {
+            now += gap;
+            let alive = |at: u64| retention_us.is_none_or(|retention| now - at < retention);
+            let known = charged.iter().rev().find(|(at, k, _)| *k == key && alive(*at));
+            let wanted = match known {
+                Some((_, _, body)) if *body != (payment, amount) => 422,
+                _ => 200,
+            };
+            if known.is_none() {
+                charged.push((now, key, (payment, amount)));
+            }
+            let asked = request(&format!("p{payment}"), Some(&format!("k{key}")), amount);
+            prop_assert_eq!(ask(&mut provider, now, &asked).status, wanted);
+        }
+        for payment in 0..4 {
+            let wanted = charged.iter().filter(|(_, _, body)| body.0 == payment).count() as u64;
+            let id = format!("p{payment}");
+            let got = provider.effects().iter().find(|effect| effect.id == id).map_or(0, |effect| effect.count);
+            prop_assert_eq!(got, wanted);
+        }
+    }
+}
