@@ -66,9 +66,8 @@ pub async fn run(
         jobs: TaskTracker::new(),
     };
     let settings = Arc::clone(&worker.engines.settings);
-    let first = until_back("load settings", &worker.stop, async || {
-        settings_watch::load(settings.as_ref(), &Known::default()).await
-    });
+    let nothing = Known::default();
+    let first = until_back("load settings", &worker.stop, || settings_watch::load(settings.as_ref(), &nothing));
     let known = match first.await {
         Ok(known) => Arc::new(known),
         Err(GivenUp::Stopped) => return Ok(DrainReport::default()),
@@ -105,8 +104,7 @@ async fn lanes(
     while !worker.stop.is_cancelled() {
         let now = known.borrow_and_update().clone();
         let names: Vec<ProviderName> = now.providers.keys().cloned().collect();
-        let declared =
-            until_back("declare the topology", &worker.stop, async || worker.engines.queue.declare(&names).await);
+        let declared = until_back("declare the topology", &worker.stop, || worker.engines.queue.declare(&names));
         if let Err(GivenUp::Failed(error)) = declared.await {
             tracing::error!(%error, "topology not declared; lanes that exist go on");
         } else {
@@ -137,7 +135,7 @@ async fn lanes(
 }
 
 fn follow_row(worker: &Worker, lane: &RunningLane, row: &Arc<Provider>) {
-    if *lane.settings.borrow().provider == *row {
+    if lane.settings.borrow().provider == *row {
         return;
     }
     match worker.engines.providers.build(row) {

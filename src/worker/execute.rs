@@ -66,8 +66,7 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand) -> End {
 /// Commits where a job stands; `None` when the ledger cannot be had and the worker is leaving.
 pub async fn put_down(lane: &LaneParts, job: &JobInHand, state: &JobState) -> Option<Written> {
     let ledger = &lane.worker.engines.ledger;
-    let written =
-        until_back("put a job down", &lane.worker.abandon, async || ledger.put_down(&job.held.hold, state).await);
+    let written = until_back("put a job down", &lane.worker.abandon, || ledger.put_down(&job.held.hold, state));
     written.await.map_err(|error| tracing::warn!(job = %job.job.id, ?error, "not put down")).ok()
 }
 
@@ -216,9 +215,8 @@ async fn finish_unsent(lane: &LaneParts, job: &JobInHand, number: u32, outcome: 
 
 async fn write_end(lane: &LaneParts, job: &JobInHand, end: &AttemptEnd, state: &JobState) -> End {
     let ledger = &lane.worker.engines.ledger;
-    let written = until_back("write an outcome down", &lane.worker.abandon, async || {
-        ledger.finish_attempt(&job.held.hold, end, state).await
-    });
+    let written =
+        until_back("write an outcome down", &lane.worker.abandon, || ledger.finish_attempt(&job.held.hold, end, state));
     match written.await {
         Ok(Written::Kept) => kept(lane, state),
         Ok(Written::Lost) => {
@@ -242,7 +240,7 @@ async fn retract(lane: &LaneParts, job: &JobInHand) -> End {
     let reason = "the ledger was away, nothing was sent".to_owned();
     let state =
         if job.claimed.unknown { JobState::Unknown { wait, reason } } else { JobState::Waiting { wait, reason } };
-    let written = until_back("retract an attempt", &lane.worker.abandon, async || {
+    let written = until_back("retract an attempt", &lane.worker.abandon, || async {
         match ledger.finish_attempt(&job.held.hold, &open, &state).await? {
             Written::Kept => Ok(Written::Kept),
             Written::Lost => ledger.put_down(&job.held.hold, &state).await,

@@ -16,7 +16,7 @@ use super::in_hand::LEASE;
 use super::lane::LaneParts;
 use super::park::{Copy, publish_copy};
 use super::patience::until_back;
-use crate::domain::job::Invalid;
+use crate::domain::job::{Invalid, JobId};
 use crate::ledger::{Claim, Claimed, JobState, RejectedMessage, Written};
 use crate::queue::message::{DecodeError, Decoded, decode};
 use crate::queue::{DELAY_STEPS, Delivery, Destination, Outgoing};
@@ -80,14 +80,14 @@ async fn steps(lane: &LaneParts, copy: &Copy, delivered_at: Instant) -> End {
             tracing::error!(provider = %lane.name, version, "message of a newer format waits for a newer worker");
             return End::Park(NEWER_VERSION_WAIT);
         }
-        Err(DecodeError::Invalid(invalid, id)) => return reject(lane, copy, &invalid, id).await,
+        Err(DecodeError::Invalid { invalid, claimed_id: id }) => return reject(lane, copy, &invalid, id).await,
     };
     match claim(lane, &decoded).await {
         Some(Claim::Claimed(claimed)) => begin(lane, decoded, *claimed, delivered_at).await,
         Some(Claim::Settled) => End::Ack,
         // Its holder, or whoever takes over, will settle it; then this copy finds it settled.
         Some(Claim::InHand { lease_left }) => End::Park(lease_left.clamp(DELAY_STEPS[0], LEASE / 2)),
-        Some(Claim::Conflict(invalid)) => reject(lane, copy, &invalid, Some(decoded.job.id.as_str().to_owned())).await,
+        Some(Claim::Conflict(invalid)) => reject(lane, copy, &invalid, Some(decoded.job.id.clone())).await,
         None if lane.worker.stop.is_cancelled() => End::HandBack,
         None => End::Fault,
     }
@@ -96,8 +96,8 @@ async fn steps(lane: &LaneParts, copy: &Copy, delivered_at: Instant) -> End {
 async fn claim(lane: &LaneParts, decoded: &Decoded) -> Option<Claim> {
     let worker = &lane.worker;
     let ledger = &worker.engines.ledger;
-    let claimed = until_back("claim a job", &lane.stop, async || {
-        ledger.claim(&decoded.job, decoded.hash, &worker.options.owner, LEASE).await
+    let claimed = until_back("claim a job", &lane.stop, || {
+        ledger.claim(&decoded.job, decoded.hash, &worker.options.owner, LEASE)
     });
     claimed.await.map_err(|error| tracing::warn!(job = %decoded.job.id, ?error, "not claimed")).ok()
 }
@@ -122,11 +122,11 @@ async fn begin(lane: &LaneParts, decoded: Decoded, claimed: Claimed, delivered_a
 }
 
 /// What can never be a job: kept in the ledger and in `invalid`, then acknowledged.
-async fn reject(lane: &LaneParts, copy: &Copy, invalid: &Invalid, job_id: Option<String>) -> End {
+async fn reject(lane: &LaneParts, copy: &Copy, invalid: &Invalid, job_id: Option<JobId>) -> End {
     let worker = &lane.worker;
     let message = RejectedMessage {
         lane: lane.name.clone(),
-        job_id,
+        job_id: job_id.map(|id| id.as_str().to_owned()),
         reason: invalid.reason.code(),
         detail: invalid.detail.clone(),
         body_sha256: Sha256::digest(&copy.body).into(),
@@ -138,15 +138,12 @@ async fn reject(lane: &LaneParts, copy: &Copy, invalid: &Invalid, job_id: Option
         properties: copy.properties.clone(),
     };
     tracing::warn!(provider = %lane.name, reason = invalid.reason.code(), detail = invalid.detail, "message is no job");
-    let kept = until_back("keep an invalid message", &lane.stop, async || {
-        worker.engines.queue.publish(outgoing.clone()).await
-    });
+    let kept = until_back("keep an invalid message", &lane.stop, || worker.engines.queue.publish(outgoing.clone()));
     if let Err(error) = kept.await {
         tracing::warn!(?error, "invalid message not kept; it goes back");
         return End::Fault;
     }
-    let noted =
-        until_back("note an invalid message", &lane.stop, async || worker.engines.ledger.reject(&message).await);
+    let noted = until_back("note an invalid message", &lane.stop, || worker.engines.ledger.reject(&message));
     match noted.await {
         Ok(()) => End::Ack,
         Err(error) => {

@@ -31,5 +31,5 @@ pub async fn publish_copy(worker: &Worker, copy: &Copy, wait: Duration) -> Resul
         body: copy.body.clone(),
         properties: copy.properties.clone(),
     };
-    until_back("park a job", &worker.abandon, async || worker.engines.queue.publish(message.clone()).await).await
+    until_back("park a job", &worker.abandon, || worker.engines.queue.publish(message.clone())).await
 }

@@ -42,10 +42,10 @@ pub enum GivenUp<E> {
 ///
 /// # Errors
 /// [`GivenUp`] when the error will not pass, or `stop` fires first.
-pub async fn until_back<T, E: Passing>(
+pub async fn until_back<T, E: Passing, F: Future<Output = Result<T, E>>>(
     what: &str,
     stop: &CancellationToken,
-    mut operation: impl AsyncFnMut() -> Result<T, E>,
+    mut operation: impl FnMut() -> F,
 ) -> Result<T, GivenUp<E>> {
     let mut failed = 0;
     loop {
