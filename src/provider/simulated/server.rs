@@ -134,36 +134,47 @@ async fn charge(
     let arrival = handle.arrive();
     let response = match arrival.refused_for {
         Some(wait) => too_many(wait),
-        None => serve_charge(&handle, &connection, arrival, request).await,
+        None => match serve_charge(&handle, arrival, request).await {
+            Some(response) => response,
+            None => {
+                // What is returned now cannot be written any more.
+                connection.sever();
+                return Response::default();
+            }
+        },
     };
     handle.answered(arrival, response.status().as_u16());
     response
 }
 
-async fn serve_charge(handle: &FakeHandle, connection: &Severed, arrival: Arrival, request: Request) -> Response<Body> {
+/// The answer, or nothing when it is to be lost.
+async fn serve_charge(handle: &FakeHandle, arrival: Arrival, request: Request) -> Option<Response<Body>> {
     let (parts, body) = request.into_parts();
     if ![Method::POST, Method::PUT, Method::PATCH].contains(&parts.method) {
-        return answer(405, error_body("method_not_allowed"));
+        return Some(answer(405, error_body("method_not_allowed")));
     }
     let Ok(body) = to_bytes(body, BODY_BYTES_MAX).await else {
-        return answer(413, error_body("body_unreadable"));
+        return Some(answer(413, error_body("body_unreadable")));
     };
     let header = |name: HeaderName| parts.headers.get(name).and_then(|value| value.to_str().ok());
     let is_form = header(CONTENT_TYPE).is_some_and(|kind| kind.starts_with("application/x-www-form-urlencoded"));
     let asked = match ChargeRequest::read(header(IDEMPOTENCY_KEY), is_form, &body) {
         Ok(asked) => asked,
-        Err(code) => return answer(400, error_body(code)),
+        Err(code) => return Some(answer(400, error_body(code))),
     };
     let reply = handle.lock().process(arrival, &asked);
-    tokio::time::sleep_until(handle.started + Duration::from_micros(reply.due_us)).await;
+    // The timer counts whole milliseconds and rounds up: what is due already must not meet it.
+    if reply.due_us > handle.now_us() {
+        tokio::time::sleep_until(handle.started + Duration::from_micros(reply.due_us)).await;
+    }
     if reply.lost {
-        connection.sever();
+        return None;
     }
     let mut response = answer(reply.status, reply.body);
     if reply.replayed {
         response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
     }
-    response
+    Some(response)
 }
 
 fn too_many(wait: Duration) -> Response<Body> {
