@@ -140,7 +140,7 @@ async fn a_tls_handshake_that_fails_or_hangs_was_surely_not_sent() {
     for (then, wanted) in [(Then::Raw(b"HTTP/1.1 400 no\r\n\r\n".to_vec()), "TLS: "), (Then::Silence, "in time")] {
         let server = RawServer::start_reading_anything(then).await;
         let url = server.url().replace("http:", "https:");
-        let answer = send_one(&Provider { timeout: Duration::from_millis(600), ..row(&url) }).await;
+        let answer = send_one(&Provider { timeout: Duration::from_secs(4), ..row(&url) }).await;
         let Outcome::NotSent { cause } = answer.outcome else { panic!("{answer:?}") };
         assert!(cause.contains(wanted), "{cause}");
         assert!(server.requests().iter().all(|bytes| !bytes.windows(4).any(|word| word == b"POST")));
@@ -149,7 +149,7 @@ async fn a_tls_handshake_that_fails_or_hangs_was_surely_not_sent() {
 
 #[tokio::test]
 async fn silence_and_drips_end_at_the_timeout() {
-    let quick = |server: &RawServer| Provider { timeout: Duration::from_millis(400), ..row(&server.url()) };
+    let quick = |server: &RawServer| Provider { timeout: Duration::from_millis(1_500), ..row(&server.url()) };
     let silent = RawServer::start(vec![Then::Silence]).await;
     let answer = send_one(&quick(&silent)).await;
     assert_eq!((answer.outcome, answer.status), (unknown(UnknownCause::Timeout), None));
