@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::charge::ChargeRequest;
 use super::listener::{SeverableListener, Severed};
 use super::strict::Arrival;
-use super::{Effect, FakeOptions, Report, StrictProvider};
+use super::{AnswerTimes, Effect, FakeOptions, Report, StrictProvider};
 use crate::domain::time::millis_up;
 
 /// Largest body that is read, in bytes: above what the worker ever sends.
@@ -86,9 +86,14 @@ impl FakeProvider {
 }
 
 impl FakeHandle {
+    /// What the provider saw so far. Percentiles are worked out beside the lock: who watches must not delay arrivals.
     #[must_use]
     pub fn report(&self) -> Report {
-        self.lock().report()
+        let (counted, durations_us) = {
+            let provider = self.lock();
+            (provider.counted(), provider.durations_us())
+        };
+        Report { answer_ms: AnswerTimes::of(durations_us), ..counted }
     }
 
     #[must_use]
