@@ -1,5 +1,6 @@
 //! One conformance suite per face, run on every implementation.
 
+mod provider;
 #[path = "../support/mod.rs"]
 mod support;
 

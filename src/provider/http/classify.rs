@@ -1,6 +1,6 @@
-//! What an HTTP answer means: status, headers and body in, [`Outcome`] out. The contract's table, and a row's overrides.
+//! What an HTTP answer means: status, headers and body in, [`Outcome`] out. The contract's table and a row's overrides.
 //!
-//! Refuses I/O and refuses to keep a body: what leaves here is a status, a bounded reference and at most one short token.
+//! Refuses I/O and refuses to keep a body: what leaves here is a status, a bounded reference, at most one short token.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};

@@ -1,6 +1,6 @@
 //! The HTTP client, set so that one call is at most one request on the wire, and the reading of its answer.
 //!
-//! Refuses second tries of any kind: no retry policy, no redirects, no proxy, no HTTP/2 (whose GOAWAY and REFUSED_STREAM
+//! Refuses second tries of any kind: no retry policy, no redirects, no proxy, no HTTP/2 (its GOAWAY and REFUSED_STREAM
 //! blur what was sent). One thing inside hyper-util (0.1.21, `client/legacy/client.rs`, `send_request`) cannot be
 //! switched off through reqwest and need not be: when a pooled connection closes, a request that its dispatcher never
 //! took, of which no byte was written, moves to another connection. `tests/contract/provider.rs` counts it.

@@ -1,6 +1,6 @@
 //! JSON as an HTML form: nested members become `a[b]=c`, array elements `a[0]=c`, as Stripe and PHP read them.
 //!
-//! Refuses to reinterpret values: numbers keep their digits, `null` is left out, what is nested too deep stays JSON text.
+//! Refuses to reinterpret values: numbers keep their digits, `null` is left out, what nests too deep stays JSON text.
 
 use std::collections::BTreeMap;
 

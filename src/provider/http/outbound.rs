@@ -1,7 +1,7 @@
 //! Where requests may go: the `outbound.allow` list, judged on the URL and again on every resolved address.
 //!
-//! Public https is always allowed. Everything private, loopback, link-local or plain is refused unless the list says so:
-//! a provider's URL comes from a database row, and must not turn the worker into a door to the network it runs in.
+//! Public https is always allowed. Everything private, loopback, link-local or plain is refused unless the list says
+//! so: a provider's URL comes from a database row, and must not turn the worker into a door to the network it runs in.
 
 use std::collections::BTreeSet;
 

@@ -33,3 +33,18 @@ impl Resolve for GuardedResolver {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn only_permitted_addresses_are_handed_over() {
+        let resolve = |rule| GuardedResolver { rule }.resolve("localhost".parse::<Name>().unwrap());
+        let public = AddressRule::Public { loopback: false, networks: vec![] };
+        let refused = resolve(public).await.map(Iterator::count).unwrap_err();
+        assert!(refused.is::<AddressRefused>(), "{refused}");
+        let found: Vec<SocketAddr> = resolve(AddressRule::LoopbackOnly).await.unwrap().collect();
+        assert!(!found.is_empty() && found.iter().all(|address| address.ip().is_loopback()));
+    }
+}

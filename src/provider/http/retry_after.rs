@@ -1,6 +1,7 @@
 //! Reads `Retry-After`: seconds, or an HTTP date measured against the answer's own `Date`.
 //!
-//! Refuses guesses: a malformed value is ignored, as the standard asks (<https://www.rfc-editor.org/rfc/rfc9110#section-10.2.3>).
+//! Refuses guesses: a malformed value is ignored, as the standard asks
+//! (<https://www.rfc-editor.org/rfc/rfc9110#section-10.2.3>).
 
 use std::time::{Duration, SystemTime};
 

@@ -47,7 +47,7 @@ impl Listener for SeverableListener {
 
     async fn accept(&mut self) -> (SeverableStream, SocketAddr) {
         loop {
-            // Without TCP_NODELAY small answers wait for acknowledgements, and the times reported would be the kernel's.
+            // Without TCP_NODELAY small answers wait for acknowledgements: the times seen would be the kernel's.
             let accepted = self.0.accept().await.and_then(|(stream, peer)| {
                 stream.set_nodelay(true)?;
                 Ok((stream, peer))

@@ -1,5 +1,5 @@
-//! A strict provider for rehearsals, the demo and the tests: it counts every window, remembers every key and charge, and
-//! says at the end what it saw.
+//! A strict provider for rehearsals, the demo and the tests: it counts every window, remembers every key and charge,
+//! and says at the end what it saw.
 //!
 //! Refuses to be lenient, and refuses to share code with the limiter that it judges: its counting is its own.
 

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::charge::ChargeRequest;
 use super::listener::{SeverableListener, Severed};
 use super::strict::Arrival;
-use super::{Effect, FakeOptions, Report, StrictProvider};
+use super::{AnswerTimes, Effect, FakeOptions, Report, StrictProvider};
 use crate::domain::time::millis_up;
 
 /// Largest body that is read, in bytes: above what the worker ever sends.
@@ -86,9 +86,14 @@ impl FakeProvider {
 }
 
 impl FakeHandle {
+    /// What the provider saw so far. Percentiles are worked out beside the lock: who watches must not delay arrivals.
     #[must_use]
     pub fn report(&self) -> Report {
-        self.lock().report()
+        let (counted, durations_us) = {
+            let provider = self.lock();
+            (provider.counted(), provider.durations_us())
+        };
+        Report { answer_ms: AnswerTimes::of(durations_us), ..counted }
     }
 
     #[must_use]
@@ -134,36 +139,47 @@ async fn charge(
     let arrival = handle.arrive();
     let response = match arrival.refused_for {
         Some(wait) => too_many(wait),
-        None => serve_charge(&handle, &connection, arrival, request).await,
+        None => match serve_charge(&handle, arrival, request).await {
+            Some(response) => response,
+            None => {
+                // What is returned now cannot be written any more.
+                connection.sever();
+                return Response::default();
+            }
+        },
     };
     handle.answered(arrival, response.status().as_u16());
     response
 }
 
-async fn serve_charge(handle: &FakeHandle, connection: &Severed, arrival: Arrival, request: Request) -> Response<Body> {
+/// The answer, or nothing when it is to be lost.
+async fn serve_charge(handle: &FakeHandle, arrival: Arrival, request: Request) -> Option<Response<Body>> {
     let (parts, body) = request.into_parts();
     if ![Method::POST, Method::PUT, Method::PATCH].contains(&parts.method) {
-        return answer(405, error_body("method_not_allowed"));
+        return Some(answer(405, error_body("method_not_allowed")));
     }
     let Ok(body) = to_bytes(body, BODY_BYTES_MAX).await else {
-        return answer(413, error_body("body_unreadable"));
+        return Some(answer(413, error_body("body_unreadable")));
     };
     let header = |name: HeaderName| parts.headers.get(name).and_then(|value| value.to_str().ok());
     let is_form = header(CONTENT_TYPE).is_some_and(|kind| kind.starts_with("application/x-www-form-urlencoded"));
     let asked = match ChargeRequest::read(header(IDEMPOTENCY_KEY), is_form, &body) {
         Ok(asked) => asked,
-        Err(code) => return answer(400, error_body(code)),
+        Err(code) => return Some(answer(400, error_body(code))),
     };
     let reply = handle.lock().process(arrival, &asked);
-    tokio::time::sleep_until(handle.started + Duration::from_micros(reply.due_us)).await;
+    // The timer counts whole milliseconds and rounds up: what is due already must not meet it.
+    if reply.due_us > handle.now_us() {
+        tokio::time::sleep_until(handle.started + Duration::from_micros(reply.due_us)).await;
+    }
     if reply.lost {
-        connection.sever();
+        return None;
     }
     let mut response = answer(reply.status, reply.body);
     if reply.replayed {
         response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
     }
-    response
+    Some(response)
 }
 
 fn too_many(wait: Duration) -> Response<Body> {

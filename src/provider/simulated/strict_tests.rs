@@ -162,5 +162,11 @@ proptest! {
             let got = provider.effects().iter().find(|effect| effect.id == id).map_or(0, |effect| effect.count);
             prop_assert_eq!(got, wanted);
         }
+        let report = provider.report();
+        let doubled: Vec<_> = provider.effects().iter().filter(|effect| effect.count > 1).collect();
+        prop_assert_eq!(report.charges, provider.effects().iter().filter(|effect| effect.count > 0).count() as u64);
+        prop_assert_eq!((report.doubles, report.double_ids.len()), (doubled.len() as u64, doubled.len()));
+        let several_keys = provider.effects().iter().filter(|effect| effect.several_keys).count();
+        prop_assert_eq!(report.several_keys, several_keys as u64);
     }
 }

@@ -1,0 +1,312 @@
+//! The HTTP provider against real sockets that misbehave, counting what reaches the wire.
+
+mod fake;
+mod raw;
+
+use std::time::Duration;
+
+use sluicegate::domain::backoff::BackoffPolicy;
+use sluicegate::domain::job::{Job, Token};
+use sluicegate::domain::limit::{Algorithm, AppliesTo, Limit, Scope};
+use sluicegate::domain::outcome::{Outcome, UnknownCause};
+use sluicegate::domain::provider::{
+    Mode, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StatusMeaning, StoreDown,
+};
+use sluicegate::provider::http::{HttpProvider, OutboundPolicy};
+use sluicegate::provider::{Answer, FreezeError, PaymentProvider};
+
+use self::raw::{RawServer, Then};
+use crate::support::process::free_port;
+
+/// A row for `url` with the contract's defaults.
+fn row(url: &str) -> Provider {
+    let name = ProviderName::new("acme").unwrap();
+    Provider {
+        quota: name.clone(),
+        name,
+        enabled: true,
+        paused: false,
+        url: url.to_owned(),
+        mode: Mode::Blocking,
+        slot_release: SlotRelease::Response,
+        pacing: Pacing::Burst,
+        reserve_percent: 0,
+        store_down: StoreDown::Wait,
+        timeout: Duration::from_secs(10),
+        send_budget: Duration::from_millis(500),
+        workers: 32,
+        bucket_capacity: 256,
+        leak_per_second: None,
+        max_wait: Duration::from_secs(5),
+        max_attempts: 8,
+        max_age: Duration::from_secs(3_600),
+        backoff: BackoffPolicy { base: Duration::from_millis(500), max: Duration::from_secs(60) },
+        idempotency_retention: Some(Duration::from_secs(86_400)),
+        headers: [].into(),
+        request: RequestShape::default(),
+        statuses: [].into(),
+        version: 1,
+        limits: vec![Limit {
+            name: "per-second".to_owned(),
+            algorithm: Algorithm::SlidingLog,
+            rate: "100/1s".parse().unwrap(),
+            offset: Duration::ZERO,
+            burst: None,
+            scope: Scope::Provider,
+            applies_to: AppliesTo::All,
+            shadow: false,
+        }],
+    }
+}
+
+fn job(id: &str) -> Job {
+    Job {
+        id: Token::new(id).unwrap(),
+        provider: ProviderName::new("acme").unwrap(),
+        amount: 1_299,
+        currency: "EUR".to_owned(),
+        account: None,
+        reference: None,
+        idempotency_key: None,
+        cost: 1,
+        priority: 0,
+        not_before: None,
+        expires_at: None,
+        payload: Some(r#"{ "card" : "tok_1", "n": 1.50 }"#.to_owned()),
+    }
+}
+
+fn policy() -> OutboundPolicy {
+    OutboundPolicy::parse(&["loopback".to_owned()]).unwrap()
+}
+
+fn provider(row: &Provider) -> HttpProvider {
+    HttpProvider::new(row, &policy()).unwrap()
+}
+
+async fn send_one(row: &Provider) -> Answer {
+    let provider = provider(row);
+    provider.send(&provider.freeze(&job("pay-1")).unwrap()).await
+}
+
+fn unknown(cause: UnknownCause) -> Outcome {
+    Outcome::Unknown { cause, retry_after: None }
+}
+
+#[tokio::test]
+async fn a_redirect_is_not_followed() {
+    let server = RawServer::start(vec![Then::answer("302 Found", "location: /elsewhere\r\n", "")]).await;
+    let answer = send_one(&row(&server.url())).await;
+    assert_eq!(answer.outcome, Outcome::Rejected { reason: "provider answered 302".to_owned() });
+    assert_eq!((answer.status, server.requests().len()), (Some(302), 1));
+}
+
+#[tokio::test]
+async fn a_reset_is_unknown_and_not_tried_again() {
+    for then in [Then::Reset, Then::Close, Then::Raw(b"this is not HTTP\r\n\r\n".to_vec())] {
+        let server = RawServer::start(vec![then]).await;
+        let answer = send_one(&row(&server.url())).await;
+        assert_eq!(answer.outcome, unknown(UnknownCause::ConnectionLost));
+        assert_eq!((answer.status, answer.answer_age), (None, Duration::ZERO));
+        assert_eq!((server.requests().len(), server.connections()), (1, 1));
+    }
+}
+
+#[tokio::test]
+async fn a_connection_cut_at_once_is_unknown_too() {
+    let server = RawServer::start(vec![Then::ResetUnread]).await;
+    let answer = send_one(&row(&server.url())).await;
+    assert_eq!(answer.outcome, unknown(UnknownCause::ConnectionLost));
+    assert_eq!(server.connections(), 1);
+}
+
+#[tokio::test]
+async fn a_refused_connection_was_surely_not_sent() {
+    let answer = send_one(&row(&format!("http://127.0.0.1:{}/", free_port()))).await;
+    assert_eq!(answer.outcome, Outcome::NotSent { cause: "connection refused".to_owned() });
+}
+
+#[tokio::test]
+async fn a_name_that_does_not_resolve_was_surely_not_sent() {
+    let allow = OutboundPolicy::parse(&["http://no-such-host.invalid:80".to_owned()]).unwrap();
+    let provider = HttpProvider::new(&row("http://no-such-host.invalid/?key=hunter2"), &allow).unwrap();
+    let answer = provider.send(&provider.freeze(&job("pay-1")).unwrap()).await;
+    let Outcome::NotSent { cause } = answer.outcome else { panic!("{answer:?}") };
+    assert!(!cause.contains("hunter2") && !cause.is_empty(), "{cause}");
+}
+
+#[tokio::test]
+async fn a_tls_handshake_that_fails_or_hangs_was_surely_not_sent() {
+    for (then, wanted) in [(Then::Raw(b"HTTP/1.1 400 no\r\n\r\n".to_vec()), "TLS: "), (Then::Silence, "in time")] {
+        let server = RawServer::start_reading_anything(then).await;
+        let url = server.url().replace("http:", "https:");
+        let answer = send_one(&Provider { timeout: Duration::from_secs(4), ..row(&url) }).await;
+        let Outcome::NotSent { cause } = answer.outcome else { panic!("{answer:?}") };
+        assert!(cause.contains(wanted), "{cause}");
+        assert!(server.requests().iter().all(|bytes| !bytes.windows(4).any(|word| word == b"POST")));
+    }
+}
+
+#[tokio::test]
+async fn silence_and_drips_end_at_the_timeout() {
+    let quick = |server: &RawServer| Provider { timeout: Duration::from_millis(1_500), ..row(&server.url()) };
+    let silent = RawServer::start(vec![Then::Silence]).await;
+    let answer = send_one(&quick(&silent)).await;
+    assert_eq!((answer.outcome, answer.status), (unknown(UnknownCause::Timeout), None));
+    let dripping = RawServer::start(vec![Then::Drip]).await;
+    let answer = send_one(&quick(&dripping)).await;
+    assert_eq!((answer.outcome, answer.status), (unknown(UnknownCause::Timeout), Some(200)));
+    assert_eq!((silent.requests().len(), dripping.requests().len()), (1, 1));
+}
+
+#[tokio::test]
+async fn a_body_cut_short_is_unknown() {
+    let server =
+        RawServer::start(vec![Then::Raw(b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{\"id\"".to_vec())]).await;
+    let answer = send_one(&row(&server.url())).await;
+    assert_eq!((answer.outcome, answer.status), (unknown(UnknownCause::ConnectionLost), Some(200)));
+}
+
+#[tokio::test]
+async fn an_endless_body_is_not_read_to_its_end() {
+    let server = RawServer::start(vec![Then::Flood]).await;
+    let answer = send_one(&row(&server.url())).await;
+    assert_eq!(answer.outcome, unknown(UnknownCause::UnreadableAnswer(200)));
+    // The server writes until the connection is closed on it: 64 KiB are read, the rest sits in socket buffers.
+    let written = server.flooded().await;
+    assert!(written < 32 * 1024 * 1024, "{written} bytes");
+}
+
+#[tokio::test]
+async fn too_many_headers_are_not_read() {
+    let headers = "x-filler: 1\r\n".repeat(200);
+    let server = RawServer::start(vec![Then::answer("200 OK", &headers, r#"{"id":"ch_1"}"#)]).await;
+    assert_eq!(send_one(&row(&server.url())).await.outcome, unknown(UnknownCause::ConnectionLost));
+    assert_eq!(server.requests().len(), 1);
+}
+
+#[tokio::test]
+async fn a_pooled_connection_that_dies_carries_no_request_twice() {
+    // Every answer promises keep-alive, and the connection is closed behind it: each next send races that close.
+    let server = RawServer::start(vec![Then::AnswerAndClose]).await;
+    let provider = provider(&row(&server.url()));
+    let (mut accepted, mut unknown) = (0, 0);
+    for n in 0..300 {
+        let frozen = provider.freeze(&job(&format!("pay-{n}"))).unwrap();
+        match provider.send(&frozen).await.outcome {
+            Outcome::Accepted { .. } => accepted += 1,
+            Outcome::Unknown { cause: UnknownCause::ConnectionLost, .. } => unknown += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    let mut keys = server.keys();
+    let received = keys.len();
+    keys.sort();
+    keys.dedup();
+    assert_eq!(keys.len(), received, "a key was received twice");
+    assert!(received >= accepted && received <= accepted + unknown, "{received} {accepted} {unknown}");
+    assert!(server.connections() > 1);
+}
+
+#[tokio::test]
+async fn a_pooled_connection_cut_after_the_request_is_unknown() {
+    let server = RawServer::start(vec![Then::ok(), Then::Reset, Then::ok()]).await;
+    let provider = provider(&row(&server.url()));
+    let mut outcomes = Vec::new();
+    for n in 0..3 {
+        outcomes.push(provider.send(&provider.freeze(&job(&format!("pay-{n}"))).unwrap()).await.outcome);
+    }
+    let accepted = Outcome::Accepted { reference: Some("ch_1".to_owned()) };
+    assert_eq!(outcomes, [accepted.clone(), unknown(UnknownCause::ConnectionLost), accepted]);
+    assert_eq!((server.keys(), server.connections()), (vec!["pay-0".into(), "pay-1".into(), "pay-2".into()], 2));
+}
+
+#[tokio::test]
+async fn the_same_bytes_are_sent_every_time() {
+    let server = RawServer::start(vec![Then::Reset, Then::ok(), Then::ok()]).await;
+    let provider = provider(&row(&format!("{}v1/charges?expand=1", server.url())));
+    let frozen = provider.freeze(&Job { idempotency_key: Some(Token::new("key-9").unwrap()), ..job("pay-1") }).unwrap();
+    for _ in 0..3 {
+        provider.send(&frozen).await;
+    }
+    let requests = server.requests();
+    assert!(requests.len() == 3 && requests.iter().all(|bytes| *bytes == requests[0]));
+    let text = String::from_utf8(requests[0].clone()).unwrap();
+    let body = r#"{"id":"pay-1","amount":1299,"currency":"EUR","payload":{ "card" : "tok_1", "n": 1.50 }}"#;
+    assert!(text.starts_with("POST /v1/charges?expand=1 HTTP/1.1\r\n") && text.ends_with(body), "{text}");
+    for header in ["idempotency-key: key-9", "content-type: application/json"] {
+        assert!(text.contains(&format!("\r\n{header}\r\n")), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn the_row_shapes_the_request_and_reads_the_answer() {
+    let server = RawServer::start(vec![Then::answer("409 Conflict", "", r#"{"data":{"ref":77}}"#)]).await;
+    let request = RequestShape {
+        method: Some("PUT".to_owned()),
+        key_header: Some("X-Request-Id".to_owned()),
+        form_encoded: true,
+        template: Some(r#"{"amount":"${amount}","source":"${payload.card}","metadata":{"job":"${id}"}}"#.to_owned()),
+        reference_pointer: Some("/data/ref".to_owned()),
+    };
+    let row = Provider { request, statuses: [(409, StatusMeaning::Accepted)].into(), ..row(&server.url()) };
+    assert_eq!(send_one(&row).await.outcome, Outcome::Accepted { reference: Some("77".to_owned()) });
+    let text = String::from_utf8(server.requests()[0].clone()).unwrap();
+    assert!(text.starts_with("PUT / ") && text.contains("\r\nx-request-id: pay-1\r\n"), "{text}");
+    assert!(text.ends_with("amount=1299&metadata%5Bjob%5D=pay-1&source=tok_1"), "{text}");
+}
+
+#[tokio::test]
+async fn a_named_wait_comes_through() {
+    let server = RawServer::start(vec![Then::answer("429 Slow", "retry-after: 7\r\nretry-after: 3\r\n", "")]).await;
+    let answer = send_one(&row(&server.url())).await;
+    assert_eq!(answer.outcome, Outcome::Throttled { retry_after: Some(Duration::from_secs(7)) });
+}
+
+#[tokio::test]
+async fn secrets_are_read_late_and_never_printed() {
+    let server = RawServer::start(vec![Then::ok()]).await;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("key");
+    std::fs::write(&path, "hunter2\n").unwrap();
+    let headers = [("authorization".to_owned(), format!("Bearer ${{file:{}}}", path.display()))].into();
+    let provider = provider(&Provider { headers, ..row(&server.url()) });
+    let frozen = provider.freeze(&job("pay-1")).unwrap();
+    let answer = provider.send(&frozen).await;
+    std::fs::write(&path, "hunter3\n").unwrap();
+    provider.send(&frozen).await;
+    let sent: Vec<String> = server.requests().into_iter().map(|bytes| String::from_utf8(bytes).unwrap()).collect();
+    assert!(sent[0].contains("Bearer hunter2\r\n") && sent[1].contains("Bearer hunter3\r\n"), "{sent:?}");
+    assert_ne!(provider.credential_fingerprint(None).unwrap(), frozen.credential_fingerprint);
+    std::fs::remove_file(&path).unwrap();
+    let unresolved = provider.send(&frozen).await;
+    assert!(matches!(&unresolved.outcome, Outcome::NotSent { cause } if cause.contains("authorization")));
+    assert!(matches!(provider.freeze(&job("pay-2")), Err(FreezeError::Header { .. })));
+    let printed = format!("{provider:?} {frozen:?} {answer:?} {unresolved:?}");
+    assert!(printed.contains("authorization") && !printed.contains("hunter"), "{printed}");
+    assert_eq!(server.requests().len(), 2);
+}
+
+#[tokio::test]
+async fn a_frozen_address_outlives_a_change_of_the_row_but_not_of_the_policy() {
+    let (old, new) = (RawServer::start(vec![Then::ok()]).await, RawServer::start(vec![Then::ok()]).await);
+    let frozen = provider(&row(&old.url())).freeze(&job("pay-1")).unwrap();
+    let moved = provider(&row(&new.url()));
+    assert!(matches!(moved.send(&frozen).await.outcome, Outcome::Accepted { .. }));
+    let strict = OutboundPolicy::parse(&[new.url()]).unwrap();
+    let strict = HttpProvider::new(&row(&new.url()), &strict).unwrap();
+    assert!(matches!(strict.send(&frozen).await.outcome, Outcome::NotSent { .. }));
+    assert_eq!((old.requests().len(), new.requests().len()), (1, 0));
+}
+
+#[tokio::test]
+async fn rows_that_cannot_be_meant_are_refused() {
+    let server = format!("http://127.0.0.1:{}/", free_port());
+    let refused = |row: Provider| HttpProvider::new(&row, &policy()).unwrap_err();
+    assert!(matches!(refused(row("http://192.168.0.1/")), FreezeError::Url { .. }));
+    assert!(matches!(refused(row("http://user:hunter2@127.0.0.1/")), FreezeError::Url { .. }));
+    let bad_header = [("authorization".to_owned(), "${env:X".to_owned())].into();
+    assert!(matches!(refused(Provider { headers: bad_header, ..row(&server) }), FreezeError::Header { .. }));
+    let pointer = RequestShape { reference_pointer: Some("id".to_owned()), ..RequestShape::default() };
+    assert!(matches!(refused(Provider { request: pointer, ..row(&server) }), FreezeError::Template(_)));
+}

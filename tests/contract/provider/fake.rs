@@ -1,0 +1,192 @@
+//! The strict provider over its socket: its report against an independent recount, and charges through the real client.
+
+use std::time::Duration;
+
+use sluicegate::domain::limit::Rate;
+use sluicegate::domain::outcome::{Outcome, UnknownCause};
+use sluicegate::provider::PaymentProvider;
+use sluicegate::provider::simulated::{Effect, FakeHandle, FakeOptions, FakeProvider, OnLimit, Report};
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::{job, provider, row};
+
+struct Fake {
+    url: String,
+    handle: FakeHandle,
+    cancel: CancellationToken,
+    served: tokio::task::JoinHandle<std::io::Result<()>>,
+    client: reqwest::Client,
+}
+
+impl Fake {
+    async fn start(options: FakeOptions) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/", listener.local_addr().unwrap());
+        let (fake, cancel) = (FakeProvider::new(options), CancellationToken::new());
+        let handle = fake.handle();
+        let served = tokio::spawn(fake.serve(listener, cancel.clone()));
+        let client = reqwest::Client::builder().tls_certs_only([]).build().unwrap();
+        Self { url, handle, cancel, served, client }
+    }
+
+    async fn get<T: serde::de::DeserializeOwned>(&self, page: &str) -> T {
+        self.client.get(format!("{}{page}", self.url)).send().await.unwrap().json().await.unwrap()
+    }
+
+    async fn stop(self) {
+        self.cancel.cancel();
+        self.served.await.unwrap().unwrap();
+    }
+}
+
+/// Largest count and breaches, by comparing every arrival with every other.
+fn recount(arrivals_us: &[u64], limit: Rate) -> (u64, u64) {
+    let window_us = limit.window().as_micros() as u64;
+    let counts = arrivals_us
+        .iter()
+        .enumerate()
+        .map(|(end, at)| arrivals_us[..=end].iter().filter(|arrival| at - **arrival < window_us).count() as u64);
+    counts.fold((0, 0), |(largest, breaches), count| {
+        (largest.max(count), breaches + u64::from(count > u64::from(limit.max_requests())))
+    })
+}
+
+fn install_tls_provider() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn its_report_agrees_with_an_independent_recount() {
+    install_tls_provider();
+    for on_limit in [OnLimit::Refuse, OnLimit::Count] {
+        let limits: Vec<Rate> = ["20/50ms", "100/1s"].map(|limit| limit.parse().unwrap()).into();
+        let latency = (Duration::ZERO, Duration::from_millis(5));
+        let fake =
+            Fake::start(FakeOptions { limits: limits.clone(), on_limit, latency, ..FakeOptions::default() }).await;
+        let provider = std::sync::Arc::new(provider(&row(&fake.url)));
+        let mut lanes = JoinSet::new();
+        for lane in 0..8 {
+            let provider = provider.clone();
+            lanes.spawn(async move {
+                let mut outcomes = Vec::new();
+                for n in 0..50 {
+                    let frozen = provider.freeze(&job(&format!("pay-{lane}-{n}"))).unwrap();
+                    outcomes.push(provider.send(&frozen).await.outcome);
+                }
+                outcomes
+            });
+        }
+        let outcomes: Vec<Outcome> = lanes.join_all().await.into_iter().flatten().collect();
+        let arrivals: Vec<u64> = fake.get("_arrivals").await;
+        let report: Report = fake.get("_report").await;
+        assert!(arrivals.len() == 400 && arrivals.is_sorted());
+        for (limit, counted) in limits.iter().zip(&report.limits) {
+            let (largest, breaches) = recount(&arrivals, *limit);
+            assert_eq!(
+                (counted.limit.as_str(), counted.largest, counted.breaches),
+                (limit.to_string().as_str(), largest, breaches)
+            );
+        }
+        assert!(report.limits[1].breaches >= 1, "{report:?}");
+        let throttled =
+            outcomes.iter().filter(|o| matches!(o, Outcome::Throttled { retry_after: Some(_) })).count() as u64;
+        let accepted = outcomes.iter().filter(|o| matches!(o, Outcome::Accepted { .. })).count() as u64;
+        assert_eq!((report.refused_429, report.charges, throttled + accepted), (throttled, accepted, 400));
+        assert_eq!(throttled > 0, on_limit == OnLimit::Refuse);
+        let answered: u64 = report.statuses.values().sum();
+        assert_eq!((report.requests, answered, report.doubles), (400, 400, 0));
+        assert_eq!(
+            (report.first_arrival_us, report.last_arrival_us),
+            (arrivals.first().copied(), arrivals.last().copied())
+        );
+        let times = report.answer_ms.unwrap();
+        assert!(times.p50 <= times.p99 && times.p99 <= times.max && times.max > 0.0);
+        fake.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn it_deduplicates_unless_told_not_to() {
+    install_tls_provider();
+    for (deduplicate, charges) in [(true, 1), (false, 3)] {
+        let fake = Fake::start(FakeOptions { deduplicate, ..FakeOptions::default() }).await;
+        let provider = provider(&row(&fake.url));
+        let frozen = provider.freeze(&job("pay-1")).unwrap();
+        let mut references = Vec::new();
+        for _ in 0..3 {
+            let Outcome::Accepted { reference } = provider.send(&frozen).await.outcome else { panic!() };
+            references.push(reference.unwrap());
+        }
+        references.dedup();
+        assert_eq!(references.len(), charges);
+        let effects: Vec<Effect> = fake.get("_effects").await;
+        assert_eq!((effects.len(), effects[0].count, effects[0].amount), (1, charges as u64, 1_299));
+        assert_eq!((effects[0].id.as_str(), effects[0].key.as_deref()), ("pay-1", Some("pay-1")));
+        let report = fake.handle.report();
+        let doubles = u64::from(!deduplicate);
+        assert_eq!((report.doubles, report.double_ids.len() as u64, report.charges), (doubles, doubles, 1));
+        fake.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_lost_answer_has_had_its_effect() {
+    install_tls_provider();
+    let fake = Fake::start(FakeOptions { lost_answer_rate: 1.0, ..FakeOptions::default() }).await;
+    let provider = provider(&row(&fake.url));
+    let frozen = provider.freeze(&job("pay-1")).unwrap();
+    for _ in 0..2 {
+        let answer = provider.send(&frozen).await;
+        let lost = Outcome::Unknown { cause: UnknownCause::ConnectionLost, retry_after: None };
+        assert_eq!((answer.outcome, answer.status), (lost, None));
+    }
+    let report: Report = fake.get("_report").await;
+    assert_eq!((report.requests, report.charges, report.doubles, report.lost_answers), (2, 1, 0, 2));
+    assert!(report.statuses.is_empty(), "{report:?}");
+    fake.stop().await;
+}
+
+#[tokio::test]
+async fn declines_faults_and_refusals_reach_the_client_as_meant() {
+    install_tls_provider();
+    let cases: [(FakeOptions, fn(&Outcome) -> bool); 3] = [
+        (FakeOptions { decline_rate: 1.0, ..FakeOptions::default() }, |outcome| {
+            *outcome == Outcome::Declined { reason: "provider answered 402: card_declined".to_owned() }
+        }),
+        (FakeOptions { error_rate: 1.0, ..FakeOptions::default() }, |outcome| {
+            matches!(outcome, Outcome::Unknown { cause: UnknownCause::ServerError(500 | 503), .. })
+        }),
+        (FakeOptions { limits: vec!["0/5s".parse().unwrap()], ..FakeOptions::default() }, |outcome| {
+            *outcome == Outcome::Throttled { retry_after: Some(Duration::from_secs(5)) }
+        }),
+    ];
+    for (options, meant) in cases {
+        let fake = Fake::start(options).await;
+        let provider = provider(&row(&fake.url));
+        let outcome = provider.send(&provider.freeze(&job("pay-1")).unwrap()).await.outcome;
+        assert!(meant(&outcome), "{outcome:?}");
+        assert_eq!(fake.handle.report().charges, 0);
+        fake.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn its_pages_are_not_charges() {
+    install_tls_provider();
+    let fake = Fake::start(FakeOptions::default()).await;
+    let post =
+        |page: &str| fake.client.post(format!("{}{page}", fake.url)).body(r#"{"id":"p1","amount":5,"currency":"EUR"}"#);
+    assert_eq!(post("charges").send().await.unwrap().status(), 200);
+    assert_eq!(post("_nothing").send().await.unwrap().status(), 404);
+    assert_eq!(fake.client.get(format!("{}charges", fake.url)).send().await.unwrap().status(), 405);
+    assert_eq!(post("charges").body("{}").send().await.unwrap().status(), 400);
+    assert_eq!(post("charges").body(vec![b' '; 300 * 1024]).send().await.unwrap().status(), 413);
+    let report: Report = fake.get("_report").await;
+    assert_eq!((report.requests, report.charges), (4, 1));
+    assert_eq!(report.statuses, [(200, 1), (400, 1), (405, 1), (413, 1)].into());
+    assert_eq!(post("_reset").send().await.unwrap().status(), 200);
+    assert_eq!(fake.handle.report().requests, 0);
+    fake.stop().await;
+}
