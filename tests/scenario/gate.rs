@@ -1,0 +1,251 @@
+//! The gate and the limiter under saturation, judged by a provider with its own clock.
+//!
+//! A hundred tasks want permits all the time. The way to the provider and its own work take random times, so requests
+//! overtake each other; the provider counts each at its arrival. G1: no window holds more than the limit. G4: starts
+//! come at 99 % of L / (W + hold).
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use sluicegate::domain::decision::{Call, LimitSpec, QuotaSpec, Reply};
+use sluicegate::domain::provider::ProviderName;
+use sluicegate::limiter::embedded::EmbeddedLimiter;
+use sluicegate::limiter::gate::{Gate, GateParts, Grant, RefusedBy};
+use sluicegate::limiter::{LimitUse, Limiter, LimiterError, RecentAttempts};
+use sluicegate::provider::simulated::{FakeOptions, OnLimit, StrictProvider};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+/// A ledger that knows of no attempts.
+struct NoAttempts;
+
+#[async_trait]
+impl RecentAttempts for NoAttempts {
+    async fn youngest_age(&self, _: &ProviderName, _: Duration) -> Result<Option<Duration>, String> {
+        Ok(None)
+    }
+}
+
+/// A limiter whose replies are lost now and then, after the call has run.
+struct Forgetful {
+    inner: EmbeddedLimiter,
+    losses: Mutex<StdRng>,
+    loss_rate: f64,
+    calls: std::sync::atomic::AtomicU64,
+}
+
+impl Forgetful {
+    fn new(loss_rate: f64) -> Arc<Self> {
+        let losses = Mutex::new(StdRng::seed_from_u64(7));
+        Arc::new(Self { inner: EmbeddedLimiter::new(), losses, loss_rate, calls: Default::default() })
+    }
+}
+
+#[async_trait]
+impl Limiter for Forgetful {
+    async fn run_id(&self) -> Result<String, LimiterError> {
+        self.inner.run_id().await
+    }
+
+    async fn call(&self, spec: &QuotaSpec, call: &Call) -> Result<Reply, LimiterError> {
+        self.calls.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let (out, back, lost) = {
+            let mut random = self.losses.lock().unwrap();
+            (random.random_range(0..3_000), random.random_range(0..3_000), random.random_bool(self.loss_rate))
+        };
+        sleep(Duration::from_micros(out)).await;
+        let reply = self.inner.call(spec, call).await;
+        sleep(Duration::from_micros(back)).await;
+        if lost { Err(LimiterError::Away("reply lost".into())) } else { reply }
+    }
+
+    async fn peek(&self, spec: &QuotaSpec) -> Result<Vec<LimitUse>, LimiterError> {
+        self.inner.peek(spec).await
+    }
+
+    async fn ping(&self) -> Result<(), LimiterError> {
+        Ok(())
+    }
+}
+
+fn spec(limits: &[(&str, u32, u64)]) -> QuotaSpec {
+    let limit = |&(name, max_requests, window_ms): &(&str, u32, u64)| LimitSpec {
+        name: name.into(),
+        max_requests,
+        window: Duration::from_millis(window_ms),
+    };
+    QuotaSpec {
+        quota: ProviderName::new("p").unwrap(),
+        version: 1,
+        limits: limits.iter().map(limit).collect(),
+        grant_jitter: None,
+        hold_max: Duration::from_millis(2_500),
+        send_budget: Duration::from_millis(500),
+    }
+}
+
+fn open_gate(limiter: Arc<dyn Limiter>, spec: QuotaSpec, incarnation: u64, stop: &CancellationToken) -> Gate {
+    let (spec, spec_rx) = watch::channel(Arc::new(spec));
+    let parts = GateParts { limiter, recent: Arc::new(NoAttempts), spec: spec_rx, incarnation, stop: stop.clone() };
+    let (gate, task) = Gate::new(parts);
+    tokio::spawn(async move {
+        task.await;
+        drop(spec);
+    });
+    gate
+}
+
+/// What a saturated run came to.
+struct Run {
+    largest: Vec<u64>,
+    breaches: u64,
+    rate: f64,
+    /// Mean time from start to answer, in seconds.
+    hold: f64,
+    calls: u64,
+}
+
+/// How a task treats its permits.
+#[derive(Clone, Copy)]
+struct Faults {
+    reply_loss: f64,
+    /// Share of permits dropped before they begin.
+    dropped: f64,
+    /// Share of requests whose answer never comes.
+    unanswered: f64,
+}
+
+async fn saturate(limits: &[(&str, u32, u64)], gates: u64, seconds: u64, faults: Faults) -> Run {
+    let spec = spec(limits);
+    let rates =
+        spec.limits.iter().map(|limit| sluicegate::domain::limit::Rate::new(limit.max_requests, limit.window).unwrap());
+    let options = FakeOptions { limits: rates.collect(), on_limit: OnLimit::Count, ..FakeOptions::default() };
+    let provider = Arc::new(Mutex::new(StrictProvider::new(options)));
+    let limiter = Forgetful::new(faults.reply_loss);
+    let stop = CancellationToken::new();
+    let holds = Arc::new(Mutex::new(Vec::new()));
+    let begun = Instant::now();
+    let end = begun + Duration::from_secs(seconds);
+    let mut tasks = JoinSet::new();
+    for incarnation in 1..=gates {
+        let gate = open_gate(limiter.clone(), spec.clone(), incarnation, &stop);
+        for task in 0..100 / gates {
+            let (gate, provider, holds) = (gate.clone(), provider.clone(), holds.clone());
+            let mut random = StdRng::seed_from_u64(incarnation * 1_000 + task);
+            tasks.spawn(async move {
+                while Instant::now() < end {
+                    let permit = match gate.permit(1, 0, end).await {
+                        Grant::Granted(permit) => permit,
+                        Grant::Refused(refusal) => {
+                            sleep(refusal.retry_after).await;
+                            continue;
+                        }
+                    };
+                    if random.random_bool(faults.dropped) {
+                        continue;
+                    }
+                    sleep_until(permit.start_at).await;
+                    let Ok(in_flight) = permit.begin() else { continue };
+                    let start = Instant::now();
+                    sleep(Duration::from_micros(random.random_range(500..60_000))).await;
+                    let _ = provider.lock().unwrap().arrive(begun.elapsed().as_micros() as u64);
+                    sleep(Duration::from_micros(random.random_range(1_000..40_000))).await;
+                    if random.random_bool(faults.unanswered) {
+                        in_flight.unknown();
+                        continue;
+                    }
+                    in_flight.answered(Instant::now());
+                    holds.lock().unwrap().push(start.elapsed().as_secs_f64());
+                }
+            });
+        }
+    }
+    while tasks.join_next().await.is_some() {}
+    stop.cancel();
+    let report = provider.lock().unwrap().report();
+    let holds = holds.lock().unwrap();
+    Run {
+        largest: report.limits.iter().map(|limit| limit.largest).collect(),
+        breaches: report.limits.iter().map(|limit| limit.breaches).sum(),
+        rate: report.rate_per_second,
+        hold: holds.iter().sum::<f64>() / holds.len() as f64,
+        calls: limiter.calls.load(std::sync::atomic::Ordering::Relaxed),
+    }
+}
+
+const NO_FAULTS: Faults = Faults { reply_loss: 0.0, dropped: 0.0, unanswered: 0.0 };
+
+#[tokio::test(start_paused = true)]
+async fn a_saturated_gate_uses_the_limit_in_full_and_never_more() {
+    let run = saturate(&[("second", 100, 1_000)], 1, 60, NO_FAULTS).await;
+    assert_eq!((run.breaches, run.largest[0]), (0, 100));
+    let possible = 100.0 / (1.0 + run.hold);
+    assert!(run.rate >= 0.99 * possible, "{:.2}/s of {possible:.2}/s", run.rate);
+    assert!(run.calls < 150 * 60, "{} calls for 100 tasks in 60 s", run.calls);
+}
+
+#[tokio::test(start_paused = true)]
+async fn several_processes_share_several_limits() {
+    let run = saturate(&[("minute", 300, 60_000), ("second", 20, 1_000)], 4, 180, NO_FAULTS).await;
+    assert_eq!(run.breaches, 0, "{:?}", run.largest);
+    assert_eq!(run.largest, [300, 20]);
+    assert!(run.rate >= 0.99 * 300.0 / 60.0, "{:.2}/s", run.rate);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_replies_dropped_permits_and_missing_answers_cost_throughput_only() {
+    let faults = Faults { reply_loss: 0.05, dropped: 0.05, unanswered: 0.02 };
+    let run = saturate(&[("second", 50, 1_000)], 3, 120, faults).await;
+    assert_eq!(run.breaches, 0, "{:?}", run.largest);
+    assert_eq!(run.largest[0], 50);
+    assert!(run.rate > 20.0, "{:.2}/s", run.rate);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_names_its_exact_wait() {
+    let stop = CancellationToken::new();
+    let limiter: Arc<dyn Limiter> = Arc::new(EmbeddedLimiter::new());
+    let gate = open_gate(limiter, spec(&[("second", 1, 1_000)]), 1, &stop);
+    let patient = Instant::now() + Duration::from_secs(60);
+    let Grant::Granted(permit) = gate.permit(1, 0, patient).await else { panic!("refused") };
+    sleep_until(permit.start_at).await;
+    permit.begin().unwrap().answered(Instant::now());
+    sleep(Duration::from_millis(50)).await;
+    let asked = Instant::now();
+    let Grant::Refused(refusal) = gate.permit(1, 0, asked).await else { panic!("granted") };
+    assert!(refusal.exact, "{refusal:?}");
+    assert_eq!(refusal.by, RefusedBy::Limit("second".into()));
+    let promised = Instant::now() + refusal.retry_after;
+    let Grant::Granted(permit) = gate.permit(1, 0, promised + Duration::from_millis(2)).await else {
+        panic!("refused at the instant that was promised")
+    };
+    assert!(permit.start_at.duration_since(promised) <= Duration::from_millis(1), "later than promised");
+    assert!(promised.duration_since(asked) >= Duration::from_millis(900), "{refusal:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cost_that_no_window_admits_is_told_at_once() {
+    let stop = CancellationToken::new();
+    let gate = open_gate(Arc::new(EmbeddedLimiter::new()), spec(&[("second", 5, 1_000)]), 1, &stop);
+    let Grant::Refused(refusal) = gate.permit(6, 0, Instant::now() + Duration::from_secs(60)).await else {
+        panic!("granted")
+    };
+    assert_eq!(refusal.by, RefusedBy::TooCostly);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_named_by_the_provider_holds_everybody() {
+    let stop = CancellationToken::new();
+    let gate = open_gate(Arc::new(EmbeddedLimiter::new()), spec(&[("second", 100, 1_000)]), 1, &stop);
+    let patient = Instant::now() + Duration::from_secs(60);
+    let Grant::Granted(_first) = gate.permit(1, 0, patient).await else { panic!("refused") };
+    let paused = Instant::now();
+    gate.pause(Duration::from_secs(7));
+    sleep(Duration::from_millis(1)).await;
+    let Grant::Granted(next) = gate.permit(1, 0, patient).await else { panic!("refused") };
+    assert!(next.start_at.duration_since(paused) >= Duration::from_secs(7));
+}

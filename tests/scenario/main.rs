@@ -1,0 +1,3 @@
+//! Whole parts at work on paused time: nothing waits for real, every instant is exact, a seed tells the same story twice.
+
+mod gate;
