@@ -134,8 +134,10 @@ BEGIN
     UPDATE providers SET version = (SELECT version FROM settings_version),
         updated_at = CAST(round(unixepoch('subsec') * 1000) AS INTEGER) WHERE name = NEW.name;
     INSERT INTO settings_audit (who, table_name, row_key, old_row, new_row)
-    SELECT 'database file', 'providers', NEW.name, old_row, new_row
-    FROM (SELECT NULL AS old_row, json_object(
+    SELECT 'database file', 'providers', NEW.name,
+        old_row, new_row
+    FROM (SELECT NULL AS old_row,
+        json_object(
             'name', NEW.name, 'kind', NEW.kind, 'quota', NEW.quota, 'enabled', NEW.enabled,
             'paused', NEW.paused, 'url', NEW.url, 'mode', NEW.mode, 'slot_release', NEW.slot_release,
             'transit_jitter_ms', NEW.transit_jitter_ms, 'pacing', NEW.pacing,
@@ -160,7 +162,9 @@ BEGIN
     UPDATE providers SET version = (SELECT version FROM settings_version),
         updated_at = CAST(round(unixepoch('subsec') * 1000) AS INTEGER) WHERE name IN (OLD.name, NEW.name);
     INSERT INTO settings_audit (who, table_name, row_key, old_row, new_row)
-    SELECT 'database file', 'providers', NEW.name, old_row, new_row FROM (SELECT json_object(
+    SELECT 'database file', 'providers', NEW.name,
+        old_row, new_row
+    FROM (SELECT json_object(
             'name', OLD.name, 'kind', OLD.kind, 'quota', OLD.quota, 'enabled', OLD.enabled,
             'paused', OLD.paused, 'url', OLD.url, 'mode', OLD.mode, 'slot_release', OLD.slot_release,
             'transit_jitter_ms', OLD.transit_jitter_ms, 'pacing', OLD.pacing,
@@ -170,7 +174,8 @@ BEGIN
             'max_wait_ms', OLD.max_wait_ms, 'max_attempts', OLD.max_attempts, 'max_age_s', OLD.max_age_s,
             'backoff_base_ms', OLD.backoff_base_ms, 'backoff_max_ms', OLD.backoff_max_ms,
             'idempotency_retention_s', OLD.idempotency_retention_s, 'headers', json(OLD.headers),
-            'request', json(OLD.request), 'lookup', json(OLD.lookup), 'statuses', json(OLD.statuses)) AS old_row, json_object(
+            'request', json(OLD.request), 'lookup', json(OLD.lookup), 'statuses', json(OLD.statuses)) AS old_row,
+        json_object(
             'name', NEW.name, 'kind', NEW.kind, 'quota', NEW.quota, 'enabled', NEW.enabled,
             'paused', NEW.paused, 'url', NEW.url, 'mode', NEW.mode, 'slot_release', NEW.slot_release,
             'transit_jitter_ms', NEW.transit_jitter_ms, 'pacing', NEW.pacing,
@@ -188,7 +193,9 @@ CREATE TRIGGER providers_delete AFTER DELETE ON providers
 BEGIN
     UPDATE settings_version SET version = version + 1;
     INSERT INTO settings_audit (who, table_name, row_key, old_row, new_row)
-    SELECT 'database file', 'providers', OLD.name, old_row, new_row FROM (SELECT json_object(
+    SELECT 'database file', 'providers', OLD.name,
+        old_row, new_row
+    FROM (SELECT json_object(
             'name', OLD.name, 'kind', OLD.kind, 'quota', OLD.quota, 'enabled', OLD.enabled,
             'paused', OLD.paused, 'url', OLD.url, 'mode', OLD.mode, 'slot_release', OLD.slot_release,
             'transit_jitter_ms', OLD.transit_jitter_ms, 'pacing', OLD.pacing,
@@ -198,7 +205,8 @@ BEGIN
             'max_wait_ms', OLD.max_wait_ms, 'max_attempts', OLD.max_attempts, 'max_age_s', OLD.max_age_s,
             'backoff_base_ms', OLD.backoff_base_ms, 'backoff_max_ms', OLD.backoff_max_ms,
             'idempotency_retention_s', OLD.idempotency_retention_s, 'headers', json(OLD.headers),
-            'request', json(OLD.request), 'lookup', json(OLD.lookup), 'statuses', json(OLD.statuses)) AS old_row, NULL AS new_row)
+            'request', json(OLD.request), 'lookup', json(OLD.lookup), 'statuses', json(OLD.statuses)) AS old_row,
+        NULL AS new_row)
     WHERE old_row IS NOT new_row;
 END;
 
@@ -208,8 +216,10 @@ BEGIN
     UPDATE providers SET version = (SELECT version FROM settings_version),
         updated_at = CAST(round(unixepoch('subsec') * 1000) AS INTEGER) WHERE name = NEW.provider;
     INSERT INTO settings_audit (who, table_name, row_key, old_row, new_row)
-    SELECT 'database file', 'provider_limits', NEW.provider || '/' || NEW.name, old_row, new_row
-    FROM (SELECT NULL AS old_row, json_object(
+    SELECT 'database file', 'provider_limits', NEW.provider || '/' || NEW.name,
+        old_row, new_row
+    FROM (SELECT NULL AS old_row,
+        json_object(
             'provider', NEW.provider, 'name', NEW.name, 'algorithm', NEW.algorithm,
             'max_requests', NEW.max_requests, 'window_ms', NEW.window_ms, 'offset_ms', NEW.offset_ms,
             'burst', NEW.burst, 'scope', NEW.scope, 'applies_to', NEW.applies_to, 'shadow', NEW.shadow,
@@ -226,11 +236,14 @@ BEGIN
     UPDATE providers SET version = (SELECT version FROM settings_version),
         updated_at = CAST(round(unixepoch('subsec') * 1000) AS INTEGER) WHERE name IN (OLD.provider, NEW.provider);
     INSERT INTO settings_audit (who, table_name, row_key, old_row, new_row)
-    SELECT 'database file', 'provider_limits', NEW.provider || '/' || NEW.name, old_row, new_row FROM (SELECT json_object(
+    SELECT 'database file', 'provider_limits', NEW.provider || '/' || NEW.name,
+        old_row, new_row
+    FROM (SELECT json_object(
             'provider', OLD.provider, 'name', OLD.name, 'algorithm', OLD.algorithm,
             'max_requests', OLD.max_requests, 'window_ms', OLD.window_ms, 'offset_ms', OLD.offset_ms,
             'burst', OLD.burst, 'scope', OLD.scope, 'applies_to', OLD.applies_to, 'shadow', OLD.shadow,
-            'enabled', OLD.enabled) AS old_row, json_object(
+            'enabled', OLD.enabled) AS old_row,
+        json_object(
             'provider', NEW.provider, 'name', NEW.name, 'algorithm', NEW.algorithm,
             'max_requests', NEW.max_requests, 'window_ms', NEW.window_ms, 'offset_ms', NEW.offset_ms,
             'burst', NEW.burst, 'scope', NEW.scope, 'applies_to', NEW.applies_to, 'shadow', NEW.shadow,
@@ -244,11 +257,14 @@ BEGIN
     UPDATE providers SET version = (SELECT version FROM settings_version),
         updated_at = CAST(round(unixepoch('subsec') * 1000) AS INTEGER) WHERE name = OLD.provider;
     INSERT INTO settings_audit (who, table_name, row_key, old_row, new_row)
-    SELECT 'database file', 'provider_limits', OLD.provider || '/' || OLD.name, old_row, new_row FROM (SELECT json_object(
+    SELECT 'database file', 'provider_limits', OLD.provider || '/' || OLD.name,
+        old_row, new_row
+    FROM (SELECT json_object(
             'provider', OLD.provider, 'name', OLD.name, 'algorithm', OLD.algorithm,
             'max_requests', OLD.max_requests, 'window_ms', OLD.window_ms, 'offset_ms', OLD.offset_ms,
             'burst', OLD.burst, 'scope', OLD.scope, 'applies_to', OLD.applies_to, 'shadow', OLD.shadow,
-            'enabled', OLD.enabled) AS old_row, NULL AS new_row)
+            'enabled', OLD.enabled) AS old_row,
+        NULL AS new_row)
     WHERE old_row IS NOT new_row;
 END;
 
@@ -258,8 +274,10 @@ BEGIN
     UPDATE providers SET version = (SELECT version FROM settings_version),
         updated_at = CAST(round(unixepoch('subsec') * 1000) AS INTEGER) WHERE name = NEW.provider;
     INSERT INTO settings_audit (who, table_name, row_key, old_row, new_row)
-    SELECT 'database file', 'account_overrides', NEW.provider || '/' || NEW.account || '/' || coalesce(NEW.limit_name, '*'), old_row, new_row
-    FROM (SELECT NULL AS old_row, json_object(
+    SELECT 'database file', 'account_overrides', NEW.provider || '/' || NEW.account || '/' || coalesce(NEW.limit_name, '*'),
+        old_row, new_row
+    FROM (SELECT NULL AS old_row,
+        json_object(
             'id', NEW.id, 'provider', NEW.provider, 'account', NEW.account, 'limit_name', NEW.limit_name,
             'rule', NEW.rule, 'max_requests', NEW.max_requests, 'window_ms', NEW.window_ms) AS new_row)
     WHERE old_row IS NOT new_row;
@@ -273,9 +291,12 @@ BEGIN
     UPDATE providers SET version = (SELECT version FROM settings_version),
         updated_at = CAST(round(unixepoch('subsec') * 1000) AS INTEGER) WHERE name IN (OLD.provider, NEW.provider);
     INSERT INTO settings_audit (who, table_name, row_key, old_row, new_row)
-    SELECT 'database file', 'account_overrides', NEW.provider || '/' || NEW.account || '/' || coalesce(NEW.limit_name, '*'), old_row, new_row FROM (SELECT json_object(
+    SELECT 'database file', 'account_overrides', NEW.provider || '/' || NEW.account || '/' || coalesce(NEW.limit_name, '*'),
+        old_row, new_row
+    FROM (SELECT json_object(
             'id', OLD.id, 'provider', OLD.provider, 'account', OLD.account, 'limit_name', OLD.limit_name,
-            'rule', OLD.rule, 'max_requests', OLD.max_requests, 'window_ms', OLD.window_ms) AS old_row, json_object(
+            'rule', OLD.rule, 'max_requests', OLD.max_requests, 'window_ms', OLD.window_ms) AS old_row,
+        json_object(
             'id', NEW.id, 'provider', NEW.provider, 'account', NEW.account, 'limit_name', NEW.limit_name,
             'rule', NEW.rule, 'max_requests', NEW.max_requests, 'window_ms', NEW.window_ms) AS new_row)
     WHERE old_row IS NOT new_row;
@@ -287,9 +308,12 @@ BEGIN
     UPDATE providers SET version = (SELECT version FROM settings_version),
         updated_at = CAST(round(unixepoch('subsec') * 1000) AS INTEGER) WHERE name = OLD.provider;
     INSERT INTO settings_audit (who, table_name, row_key, old_row, new_row)
-    SELECT 'database file', 'account_overrides', OLD.provider || '/' || OLD.account || '/' || coalesce(OLD.limit_name, '*'), old_row, new_row FROM (SELECT json_object(
+    SELECT 'database file', 'account_overrides', OLD.provider || '/' || OLD.account || '/' || coalesce(OLD.limit_name, '*'),
+        old_row, new_row
+    FROM (SELECT json_object(
             'id', OLD.id, 'provider', OLD.provider, 'account', OLD.account, 'limit_name', OLD.limit_name,
-            'rule', OLD.rule, 'max_requests', OLD.max_requests, 'window_ms', OLD.window_ms) AS old_row, NULL AS new_row)
+            'rule', OLD.rule, 'max_requests', OLD.max_requests, 'window_ms', OLD.window_ms) AS old_row,
+        NULL AS new_row)
     WHERE old_row IS NOT new_row;
 END;
 
