@@ -34,7 +34,7 @@ impl Statements {
             renew: dialect.sql(
                 "UPDATE jobs SET lease_until = {after:$2} FROM {held:$1} \
                  WHERE jobs.id = held.id AND jobs.fence = held.fence AND jobs.lease_until IS NOT NULL \
-                 RETURNING jobs.id AS id",
+                 RETURNING jobs.id AS id, jobs.fence AS fence",
             ),
             rest: dialect.chain(&ChainText { update: rest, then: &[], returning: "id" }),
             settle: dialect.chain(&ChainText { update: settle, then: &[WRITE_EVENT], returning: "id" }),
@@ -57,8 +57,10 @@ impl Statements {
             ordered.iter().map(|hold| serde_json::json!({"id": hold.id.as_str(), "fence": hold.fence})).collect();
         let args: [Value; 2] = [serde_json::Value::from(list).to_string().into(), lease.into()];
         let rows = engine.query(&self.renew, Arc::from(args)).await?;
-        let kept: HashSet<String> = rows.iter().map(|row| row.text("id")).collect::<Result<_, _>>()?;
-        Ok(holds.iter().filter(|hold| !kept.contains(hold.id.as_str())).cloned().collect())
+        let kept: HashSet<(String, i64)> =
+            rows.iter().map(|row| Ok((row.text("id")?, row.int("fence")?))).collect::<Result<_, LedgerError>>()?;
+        let lost = |hold: &&Hold| !kept.contains(&(hold.id.as_str().to_owned(), hold.fence));
+        Ok(holds.iter().filter(lost).cloned().collect())
     }
 
     pub async fn put_down(&self, engine: &dyn Engine, hold: &Hold, next: &JobState) -> Result<Written, LedgerError> {

@@ -111,8 +111,12 @@ impl Settings for SqlSettings {
         apply::check(rows)?;
         for _ in 0..TRIES_MAX {
             let (version, present) = self.read(None).await?;
-            let present: Vec<ProviderRow> =
-                present.into_iter().filter_map(|(_, row)| row.ok().map(|(row, _)| row)).collect();
+            let named = |name: &str| rows.iter().any(|row| row.name == name);
+            let present: Vec<ProviderRow> = present
+                .into_iter()
+                .filter(|(name, _)| named(name))
+                .map(|(_, row)| row.map(|(row, _)| row))
+                .collect::<Result<_, _>>()?;
             let (changes, mut writes) = self.writes.difference(&present, rows);
             if dry_run || changes.is_empty() {
                 return Ok(changes);

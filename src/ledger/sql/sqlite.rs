@@ -139,9 +139,13 @@ fn read(row: &SqliteRow) -> Result<Row, sqlx::Error> {
 
 /// By the stored value's own type, because the columns of an expression have none.
 fn cell(row: &SqliteRow, at: usize) -> Result<Cell, sqlx::Error> {
-    let kind = row.try_get_raw(at)?.type_info().name().to_owned();
+    let raw = row.try_get_raw(at)?;
+    // A NULL says the column's declared type.
+    if raw.is_null() {
+        return Ok(Cell::Null);
+    }
+    let kind = raw.type_info().name().to_owned();
     Ok(match kind.as_str() {
-        "NULL" => Cell::Null,
         "REAL" => Cell::Real(row.try_get_unchecked(at)?),
         "TEXT" => Cell::Text(row.try_get_unchecked(at)?),
         "BLOB" => Cell::Bytes(row.try_get_unchecked(at)?),
