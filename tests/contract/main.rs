@@ -4,4 +4,6 @@ mod provider;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod ledger;
 mod limiter;
+mod provider;
