@@ -1,6 +1,7 @@
 //! The configuration as meant: checked values with their types and units.
 //!
-//! Refuses to stop at the first value that cannot be meant; hazards between keys are `hazards`' part.
+//! Refuses to stop at the first value that cannot be meant; hazards between keys are `hazards`' part, and are looked for
+//! among the values that can be meant even when others cannot.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use std::time::Duration;
 use secrecy::SecretString;
 
 use super::address::{Bad, DatabaseUrl, LimiterUrl, QueueUrl};
+use super::hazards;
 use super::written::Written;
 
 /// All that a process is told from outside, apart from provider rows.
@@ -138,6 +140,14 @@ pub fn translate(written: &Written, complaints: &mut Complaints) -> Option<Confi
         }
     }
     let log = translate_log(&written.log, complaints);
+    let parts = hazards::Parts {
+        database: database.as_ref().map(|database| &database.url),
+        queue: queue_url.as_ref(),
+        limiter: limiter_url.as_ref(),
+        ops: ops.as_ref(),
+        plaintext_hosts: &written.tls.plaintext_hosts,
+    };
+    hazards::find(&parts, complaints);
     Some(Config {
         database: database?,
         queue: Queue { url: queue_url?, prefix: queue_prefix? },

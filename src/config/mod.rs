@@ -48,9 +48,6 @@ pub fn load(
         layers.document().try_into().map_err(|e: toml::de::Error| broken_defaults(e.message().to_owned()))?;
     let mut complaints = Complaints::default();
     let config = meant::translate(&written, &mut complaints);
-    if let Some(config) = &config {
-        hazards::find(config, &mut complaints);
-    }
     let mut problems = std::mem::take(&mut layers.problems);
     for (key, bad) in complaints.0 {
         let origin = layers.entries.get(key).map_or(Origin::Default, |entry| entry.origin.clone());
