@@ -1,4 +1,6 @@
 //! The program: parse, configuration, telemetry, command, exit code.
+//!
+//! Refuses everything else: what a command does is in `cli`, and exit codes are [`cli::Exit`].
 
 use std::process::ExitCode;
 

@@ -1,4 +1,6 @@
-//! `completions`: a completion script on stdout.
+//! `completions`: a completion script on stdout, from the same definition as the help.
+//!
+//! Refuses to install it: where scripts belong is the shell's and the packager's business.
 
 use clap::CommandFactory as _;
 use clap_complete::Shell;

@@ -1,4 +1,6 @@
 //! `limits`: what each provider allows, and changing it while everything runs.
+//!
+//! Refuses to create or remove limits: the provider file does, so that it stays the whole truth.
 
 use clap::Subcommand;
 use serde_json::json;

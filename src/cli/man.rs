@@ -1,4 +1,6 @@
 //! `man`: manual pages, from the same definition as the help.
+//!
+//! Refuses text of its own: what a page says stands at the flag that it is about.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,6 @@
-//! `migrate`: brings the database to the current schema.
+//! `migrate`: brings the database to the current schema, and says which steps that took.
+//!
+//! Refuses to run by itself at the start of `run`: who may change a schema is the operator's choice.
 
 use serde_json::json;
 

@@ -1,4 +1,6 @@
 //! One thing that `check` found, and how findings are shown.
+//!
+//! Refuses to look for anything: probes and `judge` do.
 
 use serde::Serialize;
 
