@@ -3,6 +3,8 @@
 //! Refuses to depend on more of a row than it shows: it reads the row's serialised form, and a column left out is the
 //! database's default.
 
+use std::time::Duration;
+
 use serde::Deserialize;
 
 use super::CommandError;
@@ -29,8 +31,8 @@ pub struct ProviderView {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct LimitView {
     pub name: String,
-    max_requests: u32,
-    window_ms: u64,
+    max_requests: i64,
+    window_ms: i64,
     #[serde(default)]
     algorithm: Option<String>,
     #[serde(default)]
@@ -73,8 +75,11 @@ impl LimitView {
     /// `N/DURATION`; what cannot be a rate is shown as written.
     #[must_use]
     pub fn rate(&self) -> String {
-        Rate::new(self.max_requests, std::time::Duration::from_millis(self.window_ms))
-            .map_or_else(|_| format!("{}/{}ms", self.max_requests, self.window_ms), |rate| rate.to_string())
+        let rate = match (u32::try_from(self.max_requests), u64::try_from(self.window_ms)) {
+            (Ok(requests), Ok(window_ms)) => Rate::new(requests, Duration::from_millis(window_ms)).ok(),
+            _ => None,
+        };
+        rate.map_or_else(|| format!("{}/{}ms", self.max_requests, self.window_ms), |rate| rate.to_string())
     }
 
     fn is_enabled(&self) -> bool {
@@ -127,6 +132,7 @@ mod tests {
             let cells = view.limits[1].cells("acme");
             assert_eq!(cells, ["acme", "hour", "0/1h", "sliding_log", "account", "all", "disabled"]);
             assert_eq!(view.limits[0].state(), "enabled");
+            assert_eq!(LimitView { max_requests: -1, ..view.limits[0].clone() }.rate(), "-1/1000ms");
         }
     }
 }

@@ -194,3 +194,43 @@ fn what_is_safe_is_let_through() {
         with(&[], &sets).unwrap_or_else(|problems| panic!("{sets:?}: {problems}"));
     }
 }
+
+/// The configuration files that we ship are configurations.
+#[test]
+fn the_production_example_is_safe() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/example.production.toml");
+    let text = fs::read_to_string(&path).unwrap();
+    // The URLs stand in its comment, as `VARIABLE_FILE=path    url`.
+    let secrets: Vec<(String, String)> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("#   ")?.split_once("_FILE="))
+        .map(|(name, rest)| (name.to_owned(), rest.split_whitespace().nth(1).unwrap_or("token").replace('…', "x")))
+        .collect();
+    assert_eq!(secrets.len(), 4);
+    let config = load(Some(&path), secrets.clone(), &[]).unwrap();
+    assert!(config.outbound_allow.is_empty() && config.plaintext_hosts.is_empty());
+    assert!(load(Some(&path), secrets[..3].to_vec(), &[]).is_err(), "the token is needed");
+}
+
+#[test]
+fn the_compose_file_configures_its_workers() {
+    let compose = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docker-compose.yml")).unwrap();
+    let variables: Vec<(String, String)> = compose
+        .lines()
+        .filter_map(|line| line.trim().split_once(": ").filter(|(name, _)| name.starts_with("SLUICEGATE_")))
+        .map(|(name, value)| {
+            let value = value.trim_matches('"');
+            // `${NAME:?message}` is what the environment file says.
+            let value = match (value.find("${"), value.find('}')) {
+                (Some(start), Some(end)) => format!("{}secret{}", &value[..start], &value[end + 1..]),
+                _ => value.to_owned(),
+            };
+            (name.to_owned(), value)
+        })
+        .collect();
+    assert_eq!(variables.len(), 8);
+    let config = load(None, variables.clone(), &[]).unwrap();
+    assert_eq!(config.outbound_allow, ["http://fake-acme:9000", "http://fake-bolt:9000"]);
+    let without_permission = variables.into_iter().filter(|(name, _)| name != "SLUICEGATE_TLS__PLAINTEXT_HOSTS");
+    assert_eq!(load(None, without_permission, &[]).unwrap_err().0.len(), 3);
+}
