@@ -5,6 +5,7 @@
 use std::process::ExitCode;
 
 use clap::Parser as _;
+use sluicegate::cli::connect::{self, Engines as _};
 use sluicegate::cli::{self, Cli, Command, CommandError, Console, Exit};
 use sluicegate::{config, telemetry};
 
@@ -40,7 +41,12 @@ fn run(cli: &Cli, console: &mut Console) -> Result<Exit, CommandError> {
     };
     telemetry::init(config.log).map_err(|error| CommandError::Failed(error.to_string()))?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let ended = runtime.block_on(cli::execute(&cli.command, &config, &cli::connect::Unwired, console));
+    let engines = connect::Unwired;
+    let ended = runtime.block_on(async {
+        let ended = cli::execute(&cli.command, &config, &engines, console).await;
+        engines.close().await;
+        ended
+    });
     // A read from a terminal that nobody types at must not hold up the exit.
     runtime.shutdown_background();
     ended

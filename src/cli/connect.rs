@@ -32,11 +32,11 @@ pub trait Probe: Send + Sync {
     async fn look(&self) -> Vec<Finding>;
 }
 
-/// The engines behind a configuration.
+/// The engines behind a configuration. Each is opened with its first use, and shared by the uses of one command.
 #[async_trait]
 pub trait Engines: Send + Sync {
-    /// Brings the schema up to date; returns one line per step taken, none when it was.
-    async fn migrate(&self, config: &Config) -> Result<Vec<String>, CommandError>;
+    /// Brings the schema up to date; returns whether it was not.
+    async fn migrate(&self, config: &Config) -> Result<bool, CommandError>;
 
     async fn settings(&self, config: &Config) -> Result<Arc<dyn Settings>, CommandError>;
 
@@ -58,6 +58,9 @@ pub trait Engines: Send + Sync {
         lane: &ProviderName,
         card_numbers: CardNumbers,
     ) -> Result<CheckedMessage, String>;
+
+    /// Finishes what is under way and closes what was opened.
+    async fn close(&self);
 }
 
 /// Engines of a build in which none is wired in: every command that needs one says so and fails.
@@ -68,7 +71,7 @@ const UNWIRED: &str = "no engine is wired into this build";
 
 #[async_trait]
 impl Engines for Unwired {
-    async fn migrate(&self, _: &Config) -> Result<Vec<String>, CommandError> {
+    async fn migrate(&self, _: &Config) -> Result<bool, CommandError> {
         Err(CommandError::Failed(UNWIRED.to_owned()))
     }
 
@@ -95,4 +98,6 @@ impl Engines for Unwired {
     fn check_message(&self, _: &[u8], _: &ProviderName, _: CardNumbers) -> Result<CheckedMessage, String> {
         Err(UNWIRED.to_owned())
     }
+
+    async fn close(&self) {}
 }

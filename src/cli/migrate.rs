@@ -1,4 +1,4 @@
-//! `migrate`: brings the database to the current schema, and says which steps that took.
+//! `migrate`: brings the database to the current schema, and says whether that took anything.
 //!
 //! Refuses to run by itself at the start of `run`: who may change a schema is the operator's choice.
 
@@ -10,7 +10,7 @@ use crate::config::Config;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Print the steps as JSON.
+    /// Print the outcome as JSON.
     #[arg(long)]
     json: bool,
 }
@@ -25,15 +25,12 @@ pub async fn run(
     engines: &dyn Engines,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    let steps = engines.migrate(config).await?;
+    let changed = engines.migrate(config).await?;
     if args.json {
-        console.json(&json!({ "database": config.database.url.to_string(), "steps": steps }))?;
+        console.json(&json!({ "database": config.database.url.to_string(), "changed": changed }))?;
         return Ok(Exit::Fine);
     }
-    for step in &steps {
-        console.line(step)?;
-    }
-    let outcome = if steps.is_empty() { "was up to date" } else { "is up to date now" };
+    let outcome = if changed { "is up to date now" } else { "was up to date" };
     console.message(&format!("{} {outcome}", config.database.url))?;
     Ok(Exit::Fine)
 }

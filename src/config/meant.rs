@@ -103,10 +103,16 @@ impl Complaints {
     }
 
     fn prefix(&mut self, key: &'static str, text: &str, marks: &str) -> Option<String> {
-        let fits =
-            (1..=63).contains(&text.len()) && text.chars().all(|c| c.is_ascii_alphanumeric() || marks.contains(c));
+        // RabbitMQ keeps names that begin with `amq.` for itself.
+        let fits = !text.starts_with("amq.")
+            && (1..=63).contains(&text.len())
+            && text.chars().all(|c| c.is_ascii_alphanumeric() || marks.contains(c));
         if !fits {
-            self.add(key, format!("`{text}` cannot begin a name"), format!("Use 1 to 63 of A-Z a-z 0-9 {marks}"));
+            self.add(
+                key,
+                format!("`{text}` cannot begin a name"),
+                format!("Use 1 to 63 of A-Z a-z 0-9 {marks}, not beginning with amq."),
+            );
         }
         fits.then(|| text.to_owned())
     }

@@ -172,6 +172,8 @@ fn hazards_stop_the_start() {
         (vec!["queue.url=amqp://mq.example.com"], "queue.url", "plain text"),
         (vec!["limiter.url=redis://10.1.2.3:6379"], "limiter.url", "plain text"),
         (vec!["limiter.url=redis+cluster://127.0.0.1:7000,10.1.2.3:7001"], "limiter.url", "10.1.2.3"),
+        (vec!["queue.prefix=amq.payments"], "queue.prefix", "cannot begin a name"),
+        (vec!["limiter.prefix=pay{1}"], "limiter.prefix", "cannot begin a name"),
         (vec!["limiter.url=rediss://cache.example.com/#insecure"], "limiter.url", "fragment"),
         (vec![broker, "database.url=postgres:///pay"], "database.url", "names no host"),
     ] {

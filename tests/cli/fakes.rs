@@ -34,7 +34,7 @@ pub struct State {
     pub unconfirmed: Vec<String>,
     pub bad_rows: Vec<BadRow>,
     pub meant: Vec<Provider>,
-    pub migrations: Vec<String>,
+    pub migrated: bool,
     pub broker_away: bool,
     pub database_away: bool,
 }
@@ -106,8 +106,8 @@ impl Engine {
 
 #[async_trait]
 impl Engines for Engine {
-    async fn migrate(&self, _: &Config) -> Result<Vec<String>, CommandError> {
-        Ok(std::mem::take(&mut self.state().migrations))
+    async fn migrate(&self, _: &Config) -> Result<bool, CommandError> {
+        Ok(!std::mem::replace(&mut self.state().migrated, true))
     }
 
     async fn settings(&self, _: &Config) -> Result<Arc<dyn Settings>, CommandError> {
@@ -157,6 +157,8 @@ impl Engines for Engine {
         let warnings = message.get("payload").map(|_| "payload was seen".to_owned());
         Ok(CheckedMessage { id, warnings: warnings.into_iter().collect() })
     }
+
+    async fn close(&self) {}
 }
 
 #[async_trait]
