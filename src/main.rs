@@ -1,1 +1,53 @@
-fn main() {}
+//! The program: parse, configuration, telemetry, command, exit code.
+//!
+//! Refuses everything else: what a command does is in `cli`, and exit codes are [`cli::Exit`].
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use sluicegate::cli::connect::{self, Engines as _};
+use sluicegate::cli::{self, Cli, Command, CommandError, Console, Exit};
+use sluicegate::{config, telemetry};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let mut console = Console::of_process();
+    let ended = run(&cli, &mut console).and_then(|exit| Ok(console.flush().map(|()| exit)?));
+    let exit = ended.unwrap_or_else(|error| {
+        let exit = error.exit();
+        // With stderr closed as well the exit code is all that is left to say.
+        if exit != Exit::Fine && console.message(&format!("error: {error}")).is_err() {
+            return exit;
+        }
+        exit
+    });
+    ExitCode::from(exit.code())
+}
+
+fn run(cli: &Cli, console: &mut Console) -> Result<Exit, CommandError> {
+    // One TLS provider for all drivers; with none chosen the first connection would panic.
+    rustls::crypto::ring::default_provider()
+        .install_default()
+        .map_err(|_| CommandError::Failed("a TLS provider was installed before main".to_owned()))?;
+    if let Some(ended) = cli.command.without_config(console) {
+        return ended;
+    }
+    let environment = std::env::vars_os()
+        .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()));
+    let config = match (config::load(cli.config.as_deref(), environment, &cli.set), &cli.command) {
+        (Ok(config), _) => config,
+        (Err(problems), Command::Check(args)) => return cli::check::misconfigured(args, &problems, console),
+        (Err(problems), _) => return Err(CommandError::Configuration(problems.to_string())),
+    };
+    telemetry::init(config.log).map_err(|error| CommandError::Failed(error.to_string()))?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let engines = connect::Unwired;
+    let ended = runtime.block_on(async {
+        let ended = cli::execute(&cli.command, &config, &engines, console).await;
+        engines.close().await;
+        ended
+    });
+    // A read from a terminal that nobody types at must not hold up the exit.
+    runtime.shutdown_background();
+    ended
+}

@@ -1,1 +1,109 @@
-//! telemetry
+//! Log lines on stderr, as text or JSON.
+//!
+//! Refuses to let a library log below `warn`, and `lapin` below `error`: it prints whole messages, payload included,
+//! when the broker returns one (`lapin` 4.12, `returned_messages.rs`). There is no filter expression to weaken that.
+
+use std::io::IsTerminal as _;
+
+use tracing::Subscriber;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::registry;
+
+use crate::config::{Log, LogFormat};
+
+/// Sends log lines to stderr for the rest of the process.
+///
+/// # Errors
+/// When a subscriber is installed already.
+pub fn init(log: Log) -> Result<(), tracing::subscriber::SetGlobalDefaultError> {
+    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let coloured = std::io::stderr().is_terminal() && !no_color;
+    tracing::subscriber::set_global_default(subscriber(log, coloured, std::io::stderr))
+}
+
+/// Our own targets at `level`, everything else at `warn`, whatever could print a message body at `error`.
+fn targets(level: tracing::Level) -> Targets {
+    Targets::new()
+        .with_default(LevelFilter::WARN)
+        .with_target("sluicegate", level)
+        .with_target("lapin", LevelFilter::ERROR)
+        .with_target("sqlx", LevelFilter::WARN)
+        .with_target("hyper", LevelFilter::WARN)
+}
+
+fn subscriber<W>(log: Log, coloured: bool, writer: W) -> Box<dyn Subscriber + Send + Sync>
+where
+    W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
+{
+    // The colour switch is ours: the library's own default reads NO_COLOR, but not whether stderr is a terminal.
+    let lines =
+        tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(coloured && log.format == LogFormat::Text);
+    let base = registry().with(targets(log.level));
+    match log.format {
+        LogFormat::Text => Box::new(base.with(lines)),
+        // Fields beside the message instead of below "fields", as collectors expect.
+        LogFormat::Json => Box::new(base.with(lines.json().flatten_event(true))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::{Arc, Mutex};
+
+    use tracing::Level;
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Page(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Page {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn written(log: Log, coloured: bool, events: impl FnOnce()) -> String {
+        let page = Page::default();
+        let writer = page.clone();
+        tracing::subscriber::with_default(subscriber(log, coloured, move || writer.clone()), events);
+        let bytes = page.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn libraries_that_print_payloads_are_kept_quiet_at_every_level() {
+        for level in [Level::INFO, Level::TRACE] {
+            let text = written(Log { level, format: LogFormat::Text }, false, || {
+                tracing::warn!(target: "lapin::returned_messages", "Server returned us a message: 4111111111111111");
+                tracing::trace!(target: "lapin", "frame 4111111111111111");
+                tracing::info!(target: "hyper::proto", "quiet-hyper");
+                tracing::debug!(target: "sqlx::query", "quiet-sqlx");
+                tracing::info!(target: "redis", "quiet-redis");
+                tracing::error!(target: "lapin", "loud-lapin");
+                tracing::info!(target: "sluicegate::worker", "loud-own");
+            });
+            assert!(!text.contains("4111") && !text.contains("quiet-"), "{text}");
+            assert!(text.contains("loud-lapin") && text.contains("loud-own"), "{text}");
+        }
+    }
+
+    #[test]
+    fn json_lines_are_objects_and_colour_is_for_text_alone() {
+        let event = || tracing::info!(target: "sluicegate", provider = "acme", "lane open");
+        let json = written(Log { level: Level::INFO, format: LogFormat::Json }, true, event);
+        let line: serde_json::Value = serde_json::from_str(json.trim()).unwrap();
+        assert_eq!((&line["message"], &line["provider"]), (&"lane open".into(), &"acme".into()));
+        let plain = written(Log { level: Level::INFO, format: LogFormat::Text }, false, event);
+        assert!(!plain.contains('\u{1b}') && plain.contains("provider=\"acme\""), "{plain:?}");
+        assert!(written(Log { level: Level::INFO, format: LogFormat::Text }, true, event).contains('\u{1b}'));
+    }
+}

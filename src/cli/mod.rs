@@ -1,3 +1,150 @@
-//! cli
+//! The command line: one file per command, one definition from which help, completions and man pages come.
+//!
+//! Data goes to stdout, messages to stderr. Refuses to ask questions, and refuses to know an engine: [`connect`] does.
 
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+use crate::config::Config;
+
+pub mod check;
+pub mod completions;
+pub mod connect;
+pub mod console;
+pub mod enqueue;
 pub mod fake_provider;
+pub mod limits;
+pub mod man;
+pub mod migrate;
+pub mod provider;
+mod rows;
+mod stdin;
+
+pub use console::Console;
+
+use connect::Engines;
+
+/// Calls payment providers exactly as fast as they allow, and loses or doubles no payment doing it.
+#[derive(Debug, Parser)]
+#[command(name = "sluicegate", version, after_help = EXIT_CODES, propagate_version = true)]
+pub struct Cli {
+    /// Configuration file (TOML); also SLUICEGATE_CONFIG.
+    #[arg(long, global = true, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Sets one configuration key, over file and environment; repeatable.
+    #[arg(long, global = true, value_name = "SECTION.KEY=VALUE")]
+    pub set: Vec<String>,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 fine, 1 failed, 2 usage, 78 bad configuration.\n\
+    Environment: SLUICEGATE_<SECTION>__<KEY> sets a configuration key, …_FILE reads a secret from a file; NO_COLOR.";
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Bring the database to the current schema; safe to run twice and from several places at once.
+    Migrate(migrate::Args),
+    /// Validate configuration and providers, reach every dependency, report what is unsafe.
+    Check(check::Args),
+    /// Payment providers: apply a file, list, show, pause, resume.
+    Provider(provider::Args),
+    /// Limits of the providers: list, set.
+    Limits(limits::Args),
+    /// Publish jobs, one from flags or many from a file.
+    Enqueue(Box<enqueue::Args>),
+    /// Print a completion script for a shell.
+    Completions(completions::Args),
+    /// Print the manual page, or write those of all commands.
+    Man(man::Args),
+}
+
+/// How a command that reported for itself ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    Fine,
+    Failed,
+    /// Already reported; exit code 78.
+    BadConfiguration,
+}
+
+impl Exit {
+    /// The process's exit code.
+    #[must_use]
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Fine => 0,
+            Self::Failed => 1,
+            Self::BadConfiguration => 78,
+        }
+    }
+}
+
+/// Why a command could not do its work, in words for the terminal.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    /// What the operator wrote cannot be meant; nothing was changed.
+    #[error("{0}")]
+    Configuration(String),
+    #[error("{0}")]
+    Failed(String),
+    #[error("writing the output: {0}")]
+    Output(#[from] std::io::Error),
+}
+
+impl CommandError {
+    #[must_use]
+    pub fn exit(&self) -> Exit {
+        match self {
+            Self::Configuration(_) => Exit::BadConfiguration,
+            // Whoever reads our output has seen enough (`sluicegate provider list | head -1`).
+            Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Exit::Fine,
+            Self::Failed(_) | Self::Output(_) => Exit::Failed,
+        }
+    }
+}
+
+impl From<crate::ledger::LedgerError> for CommandError {
+    fn from(error: crate::ledger::LedgerError) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+impl From<crate::queue::QueueError> for CommandError {
+    fn from(error: crate::queue::QueueError) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+impl Command {
+    /// Runs the commands that need neither configuration nor engines; `None` for all others.
+    pub fn without_config(&self, console: &mut Console) -> Option<Result<Exit, CommandError>> {
+        match self {
+            Self::Completions(args) => Some(completions::run(args, console)),
+            Self::Man(args) => Some(man::run(args, console)),
+            _ => None,
+        }
+    }
+}
+
+/// Runs one command with its configuration.
+///
+/// # Errors
+/// [`CommandError`] when it could not do its work; the caller prints it and exits with [`CommandError::exit`].
+pub async fn execute(
+    command: &Command,
+    config: &Config,
+    engines: &dyn Engines,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
+    match command {
+        Command::Migrate(args) => migrate::run(args, config, engines, console).await,
+        Command::Check(args) => check::run(args, config, engines, console).await,
+        Command::Provider(args) => provider::run(args, config, engines, console).await,
+        Command::Limits(args) => limits::run(args, config, engines, console).await,
+        Command::Enqueue(args) => enqueue::run(args, config, engines, console).await,
+        Command::Completions(args) => completions::run(args, console),
+        Command::Man(args) => man::run(args, console),
+    }
+}

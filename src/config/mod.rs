@@ -1,1 +1,68 @@
-//! config
+//! What a process is told from outside: four layers as written, one [`Config`] as meant, all problems reported together.
+//!
+//! Refuses provider rows (they live in the database) and refuses to read the process's environment itself: it is an
+//! argument. `config/default.toml` lists and explains every key.
+
+use std::path::{Path, PathBuf};
+
+pub mod address;
+mod hazards;
+mod keys;
+mod layers;
+mod meant;
+mod problem;
+mod written;
+
+pub use address::{DatabaseUrl, LimiterUrl, QueueUrl, SecretUrl};
+pub use keys::DEFAULTS;
+pub use meant::{CardNumbers, Config, Database, Limiter, Log, LogFormat, Ops, Queue, Worker};
+pub use problem::{Origin, Problem, Problems};
+
+use keys::Keys;
+use layers::{FILE_VARIABLE, Layers};
+use meant::Complaints;
+use written::Written;
+
+/// Reads the layers and says what they mean.
+///
+/// `file` is the `--config` flag, `sets` the `--set key=value` flags.
+///
+/// # Errors
+/// Every problem of every layer, in one value.
+pub fn load(
+    file: Option<&Path>,
+    environment: impl IntoIterator<Item = (String, String)>,
+    sets: &[String],
+) -> Result<Config, Problems> {
+    let variables: Vec<(String, String)> = environment.into_iter().collect();
+    let keys = Keys::embedded().map_err(broken_defaults)?;
+    let mut layers = Layers::of_defaults(keys);
+    let named = variables.iter().find(|(name, path)| name == FILE_VARIABLE && !path.is_empty());
+    let named = named.map(|(_, path)| PathBuf::from(path));
+    if let Some(path) = file.or(named.as_deref()) {
+        layers.add_file(path);
+    }
+    layers.add_environment(&variables);
+    layers.add_flags(sets);
+    let written: Written =
+        layers.document().try_into().map_err(|e: toml::de::Error| broken_defaults(e.message().to_owned()))?;
+    let mut complaints = Complaints::default();
+    let config = meant::translate(&written, &mut complaints);
+    let mut problems = std::mem::take(&mut layers.problems);
+    for (key, bad) in complaints.0 {
+        let origin = layers.entries.get(key).map_or(Origin::Default, |entry| entry.origin.clone());
+        problems.push(Problem { key: key.to_owned(), origin, what: bad.what, mend: bad.mend });
+    }
+    match config {
+        Some(config) if problems.is_empty() => Ok(config),
+        _ => Err(Problems(problems)),
+    }
+}
+
+fn broken_defaults(what: String) -> Problems {
+    let mend = "This build is broken: config/default.toml and the code disagree".to_owned();
+    Problems(vec![Problem { key: "(defaults)".to_owned(), origin: Origin::Default, what, mend }])
+}
+
+#[cfg(test)]
+mod tests;

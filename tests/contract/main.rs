@@ -1,6 +1,5 @@
 //! One conformance suite per face, run on every implementation.
 
-mod provider;
 #[path = "../support/mod.rs"]
 mod support;
 

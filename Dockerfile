@@ -1,0 +1,22 @@
+# syntax=docker/dockerfile:1
+# The worker's image: one static-enough binary on a small Debian, run by a user that owns nothing.
+
+FROM rust:1.95-bookworm AS build
+WORKDIR /src
+COPY . .
+# Caches outlive the layer, so a change of one file rebuilds one crate. --locked: exactly the versions that were tested.
+RUN --mount=type=cache,target=/usr/local/cargo/registry \
+    --mount=type=cache,target=/src/target \
+    cargo build --release --locked --bin sluicegate && cp target/release/sluicegate /sluicegate
+
+FROM debian:12.11-slim
+# Requests to providers are verified against the system's certificates.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends ca-certificates \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --system --uid 10001 --create-home --home-dir /var/lib/sluicegate sluicegate
+COPY --from=build /sluicegate /usr/local/bin/sluicegate
+USER 10001
+WORKDIR /var/lib/sluicegate
+ENTRYPOINT ["/usr/local/bin/sluicegate"]
+CMD ["run"]

@@ -1,0 +1,76 @@
+//! One thing that `check` found, and how findings are shown.
+//!
+//! Refuses to look for anything: probes and `judge` do.
+
+use serde::Serialize;
+
+use crate::cli::{CommandError, Console};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Level {
+    Ok,
+    /// Works, and has a cost or a risk that somebody should have chosen.
+    Warning,
+    /// Does not work, or loses a promise.
+    Error,
+}
+
+impl Level {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warning => "warning",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// What is so, and the mend where it should not be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    pub level: Level,
+    /// `database postgres://…`, `provider acme`, `configuration queue.url`.
+    pub subject: String,
+    pub what: String,
+    /// `None` when nothing needs mending.
+    pub mend: Option<String>,
+}
+
+impl Finding {
+    #[must_use]
+    pub fn ok(subject: impl Into<String>, what: impl Into<String>) -> Self {
+        Self { level: Level::Ok, subject: subject.into(), what: what.into(), mend: None }
+    }
+
+    #[must_use]
+    pub fn warning(subject: impl Into<String>, what: impl Into<String>, mend: impl Into<String>) -> Self {
+        Self { level: Level::Warning, subject: subject.into(), what: what.into(), mend: Some(mend.into()) }
+    }
+
+    #[must_use]
+    pub fn error(subject: impl Into<String>, what: impl Into<String>, mend: impl Into<String>) -> Self {
+        Self { level: Level::Error, subject: subject.into(), what: what.into(), mend: Some(mend.into()) }
+    }
+}
+
+/// Shows findings as data: a table, or a JSON array.
+///
+/// # Errors
+/// When the output is closed.
+pub fn print(findings: &[Finding], json: bool, console: &mut Console) -> Result<(), CommandError> {
+    if json {
+        console.json(&findings)?;
+        return Ok(());
+    }
+    let rows: Vec<Vec<String>> = findings.iter().map(cells).collect();
+    console.table(&["", "what", "finding", "mend"], &rows)?;
+    let count = |level| findings.iter().filter(|finding| finding.level == level).count();
+    console.message(&format!("{} errors, {} warnings", count(Level::Error), count(Level::Warning)))?;
+    Ok(())
+}
+
+fn cells(finding: &Finding) -> Vec<String> {
+    let mend = finding.mend.clone().unwrap_or_default();
+    vec![finding.level.word().to_owned(), finding.subject.clone(), finding.what.clone(), mend]
+}

@@ -1,0 +1,114 @@
+//! Judgements that need no connection: what a configuration and providers, as meant, cost or risk.
+//!
+//! Refuses what `config` refuses already: a configuration with a hazard never gets here.
+
+use super::Finding;
+use crate::config::{CardNumbers, Config, DatabaseUrl, LimiterUrl};
+use crate::domain::limit::Algorithm;
+use crate::domain::provider::{Provider, SlotRelease, StoreDown};
+use crate::ledger::settings::Snapshot;
+
+/// Findings about a configuration that could be meant.
+pub fn configuration(config: &Config) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut warn = |key: &str, what: &str, mend: &str| {
+        findings.push(Finding::warning(format!("configuration {key}"), what, mend));
+    };
+    match (&config.database.url, &config.limiter.url) {
+        (DatabaseUrl::Sqlite { path: None, .. }, _) => {
+            warn("database.url", "an in-memory database forgets every payment at exit", "Use sqlite://PATH");
+        }
+        (DatabaseUrl::Postgres(_), LimiterUrl::Embedded) => {
+            let what = "the embedded limiter serves one process; a second `run` is refused";
+            warn("limiter.url", what, "Set limiter.url to Redis before adding workers");
+        }
+        _ => {}
+    }
+    for host in &config.plaintext_hosts {
+        let what = format!("{host} is spoken to without TLS: passwords and payments are readable on the way");
+        warn("tls.plaintext_hosts", &what, "Use TLS, or keep that network private");
+    }
+    if config.ops.listen.is_none() {
+        warn("ops.listen", "no health, metrics, API or web page", "Set ops.listen to IP:PORT");
+    }
+    if config.worker.card_numbers != CardNumbers::Refuse {
+        let what = "card numbers in payloads reach the database, the broker and back-ups";
+        warn("worker.card_numbers", what, "Set it to refuse");
+    }
+    if findings.is_empty() {
+        findings.push(Finding::ok("configuration", "is safe as it stands"));
+    }
+    findings
+}
+
+/// Findings about the providers in the database.
+pub fn snapshot(snapshot: &Snapshot, config: &Config) -> Vec<Finding> {
+    if snapshot.providers.is_empty() {
+        return vec![Finding::warning("providers", "there are none", "Run sluicegate provider apply FILE")];
+    }
+    let judge = |row: &Result<Provider, crate::ledger::settings::BadRow>| match row {
+        Ok(meant) => provider(meant, config),
+        Err(bad) => {
+            let error = |problem: &String| {
+                Finding::error(
+                    format!("provider {}", bad.provider),
+                    problem,
+                    "Mend the row; until then it is not served",
+                )
+            };
+            bad.problems.iter().map(error).collect()
+        }
+    };
+    snapshot.providers.iter().flat_map(judge).collect()
+}
+
+/// Findings about one provider.
+pub fn provider(provider: &Provider, config: &Config) -> Vec<Finding> {
+    let subject = format!("provider {}", provider.name);
+    let mut findings = Vec::new();
+    let mut warn = |what: String, mend: &str| findings.push(Finding::warning(&subject, what, mend));
+    if !provider.enabled {
+        return vec![Finding::ok(subject, "is disabled")];
+    }
+    if provider.paused {
+        warn("is paused: its queue keeps collecting".to_owned(), "Run sluicegate provider resume when it is time");
+    }
+    if provider.idempotency_retention.is_none() {
+        let what = "does not deduplicate, as far as its row says: every unknown outcome waits for a person";
+        warn(what.to_owned(), "Set idempotency_retention_s if it honours idempotency keys");
+    }
+    if matches!(provider.slot_release, SlotRelease::Grant { .. }) {
+        let what = "slot_release = grant holds only while the way to the provider varies less than transit_jitter_ms";
+        warn(what.to_owned(), "Use slot_release = response for the proven limit");
+    }
+    if let StoreDown::Share { of } = provider.store_down {
+        let what =
+            format!("while Redis is away each worker uses 1/{of} of the limits: more than {of} workers exceed them");
+        warn(what, "Keep share_of at the number of workers or above, or use store_down = wait");
+    }
+    if config.worker.drain_timeout < provider.timeout {
+        let what = format!(
+            "timeout_ms {} is longer than worker.drain_timeout_ms {}: a stop may abandon requests",
+            provider.timeout.as_millis(),
+            config.worker.drain_timeout.as_millis()
+        );
+        warn(what, "Raise worker.drain_timeout_ms");
+    }
+    if provider.limits.iter().all(|limit| limit.shadow) {
+        warn("has only shadow limits: nothing holds it back".to_owned(), "Set shadow = false on one limit");
+    }
+    for limit in &provider.limits {
+        if limit.rate.max_requests() == 0 {
+            warn(format!("limit {} is closed: nothing is sent", limit.name), "Run sluicegate limits set");
+        }
+        if limit.algorithm != Algorithm::SlidingLog {
+            let what = format!("limit {} counts by {}, which is not proven", limit.name, limit.algorithm.name());
+            warn(what, "Use sliding_log unless the provider counts that way");
+        }
+    }
+    if findings.is_empty() {
+        let rate = provider.tightest_rate().map(|rate| rate.to_string()).unwrap_or_default();
+        findings.push(Finding::ok(subject, format!("tightest limit {rate}")));
+    }
+    findings
+}

@@ -1,0 +1,124 @@
+//! Where a command writes: data on stdout, messages on stderr, tables that fit the terminal and are plain in a pipe.
+//!
+//! Refuses colour in data, so NO_COLOR has nothing to switch off there.
+
+use std::io::{self, IsTerminal as _, Write};
+
+use comfy_table::{ContentArrangement, Table, presets};
+use serde::Serialize;
+
+/// The shape of tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// Columns apart by blanks, one line per row, nothing cut or wrapped: for pipes.
+    Plain,
+    /// Wrapped to the width in columns; `None`: the terminal's own.
+    Terminal { width: Option<u16> },
+}
+
+/// Output of one command.
+pub struct Console {
+    out: Box<dyn Write + Send>,
+    err: Box<dyn Write + Send>,
+    shape: Shape,
+    /// Whether progress may be drawn on stderr.
+    pub draws_progress: bool,
+}
+
+impl Console {
+    #[must_use]
+    pub fn new(out: Box<dyn Write + Send>, err: Box<dyn Write + Send>, shape: Shape) -> Self {
+        Self { out, err, shape, draws_progress: false }
+    }
+
+    /// Standard output and error of this process.
+    #[must_use]
+    pub fn of_process() -> Self {
+        let shape = if io::stdout().is_terminal() { Shape::Terminal { width: None } } else { Shape::Plain };
+        let out = Box::new(io::BufWriter::new(io::stdout()));
+        Self { out, err: Box::new(io::stderr()), shape, draws_progress: io::stderr().is_terminal() }
+    }
+
+    /// Where raw data goes (scripts, manual pages).
+    pub fn data(&mut self) -> &mut (dyn Write + Send) {
+        &mut self.out
+    }
+
+    /// One line of data.
+    ///
+    /// # Errors
+    /// When stdout is closed.
+    pub fn line(&mut self, text: &str) -> io::Result<()> {
+        writeln!(self.out, "{text}")
+    }
+
+    /// One JSON document of data.
+    ///
+    /// # Errors
+    /// When stdout is closed.
+    pub fn json(&mut self, value: &impl Serialize) -> io::Result<()> {
+        serde_json::to_writer_pretty(&mut self.out, value)?;
+        writeln!(self.out)
+    }
+
+    /// A table of data.
+    ///
+    /// # Errors
+    /// When stdout is closed.
+    pub fn table(&mut self, header: &[&str], rows: &[Vec<String>]) -> io::Result<()> {
+        let text = render_table(header, rows, self.shape);
+        self.line(&text)
+    }
+
+    /// One message for people, on stderr.
+    ///
+    /// # Errors
+    /// When stderr is closed.
+    pub fn message(&mut self, text: &str) -> io::Result<()> {
+        writeln!(self.err, "{text}")
+    }
+
+    /// Hands out what is still buffered.
+    ///
+    /// # Errors
+    /// When stdout is closed.
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()?;
+        self.err.flush()
+    }
+}
+
+/// Lays out a table.
+#[must_use]
+pub fn render_table(header: &[&str], rows: &[Vec<String>], shape: Shape) -> String {
+    let mut table = Table::new();
+    table.set_header(header.iter().copied());
+    table.add_rows(rows);
+    match shape {
+        Shape::Plain => {
+            table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+        }
+        Shape::Terminal { width } => {
+            table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic);
+            if let Some(width) = width {
+                table.set_width(width);
+            }
+        }
+    }
+    table.trim_fmt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_is_plain_in_a_pipe_and_fits_a_terminal() {
+        let rows = [vec!["acme".to_owned(), "https://pay.example.com/a/rather/long/path".to_owned()]];
+        let plain = render_table(&["name", "url"], &rows, Shape::Plain);
+        let words: Vec<Vec<&str>> = plain.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(words, [vec!["name", "url"], vec!["acme", "https://pay.example.com/a/rather/long/path"]]);
+        let narrow = render_table(&["name", "url"], &rows, Shape::Terminal { width: Some(30) });
+        assert!(narrow.lines().all(|line| line.chars().count() <= 30), "{narrow}");
+    }
+}

@@ -1,0 +1,88 @@
+//! Lines of a stream, numbered, none longer in memory than a job message may be.
+//!
+//! Refuses to interpret them.
+
+use std::io;
+
+use tokio::io::{AsyncBufRead, AsyncBufReadExt as _};
+
+/// One line without its end.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Line {
+    Text { number: u64, bytes: Vec<u8> },
+    TooLong { number: u64 },
+}
+
+/// Reads lines of at most `max_bytes`.
+pub struct Lines<R> {
+    reader: R,
+    max_bytes: usize,
+    number: u64,
+    partial: Vec<u8>,
+    too_long: bool,
+    /// Bytes consumed so far, for progress.
+    pub consumed: u64,
+}
+
+impl<R: AsyncBufRead + Unpin> Lines<R> {
+    pub fn new(reader: R, max_bytes: usize) -> Self {
+        Self { reader, max_bytes, number: 0, partial: Vec::new(), too_long: false, consumed: 0 }
+    }
+
+    /// The next line; `None` at the end. May be dropped while it waits: what was read so far is kept.
+    ///
+    /// # Errors
+    /// When the stream cannot be read.
+    pub async fn next(&mut self) -> io::Result<Option<Line>> {
+        loop {
+            let chunk = self.reader.fill_buf().await?;
+            let at_end = chunk.is_empty();
+            let end = chunk.iter().position(|byte| *byte == b'\n');
+            let taken = &chunk[..end.unwrap_or(chunk.len())];
+            if self.partial.len() + taken.len() > self.max_bytes {
+                self.too_long = true;
+                self.partial = Vec::new();
+            } else if !self.too_long {
+                self.partial.extend_from_slice(taken);
+            }
+            let used = taken.len() + usize::from(end.is_some());
+            self.reader.consume(used);
+            self.consumed += used as u64;
+            if end.is_none() && !at_end {
+                continue;
+            }
+            if at_end && self.partial.is_empty() && !self.too_long {
+                return Ok(None);
+            }
+            self.number += 1;
+            let bytes = std::mem::take(&mut self.partial);
+            let number = self.number;
+            let line = if self.too_long { Line::TooLong { number } } else { Line::Text { number, bytes } };
+            self.too_long = false;
+            return Ok(Some(line));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::BufReader;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn numbers_lines_and_keeps_none_that_is_too_long() {
+        let text = b"one\n\nlonger than eight\ntwo\r\nlast".as_slice();
+        // A buffer smaller than the lines, so that they come in pieces.
+        let mut lines = Lines::new(BufReader::with_capacity(3, text), 8);
+        let mut seen = Vec::new();
+        while let Some(line) = lines.next().await.unwrap() {
+            seen.push(line);
+        }
+        let text = |number, bytes: &[u8]| Line::Text { number, bytes: bytes.to_vec() };
+        let expected =
+            [text(1, b"one"), text(2, b""), Line::TooLong { number: 3 }, text(4, b"two\r"), text(5, b"last")];
+        assert_eq!(seen, expected);
+        assert_eq!(lines.consumed, 32);
+    }
+}

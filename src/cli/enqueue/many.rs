@@ -1,0 +1,205 @@
+//! Many jobs from JSON Lines: bad lines are reported by number, good ones published, a bounded number at a time.
+//!
+//! Refuses to go on when the broker fails: running the same file again is safe, because every line has its own id.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufRead, BufReader};
+
+use super::super::stdin;
+use super::lines::{Line, Lines};
+use super::{CheckedMessage, CommandError, Console, Engines, Exit, outgoing};
+use crate::config::CardNumbers;
+use crate::domain::job::BODY_BYTES_MAX;
+use crate::domain::provider::ProviderName;
+use crate::queue::{Outgoing, Queue, QueueError};
+
+/// Publishes under way at once: enough to hide a broker's fsync, few enough to hold in memory (64 KiB each).
+const IN_FLIGHT_MAX: usize = 256;
+
+/// Reads messages as the worker will.
+pub struct Codec<'a> {
+    pub engines: &'a dyn Engines,
+    pub card_numbers: CardNumbers,
+}
+
+impl Codec<'_> {
+    pub fn check(&self, body: &[u8], lane: &ProviderName) -> Result<CheckedMessage, String> {
+        self.engines.check_message(body, lane, self.card_numbers)
+    }
+}
+
+/// What to publish.
+pub struct Order<'a> {
+    pub file: &'a Path,
+    /// The lane of all lines; else each names its own.
+    pub lane: Option<&'a ProviderName>,
+    pub known: &'a [ProviderName],
+    pub json: bool,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Report {
+    published: u64,
+    bad: Vec<BadLine>,
+    /// Lines that the broker did not confirm.
+    unconfirmed: Vec<BadLine>,
+}
+
+#[derive(Debug, Serialize)]
+struct BadLine {
+    line: u64,
+    reason: String,
+}
+
+/// Publishes a file's lines.
+///
+/// # Errors
+/// When the file cannot be read.
+pub async fn run(
+    order: &Order<'_>,
+    codec: &Codec<'_>,
+    queue: &dyn Queue,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
+    let unreadable = |error: io::Error| CommandError::Failed(format!("{}: {error}", order.file.display()));
+    let (reader, bytes): (Box<dyn AsyncBufRead + Unpin + Send>, Option<u64>) = if order.file == Path::new("-") {
+        (Box::new(BufReader::new(stdin::open().map_err(unreadable)?)), None)
+    } else {
+        let file = tokio::fs::File::open(order.file).await.map_err(unreadable)?;
+        let bytes = file.metadata().await.map_err(unreadable)?.len();
+        (Box::new(BufReader::new(file)), Some(bytes))
+    };
+    let bar = progress(bytes, console.draws_progress);
+    // A line may carry a little more than the message: blanks and its end.
+    let mut lines = Lines::new(reader, BODY_BYTES_MAX + 1_024);
+    let mut report = Report::default();
+    let read = publish(&mut lines, order, codec, queue, &bar, &mut report, console).await;
+    bar.finish_and_clear();
+    read.map_err(unreadable)?;
+    conclude(&report, order, console)
+}
+
+async fn publish<R: AsyncBufRead + Unpin>(
+    lines: &mut Lines<R>,
+    order: &Order<'_>,
+    codec: &Codec<'_>,
+    queue: &dyn Queue,
+    bar: &ProgressBar,
+    report: &mut Report,
+    console: &mut Console,
+) -> io::Result<()> {
+    let mut in_flight = FuturesUnordered::new();
+    let mut ended = false;
+    loop {
+        tokio::select! {
+            // Confirms first, so that reading a fast file does not starve them.
+            biased;
+            Some((number, result)) = in_flight.next(), if !in_flight.is_empty() => match result {
+                Ok(()) => report.published += 1,
+                Err(error) => {
+                    ended = true;
+                    refuse(&mut report.unconfirmed, number, QueueError::to_string(&error), bar, console)?;
+                }
+            },
+            line = lines.next(), if !ended && in_flight.len() < IN_FLIGHT_MAX => match line? {
+                None => ended = true,
+                Some(line) => match prepare(line, order, codec) {
+                    Ok(None) => {}
+                    Ok(Some((number, warnings, message))) => {
+                        for warning in warnings {
+                            bar.suspend(|| console.message(&format!("line {number}: warning: {warning}")))?;
+                        }
+                        in_flight.push(async move { (number, queue.publish(message).await) });
+                    }
+                    Err((number, reason)) => refuse(&mut report.bad, number, reason, bar, console)?,
+                },
+            },
+            else => return Ok(()),
+        }
+        bar.set_position(lines.consumed);
+        bar.set_message(format!("{} published, {} bad", report.published, report.bad.len()));
+    }
+}
+
+fn refuse(
+    list: &mut Vec<BadLine>,
+    line: u64,
+    reason: String,
+    bar: &ProgressBar,
+    console: &mut Console,
+) -> io::Result<()> {
+    bar.suspend(|| console.message(&format!("line {line}: {reason}")))?;
+    list.push(BadLine { line, reason });
+    Ok(())
+}
+
+type Prepared = (u64, Vec<String>, Outgoing);
+
+/// `None` for an empty line; the error is the line's number and what is wrong with it.
+fn prepare(line: Line, order: &Order<'_>, codec: &Codec<'_>) -> Result<Option<Prepared>, (u64, String)> {
+    let (number, bytes) = match line {
+        Line::Text { number, bytes } => (number, bytes),
+        Line::TooLong { number } => return Err((number, format!("too_large: longer than {BODY_BYTES_MAX} bytes"))),
+    };
+    let body = bytes.trim_ascii();
+    if body.is_empty() {
+        return Ok(None);
+    }
+    let lane = lane_of(body, order).map_err(|reason| (number, reason))?;
+    let CheckedMessage { id, warnings } = codec.check(body, &lane).map_err(|reason| (number, reason))?;
+    Ok(Some((number, warnings, outgoing(lane, &id, Bytes::copy_from_slice(body)))))
+}
+
+fn lane_of(body: &[u8], order: &Order<'_>) -> Result<ProviderName, String> {
+    #[derive(Deserialize)]
+    struct Named {
+        provider: Option<String>,
+    }
+    if let Some(lane) = order.lane {
+        return Ok(lane.clone());
+    }
+    // The parser's own error would quote the line.
+    let named: Named = serde_json::from_slice(body)
+        .map_err(|_| "malformed: is not a JSON object with a text `provider`".to_owned())?;
+    let name = named.provider.ok_or("names no `provider`, and --provider is not given")?;
+    let lane = ProviderName::new(name)?;
+    if !order.known.contains(&lane) {
+        return Err(format!("there is no provider `{lane}` in the database"));
+    }
+    Ok(lane)
+}
+
+fn conclude(report: &Report, order: &Order<'_>, console: &mut Console) -> Result<Exit, CommandError> {
+    if order.json {
+        console.json(report)?;
+    } else {
+        console.line(&format!("{} published, {} bad", report.published, report.bad.len()))?;
+    }
+    if !report.unconfirmed.is_empty() {
+        console.message("stopped at the broker's failure; run the same file again: ids that are in change nothing")?;
+    }
+    Ok(if report.bad.is_empty() && report.unconfirmed.is_empty() { Exit::Fine } else { Exit::Failed })
+}
+
+fn progress(bytes: Option<u64>, drawn: bool) -> ProgressBar {
+    if !drawn {
+        return ProgressBar::hidden();
+    }
+    let (bar, template) = match bytes {
+        Some(bytes) => (ProgressBar::new(bytes), "{wide_bar} {percent} % · {msg} · {eta} left"),
+        None => (ProgressBar::new_spinner(), "{spinner} {msg} · {elapsed}"),
+    };
+    // Redrawn by time, so that a slow broker shows as a moving clock.
+    bar.enable_steady_tick(Duration::from_millis(200));
+    match ProgressStyle::with_template(template) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}

@@ -1,0 +1,174 @@
+//! `enqueue`: publishes jobs with confirms, one from flags or many from a file.
+//!
+//! Refuses what the worker would refuse: each message is read here as it will be read there, before it is published.
+
+use std::path::PathBuf;
+
+use bytes::Bytes;
+use serde::Serialize;
+use serde_json::json;
+use serde_json::value::RawValue;
+
+use super::connect::{CheckedMessage, Engines};
+use super::provider::{names, parse_name, unknown};
+use super::{CommandError, Console, Exit};
+use crate::config::Config;
+use crate::domain::job::JobId;
+use crate::domain::provider::ProviderName;
+use crate::queue::{Destination, Outgoing, Properties};
+
+mod lines;
+mod many;
+
+/// One job from flags, or many from a file.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The provider to pay with; with --file, the lane of every line (a line may also name its own `provider`).
+    #[arg(long, required_unless_present = "file")]
+    provider: Option<String>,
+    /// Amount in minor units (1299 is EUR 12.99).
+    #[arg(long, required_unless_present = "file")]
+    amount: Option<i64>,
+    /// ISO 4217 code.
+    #[arg(long, required_unless_present = "file")]
+    currency: Option<String>,
+    /// Identifies the payment for ever; the same id again is the same payment. Default: a new UUID v7, so running the
+    /// command twice pays twice.
+    #[arg(long)]
+    id: Option<String>,
+    /// Scope of per-account limits.
+    #[arg(long)]
+    account: Option<String>,
+    /// Passed on to the provider.
+    #[arg(long)]
+    reference: Option<String>,
+    /// Permits that the call uses, 1 to 1000.
+    #[arg(long)]
+    cost: Option<u32>,
+    /// 0 to 9, higher first among the jobs that a lane holds.
+    #[arg(long)]
+    priority: Option<u32>,
+    /// Not before this instant (RFC 3339).
+    #[arg(long, value_name = "TIME")]
+    not_before: Option<String>,
+    /// Not after this instant (RFC 3339).
+    #[arg(long, value_name = "TIME")]
+    expires_at: Option<String>,
+    /// JSON object for the provider's request.
+    #[arg(long, value_name = "JSON")]
+    payload: Option<String>,
+    /// Key that the provider deduplicates by; default: the id.
+    #[arg(long, value_name = "KEY")]
+    idempotency_key: Option<String>,
+    /// JSON Lines, one job message per line; `-` is stdin. Every line needs its own `id`, so the file can be run again.
+    #[arg(long, value_name = "FILE", conflicts_with_all = [
+        "amount", "currency", "id", "account", "reference", "cost", "priority", "not_before", "expires_at", "payload",
+        "idempotency_key",
+    ])]
+    file: Option<PathBuf>,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The job message of the contract; fields that were not given are left out.
+#[derive(Serialize)]
+struct Message<'a> {
+    v: u8,
+    id: &'a str,
+    provider: &'a str,
+    amount: i64,
+    currency: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    account: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reference: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    idempotency_key: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cost: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    priority: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    not_before: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expires_at: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload: Option<&'a RawValue>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When an engine fails, or the one job cannot be meant. Bad lines of a file are reported and make the exit code 1.
+pub async fn run(
+    args: &Args,
+    config: &Config,
+    engines: &dyn Engines,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
+    let settings = engines.settings(config).await?;
+    let known = names(settings.as_ref()).await?;
+    let lane = args.provider.as_deref().map(parse_name).transpose()?;
+    if let Some(lane) = lane.as_ref().filter(|lane| !known.contains(lane)) {
+        return Err(unknown(lane.as_str()));
+    }
+    let queue = engines.queue(config).await?;
+    queue.declare(&known).await?;
+    let codec = many::Codec { engines, card_numbers: config.worker.card_numbers };
+    if let Some(file) = &args.file {
+        let order = many::Order { file, lane: lane.as_ref(), known: &known, json: args.json };
+        return many::run(&order, &codec, queue.as_ref(), console).await;
+    }
+    let (Some(lane), Some(amount), Some(currency)) = (lane, args.amount, args.currency.as_deref()) else {
+        return Err(CommandError::Failed("give --provider, --amount and --currency, or --file".to_owned()));
+    };
+    let body = body(args, &lane, amount, currency)?;
+    let CheckedMessage { id, warnings } = codec.check(&body, &lane).map_err(CommandError::Failed)?;
+    for warning in warnings {
+        console.message(&format!("warning: {warning}"))?;
+    }
+    queue.publish(outgoing(lane.clone(), &id, body)).await?;
+    if args.json {
+        console.json(&json!({ "id": id.as_str(), "provider": lane.as_str() }))?;
+    } else {
+        console.line(id.as_str())?;
+    }
+    Ok(Exit::Fine)
+}
+
+fn body(args: &Args, lane: &ProviderName, amount: i64, currency: &str) -> Result<Bytes, CommandError> {
+    let generated = uuid::Uuid::now_v7().to_string();
+    // The parser's own error would quote the payload.
+    let payload: Option<&RawValue> = args
+        .payload
+        .as_deref()
+        .map(|text| serde_json::from_str(text).map_err(|_| CommandError::Failed("--payload is not JSON".to_owned())))
+        .transpose()?;
+    let message = Message {
+        v: 1,
+        id: args.id.as_deref().unwrap_or(&generated),
+        provider: lane.as_str(),
+        amount,
+        currency,
+        account: args.account.as_deref(),
+        reference: args.reference.as_deref(),
+        idempotency_key: args.idempotency_key.as_deref(),
+        cost: args.cost,
+        priority: args.priority,
+        not_before: args.not_before.as_deref(),
+        expires_at: args.expires_at.as_deref(),
+        payload,
+    };
+    let bytes = serde_json::to_vec(&message).map_err(|error| CommandError::Failed(error.to_string()))?;
+    Ok(bytes.into())
+}
+
+fn outgoing(lane: ProviderName, id: &JobId, body: Bytes) -> Outgoing {
+    let properties = Properties {
+        message_id: Some(id.as_str().to_owned()),
+        content_type: Some("application/json".to_owned()),
+        ..Properties::default()
+    };
+    Outgoing { destination: Destination::Lane(lane), body, properties }
+}

@@ -1,0 +1,95 @@
+//! `limits`: what each provider allows, and changing it while everything runs.
+//!
+//! Refuses to create or remove limits: the provider file does, so that it stays the whole truth.
+
+use clap::Subcommand;
+use serde_json::json;
+
+use super::connect::Engines;
+use super::provider::{parse_name, unknown};
+use super::rows::{LimitView, ProviderView};
+use super::{CommandError, Console, Exit};
+use crate::config::Config;
+use crate::domain::limit::Rate;
+use crate::ledger::settings::Settings;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// All limits of all providers.
+    List {
+        #[arg(long)]
+        json: bool,
+    },
+    /// Change a limit's rate; in force in every worker within 2 s, consumption carried over.
+    Set {
+        provider: String,
+        limit: String,
+        /// N/DURATION, like 200/1s or 600/1m; 0/1s closes it.
+        rate: Rate,
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the database fails, or the provider or limit does not exist.
+pub async fn run(
+    args: &Args,
+    config: &Config,
+    engines: &dyn Engines,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
+    let settings = engines.settings(config).await?;
+    match &args.action {
+        Action::List { json } => list(settings.as_ref(), *json, console).await,
+        Action::Set { provider, limit, rate, json } => {
+            let name = parse_name(provider)?;
+            let Some(old) = settings.set_rate(&name, limit, *rate).await? else {
+                return Err(no_such_limit(settings.as_ref(), provider, limit).await?);
+            };
+            if *json {
+                let change = json!({
+                    "provider": provider, "limit": limit, "from": old.to_string(), "to": rate.to_string()
+                });
+                console.json(&change)?;
+            } else {
+                console.line(&format!("{provider} {limit}: {old} → {rate}"))?;
+            }
+            Ok(Exit::Fine)
+        }
+    }
+}
+
+async fn list(settings: &dyn Settings, json: bool, console: &mut Console) -> Result<Exit, CommandError> {
+    let rows = settings.rows(None).await?;
+    let views: Vec<ProviderView> = rows.iter().map(ProviderView::of).collect::<Result<_, _>>()?;
+    let limits = views.iter().flat_map(|view| view.limits.iter().map(|limit| (view.name.as_str(), limit)));
+    let cells: Vec<Vec<String>> = limits.map(|(provider, limit)| limit.cells(provider)).collect();
+    if json {
+        let keys = LimitView::HEADER.map(|title| title.replace(' ', "_"));
+        let objects: Vec<serde_json::Map<String, serde_json::Value>> =
+            cells.into_iter().map(|row| keys.iter().cloned().zip(row.into_iter().map(Into::into)).collect()).collect();
+        console.json(&objects)?;
+    } else if cells.is_empty() {
+        console.message("no limits yet: `sluicegate provider apply FILE` adds providers with theirs")?;
+    } else {
+        console.table(&LimitView::HEADER, &cells)?;
+    }
+    Ok(Exit::Fine)
+}
+
+async fn no_such_limit(settings: &dyn Settings, provider: &str, limit: &str) -> Result<CommandError, CommandError> {
+    let rows = settings.rows(Some(&parse_name(provider)?)).await?;
+    let Some(row) = rows.first() else { return Ok(unknown(provider)) };
+    let names: Vec<String> = ProviderView::of(row)?.limits.into_iter().map(|limit| limit.name).collect();
+    let text = format!("provider `{provider}` has no limit `{limit}`; it has: {}", names.join(", "));
+    Ok(CommandError::Failed(text))
+}

@@ -1,0 +1,36 @@
+//! `migrate`: brings the database to the current schema, and says whether that took anything.
+//!
+//! Refuses to run by itself at the start of `run`: who may change a schema is the operator's choice.
+
+use serde_json::json;
+
+use super::connect::Engines;
+use super::{CommandError, Console, Exit};
+use crate::config::Config;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Print the outcome as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the database cannot be reached or refuses a step.
+pub async fn run(
+    args: &Args,
+    config: &Config,
+    engines: &dyn Engines,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
+    let changed = engines.migrate(config).await?;
+    if args.json {
+        console.json(&json!({ "database": config.database.url.to_string(), "changed": changed }))?;
+        return Ok(Exit::Fine);
+    }
+    let outcome = if changed { "is up to date now" } else { "was up to date" };
+    console.message(&format!("{} {outcome}", config.database.url))?;
+    Ok(Exit::Fine)
+}

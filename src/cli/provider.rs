@@ -1,0 +1,209 @@
+//! `provider`: what the database says about payment providers, and a file that says it anew.
+//!
+//! Refuses to apply half a file: every row is checked before the first is written, and the write is one transaction.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use clap::Subcommand;
+use serde::Serialize;
+use serde_json::json;
+use tokio::io::AsyncReadExt as _;
+
+use super::connect::Engines;
+use super::rows::ProviderView;
+use super::{CommandError, Console, Exit, stdin};
+use crate::config::Config;
+use crate::domain::provider::ProviderName;
+use crate::ledger::provider_row::ProviderRow;
+use crate::ledger::settings::{Change, Settings};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Make the database say what a provider file says; prints what changed. Providers not in the file stay.
+    Apply {
+        /// TOML with `[[provider]]` tables; `-` is stdin.
+        file: PathBuf,
+        /// Print what would change, and change nothing.
+        #[arg(long)]
+        dry_run: bool,
+        #[arg(long)]
+        json: bool,
+    },
+    /// All providers, one line each.
+    List {
+        #[arg(long)]
+        json: bool,
+    },
+    /// One provider with everything that hangs on it, in the form that `apply` reads.
+    Show {
+        name: String,
+        #[arg(long)]
+        json: bool,
+    },
+    /// Start no more requests to a provider, in every worker; its queue keeps collecting.
+    Pause { name: String },
+    /// Start requests to a provider again.
+    Resume { name: String },
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// 78 when the file cannot be meant; 1 when an engine fails or a provider does not exist.
+pub async fn run(
+    args: &Args,
+    config: &Config,
+    engines: &dyn Engines,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
+    match &args.action {
+        Action::Apply { file, dry_run, json } => {
+            let rows = checked_rows(&read(file).await?, file, engines)?;
+            let settings = engines.settings(config).await?;
+            let changes = settings.apply(&rows, *dry_run).await?;
+            print_changes(&changes, *dry_run, *json, console)?;
+            if !dry_run {
+                declare(config, engines, settings.as_ref()).await?;
+            }
+            Ok(Exit::Fine)
+        }
+        Action::List { json } => list(engines.settings(config).await?.as_ref(), *json, console).await,
+        Action::Show { name, json } => show(engines.settings(config).await?.as_ref(), name, *json, console).await,
+        Action::Pause { name } => set_paused(engines.settings(config).await?.as_ref(), name, true, console).await,
+        Action::Resume { name } => set_paused(engines.settings(config).await?.as_ref(), name, false, console).await,
+    }
+}
+
+async fn read(file: &Path) -> Result<String, CommandError> {
+    let read = async {
+        if file != Path::new("-") {
+            return tokio::fs::read_to_string(file).await;
+        }
+        let mut text = String::new();
+        stdin::open()?.read_to_string(&mut text).await?;
+        Ok(text)
+    };
+    read.await.map_err(|error| CommandError::Configuration(format!("{}: {error}", file.display())))
+}
+
+/// Rows of a file in which every row can be meant; used by `check` as well.
+pub(super) fn checked_rows(text: &str, file: &Path, engines: &dyn Engines) -> Result<Vec<ProviderRow>, CommandError> {
+    let rows = engines.parse_provider_file(text).map_err(|problems| unmeant(file, &problems))?;
+    let mut problems = Vec::new();
+    let mut names = BTreeSet::new();
+    for row in &rows {
+        if !names.insert(row.name.as_str()) {
+            problems.push(format!("provider `{}`: stands in the file twice", row.name));
+        }
+        if let Err(bad) = engines.meant(row) {
+            problems.extend(bad.problems.iter().map(|problem| format!("provider `{}`: {problem}", bad.provider)));
+        }
+    }
+    if rows.is_empty() {
+        problems.push("names no provider: write [[provider]] tables".to_owned());
+    }
+    if problems.is_empty() { Ok(rows) } else { Err(unmeant(file, &problems)) }
+}
+
+fn unmeant(file: &Path, problems: &[String]) -> CommandError {
+    let lines: Vec<String> = problems.iter().map(|problem| format!("  {problem}")).collect();
+    CommandError::Configuration(format!("{}: nothing was applied:\n{}", file.display(), lines.join("\n")))
+}
+
+fn print_changes(changes: &[Change], dry_run: bool, json: bool, console: &mut Console) -> Result<(), CommandError> {
+    if json {
+        let changes: Vec<_> =
+            changes.iter().map(|change| json!({ "provider": change.provider, "what": change.what })).collect();
+        console.json(&json!({ "dry_run": dry_run, "changes": changes }))?;
+        return Ok(());
+    }
+    for change in changes {
+        console.line(&format!("{}: {}", change.provider, change.what))?;
+    }
+    match (changes.len(), dry_run) {
+        (0, _) => console.message("nothing to change")?,
+        (n, true) => console.message(&format!("{n} changes; dry run, nothing was applied"))?,
+        (n, false) => console.message(&format!("{n} changes applied; workers follow within 2 s"))?,
+    }
+    Ok(())
+}
+
+/// Lanes must exist before a producer publishes to them, even while no worker runs.
+async fn declare(config: &Config, engines: &dyn Engines, settings: &dyn Settings) -> Result<(), CommandError> {
+    let names = names(settings).await?;
+    let declared = async { Ok::<_, CommandError>(engines.queue(config).await?.declare(&names).await?) };
+    declared.await.map_err(|error| {
+        CommandError::Failed(format!(
+            "the rows are applied, but the queues could not be declared: {error}. Run this again, or start a worker"
+        ))
+    })
+}
+
+/// Names of all providers in the database.
+pub(super) async fn names(settings: &dyn Settings) -> Result<Vec<ProviderName>, CommandError> {
+    let rows = settings.rows(None).await?;
+    // A name that is none has no lane; `check` reports its row.
+    Ok(rows.into_iter().filter_map(|row| ProviderName::new(row.name).ok()).collect())
+}
+
+async fn list(settings: &dyn Settings, json: bool, console: &mut Console) -> Result<Exit, CommandError> {
+    let rows = settings.rows(None).await?;
+    if json {
+        console.json(&rows)?;
+        return Ok(Exit::Fine);
+    }
+    if rows.is_empty() {
+        console.message("no providers yet: `sluicegate provider apply FILE` adds some")?;
+        return Ok(Exit::Fine);
+    }
+    let cells: Vec<_> =
+        rows.iter().map(|row| Ok(ProviderView::of(row)?.cells())).collect::<Result<_, CommandError>>()?;
+    console.table(&ProviderView::HEADER, &cells)?;
+    Ok(Exit::Fine)
+}
+
+async fn show(settings: &dyn Settings, name: &str, json: bool, console: &mut Console) -> Result<Exit, CommandError> {
+    #[derive(Serialize)]
+    struct File<'a> {
+        provider: &'a [ProviderRow],
+    }
+    let rows = settings.rows(Some(&parse_name(name)?)).await?;
+    let Some(row) = rows.first() else { return Err(unknown(name)) };
+    if json {
+        console.json(row)?;
+        return Ok(Exit::Fine);
+    }
+    let text = toml::to_string_pretty(&File { provider: &rows })
+        .map_err(|error| CommandError::Failed(format!("provider `{name}` cannot be shown as TOML: {error}")))?;
+    console.line(text.trim_end())?;
+    Ok(Exit::Fine)
+}
+
+async fn set_paused(
+    settings: &dyn Settings,
+    name: &str,
+    paused: bool,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
+    if !settings.set_paused(&parse_name(name)?, paused).await? {
+        return Err(unknown(name));
+    }
+    let state = if paused { "paused: its queue keeps collecting" } else { "resumed" };
+    console.message(&format!("{name} is {state}; workers follow within 2 s"))?;
+    Ok(Exit::Fine)
+}
+
+pub(super) fn parse_name(name: &str) -> Result<ProviderName, CommandError> {
+    ProviderName::new(name).map_err(CommandError::Failed)
+}
+
+pub(super) fn unknown(name: &str) -> CommandError {
+    CommandError::Failed(format!("there is no provider `{name}`: `sluicegate provider list` shows those that exist"))
+}

@@ -1,0 +1,281 @@
+//! The addresses of the three engines: which kind a URL means, and how it may be shown.
+//!
+//! Refuses to print what could be a password: `Display` and `Debug` are redacted, and only `expose` hands the URL out.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use secrecy::{ExposeSecret, SecretString};
+use url::Url;
+
+/// A URL with credentials in it.
+#[derive(Clone)]
+pub struct SecretUrl {
+    text: SecretString,
+    shown: String,
+}
+
+impl SecretUrl {
+    fn new(text: &str, url: &Url) -> Self {
+        Self { text: SecretString::from(text), shown: redacted(url) }
+    }
+
+    /// The URL with its password, for the driver alone.
+    #[must_use]
+    pub fn expose(&self) -> &str {
+        self.text.expose_secret()
+    }
+}
+
+impl fmt::Display for SecretUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown)
+    }
+}
+
+impl fmt::Debug for SecretUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown)
+    }
+}
+
+impl PartialEq for SecretUrl {
+    fn eq(&self, other: &Self) -> bool {
+        self.expose() == other.expose()
+    }
+}
+
+/// `database.url`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum DatabaseUrl {
+    /// The URL as written, and the file that it names; `None` is a database in memory.
+    Sqlite {
+        url: String,
+        path: Option<PathBuf>,
+    },
+    Postgres(SecretUrl),
+}
+
+impl DatabaseUrl {
+    /// # Errors
+    /// When the text is no URL of a database that we speak.
+    pub fn parse(text: &str) -> Result<Self, Bad> {
+        if let Some(rest) = text.strip_prefix("sqlite:") {
+            let file = rest.strip_prefix("//").unwrap_or(rest);
+            let file = file.split_once('?').map_or(file, |(file, _)| file);
+            if file.is_empty() {
+                return Err(Bad::new("names no file", "Write sqlite://PATH"));
+            }
+            let path = (file != ":memory:").then(|| PathBuf::from(file));
+            return Ok(Self::Sqlite { url: text.to_owned(), path });
+        }
+        let url = parse_url(text, &["postgres", "postgresql"], "sqlite://PATH or postgres://USER:PASSWORD@HOST/NAME")?;
+        let address = Self::Postgres(SecretUrl::new(text, &url));
+        if address.hosts().is_empty() {
+            // The driver would take PGHOST then, which no check here would see.
+            return Err(Bad::new("names no host", "Write postgres://USER:PASSWORD@HOST/NAME"));
+        }
+        Ok(address)
+    }
+
+    /// What the driver is given.
+    #[must_use]
+    pub fn expose(&self) -> &str {
+        match self {
+            Self::Sqlite { url, .. } => url,
+            Self::Postgres(url) => url.expose(),
+        }
+    }
+
+    /// Hosts that the driver may connect to; a path is a local socket.
+    #[must_use]
+    pub fn hosts(&self) -> Vec<String> {
+        let Self::Postgres(url) = self else { return Vec::new() };
+        let Ok(url) = Url::parse(url.expose()) else { return Vec::new() };
+        let named = url.query_pairs().filter(|(key, _)| key == "host" || key == "hostaddr");
+        let named = named.map(|(_, host)| host.into_owned());
+        let host =
+            url.host_str().filter(|host| !host.is_empty()).map(|host| host.replace("%2F", "/").replace("%2f", "/"));
+        host.into_iter().chain(named).collect()
+    }
+
+    /// Whether the driver will check the server's certificate and name.
+    #[must_use]
+    pub fn is_verified(&self) -> bool {
+        let Self::Postgres(url) = self else { return true };
+        let Ok(url) = Url::parse(url.expose()) else { return false };
+        let modes = url.query_pairs().filter(|(key, _)| key == "sslmode" || key == "ssl-mode");
+        // The driver lets the last one win.
+        modes.last().is_some_and(|(_, mode)| mode.eq_ignore_ascii_case("verify-full"))
+    }
+}
+
+impl fmt::Display for DatabaseUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sqlite { url, .. } => f.write_str(url),
+            Self::Postgres(url) => url.fmt(f),
+        }
+    }
+}
+
+/// `queue.url`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum QueueUrl {
+    /// In the SQLite database.
+    Embedded,
+    Amqp(SecretUrl),
+}
+
+impl QueueUrl {
+    /// # Errors
+    /// When the text is no URL of a broker that we speak.
+    pub fn parse(text: &str) -> Result<Self, Bad> {
+        if text == EMBEDDED {
+            return Ok(Self::Embedded);
+        }
+        let url = parse_url(text, &["amqp", "amqps"], "embedded: or amqps://USER:PASSWORD@HOST/VHOST")?;
+        with_host(&url)?;
+        Ok(Self::Amqp(SecretUrl::new(text, &url)))
+    }
+}
+
+impl fmt::Display for QueueUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Embedded => f.write_str(EMBEDDED),
+            Self::Amqp(url) => url.fmt(f),
+        }
+    }
+}
+
+/// `limiter.url`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LimiterUrl {
+    /// In this process.
+    Embedded,
+    Redis(SecretUrl),
+    /// One URL per node, each with the same credentials.
+    RedisCluster(Vec<SecretUrl>),
+}
+
+impl LimiterUrl {
+    /// # Errors
+    /// When the text is no URL of a limiter that we speak.
+    pub fn parse(text: &str) -> Result<Self, Bad> {
+        const FORMS: &str = "embedded:, rediss://USER:PASSWORD@HOST or rediss+cluster://HOST,HOST";
+        if text == EMBEDDED {
+            return Ok(Self::Embedded);
+        }
+        let cluster = [("redis+cluster://", "redis://"), ("rediss+cluster://", "rediss://")];
+        for (long, short) in cluster {
+            let Some(rest) = text.strip_prefix(long) else { continue };
+            let (credentials, hosts) = rest.rsplit_once('@').map_or(("", rest), |(left, hosts)| (left, hosts));
+            let at = if credentials.is_empty() { "" } else { "@" };
+            let nodes = hosts.trim_end_matches('/').split(',').map(str::trim);
+            let nodes: Result<_, Bad> =
+                nodes.map(|host| redis_url(&format!("{short}{credentials}{at}{host}"), FORMS)).collect();
+            return Ok(Self::RedisCluster(nodes?));
+        }
+        Ok(Self::Redis(redis_url(text, FORMS)?))
+    }
+
+    /// The nodes' URLs; none when embedded.
+    #[must_use]
+    pub fn nodes(&self) -> &[SecretUrl] {
+        match self {
+            Self::Embedded => &[],
+            Self::Redis(url) => std::slice::from_ref(url),
+            Self::RedisCluster(nodes) => nodes,
+        }
+    }
+}
+
+impl fmt::Display for LimiterUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Embedded => f.write_str(EMBEDDED),
+            Self::Redis(url) => url.fmt(f),
+            Self::RedisCluster(nodes) => {
+                let nodes: Vec<String> = nodes.iter().map(ToString::to_string).collect();
+                f.write_str(&nodes.join(","))
+            }
+        }
+    }
+}
+
+const EMBEDDED: &str = "embedded:";
+
+/// Why a text is no address; neither part repeats the text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bad {
+    pub what: String,
+    pub mend: String,
+}
+
+impl Bad {
+    fn new(what: impl Into<String>, mend: impl Into<String>) -> Self {
+        Self { what: what.into(), mend: mend.into() }
+    }
+}
+
+/// Whether a connection to the host stays on this machine.
+#[must_use]
+pub fn is_local(host: &str) -> bool {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    host.starts_with('/')
+        || host.eq_ignore_ascii_case("localhost")
+        || bare.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
+}
+
+/// Scheme and host of a URL that has both.
+#[must_use]
+pub fn scheme_and_host(url: &SecretUrl) -> Option<(String, String)> {
+    let url = Url::parse(url.expose()).ok()?;
+    Some((url.scheme().to_owned(), url.host_str()?.to_owned()))
+}
+
+fn parse_url(text: &str, schemes: &[&str], forms: &str) -> Result<Url, Bad> {
+    let mend = format!("Write {forms}");
+    if text.is_empty() {
+        return Err(Bad::new("is empty", mend));
+    }
+    let url = Url::parse(text).map_err(|error| {
+        Bad::new(format!("is not a URL ({error})"), format!("{mend}; percent-encode special characters of a password"))
+    })?;
+    if !schemes.contains(&url.scheme()) {
+        return Err(Bad::new(format!("`{}:` is not a scheme for this key", url.scheme()), mend));
+    }
+    Ok(url)
+}
+
+fn with_host(url: &Url) -> Result<(), Bad> {
+    if url.host_str().is_none_or(str::is_empty) {
+        return Err(Bad::new("names no host", format!("Write {}://HOST", url.scheme())));
+    }
+    Ok(())
+}
+
+fn redis_url(text: &str, forms: &str) -> Result<SecretUrl, Bad> {
+    let url = parse_url(text, &["redis", "rediss"], forms)?;
+    with_host(&url)?;
+    if url.fragment().is_some() {
+        // `#insecure` makes the driver accept any certificate.
+        return Err(Bad::new("has a fragment (#…)", "Remove it; `#insecure` would turn certificate checks off"));
+    }
+    Ok(SecretUrl::new(text, &url))
+}
+
+/// Scheme, user, host, port and path; the password and every parameter's value are left out.
+fn redacted(url: &Url) -> String {
+    let credentials = match (url.username(), url.password()) {
+        ("", None) => String::new(),
+        // A lone user may well be a token.
+        (_, None) => "***@".to_owned(),
+        (user, Some(_)) => format!("{user}:***@"),
+    };
+    let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
+    let parameters = if url.query().is_some() { "?…" } else { "" };
+    format!("{}://{credentials}{}{port}{}{parameters}", url.scheme(), url.host_str().unwrap_or_default(), url.path())
+}

@@ -1,0 +1,65 @@
+//! Combinations of keys that are each valid and together lose payments or show them to strangers.
+//!
+//! Refuses to warn where it can refuse: what stands here stops the start.
+
+use super::address::{DatabaseUrl, LimiterUrl, QueueUrl, is_local, scheme_and_host};
+use super::meant::{Complaints, Ops};
+
+/// What could be meant; `None` has its own complaint already.
+pub struct Parts<'a> {
+    pub database: Option<&'a DatabaseUrl>,
+    pub queue: Option<&'a QueueUrl>,
+    pub limiter: Option<&'a LimiterUrl>,
+    pub ops: Option<&'a Ops>,
+    pub plaintext_hosts: &'a [String],
+}
+
+/// Adds a complaint per hazard.
+pub fn find(parts: &Parts<'_>, complaints: &mut Complaints) {
+    if let (Some(QueueUrl::Embedded), Some(DatabaseUrl::Postgres(_))) = (parts.queue, parts.database) {
+        let what = "the embedded queue lives in a SQLite database, and database.url is PostgreSQL";
+        complaints.add("queue.url", what, "Set queue.url to a broker (amqps://…), or database.url to sqlite://PATH");
+    }
+    if let Some(Ops { listen: Some(listen), token: None }) = parts.ops
+        && !listen.ip().is_loopback()
+    {
+        let what = format!("{listen} is reachable from other machines, and ops.token is not set");
+        complaints.add("ops.listen", what, "Set ops.token (SLUICEGATE_OPS__TOKEN_FILE), or listen on 127.0.0.1");
+    }
+    find_plaintext(parts, complaints);
+}
+
+fn find_plaintext(parts: &Parts<'_>, complaints: &mut Complaints) {
+    let permitted = |host: &str| {
+        let bare = host.trim_start_matches('[').trim_end_matches(']');
+        is_local(host) || parts.plaintext_hosts.iter().any(|name| name.eq_ignore_ascii_case(bare))
+    };
+    if let Some(database) = parts.database.filter(|database| !database.is_verified()) {
+        for host in database.hosts().iter().filter(|host| !permitted(host)) {
+            let mend = mend(host, "Add ?sslmode=verify-full");
+            complaints.add("database.url", format!("the connection to {host} would not be verified by TLS"), mend);
+        }
+    }
+    if let Some(QueueUrl::Amqp(url)) = parts.queue
+        && let Some((scheme, host)) = scheme_and_host(url)
+        && scheme == "amqp"
+        && !permitted(&host)
+    {
+        complaints.add(
+            "queue.url",
+            format!("the connection to {host} would be plain text"),
+            mend(&host, "Use amqps://"),
+        );
+    }
+    let nodes = parts.limiter.map(LimiterUrl::nodes).unwrap_or_default();
+    for (scheme, host) in nodes.iter().filter_map(scheme_and_host) {
+        if scheme == "redis" && !permitted(&host) {
+            let what = format!("the connection to {host} would be plain text");
+            complaints.add("limiter.url", what, mend(&host, "Use rediss:// or rediss+cluster://"));
+        }
+    }
+}
+
+fn mend(host: &str, tls: &str) -> String {
+    format!("{tls}; or, at your own risk in a private network, add \"{host}\" to tls.plaintext_hosts")
+}

@@ -1,0 +1,182 @@
+//! Lays defaults, file, environment and flags over each other, and remembers where each value was written.
+//!
+//! Refuses unknown keys and values of another type than the default's; says nothing about what a value means.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use toml::Value;
+use toml::de::{DeTable, DeValue, ValueDeserializer};
+
+use super::keys::{Keys, SECRET_KEYS, VARIABLE_PREFIX, typed, variable_of};
+use super::problem::{Origin, Problem};
+
+/// Names the configuration file when no flag does.
+pub const FILE_VARIABLE: &str = "SLUICEGATE_CONFIG";
+
+/// One value and where it was written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    pub value: Value,
+    pub origin: Origin,
+}
+
+/// What was written, the last word per key, and what was wrong with the writing.
+#[derive(Debug)]
+pub struct Layers {
+    keys: Keys,
+    pub entries: BTreeMap<String, Entry>,
+    pub problems: Vec<Problem>,
+}
+
+impl Layers {
+    #[must_use]
+    pub fn of_defaults(keys: Keys) -> Self {
+        let entries =
+            keys.iter().map(|(key, value)| (key.clone(), Entry { value: value.clone(), origin: Origin::Default }));
+        Self { entries: entries.collect(), keys, problems: Vec::new() }
+    }
+
+    /// Lays a TOML file on top.
+    pub fn add_file(&mut self, path: &Path) {
+        let at = |line| Origin::File { path: path.to_owned(), line };
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) => {
+                let mend = format!("Check --config and {FILE_VARIABLE}");
+                return self.problem("(file)", at(0), format!("cannot be read: {error}"), mend);
+            }
+        };
+        let line_of = |offset: usize| text[..offset.min(text.len())].matches('\n').count() + 1;
+        let table = match DeTable::parse(&text) {
+            Ok(table) => table.into_inner(),
+            Err(error) => {
+                // The error's own Display quotes the line, which may hold a password.
+                let line = error.span().map_or(0, |span| line_of(span.start));
+                return self.problem(
+                    "(file)",
+                    at(line),
+                    error.message().replace('\n', ", "),
+                    "Mend the TOML".to_owned(),
+                );
+            }
+        };
+        for (section, values) in table {
+            let line = line_of(section.span().start);
+            let DeValue::Table(values) = values.into_inner() else {
+                let what = "a value outside any section".to_owned();
+                self.problem(section.get_ref(), at(line), what, "Put it below a [section]".to_owned());
+                continue;
+            };
+            for (name, value) in values {
+                let key = format!("{}.{}", section.get_ref(), name.get_ref());
+                let line = line_of(name.span().start);
+                match Value::deserialize(ValueDeserializer::from(value)) {
+                    Ok(value) => self.lay(&key, value, at(line), str::to_owned),
+                    Err(_) => self.problem(&key, at(line), "cannot be read".to_owned(), "Mend the value".to_owned()),
+                }
+            }
+        }
+    }
+
+    /// Lays the environment on top. Variables that merely begin like ours are let be: Kubernetes sets
+    /// `SLUICEGATE_SERVICE_HOST` and its like for a service of that name.
+    pub fn add_environment(&mut self, variables: &[(String, String)]) {
+        for (variable, text) in variables {
+            let Some(rest) = variable.strip_prefix(VARIABLE_PREFIX) else { continue };
+            let origin = Origin::Variable(variable.clone());
+            if !rest.contains("__") {
+                self.refuse_single_underscore(rest, origin);
+                continue;
+            }
+            let key = rest.replacen("__", ".", 1).to_ascii_lowercase();
+            match key.strip_suffix("_file").filter(|secret| SECRET_KEYS.contains(secret)) {
+                Some(secret) => self.add_secret_file(secret, variable, PathBuf::from(text), variables),
+                None => self.lay_text(&key, text, origin, variable_of),
+            }
+        }
+    }
+
+    /// Lays `--set key=value` flags on top, in their order.
+    pub fn add_flags(&mut self, flags: &[String]) {
+        for flag in flags {
+            match flag.split_once('=') {
+                Some((key, text)) => self.lay_text(key.trim(), text, Origin::Flag, str::to_owned),
+                None => {
+                    let mend = "Write --set section.key=value".to_owned();
+                    self.problem(flag, Origin::Flag, "has no value".to_owned(), mend);
+                }
+            }
+        }
+    }
+
+    fn add_secret_file(&mut self, key: &str, variable: &str, path: PathBuf, variables: &[(String, String)]) {
+        let origin = Origin::SecretFile { variable: variable.to_owned(), path: path.clone() };
+        let direct = variable_of(key);
+        if variables.iter().any(|(name, _)| *name == direct) {
+            let what = format!("{direct} is set as well");
+            return self.problem(key, origin, what, "Set one of the two".to_owned());
+        }
+        match std::fs::read_to_string(&path) {
+            Ok(text) => self.lay_text(key, text.trim_end_matches(['\r', '\n']), origin, variable_of),
+            Err(error) => {
+                let mend = "Check the path and that this process's user may read it".to_owned();
+                self.problem(key, origin, format!("the file cannot be read: {error}"), mend);
+            }
+        }
+    }
+
+    fn refuse_single_underscore(&mut self, rest: &str, origin: Origin) {
+        let bare = rest.strip_suffix("_FILE").unwrap_or(rest);
+        let meant = self.keys.iter().map(|(key, _)| key).find(|key| key.replace('.', "_").eq_ignore_ascii_case(bare));
+        if let Some(key) = meant.cloned() {
+            let mend = format!("Write {}, with two underscores after the section", variable_of(&key));
+            self.problem(&key, origin, "this variable is not read".to_owned(), mend);
+        }
+    }
+
+    fn lay_text(&mut self, key: &str, text: &str, origin: Origin, written: impl Fn(&str) -> String) {
+        let value = match self.keys.default_of(key) {
+            Some(default) => typed(text, default),
+            None => Value::String(String::new()),
+        };
+        self.lay(key, value, origin, written);
+    }
+
+    fn lay(&mut self, key: &str, value: Value, origin: Origin, written: impl Fn(&str) -> String) {
+        let Some(default) = self.keys.default_of(key) else {
+            let mend = self.keys.did_you_mean(key, written);
+            return self.problem(key, origin, "there is no such key".to_owned(), mend);
+        };
+        let texts_only = value.as_array().is_none_or(|items| items.iter().all(Value::is_str));
+        if !default.same_type(&value) || !texts_only {
+            let wanted = match default {
+                Value::Integer(_) => "a whole number",
+                Value::Array(_) => "a list of texts",
+                _ => "a text",
+            };
+            let what = format!("must be {wanted}");
+            return self.problem(key, origin, what, format!("The default is `{default}`"));
+        }
+        self.entries.insert(key.to_owned(), Entry { value, origin });
+    }
+
+    fn problem(&mut self, key: &str, origin: Origin, what: String, mend: String) {
+        self.problems.push(Problem { key: key.to_owned(), origin, what, mend });
+    }
+
+    /// The last words as one TOML document, for serde.
+    #[must_use]
+    pub fn document(&self) -> toml::Table {
+        let mut document = toml::Table::new();
+        for (key, entry) in &self.entries {
+            let Some((section, name)) = key.split_once('.') else { continue };
+            let section = document.entry(section).or_insert_with(|| Value::Table(toml::Table::new()));
+            if let Value::Table(section) = section {
+                section.insert(name.to_owned(), entry.value.clone());
+            }
+        }
+        document
+    }
+}

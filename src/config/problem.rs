@@ -1,0 +1,67 @@
+//! What is wrong with a configuration, and where it was written.
+//!
+//! Refuses to stop at the first problem and to repeat a value that could be a secret.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// Where a value was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    Default,
+    /// `line` 0 is the file as a whole.
+    File {
+        path: PathBuf,
+        line: usize,
+    },
+    Variable(String),
+    /// The file that a `…_FILE` variable names.
+    SecretFile {
+        variable: String,
+        path: PathBuf,
+    },
+    Flag,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File { path, line: 0 } => write!(f, "{}", path.display()),
+            Self::File { path, line } => write!(f, "{}:{line}", path.display()),
+            Self::Variable(name) => f.write_str(name),
+            Self::SecretFile { variable, path } => write!(f, "{variable} = {}", path.display()),
+            Self::Flag => f.write_str("--set"),
+        }
+    }
+}
+
+/// One problem: which key, where it was written, what is wrong with it, and the mend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    pub key: String,
+    pub origin: Origin,
+    pub what: String,
+    pub mend: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({}): {}. {}", self.key, self.origin, self.what, self.mend)
+    }
+}
+
+/// Everything that is wrong, in the order of the keys; never empty.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct Problems(pub Vec<Problem>);
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.len() {
+            1 => writeln!(f, "the configuration has a problem:")?,
+            n => writeln!(f, "the configuration has {n} problems:")?,
+        }
+        let lines: Vec<String> = self.0.iter().map(|problem| format!("  {problem}")).collect();
+        f.write_str(&lines.join("\n"))
+    }
+}

@@ -1,0 +1,238 @@
+use std::fs;
+use std::time::Duration;
+
+use super::*;
+
+fn with(variables: &[(&str, &str)], sets: &[&str]) -> Result<Config, Problems> {
+    let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+    load(None, variables, &sets)
+}
+
+/// The problems as `key: text`, one per line.
+fn refused(variables: &[(&str, &str)], sets: &[&str]) -> String {
+    with(variables, sets).expect_err("must be refused").to_string()
+}
+
+fn from_file(text: &str) -> Result<Config, Problems> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("sluicegate.toml");
+    fs::write(&path, text).unwrap();
+    load(Some(&path), [], &[])
+}
+
+#[test]
+fn the_defaults_are_those_of_the_contract() {
+    let config = with(&[], &[]).unwrap();
+    assert_eq!(config.database.url.to_string(), "sqlite://sluicegate.db");
+    assert_eq!(config.database.max_connections, 16);
+    assert_eq!((&config.queue.url, config.queue.prefix.as_str()), (&QueueUrl::Embedded, "payments"));
+    assert_eq!((&config.limiter.url, config.limiter.prefix.as_str()), (&LimiterUrl::Embedded, "sluicegate"));
+    assert_eq!(config.outbound_allow, ["loopback"]);
+    assert_eq!(config.ops.listen, Some("127.0.0.1:9464".parse().unwrap()));
+    assert!(config.ops.token.is_none() && config.plaintext_hosts.is_empty());
+    assert_eq!(config.worker.drain_timeout, Duration::from_secs(30));
+    assert_eq!(config.worker.card_numbers, CardNumbers::Refuse);
+    assert_eq!(config.scrub_after, Duration::from_secs(90 * 86_400));
+    assert_eq!(config.log, Log { level: tracing::Level::INFO, format: LogFormat::Text });
+}
+
+#[test]
+fn the_default_file_and_the_code_name_the_same_keys() {
+    let written: Written = toml::from_str(DEFAULTS).unwrap();
+    let in_code = toml::Table::try_from(&written).unwrap();
+    assert_eq!(in_code, DEFAULTS.parse::<toml::Table>().unwrap());
+    let lines: Vec<&str> = DEFAULTS.lines().collect();
+    for (number, line) in lines.iter().enumerate().filter(|(_, line)| line.contains(" = ") && !line.starts_with('#')) {
+        assert!(lines[number - 1].starts_with('#'), "`{line}` has no comment");
+    }
+}
+
+#[test]
+fn later_layers_win() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.toml");
+    fs::write(&path, "[queue]\nprefix = \"file\"\n[log]\nlevel = \"debug\"\n[limiter]\nprefix = \"file\"\n").unwrap();
+    let variables = [
+        ("SLUICEGATE_CONFIG", path.to_str().unwrap()),
+        ("SLUICEGATE_QUEUE__PREFIX", "variable"),
+        ("SLUICEGATE_LIMITER__PREFIX", "variable"),
+        ("SLUICEGATE_OUTBOUND__ALLOW", "loopback, 10.0.0.0/8"),
+        ("SLUICEGATE_WORKER__DRAIN_TIMEOUT_MS", "5000"),
+    ];
+    let config = with(&variables, &["limiter.prefix=flag", "ops.listen=none"]).unwrap();
+    assert_eq!(config.log.level, tracing::Level::DEBUG);
+    assert_eq!((config.queue.prefix.as_str(), config.limiter.prefix.as_str()), ("variable", "flag"));
+    assert_eq!(config.outbound_allow, ["loopback", "10.0.0.0/8"]);
+    assert_eq!((config.worker.drain_timeout, config.ops.listen), (Duration::from_secs(5), None));
+}
+
+#[test]
+fn all_problems_are_reported_together_with_key_origin_and_mend() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("b.toml");
+    fs::write(&path, "[database]\nmax_connections = \"many\"\n\n[worker]\ndrain_timeout = 5\n").unwrap();
+    let variables = [("SLUICEGATE_QUEUE__URL", "http://broker"), ("SLUICEGATE_QUEUE__PREFFIX", "x")];
+    let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let sets = ["ledger.scrub_after_days=0".to_owned(), "worker.card_numbers=allow".to_owned(), "log.level".to_owned()];
+    let problems = load(Some(&path), variables, &sets).unwrap_err();
+    let text = problems.to_string();
+    assert_eq!(problems.0.len(), 7, "{text}");
+    for expected in [
+        format!("database.max_connections ({}:2): must be a whole number. The default is `16`", path.display()),
+        format!(
+            "worker.drain_timeout ({}:5): there is no such key. Did you mean `worker.drain_timeout_ms`?",
+            path.display()
+        ),
+        "queue.preffix (SLUICEGATE_QUEUE__PREFFIX): there is no such key. Did you mean `SLUICEGATE_QUEUE__PREFIX`?"
+            .to_owned(),
+        "queue.url (SLUICEGATE_QUEUE__URL): `http:` is not a scheme for this key".to_owned(),
+        "ledger.scrub_after_days (--set): is 0. Use a number from 1 to 3650".to_owned(),
+        "worker.card_numbers (--set): `allow` is none of its words. Use one of: refuse, warn, off".to_owned(),
+        "log.level (--set): has no value. Write --set section.key=value".to_owned(),
+    ] {
+        assert!(text.contains(&expected), "missing `{expected}` in:\n{text}");
+    }
+}
+
+#[test]
+fn a_file_that_is_no_toml_names_its_line_and_not_its_text() {
+    let text = from_file("[database]\nurl = \"postgres://app:hunter2@db/pay\n").unwrap_err().to_string();
+    assert!(text.contains("sluicegate.toml:2") && !text.contains("hunter2"), "{text}");
+    let text = from_file("url = \"x\"").unwrap_err().to_string();
+    assert!(text.contains("url (") && text.contains("outside any section"), "{text}");
+    let text = load(Some(Path::new("/nonexistent/x.toml")), [], &[]).unwrap_err().to_string();
+    assert!(text.contains("/nonexistent/x.toml") && text.contains("cannot be read"), "{text}");
+}
+
+#[test]
+fn secrets_come_from_files_and_are_never_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("token");
+    fs::write(&path, "s3cret-token\n").unwrap();
+    let path = path.to_str().unwrap();
+    let url = "postgres://app:hunter2@localhost/pay?password=hunter3";
+    let broker = "amqps://app:hunter2@mq.example.com/%2f";
+    let variables = [
+        ("SLUICEGATE_OPS__TOKEN_FILE", path),
+        ("SLUICEGATE_DATABASE__URL", url),
+        ("SLUICEGATE_QUEUE__URL", broker),
+        ("SLUICEGATE_LIMITER__URL", "rediss+cluster://app:hunter2@a.example.com:7000,b.example.com:7001"),
+    ];
+    let config = with(&variables, &[]).unwrap();
+    use secrecy::ExposeSecret as _;
+    assert_eq!(config.ops.token.as_ref().unwrap().expose_secret(), "s3cret-token");
+    assert_eq!(config.database.url.expose(), url);
+    assert_eq!(config.database.url.to_string(), "postgres://app:***@localhost/pay?…");
+    let nodes: Vec<&str> = config.limiter.url.nodes().iter().map(SecretUrl::expose).collect();
+    assert_eq!(nodes, ["rediss://app:hunter2@a.example.com:7000", "rediss://app:hunter2@b.example.com:7001"]);
+    let shown = format!("{config:?} {} {}", config.queue.url, config.limiter.url);
+    assert!(!shown.contains("hunter") && !shown.contains("s3cret"), "{shown}");
+    assert_eq!(
+        LimiterUrl::parse("rediss://token@cache.example.com/0").unwrap().to_string(),
+        "rediss://***@cache.example.com/0"
+    );
+
+    let both = [("SLUICEGATE_OPS__TOKEN_FILE", path), ("SLUICEGATE_OPS__TOKEN", "x")];
+    assert!(refused(&both, &[]).contains("ops.token (SLUICEGATE_OPS__TOKEN_FILE"), "{}", refused(&both, &[]));
+    let text = refused(&[("SLUICEGATE_QUEUE__URL_FILE", "/nonexistent")], &[]);
+    assert!(text.contains("queue.url (SLUICEGATE_QUEUE__URL_FILE = /nonexistent)"), "{text}");
+    for bad in ["postgres://app:hunter2@[db/pay", "mysql://app:hunter2@db/pay", "hunter2"] {
+        let text = refused(&[("SLUICEGATE_DATABASE__URL", bad)], &[]);
+        assert!(!text.contains("hunter2"), "{text}");
+    }
+}
+
+#[test]
+fn near_misses_of_our_variables_are_refused_and_foreign_ones_let_be() {
+    let text = refused(&[("SLUICEGATE_QUEUE_URL", "amqps://mq.example.com")], &[]);
+    assert!(text.contains("Write SLUICEGATE_QUEUE__URL"), "{text}");
+    let kubernetes = [("SLUICEGATE_SERVICE_HOST", "10.0.0.1"), ("SLUICEGATE_PORT_9464_TCP", "tcp://10.0.0.1:9464")];
+    assert!(with(&kubernetes, &[]).is_ok());
+}
+
+#[test]
+fn hazards_stop_the_start() {
+    let verified = "database.url=postgres://app@db.example.com/pay?sslmode=verify-full";
+    let broker = "queue.url=amqps://mq.example.com";
+    for (sets, key, part) in [
+        (vec![verified], "queue.url", "lives in a SQLite database"),
+        (vec!["ops.listen=0.0.0.0:9464"], "ops.listen", "ops.token is not set"),
+        (vec![broker, "database.url=postgres://app@db.example.com/pay"], "database.url", "not be verified"),
+        (
+            vec![broker, "database.url=postgres://app@db.example.com/pay?sslmode=verify-full&sslmode=prefer"],
+            "database.url",
+            "not be verified",
+        ),
+        (
+            vec![broker, "database.url=postgres://app@localhost/pay?host=db.example.com"],
+            "database.url",
+            "db.example.com",
+        ),
+        (vec!["queue.url=amqp://mq.example.com"], "queue.url", "plain text"),
+        (vec!["limiter.url=redis://10.1.2.3:6379"], "limiter.url", "plain text"),
+        (vec!["limiter.url=redis+cluster://127.0.0.1:7000,10.1.2.3:7001"], "limiter.url", "10.1.2.3"),
+        (vec!["queue.prefix=amq.payments"], "queue.prefix", "cannot begin a name"),
+        (vec!["limiter.prefix=pay{1}"], "limiter.prefix", "cannot begin a name"),
+        (vec!["limiter.url=rediss://cache.example.com/#insecure"], "limiter.url", "fragment"),
+        (vec![broker, "database.url=postgres:///pay"], "database.url", "names no host"),
+    ] {
+        let text = refused(&[], &sets);
+        assert!(text.contains(&format!("  {key} (")) && text.contains(part), "{sets:?}: {text}");
+    }
+}
+
+#[test]
+fn what_is_safe_is_let_through() {
+    let verified = "database.url=postgres://app@db.example.com/pay?sslmode=verify-full";
+    for sets in [
+        vec![verified, "queue.url=amqps://mq.example.com"],
+        vec!["database.url=postgres://app@127.0.0.1/pay", "queue.url=amqp://localhost"],
+        vec!["database.url=postgres://%2Fvar%2Frun%2Fpostgresql/pay", "queue.url=amqp://[::1]:5672"],
+        vec!["database.url=sqlite::memory:", "limiter.url=redis://127.0.0.1"],
+        vec!["ops.listen=0.0.0.0:9464", "ops.token=abc"],
+        vec!["limiter.url=redis://redis:6379", "tls.plaintext_hosts=redis,rabbitmq", "queue.url=amqp://rabbitmq"],
+    ] {
+        with(&[], &sets).unwrap_or_else(|problems| panic!("{sets:?}: {problems}"));
+    }
+}
+
+/// The configuration files that we ship are configurations.
+#[test]
+fn the_production_example_is_safe() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/example.production.toml");
+    let text = fs::read_to_string(&path).unwrap();
+    // The URLs stand in its comment, as `VARIABLE_FILE=path    url`.
+    let secrets: Vec<(String, String)> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("#   ")?.split_once("_FILE="))
+        .map(|(name, rest)| (name.to_owned(), rest.split_whitespace().nth(1).unwrap_or("token").replace('…', "x")))
+        .collect();
+    assert_eq!(secrets.len(), 4);
+    let config = load(Some(&path), secrets.clone(), &[]).unwrap();
+    assert!(config.outbound_allow.is_empty() && config.plaintext_hosts.is_empty());
+    assert!(load(Some(&path), secrets[..3].to_vec(), &[]).is_err(), "the token is needed");
+}
+
+#[test]
+fn the_compose_file_configures_its_workers() {
+    let compose = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docker-compose.yml")).unwrap();
+    let variables: Vec<(String, String)> = compose
+        .lines()
+        .filter_map(|line| line.trim().split_once(": ").filter(|(name, _)| name.starts_with("SLUICEGATE_")))
+        .map(|(name, value)| {
+            let value = value.trim_matches('"');
+            // `${NAME:?message}` is what the environment file says.
+            let value = match (value.find("${"), value.find('}')) {
+                (Some(start), Some(end)) => format!("{}secret{}", &value[..start], &value[end + 1..]),
+                _ => value.to_owned(),
+            };
+            (name.to_owned(), value)
+        })
+        .collect();
+    assert_eq!(variables.len(), 8);
+    let config = load(None, variables.clone(), &[]).unwrap();
+    assert_eq!(config.outbound_allow, ["http://fake-acme:9000", "http://fake-bolt:9000"]);
+    let without_permission = variables.into_iter().filter(|(name, _)| name != "SLUICEGATE_TLS__PLAINTEXT_HOSTS");
+    assert_eq!(load(None, without_permission, &[]).unwrap_err().0.len(), 3);
+}

@@ -1,0 +1,119 @@
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use sluicegate::cli::Exit;
+use sluicegate::domain::backoff::BackoffPolicy;
+use sluicegate::domain::limit::{Algorithm, AppliesTo, Limit, Scope};
+use sluicegate::domain::provider::{Mode, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StoreDown};
+use sluicegate::ledger::settings::BadRow;
+
+use crate::fakes::Engine;
+
+/// A provider that `check` has nothing to say about.
+pub fn provider() -> Provider {
+    let name = ProviderName::new("acme").unwrap();
+    Provider {
+        quota: name.clone(),
+        name,
+        enabled: true,
+        paused: false,
+        url: "https://pay.example.com".to_owned(),
+        mode: Mode::Blocking,
+        slot_release: SlotRelease::Response,
+        pacing: Pacing::Burst,
+        reserve_percent: 0,
+        store_down: StoreDown::Wait,
+        timeout: Duration::from_secs(10),
+        send_budget: Duration::from_millis(500),
+        workers: 32,
+        bucket_capacity: 256,
+        leak_per_second: None,
+        max_wait: Duration::from_secs(5),
+        max_attempts: 8,
+        max_age: Duration::from_secs(259_200),
+        backoff: BackoffPolicy { base: Duration::from_millis(500), max: Duration::from_secs(60) },
+        idempotency_retention: Some(Duration::from_secs(86_400)),
+        headers: BTreeMap::new(),
+        request: RequestShape::default(),
+        statuses: BTreeMap::new(),
+        version: 1,
+        limits: vec![Limit {
+            name: "second".to_owned(),
+            algorithm: Algorithm::SlidingLog,
+            rate: "100/1s".parse().unwrap(),
+            offset: Duration::ZERO,
+            burst: None,
+            scope: Scope::Provider,
+            applies_to: AppliesTo::All,
+            shadow: false,
+        }],
+    }
+}
+
+fn levels(json: &serde_json::Value, subject: &str) -> Vec<String> {
+    let findings = json.as_array().unwrap().iter().filter(|finding| finding["subject"] == subject);
+    findings.map(|finding| finding["level"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn everything_in_order_is_said_and_exits_with_0() {
+    let engine = Engine::default();
+    engine.state().meant = vec![provider()];
+    let ran = engine.run(&["check"]).await;
+    assert_eq!(ran.result.unwrap(), Exit::Fine);
+    assert!(ran.out.contains("tightest limit 100/1s") && ran.err.contains("0 errors, 0 warnings"), "{}", ran.out);
+}
+
+#[tokio::test]
+async fn what_costs_or_risks_something_is_a_warning_with_a_mend() {
+    let engine = Engine::default();
+    let mut risky = provider();
+    risky.idempotency_retention = None;
+    risky.slot_release = SlotRelease::Grant { transit_jitter: Duration::from_millis(50) };
+    risky.store_down = StoreDown::Share { of: 2 };
+    risky.timeout = Duration::from_secs(60);
+    risky.limits[0].algorithm = Algorithm::FixedWindow;
+    risky.limits[0].shadow = true;
+    risky.limits[0].rate = "0/1s".parse().unwrap();
+    risky.paused = true;
+    engine.state().meant = vec![risky];
+    let ran = engine.run(&["check", "--json", "--set", "worker.card_numbers=off", "--set", "ops.listen=none"]).await;
+    assert_eq!(*ran.result.as_ref().unwrap(), Exit::Fine);
+    assert_eq!(levels(&ran.json(), "provider acme"), ["warning"; 8]);
+    assert_eq!(levels(&ran.json(), "configuration worker.card_numbers"), ["warning"]);
+    assert_eq!(levels(&ran.json(), "configuration ops.listen"), ["warning"]);
+    assert!(ran.json().as_array().unwrap().iter().all(|f| f["level"] == "ok" || f["mend"].is_string()));
+}
+
+#[tokio::test]
+async fn engines_that_fail_and_bad_rows_are_errors() {
+    let engine = Engine::default();
+    engine.state().bad_rows = vec![BadRow { provider: "bad".to_owned(), problems: vec!["url: is empty".to_owned()] }];
+    engine.state().broker_away = true;
+    let ran = engine.run(&["check", "--json"]).await;
+    assert_eq!(*ran.result.as_ref().unwrap(), Exit::Failed);
+    assert_eq!(levels(&ran.json(), "provider bad"), ["error"]);
+    assert_eq!(levels(&ran.json(), "queue embedded:"), ["error"]);
+
+    engine.state().database_away = true;
+    let ran = engine.run(&["check"]).await;
+    assert!(ran.out.contains("run `sluicegate migrate`"), "{}", ran.out);
+    let offline = engine.run(&["check", "--no-connect"]).await;
+    assert_eq!(offline.result.unwrap(), Exit::Fine);
+}
+
+#[tokio::test]
+async fn a_provider_file_is_judged_without_a_database() {
+    let engine = Engine::default();
+    engine.state().database_away = true;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("providers.toml");
+    std::fs::write(&path, "acme").unwrap();
+    let file = path.to_str().unwrap();
+    let line = ["check", "--no-connect", "--providers", file, "--json"];
+    let ran = engine.run(&line).await;
+    assert_eq!(*ran.result.as_ref().unwrap(), Exit::Fine);
+    assert_eq!(levels(&ran.json(), "provider acme"), ["ok"]);
+    std::fs::write(&path, "bad line").unwrap();
+    assert_eq!(engine.run(&line).await.result.unwrap(), Exit::BadConfiguration);
+}

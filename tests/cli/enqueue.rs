@@ -1,0 +1,114 @@
+use std::collections::BTreeSet;
+
+use sluicegate::cli::Exit;
+use sluicegate::domain::provider::ProviderName;
+use sluicegate::queue::Destination;
+
+use crate::fakes::Engine;
+
+fn file(dir: &tempfile::TempDir, text: &str) -> String {
+    let path = dir.path().join("jobs.jsonl");
+    std::fs::write(&path, text).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+fn published_ids(engine: &Engine) -> BTreeSet<String> {
+    engine.state().published.iter().map(|message| message.properties.message_id.clone().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn one_job_carries_exactly_the_fields_that_were_given() {
+    let engine = Engine::with_providers(&["acme"]);
+    let line = "enqueue --provider acme --amount 1299 --currency EUR --id pay-1 --account a1 --cost 2 --priority 9 \
+                --not-before 2026-01-01T00:00:00Z --idempotency-key k1 --payload {\"order\":7.10}";
+    let ran = engine.run(&line.split_whitespace().collect::<Vec<_>>()).await;
+    assert_eq!((ran.result.unwrap(), ran.out.as_str()), (Exit::Fine, "pay-1\n"));
+    assert_eq!(ran.err, "warning: payload was seen\n");
+    let state = engine.state();
+    let [message] = state.published.as_slice() else { panic!("{} published", state.published.len()) };
+    assert_eq!(message.destination, Destination::Lane(ProviderName::new("acme").unwrap()));
+    assert_eq!(message.properties.content_type.as_deref(), Some("application/json"));
+    assert_eq!(
+        std::str::from_utf8(&message.body).unwrap(),
+        r#"{"v":1,"id":"pay-1","provider":"acme","amount":1299,"currency":"EUR","account":"a1","idempotency_key":"k1","cost":2,"priority":9,"not_before":"2026-01-01T00:00:00Z","payload":{"order":7.10}}"#
+    );
+    assert_eq!(state.declared.len(), 1);
+}
+
+#[tokio::test]
+async fn an_id_is_made_up_when_none_is_given() {
+    let engine = Engine::with_providers(&["acme"]);
+    let line = ["enqueue", "--provider", "acme", "--amount", "1", "--currency", "EUR", "--json"];
+    let (first, second) = (engine.run(&line).await.json(), engine.run(&line).await.json());
+    assert_ne!(first["id"], second["id"]);
+    assert_eq!(first["id"].as_str().unwrap().len(), 36);
+    assert_eq!(published_ids(&engine).len(), 2);
+}
+
+#[tokio::test]
+async fn a_job_that_the_worker_would_refuse_is_not_published() {
+    let engine = Engine::with_providers(&["acme"]);
+    for (flags, part) in [
+        ("--provider acme --amount 0 --currency EUR", "bad_amount"),
+        ("--provider nobody --amount 1 --currency EUR", "no provider `nobody`"),
+        ("--provider acme --amount 1 --currency EUR --payload {4111", "--payload is not JSON"),
+        ("--provider acme --amount 1 --currency EUR --id a.b", "bad_id"),
+    ] {
+        let line: Vec<&str> = ["enqueue"].into_iter().chain(flags.split_whitespace()).collect();
+        let (error, exit) = engine.run(&line).await.failure();
+        assert!(error.contains(part) && !error.contains("4111") && exit == Exit::Failed, "{flags}: {error}");
+    }
+    assert!(engine.state().published.is_empty());
+}
+
+#[tokio::test]
+async fn good_lines_are_published_and_bad_ones_named() {
+    let engine = Engine::with_providers(&["acme", "other"]);
+    let dir = tempfile::tempdir().unwrap();
+    let mut text = String::new();
+    text.push_str("{\"id\":\"a\",\"provider\":\"acme\",\"amount\":1,\"currency\":\"EUR\"}\n\n");
+    text.push_str("{\"id\":\"b\",\"provider\":\"nobody\",\"amount\":1}\n");
+    text.push_str("{\"id\":\"c\",\"amount\":1}\n");
+    text.push_str("{\"id\":\"d\",\"provider\":\"other\",\"amount\":-4111}\n");
+    text.push_str("4111111111111111 oops\n");
+    text.push_str(&format!("{}\n", "x".repeat(70_000)));
+    text.push_str("  {\"id\":\"e\",\"provider\":\"other\",\"amount\":1}");
+    let file = file(&dir, &text);
+    let ran = engine.run(&["enqueue", "--file", &file]).await;
+    assert_eq!((ran.result.unwrap(), ran.out.as_str()), (Exit::Failed, "2 published, 5 bad\n"));
+    let numbers: Vec<&str> = ran.err.lines().map(|line| line.split(':').next().unwrap()).collect();
+    assert_eq!(numbers, ["line 3", "line 4", "line 5", "line 6", "line 7"]);
+    assert!(!ran.err.contains("4111"), "{}", ran.err);
+    assert_eq!(published_ids(&engine), ["a", "e"].map(str::to_owned).into());
+
+    let json = engine.run(&["enqueue", "--file", &file, "--provider", "acme", "--json"]).await.json();
+    let bad: Vec<u64> = json["bad"].as_array().unwrap().iter().map(|bad| bad["line"].as_u64().unwrap()).collect();
+    assert_eq!((json["published"].as_u64(), bad.as_slice()), (Some(2), [3, 5, 6, 7, 8].as_slice()));
+}
+
+#[tokio::test]
+async fn many_publishes_are_under_way_at_once_and_their_number_is_bounded() {
+    let engine = Engine::with_providers(&["acme"]);
+    let dir = tempfile::tempdir().unwrap();
+    let text: String = (0..2_000).map(|n| format!("{{\"id\":\"job-{n}\",\"amount\":1}}\n")).collect();
+    let ran = engine.run(&["enqueue", "--provider", "acme", "--file", &file(&dir, &text)]).await;
+    assert_eq!((ran.result.unwrap(), ran.out.as_str()), (Exit::Fine, "2000 published, 0 bad\n"));
+    assert_eq!(published_ids(&engine).len(), 2_000);
+    let most = engine.state().in_flight_most;
+    assert!((2..=256).contains(&most), "{most} at once");
+}
+
+#[tokio::test]
+async fn a_broker_that_fails_stops_the_rest() {
+    let engine = Engine::with_providers(&["acme"]);
+    engine.state().unconfirmed = vec!["job-3".to_owned()];
+    let dir = tempfile::tempdir().unwrap();
+    let text: String = (0..5_000).map(|n| format!("{{\"id\":\"job-{n}\",\"amount\":1}}\n")).collect();
+    let ran = engine.run(&["enqueue", "--provider", "acme", "--file", &file(&dir, &text)]).await;
+    assert_eq!(ran.result.unwrap(), Exit::Failed);
+    assert!(ran.err.contains("line 4: publish not confirmed") && ran.err.contains("same file again"), "{}", ran.err);
+    assert!(published_ids(&engine).len() < 4_999, "went on after the failure");
+
+    let (error, _) = engine.run(&["enqueue", "--file", "/nonexistent.jsonl"]).await.failure();
+    assert!(error.contains("/nonexistent.jsonl"), "{error}");
+}

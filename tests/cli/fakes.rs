@@ -1,0 +1,240 @@
+//! Engines in memory, which record what commands do to them.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use clap::Parser as _;
+use sluicegate::cli::connect::{CheckedMessage, Engines, Probe};
+use sluicegate::cli::console::Shape;
+use sluicegate::cli::{Cli, CommandError, Console, Exit};
+use sluicegate::config::{self, CardNumbers, Config};
+use sluicegate::domain::job::Token;
+use sluicegate::domain::limit::Rate;
+use sluicegate::domain::provider::{Provider, ProviderName};
+use sluicegate::ledger::LedgerError;
+use sluicegate::ledger::provider_row::ProviderRow;
+use sluicegate::ledger::settings::{BadRow, Change, Settings, Snapshot};
+use sluicegate::queue::{Lane, Outgoing, Queue, QueueError};
+
+#[derive(Clone, Default)]
+pub struct Engine(Arc<Mutex<State>>);
+
+#[derive(Default)]
+pub struct State {
+    pub rows: Vec<ProviderRow>,
+    pub rates: BTreeMap<(String, String), Rate>,
+    pub paused: Vec<(String, bool)>,
+    pub declared: Vec<ProviderName>,
+    pub published: Vec<Outgoing>,
+    pub in_flight: usize,
+    pub in_flight_most: usize,
+    /// Ids whose publish the broker does not confirm.
+    pub unconfirmed: Vec<String>,
+    pub bad_rows: Vec<BadRow>,
+    pub meant: Vec<Provider>,
+    pub migrated: bool,
+    pub broker_away: bool,
+    pub database_away: bool,
+}
+
+/// The one place that knows how a row is built.
+pub fn row(name: &str) -> ProviderRow {
+    serde_json::from_value(serde_json::json!({ "name": name })).unwrap()
+}
+
+pub struct Ran {
+    pub result: Result<Exit, CommandError>,
+    pub out: String,
+    pub err: String,
+}
+
+impl Ran {
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.out).unwrap()
+    }
+
+    /// The error's text and exit.
+    pub fn failure(&self) -> (String, Exit) {
+        let error = self.result.as_ref().expect_err("must fail");
+        (error.to_string(), error.exit())
+    }
+}
+
+#[derive(Clone, Default)]
+struct Page(Arc<Mutex<Vec<u8>>>);
+
+impl Page {
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+impl Write for Page {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Engine {
+    pub fn with_providers(names: &[&str]) -> Self {
+        let engine = Self::default();
+        engine.state().rows = names.iter().map(|name| row(name)).collect();
+        engine
+    }
+
+    pub fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    /// Runs a command line, without the program's name, under the default configuration.
+    pub async fn run(&self, line: &[&str]) -> Ran {
+        let cli = Cli::try_parse_from(["sluicegate"].iter().chain(line)).unwrap();
+        let config = config::load(None, [], &cli.set).unwrap();
+        let (out, err) = (Page::default(), Page::default());
+        let mut console = Console::new(Box::new(out.clone()), Box::new(err.clone()), Shape::Plain);
+        let result = sluicegate::cli::execute(&cli.command, &config, self, &mut console).await;
+        Ran { result, out: out.text(), err: err.text() }
+    }
+}
+
+#[async_trait]
+impl Engines for Engine {
+    async fn migrate(&self, _: &Config) -> Result<bool, CommandError> {
+        Ok(!std::mem::replace(&mut self.state().migrated, true))
+    }
+
+    async fn settings(&self, _: &Config) -> Result<Arc<dyn Settings>, CommandError> {
+        if self.state().database_away {
+            return Err(LedgerError::NotMigrated.into());
+        }
+        Ok(Arc::new(self.clone()))
+    }
+
+    async fn queue(&self, _: &Config) -> Result<Arc<dyn Queue>, CommandError> {
+        if self.state().broker_away {
+            return Err(QueueError::Away("refused".to_owned()).into());
+        }
+        Ok(Arc::new(self.clone()))
+    }
+
+    fn probes(&self, _: &Config) -> Vec<Box<dyn Probe>> {
+        Vec::new()
+    }
+
+    fn parse_provider_file(&self, text: &str) -> Result<Vec<ProviderRow>, Vec<String>> {
+        match text.split_once("bad line") {
+            Some((before, _)) => Err(vec![format!("line {}: is bad", before.matches('\n').count() + 1)]),
+            None => Ok(text.split_whitespace().map(row).collect()),
+        }
+    }
+
+    fn meant(&self, row: &ProviderRow) -> Result<Provider, BadRow> {
+        let state = self.state();
+        if let Some(bad) = state.bad_rows.iter().find(|bad| bad.provider == row.name) {
+            return Err(bad.clone());
+        }
+        let mut provider = super::check::provider();
+        provider.name = ProviderName::new(row.name.as_str()).unwrap();
+        Ok(provider)
+    }
+
+    fn check_message(&self, body: &[u8], lane: &ProviderName, _: CardNumbers) -> Result<CheckedMessage, String> {
+        let message: serde_json::Value = serde_json::from_slice(body).map_err(|_| "malformed: not JSON".to_owned())?;
+        if message["amount"].as_i64().is_none_or(|amount| amount <= 0) {
+            return Err("bad_amount: amount must be a whole number above 0".to_owned());
+        }
+        if message["provider"].as_str().is_some_and(|provider| provider != lane.as_str()) {
+            return Err("wrong_provider: provider must agree with the lane".to_owned());
+        }
+        let id = Token::new(message["id"].as_str().unwrap_or_default()).map_err(|why| format!("bad_id: {why}"))?;
+        let warnings = message.get("payload").map(|_| "payload was seen".to_owned());
+        Ok(CheckedMessage { id, warnings: warnings.into_iter().collect() })
+    }
+
+    async fn close(&self) {}
+}
+
+#[async_trait]
+impl Settings for Engine {
+    async fn version(&self) -> Result<i64, LedgerError> {
+        Ok(1)
+    }
+
+    async fn load(&self) -> Result<Snapshot, LedgerError> {
+        let state = self.state();
+        let good = state.meant.iter().cloned().map(Ok);
+        Ok(Snapshot { version: 1, providers: good.chain(state.bad_rows.iter().cloned().map(Err)).collect() })
+    }
+
+    async fn rows(&self, provider: Option<&ProviderName>) -> Result<Vec<ProviderRow>, LedgerError> {
+        let state = self.state();
+        let wanted = |row: &&ProviderRow| provider.is_none_or(|name| name.as_str() == row.name);
+        Ok(state.rows.iter().filter(wanted).cloned().collect())
+    }
+
+    async fn apply(&self, rows: &[ProviderRow], dry_run: bool) -> Result<Vec<Change>, LedgerError> {
+        let mut state = self.state();
+        let new: Vec<ProviderRow> = rows.iter().filter(|row| !state.rows.contains(row)).cloned().collect();
+        let created = |row: &ProviderRow| Change { provider: row.name.clone(), what: "created".to_owned() };
+        let changes = new.iter().map(created).collect();
+        if !dry_run {
+            state.rows.extend(new);
+        }
+        Ok(changes)
+    }
+
+    async fn set_rate(&self, provider: &ProviderName, limit: &str, rate: Rate) -> Result<Option<Rate>, LedgerError> {
+        let key = (provider.as_str().to_owned(), limit.to_owned());
+        Ok(self.state().rates.get_mut(&key).map(|old| std::mem::replace(old, rate)))
+    }
+
+    async fn set_paused(&self, provider: &ProviderName, paused: bool) -> Result<bool, LedgerError> {
+        let mut state = self.state();
+        state.paused.push((provider.as_str().to_owned(), paused));
+        Ok(state.rows.iter().any(|row| row.name == provider.as_str()))
+    }
+}
+
+#[async_trait]
+impl Queue for Engine {
+    async fn declare(&self, providers: &[ProviderName]) -> Result<(), QueueError> {
+        self.state().declared = providers.to_vec();
+        Ok(())
+    }
+
+    async fn open_lane(&self, _: &ProviderName, _: u16) -> Result<Box<dyn Lane>, QueueError> {
+        Err(QueueError::Refused("no lanes in these tests".to_owned()))
+    }
+
+    async fn publish(&self, message: Outgoing) -> Result<(), QueueError> {
+        {
+            let mut state = self.state();
+            state.in_flight += 1;
+            state.in_flight_most = state.in_flight_most.max(state.in_flight);
+        }
+        // Lets other publishes begin before this one is confirmed.
+        tokio::task::yield_now().await;
+        let mut state = self.state();
+        state.in_flight -= 1;
+        if message.properties.message_id.as_ref().is_some_and(|id| state.unconfirmed.contains(id)) {
+            return Err(QueueError::NotConfirmed("nack".to_owned()));
+        }
+        state.published.push(message);
+        Ok(())
+    }
+
+    async fn depth(&self, _: &ProviderName) -> Result<Option<u64>, QueueError> {
+        Ok(None)
+    }
+
+    async fn ping(&self) -> Result<(), QueueError> {
+        Ok(())
+    }
+}

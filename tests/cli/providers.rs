@@ -1,0 +1,121 @@
+use std::path::PathBuf;
+
+use sluicegate::cli::Exit;
+use sluicegate::domain::provider::ProviderName;
+use sluicegate::ledger::settings::BadRow;
+
+use crate::fakes::Engine;
+
+fn file(dir: &tempfile::TempDir, text: &str) -> String {
+    let path: PathBuf = dir.path().join("providers.toml");
+    std::fs::write(&path, text).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn apply_prints_what_changed_and_declares_the_lanes() {
+    let engine = Engine::with_providers(&["old"]);
+    let dir = tempfile::tempdir().unwrap();
+    let file = file(&dir, "acme other");
+    let dry = engine.run(&["provider", "apply", &file, "--dry-run"]).await;
+    assert_eq!((dry.out.as_str(), engine.state().rows.len()), ("acme: created\nother: created\n", 1));
+    assert!(dry.err.contains("nothing was applied") && engine.state().declared.is_empty(), "{}", dry.err);
+
+    let ran = engine.run(&["provider", "apply", &file]).await;
+    assert_eq!((ran.result.unwrap(), ran.out.as_str()), (Exit::Fine, "acme: created\nother: created\n"));
+    let declared: Vec<String> = engine.state().declared.iter().map(ProviderName::to_string).collect();
+    assert_eq!(declared, ["old", "acme", "other"]);
+
+    let again = engine.run(&["provider", "apply", &file, "--json"]).await;
+    assert_eq!(again.json(), serde_json::json!({ "dry_run": false, "changes": [] }));
+}
+
+#[tokio::test]
+async fn a_bad_row_stops_the_whole_file_with_78() {
+    let engine = Engine::default();
+    let problems = vec!["window_ms: must lie between 1 ms and 31 days".to_owned()];
+    engine.state().bad_rows = vec![BadRow { provider: "broken".to_owned(), problems }];
+    let dir = tempfile::tempdir().unwrap();
+    for (text, part) in [
+        ("good broken", "provider `broken`: window_ms: must lie"),
+        ("good\nbad line", "line 2: is bad"),
+        ("twice twice", "provider `twice`: stands in the file twice"),
+        ("", "names no provider"),
+    ] {
+        let ran = engine.run(&["provider", "apply", &file(&dir, text)]).await;
+        let (error, exit) = ran.failure();
+        assert!(error.contains(part) && error.contains("nothing was applied"), "{text}: {error}");
+        assert_eq!((exit, engine.state().rows.len()), (Exit::BadConfiguration, 0), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn apply_says_when_the_rows_are_in_but_the_lanes_are_not() {
+    let engine = Engine::default();
+    engine.state().broker_away = true;
+    let dir = tempfile::tempdir().unwrap();
+    let (error, exit) = engine.run(&["provider", "apply", &file(&dir, "acme")]).await.failure();
+    assert!(error.contains("the rows are applied") && error.contains("broker away"), "{error}");
+    assert_eq!((exit, engine.state().rows.len()), (Exit::Failed, 1));
+}
+
+#[tokio::test]
+async fn list_and_show_print_rows() {
+    let engine = Engine::with_providers(&["acme", "other"]);
+    let list = engine.run(&["provider", "list"]).await;
+    let lines: Vec<Vec<&str>> = list.out.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[0][..2], ["provider", "state"]);
+    assert_eq!(lines[2][..2], ["other", "enabled"]);
+    assert_eq!(engine.run(&["provider", "list", "--json"]).await.json()[1]["name"], "other");
+
+    let show = engine.run(&["provider", "show", "acme"]).await.out;
+    assert!(show.starts_with("[[provider]]\n") && show.contains("name = \"acme\"\n"), "{show}");
+    assert_eq!(engine.run(&["provider", "show", "acme", "--json"]).await.json()["name"], "acme");
+    let (error, exit) = engine.run(&["provider", "show", "nobody"]).await.failure();
+    assert!(error.contains("no provider `nobody`") && exit == Exit::Failed, "{error}");
+
+    let none = Engine::default().run(&["provider", "list"]).await;
+    assert!(none.out.is_empty() && none.err.contains("provider apply"), "{}", none.err);
+}
+
+#[tokio::test]
+async fn pause_and_resume_reach_the_database() {
+    let engine = Engine::with_providers(&["acme"]);
+    assert!(engine.run(&["provider", "pause", "acme"]).await.err.contains("acme is paused"));
+    assert!(engine.run(&["provider", "resume", "acme"]).await.err.contains("acme is resumed"));
+    assert_eq!(engine.state().paused, [("acme".to_owned(), true), ("acme".to_owned(), false)]);
+    let (error, _) = engine.run(&["provider", "pause", "nobody"]).await.failure();
+    assert!(error.contains("no provider `nobody`"), "{error}");
+}
+
+#[tokio::test]
+async fn limits_set_says_from_and_to() {
+    let engine = Engine::with_providers(&["acme"]);
+    engine.state().rates.insert(("acme".to_owned(), "second".to_owned()), "100/1s".parse().unwrap());
+    let ran = engine.run(&["limits", "set", "acme", "second", "200/1s"]).await;
+    assert_eq!(ran.out, "acme second: 100/1s → 200/1s\n");
+    let json = engine.run(&["limits", "set", "acme", "second", "5/1m", "--json"]).await.json();
+    assert_eq!((&json["from"], &json["to"]), (&"200/1s".into(), &"5/1m".into()));
+    let (error, _) = engine.run(&["limits", "set", "acme", "minute", "1/1s"]).await.failure();
+    assert!(error.contains("has no limit `minute`"), "{error}");
+    let (error, _) = engine.run(&["limits", "set", "nobody", "minute", "1/1s"]).await.failure();
+    assert!(error.contains("no provider `nobody`"), "{error}");
+}
+
+#[tokio::test]
+async fn migrate_says_whether_there_was_anything_to_do() {
+    let engine = Engine::default();
+    let first = engine.run(&["migrate"]).await;
+    assert_eq!((first.out.as_str(), first.err.as_str()), ("", "sqlite://sluicegate.db is up to date now\n"));
+    assert_eq!(engine.run(&["migrate"]).await.err, "sqlite://sluicegate.db was up to date\n");
+    let json = engine.run(&["migrate", "--json"]).await.json();
+    assert_eq!(json, serde_json::json!({ "database": "sqlite://sluicegate.db", "changed": false }));
+}
+
+#[tokio::test]
+async fn a_database_that_is_not_migrated_names_the_command() {
+    let engine = Engine::default();
+    engine.state().database_away = true;
+    let (error, exit) = engine.run(&["provider", "list"]).await.failure();
+    assert!(error.contains("run `sluicegate migrate`") && exit == Exit::Failed, "{error}");
+}

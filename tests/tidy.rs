@@ -1,0 +1,60 @@
+//! Holds the house rules of the architecture that no compiler holds: which part may know which, module docs, bans.
+//!
+//! Every offence names file, line and rule. Each rule is shown able to fail, on snippets, beside its definition.
+
+#[path = "tidy/arrows.rs"]
+mod arrows;
+#[path = "tidy/bans.rs"]
+mod bans;
+#[path = "tidy/source.rs"]
+mod source;
+
+use source::Source;
+
+/// A broken rule, as `path:line: rule`.
+pub type Offence = String;
+
+type Rule = fn(&Source) -> Vec<Offence>;
+
+const RULES: [(&str, Rule); 8] = [
+    ("arrows", arrows::parts),
+    ("drivers", arrows::drivers),
+    ("module docs", bans::module_docs),
+    ("clocks", bans::clocks),
+    ("panics", bans::panics),
+    ("spawns and prints", bans::spawns_and_prints),
+    ("loose ends", bans::loose_ends),
+    ("length", bans::length),
+];
+
+#[test]
+fn the_house_is_in_order() {
+    let sources = source::all();
+    assert!(sources.len() > 30, "the sources were not found: {}", sources.len());
+    let mut offences: Vec<Offence> = Vec::new();
+    for (_, rule) in RULES {
+        offences.extend(sources.iter().flat_map(rule));
+    }
+    offences.extend(bans::stale_exceptions(&sources));
+    assert!(offences.is_empty(), "{} offences:\n{}", offences.len(), offences.join("\n"));
+}
+
+#[test]
+fn every_rule_can_fail() {
+    let offender = |rule: &str| match rule {
+        "arrows" => Source::of("src/domain/job.rs", "use crate::queue::Queue;"),
+        "drivers" => Source::of("src/worker/lane.rs", "use redis::Client;"),
+        "module docs" => Source::of("src/worker/lane.rs", "//! Lanes.\nfn f() {}"),
+        "clocks" => Source::of("src/worker/lane.rs", "fn f() { let t = Instant::now(); }"),
+        "panics" => Source::of("src/worker/lane.rs", "fn f() { g().unwrap(); }"),
+        "spawns and prints" => Source::of("src/worker/lane.rs", "fn f() { tokio::spawn(g()); }"),
+        "loose ends" => Source::of("src/worker/lane.rs", concat!("// TO", "DO: more")),
+        "length" => Source::of("src/worker/lane.rs", &"\n".repeat(451)),
+        other => panic!("rule `{other}` has no snippet that breaks it"),
+    };
+    for (name, rule) in RULES {
+        let offences = rule(&offender(name));
+        assert_eq!(offences.len(), 1, "{name}: {offences:?}");
+        assert!(offences[0].starts_with("src/"), "{name}: {offences:?}");
+    }
+}

@@ -1,0 +1,128 @@
+//! What may not stand in the code, with the files that may and why.
+
+use crate::Offence;
+use crate::source::Source;
+
+/// Longest file, in lines.
+const LINES_MAX: usize = 450;
+/// Least text of a module's documentation, in characters: two lines' worth.
+const DOC_CHARS_MIN: usize = 80;
+
+/// Who reads a clock. Everybody else is given instants, so that it can be tested without waiting.
+const CLOCK_READERS: [(&str, &str); 1] = [("src/cli/check/mod.rs", "shows how long the database takes to answer")];
+/// Who starts tasks outside a tracker, and what ends them.
+const SPAWNERS: [(&str, &str); 0] = [];
+
+const CLOCKS: [&str; 4] = ["Instant::now(", "SystemTime::now(", "Timestamp::now(", "Zoned::now("];
+const SPAWNS: [&str; 2] = ["tokio::spawn(", "task::spawn("];
+
+fn excepted(source: &Source, list: &[(&str, &str)]) -> bool {
+    list.iter().any(|(path, _)| *path == source.path)
+}
+
+/// One offence per line and needle.
+fn ban(source: &Source, text: &str, needles: &[&str], rule: &str) -> Vec<Offence> {
+    let hits = needles.iter().flat_map(|needle| text.match_indices(needle));
+    hits.map(|(at, needle)| format!("{}: `{needle}`: {rule}", source.place(at))).collect()
+}
+
+pub fn module_docs(source: &Source) -> Vec<Offence> {
+    // A file without production code (tests, or a module that only waits to be written) promises nothing.
+    if source.production.trim().is_empty() {
+        return Vec::new();
+    }
+    let docs = source.text.lines().take_while(|line| line.starts_with("//!"));
+    let chars: usize = docs.map(|line| line.trim_start_matches("//!").trim().chars().count()).sum();
+    if chars >= DOC_CHARS_MIN {
+        return Vec::new();
+    }
+    let rule = "opens with `//!` that says what it is for and what it refuses";
+    vec![format!("{}: every module {rule} (at least {DOC_CHARS_MIN} characters, has {chars})", source.place(0))]
+}
+
+pub fn clocks(source: &Source) -> Vec<Offence> {
+    if excepted(source, &CLOCK_READERS) {
+        return Vec::new();
+    }
+    ban(source, &source.production, &CLOCKS, "clocks are read by the files of CLOCK_READERS alone")
+}
+
+pub fn panics(source: &Source) -> Vec<Offence> {
+    ban(source, &source.production, &[".unwrap()", ".expect("], "errors are typed; nothing panics outside tests")
+}
+
+pub fn spawns_and_prints(source: &Source) -> Vec<Offence> {
+    let mut offences = Vec::new();
+    if !excepted(source, &SPAWNERS) {
+        let rule = "tasks are tracked (TaskTracker, JoinSet), or their file is among SPAWNERS";
+        offences.extend(ban(source, &source.production, &SPAWNS, rule));
+    }
+    if !source.path.starts_with("src/cli/") {
+        let rule = "only commands print; everything else logs";
+        offences.extend(ban(source, &source.production, &["print!(", "println!("], rule));
+    }
+    offences
+}
+
+pub fn loose_ends(source: &Source) -> Vec<Offence> {
+    let words = [concat!("TO", "DO"), concat!("FIX", "ME")];
+    let macros = [concat!("unimpl", "emented!"), concat!("to", "do!(")];
+    let mut offences = ban(source, &source.text, &words, "finish it, or write it down where people plan");
+    offences.extend(ban(source, &source.code, &macros, "nothing is left out"));
+    offences.extend(ban(source, &source.code, &[concat!("#[ig", "nore")], "every test runs"));
+    offences
+}
+
+pub fn length(source: &Source) -> Vec<Offence> {
+    let lines = source.text.lines().count();
+    if lines <= LINES_MAX {
+        return Vec::new();
+    }
+    vec![format!("{}:{lines}: has {lines} lines: split it (at most {LINES_MAX})", source.path)]
+}
+
+/// Exceptions that nobody needs any more.
+pub fn stale_exceptions(sources: &[Source]) -> Vec<Offence> {
+    let lists = [(CLOCK_READERS.as_slice(), CLOCKS.as_slice()), (SPAWNERS.as_slice(), SPAWNS.as_slice())];
+    let mut stale = Vec::new();
+    for (list, needles) in lists {
+        for (path, reason) in list {
+            let source = sources.iter().find(|source| source.path == *path);
+            let used = source.is_some_and(|source| needles.iter().any(|needle| source.production.contains(needle)));
+            if !used || reason.len() < 10 {
+                stale.push(format!("{path}:0: is excepted in tests/tidy/bans.rs and needs no exception"));
+            }
+        }
+    }
+    stale
+}
+
+#[test]
+fn bans_see_code_and_no_more() {
+    for (path, text, rule, count) in [
+        ("src/a.rs", "fn f() { x.unwrap(); y.expect(\"z\"); }", panics as fn(&Source) -> Vec<Offence>, 2),
+        ("src/a.rs", "// x.unwrap()\nfn f() { \".unwrap()\"; x.unwrap_or(1); }", panics, 0),
+        ("src/a.rs", "#[cfg(test)]\nmod tests { fn f() { x.unwrap() } }", panics, 0),
+        ("src/tests.rs", "fn f() { x.unwrap() }", panics, 0),
+        ("src/a.rs", "fn f() { SystemTime::now(); }\nfn g() { tokio::time::Instant::now(); }", clocks, 2),
+        ("src/cli/check/mod.rs", "fn f() { Instant::now(); }", clocks, 0),
+        ("src/a.rs", "fn f() { println!(\"x\"); }", spawns_and_prints, 1),
+        ("src/a.rs", "fn f() { eprintln!(\"x\"); tokio::task::spawn(g()); }", spawns_and_prints, 2),
+        ("src/cli/a.rs", "fn f() { println!(\"x\"); }", spawns_and_prints, 0),
+        ("src/a.rs", "fn f() { tracker.spawn(g()); }", spawns_and_prints, 0),
+        ("tests/a.rs", concat!("#[ig", "nore = \"slow\"]\nfn f() { unimpl", "emented!() }"), loose_ends, 2),
+        (
+            "src/a.rs",
+            "//! What this is for, in a sentence that says it. Refuses what it refuses,\n//! and says so in a second line.\nfn f() {}",
+            module_docs,
+            0,
+        ),
+        ("src/a.rs", "//! app\n", module_docs, 0),
+    ] {
+        let offences = rule(&Source::of(path, text));
+        assert_eq!(offences.len(), count, "{path}: {text}: {offences:?}");
+    }
+    let placed = panics(&Source::of("src/a.rs", "\n\nfn f() { x.unwrap() }"));
+    assert!(placed[0].starts_with("src/a.rs:3: "), "{placed:?}");
+    assert_eq!(stale_exceptions(&[]).len(), CLOCK_READERS.len() + SPAWNERS.len());
+}
