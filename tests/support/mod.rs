@@ -5,3 +5,4 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 pub mod process;
+pub mod rabbitmq;
