@@ -6,3 +6,4 @@ mod support;
 mod ledger;
 mod limiter;
 mod provider;
+mod queue;

@@ -6,4 +6,5 @@
 
 pub mod postgres;
 pub mod process;
+pub mod rabbitmq;
 pub mod redis;
