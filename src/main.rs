@@ -5,7 +5,8 @@
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use sluicegate::cli::connect::{self, Engines as _};
+use sluicegate::app::App;
+use sluicegate::cli::connect::Engines as _;
 use sluicegate::cli::{self, Cli, Command, CommandError, Console, Exit};
 use sluicegate::{config, telemetry};
 
@@ -41,7 +42,7 @@ fn run(cli: &Cli, console: &mut Console) -> Result<Exit, CommandError> {
     };
     telemetry::init(config.log).map_err(|error| CommandError::Failed(error.to_string()))?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let engines = connect::Unwired;
+    let engines = App::default();
     let ended = runtime.block_on(async {
         let ended = cli::execute(&cli.command, &config, &engines, console).await;
         engines.close().await;

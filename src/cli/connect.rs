@@ -1,6 +1,6 @@
-//! What commands need of the engines, as one face, and its wiring to the real ones.
+//! What commands need of the engines, as one face; `app` puts the real ones behind it.
 //!
-//! Refuses policy: it opens what the configuration names and passes results on.
+//! Refuses to name an implementation, so that each command can be tested on its own.
 
 use std::sync::Arc;
 
@@ -13,6 +13,7 @@ use crate::domain::job::JobId;
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::{BadRow, Settings};
+use crate::limiter::Limiter;
 use crate::queue::Queue;
 
 /// A message that the worker would take.
@@ -20,7 +21,7 @@ use crate::queue::Queue;
 pub struct CheckedMessage {
     pub id: JobId,
     /// Names fields, holds no value.
-    pub warnings: Vec<String>,
+    pub warnings: Vec<&'static str>,
 }
 
 /// Looks at one dependency for `check`; never changes anything.
@@ -42,6 +43,8 @@ pub trait Engines: Send + Sync {
 
     async fn queue(&self, config: &Config) -> Result<Arc<dyn Queue>, CommandError>;
 
+    async fn limiter(&self, config: &Config) -> Result<Arc<dyn Limiter>, CommandError>;
+
     /// Probes beyond those that `check` has for every engine.
     fn probes(&self, config: &Config) -> Vec<Box<dyn Probe>>;
 
@@ -61,43 +64,4 @@ pub trait Engines: Send + Sync {
 
     /// Finishes what is under way and closes what was opened.
     async fn close(&self);
-}
-
-/// Engines of a build in which none is wired in: every command that needs one says so and fails.
-#[derive(Clone, Copy, Debug)]
-pub struct Unwired;
-
-const UNWIRED: &str = "no engine is wired into this build";
-
-#[async_trait]
-impl Engines for Unwired {
-    async fn migrate(&self, _: &Config) -> Result<bool, CommandError> {
-        Err(CommandError::Failed(UNWIRED.to_owned()))
-    }
-
-    async fn settings(&self, _: &Config) -> Result<Arc<dyn Settings>, CommandError> {
-        Err(CommandError::Failed(UNWIRED.to_owned()))
-    }
-
-    async fn queue(&self, _: &Config) -> Result<Arc<dyn Queue>, CommandError> {
-        Err(CommandError::Failed(UNWIRED.to_owned()))
-    }
-
-    fn probes(&self, _: &Config) -> Vec<Box<dyn Probe>> {
-        Vec::new()
-    }
-
-    fn parse_provider_file(&self, _: &str) -> Result<Vec<ProviderRow>, Vec<String>> {
-        Err(vec![UNWIRED.to_owned()])
-    }
-
-    fn meant(&self, row: &ProviderRow) -> Result<Provider, BadRow> {
-        Err(BadRow { provider: row.name.clone(), problems: vec![UNWIRED.to_owned()] })
-    }
-
-    fn check_message(&self, _: &[u8], _: &ProviderName, _: CardNumbers) -> Result<CheckedMessage, String> {
-        Err(UNWIRED.to_owned())
-    }
-
-    async fn close(&self) {}
 }

@@ -12,6 +12,7 @@ pub mod check;
 pub mod completions;
 pub mod connect;
 pub mod console;
+pub mod demo;
 pub mod enqueue;
 pub mod fake_provider;
 pub mod limits;
@@ -19,6 +20,7 @@ pub mod man;
 pub mod migrate;
 pub mod provider;
 mod rows;
+pub mod run;
 mod stdin;
 
 pub use console::Console;
@@ -44,6 +46,10 @@ const EXIT_CODES: &str = "Exit codes: 0 fine, 1 failed, 2 usage, 78 bad configur
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Run the worker deployment until SIGTERM: lanes for every enabled provider, and the ops server.
+    Run(run::Args),
+    /// See it work: in memory, with its own strict provider, and the proof at the end.
+    Demo(demo::Args),
     /// Bring the database to the current schema; safe to run twice and from several places at once.
     Migrate(migrate::Args),
     /// Validate configuration and providers, reach every dependency, report what is unsafe.
@@ -54,6 +60,8 @@ pub enum Command {
     Limits(limits::Args),
     /// Publish jobs, one from flags or many from a file.
     Enqueue(Box<enqueue::Args>),
+    /// A strict provider for rehearsals: counts every window, deduplicates, can misbehave by seed.
+    FakeProvider(Box<fake_provider::FakeProviderArgs>),
     /// Print a completion script for a shell.
     Completions(completions::Args),
     /// Print the manual page, or write those of all commands.
@@ -123,6 +131,7 @@ impl Command {
         match self {
             Self::Completions(args) => Some(completions::run(args, console)),
             Self::Man(args) => Some(man::run(args, console)),
+            Self::FakeProvider(args) => Some(fake_provider(args)),
             _ => None,
         }
     }
@@ -146,5 +155,7 @@ pub async fn execute(
         Command::Enqueue(args) => enqueue::run(args, config, engines, console).await,
         Command::Completions(args) => completions::run(args, console),
         Command::Man(args) => man::run(args, console),
+        Command::FakeProvider(args) => fake_provider(args),
+        Command::Run(_) | Command::Demo(_) => Err(CommandError::Failed("this command needs the whole program".to_owned())),
     }
 }

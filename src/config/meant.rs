@@ -11,6 +11,7 @@ use secrecy::SecretString;
 use super::address::{Bad, DatabaseUrl, LimiterUrl, QueueUrl};
 use super::hazards;
 use super::written::Written;
+pub use crate::queue::message::CardNumbers;
 
 /// All that a process is told from outside, apart from provider rows.
 #[derive(Clone, Debug)]
@@ -59,14 +60,6 @@ pub struct Ops {
 pub struct Worker {
     pub drain_timeout: Duration,
     pub card_numbers: CardNumbers,
-}
-
-/// What happens to a job whose payload holds what looks like a card number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CardNumbers {
-    Refuse,
-    Warn,
-    Off,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -37,6 +37,14 @@ enum Pool {
     Sqlite(SqlitePool),
 }
 
+/// Key of the advisory lock: "sluice" in ASCII, so that nobody else's is the same by chance.
+const RUN_LOCK: i64 = 0x736c_7569_6365;
+
+/// The right to run embedded parts; ends with its session.
+pub struct ExclusiveRun {
+    _connection: sqlx::PgConnection,
+}
+
 /// An opened database: the ledger and the settings in it.
 #[derive(Clone)]
 pub struct Database {
@@ -122,6 +130,27 @@ impl Database {
                     schema_state(&mut *connection, &SQLITE, sqlite::meaning).await
                 }
             }
+        })
+        .await
+    }
+
+    /// Takes the one right to run embedded parts on a PostgreSQL database; `None` when somebody has it. SQLite's callers
+    /// lock its file instead.
+    ///
+    /// # Errors
+    /// When the database cannot be asked.
+    pub async fn exclusive_run(&self) -> Result<Option<ExclusiveRun>, LedgerError> {
+        let Pool::Postgres(pool) = &self.pool else { return Ok(None) };
+        let pool = pool.clone();
+        to_the_end(async move {
+            let away = |error: sqlx::Error| postgres::meaning(&error);
+            let mut connection = pool.acquire().await.map_err(away)?.detach();
+            let ours: bool = sqlx::query_scalar("SELECT pg_try_advisory_lock($1)")
+                .bind(RUN_LOCK)
+                .fetch_one(&mut connection)
+                .await
+                .map_err(away)?;
+            Ok(ours.then_some(ExclusiveRun { _connection: connection }))
         })
         .await
     }

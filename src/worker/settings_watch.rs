@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
@@ -13,6 +14,9 @@ use super::Worker;
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
 use crate::ledger::settings::{BadRow, Settings, Snapshot};
+
+/// How often the settings version is looked at: half of what a change may take to be in force.
+pub const POLL: Duration = Duration::from_secs(1);
 
 /// Good rows by name, at one version.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -16,6 +16,8 @@ use sluicegate::domain::provider::{Provider, ProviderName};
 use sluicegate::ledger::LedgerError;
 use sluicegate::ledger::provider_row::ProviderRow;
 use sluicegate::ledger::settings::{BadRow, Change, Settings, Snapshot};
+use sluicegate::limiter::Limiter;
+use sluicegate::limiter::embedded::EmbeddedLimiter;
 use sluicegate::queue::{Lane, Outgoing, Queue, QueueError};
 
 #[derive(Clone, Default)]
@@ -124,6 +126,10 @@ impl Engines for Engine {
         Ok(Arc::new(self.clone()))
     }
 
+    async fn limiter(&self, _: &Config) -> Result<Arc<dyn Limiter>, CommandError> {
+        Ok(Arc::new(EmbeddedLimiter::new()))
+    }
+
     fn probes(&self, _: &Config) -> Vec<Box<dyn Probe>> {
         Vec::new()
     }
@@ -154,7 +160,7 @@ impl Engines for Engine {
             return Err("wrong_provider: provider must agree with the lane".to_owned());
         }
         let id = Token::new(message["id"].as_str().unwrap_or_default()).map_err(|why| format!("bad_id: {why}"))?;
-        let warnings = message.get("payload").map(|_| "payload was seen".to_owned());
+        let warnings = message.get("payload").map(|_| "payload was seen");
         Ok(CheckedMessage { id, warnings: warnings.into_iter().collect() })
     }
 

@@ -13,6 +13,7 @@ use tokio::time::timeout;
 
 use super::script::{SLIDING_LOG, SLIDING_LOG_PEEK, invocation, parse_reply};
 use crate::domain::decision::{Call, QuotaSpec, Reply};
+use crate::domain::time::Micros;
 use crate::limiter::{LimitUse, Limiter, LimiterError, uses};
 
 /// Longest wait for one answer. Far above a round trip, far below the send budget that it eats into.
@@ -26,6 +27,13 @@ pub struct RedisLimiter {
     script: Script,
     peek: Script,
     link: Mutex<Option<Link>>,
+}
+
+/// What an operator should know of the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreFacts {
+    pub eviction_policy: String,
+    pub now: Micros,
 }
 
 /// A connection and the server that it leads to.
@@ -50,6 +58,23 @@ impl RedisLimiter {
             script: Script::new(SLIDING_LOG),
             peek: Script::new(SLIDING_LOG_PEEK),
             link: Mutex::new(None),
+        })
+    }
+
+    /// Reads the store's settings, and runs a script that does nothing.
+    ///
+    /// # Errors
+    /// When it cannot be asked, or refuses scripts.
+    pub async fn facts(&self) -> Result<StoreFacts, LimiterError> {
+        let info: String =
+            self.ask(None, async |link| redis::cmd("INFO").arg("memory").query_async(link).await).await?;
+        let policy = info.lines().find_map(|line| line.strip_prefix("maxmemory_policy:"));
+        let script = Script::new("return redis.call('TIME')");
+        let invocation = script.prepare_invoke();
+        let (seconds, micros): (u64, u64) = self.ask(None, async |link| invocation.invoke_async(link).await).await?;
+        Ok(StoreFacts {
+            eviction_policy: policy.unwrap_or("unknown").trim().to_owned(),
+            now: Micros(seconds * 1_000_000 + micros),
         })
     }
 

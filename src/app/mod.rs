@@ -1,0 +1,233 @@
+//! The composition root: which implementation stands behind each face, by the URLs of the configuration.
+//!
+//! Refuses logic: it opens, wires and closes. It alone knows every part.
+
+use std::fs::{File, TryLockError};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use secrecy::SecretString;
+use tokio::sync::OnceCell;
+
+use crate::cli::CommandError;
+use crate::cli::connect::{CheckedMessage, Engines, Probe};
+use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl};
+use crate::domain::provider::{Provider, ProviderName};
+use crate::ledger::database::{Database, ExclusiveRun, SchemaState};
+use crate::ledger::provider_row::{ProviderRow, parse_provider_file};
+use crate::ledger::settings::{BadRow, Settings};
+use crate::limiter::Limiter;
+use crate::limiter::embedded::EmbeddedLimiter;
+use crate::limiter::redis::client::RedisLimiter;
+use crate::provider::http::{HttpProvider, OutboundPolicy};
+use crate::provider::{FreezeError, PaymentProvider, ProviderFactory};
+use crate::queue::Queue;
+use crate::queue::embedded::EmbeddedQueue;
+use crate::queue::message::{CardNumbers, DecodeError, decode};
+use crate::queue::rabbitmq::{RabbitMq, Settings as BrokerSettings};
+use crate::worker;
+
+mod probes;
+
+/// The engines of one process, each opened with its first use.
+#[derive(Default)]
+pub struct App {
+    database: OnceCell<Database>,
+    queue: OnceCell<OpenQueue>,
+    limiter: OnceCell<Arc<dyn Limiter>>,
+}
+
+#[derive(Clone)]
+enum OpenQueue {
+    Embedded(Arc<EmbeddedQueue>),
+    Rabbit(Arc<RabbitMq>),
+}
+
+impl OpenQueue {
+    fn face(&self) -> Arc<dyn Queue> {
+        match self {
+            Self::Embedded(queue) => queue.clone(),
+            Self::Rabbit(queue) => queue.clone(),
+        }
+    }
+}
+
+/// Keeps a second `run` out for as long as it lives.
+pub enum RunLock {
+    File(#[expect(dead_code, reason = "held, not read")] File),
+    Database(#[expect(dead_code, reason = "held, not read")] ExclusiveRun),
+}
+
+impl App {
+    /// The database; one that is embedded is brought to the current schema by whoever opens it.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub async fn database(&self, config: &Config) -> Result<&Database, CommandError> {
+        let open = || async {
+            let database = Database::open(config.database.url.expose(), config.database.max_connections)?;
+            if matches!(config.database.url, DatabaseUrl::Sqlite { .. }) {
+                database.migrate().await?;
+            }
+            Ok::<_, CommandError>(database)
+        };
+        self.database.get_or_try_init(open).await
+    }
+
+    async fn open_queue(&self, config: &Config) -> Result<&OpenQueue, CommandError> {
+        let open = || async {
+            match &config.queue.url {
+                QueueUrl::Amqp(url) => {
+                    let settings = BrokerSettings::new(&SecretString::from(url.expose()), &config.queue.prefix)?;
+                    Ok(OpenQueue::Rabbit(Arc::new(RabbitMq::connect(settings))))
+                }
+                QueueUrl::Embedded => {
+                    let pool = self.database(config).await?.sqlite_pool().ok_or_else(|| {
+                        CommandError::Configuration("queue.url: the embedded queue needs a SQLite database".to_owned())
+                    })?;
+                    Ok(OpenQueue::Embedded(Arc::new(EmbeddedQueue::new(pool))))
+                }
+            }
+        };
+        self.queue.get_or_try_init(open).await
+    }
+
+    /// What a worker stands on, with everything that must be so before it may start.
+    ///
+    /// # Errors
+    /// A schema that is not current, a lock that another `run` holds, a configuration that cannot be used.
+    pub async fn worker_engines(&self, config: &Config) -> Result<(worker::Engines, Option<RunLock>), CommandError> {
+        let database = self.database(config).await?;
+        match database.schema_state().await? {
+            SchemaState::Current => {}
+            SchemaState::Newer => tracing::warn!("the database was migrated by a later program; going on with it"),
+            SchemaState::NotMigrated => return Err(crate::ledger::LedgerError::NotMigrated.into()),
+        }
+        let embedded = matches!(config.limiter.url, LimiterUrl::Embedded) || matches!(config.queue.url, QueueUrl::Embedded);
+        let lock = if embedded { run_lock(config, database).await? } else { None };
+        let queue = self.open_queue(config).await?;
+        if let OpenQueue::Embedded(queue) = queue {
+            let messages = queue.recover().await?;
+            tracing::debug!(messages, "messages of an earlier run are free again");
+        }
+        let outbound = OutboundPolicy::parse(&config.outbound_allow)
+            .map_err(|problems| CommandError::Configuration(format!("outbound.allow: {}", problems.join("; "))))?;
+        let engines = worker::Engines {
+            queue: queue.face(),
+            ledger: database.ledger(),
+            settings: database.settings(),
+            limiter: self.limiter(config).await?,
+            providers: Arc::new(HttpProviders(outbound)),
+        };
+        Ok((engines, lock))
+    }
+}
+
+/// An embedded limiter or queue serves one process: two would each allow the whole limit.
+async fn run_lock(config: &Config, database: &Database) -> Result<Option<RunLock>, CommandError> {
+    let taken = || {
+        CommandError::Configuration(
+            "another `sluicegate run` uses this database with an embedded limiter or queue: stop it, or set limiter.url \
+             to Redis and queue.url to RabbitMQ for more than one worker"
+                .to_owned(),
+        )
+    };
+    match &config.database.url {
+        DatabaseUrl::Postgres(_) => match database.exclusive_run().await? {
+            Some(lock) => Ok(Some(RunLock::Database(lock))),
+            None => Err(taken()),
+        },
+        DatabaseUrl::Sqlite { path: None, .. } => Ok(None),
+        DatabaseUrl::Sqlite { path: Some(path), .. } => {
+            let mut name = path.clone().into_os_string();
+            name.push(".lock");
+            let file = File::options().create(true).truncate(false).write(true).open(&name)?;
+            match file.try_lock() {
+                Ok(()) => Ok(Some(RunLock::File(file))),
+                Err(TryLockError::WouldBlock) => Err(taken()),
+                Err(TryLockError::Error(error)) => Err(error.into()),
+            }
+        }
+    }
+}
+
+/// Provider rows over HTTP, within the outbound policy.
+struct HttpProviders(OutboundPolicy);
+
+impl ProviderFactory for HttpProviders {
+    fn build(&self, provider: &Provider) -> Result<Arc<dyn PaymentProvider>, FreezeError> {
+        Ok(Arc::new(HttpProvider::new(provider, &self.0)?))
+    }
+}
+
+#[async_trait]
+impl Engines for App {
+    async fn migrate(&self, config: &Config) -> Result<bool, CommandError> {
+        let database = Database::open(config.database.url.expose(), config.database.max_connections)?;
+        let behind = database.schema_state().await? == SchemaState::NotMigrated;
+        let migrated = database.migrate().await;
+        database.close().await;
+        migrated?;
+        Ok(behind)
+    }
+
+    async fn settings(&self, config: &Config) -> Result<Arc<dyn Settings>, CommandError> {
+        Ok(self.database(config).await?.settings())
+    }
+
+    async fn queue(&self, config: &Config) -> Result<Arc<dyn Queue>, CommandError> {
+        Ok(self.open_queue(config).await?.face())
+    }
+
+    async fn limiter(&self, config: &Config) -> Result<Arc<dyn Limiter>, CommandError> {
+        let open = || async {
+            match &config.limiter.url {
+                LimiterUrl::Embedded => Ok(Arc::new(EmbeddedLimiter::new()) as Arc<dyn Limiter>),
+                LimiterUrl::Redis(url) => RedisLimiter::new(url.expose(), &config.limiter.prefix)
+                    .map(|limiter| Arc::new(limiter) as Arc<dyn Limiter>)
+                    .map_err(|error| CommandError::Configuration(error.to_string())),
+                LimiterUrl::RedisCluster(_) => Err(CommandError::Configuration(
+                    "limiter.url: redis+cluster:// is not supported by this version; name one primary with rediss://"
+                        .to_owned(),
+                )),
+            }
+        };
+        Ok(Arc::clone(self.limiter.get_or_try_init(open).await?))
+    }
+
+    fn probes(&self, config: &Config) -> Vec<Box<dyn Probe>> {
+        probes::of(config)
+    }
+
+    fn parse_provider_file(&self, text: &str) -> Result<Vec<ProviderRow>, Vec<String>> {
+        parse_provider_file(text)
+    }
+
+    fn meant(&self, row: &ProviderRow) -> Result<Provider, BadRow> {
+        row.meant(0)
+    }
+
+    fn check_message(
+        &self,
+        body: &[u8],
+        lane: &ProviderName,
+        card_numbers: CardNumbers,
+    ) -> Result<CheckedMessage, String> {
+        match decode(body, lane, card_numbers) {
+            Ok(decoded) => Ok(CheckedMessage { id: decoded.job.id, warnings: decoded.warnings }),
+            Err(DecodeError::Invalid { invalid, .. }) => Err(invalid.to_string()),
+            Err(DecodeError::NewerVersion(version)) => {
+                Err(format!("v is {version}: this program writes version 1; leave it out"))
+            }
+        }
+    }
+
+    async fn close(&self) {
+        if let Some(OpenQueue::Embedded(queue)) = self.queue.get() {
+            queue.close().await;
+        }
+        if let Some(database) = self.database.get() {
+            database.close().await;
+        }
+    }
+}
