@@ -12,11 +12,10 @@ use crate::domain::outcome::FinalState;
 use crate::domain::provider::ProviderName;
 use crate::provider::FrozenRequest;
 
-pub mod postgres;
+pub mod database;
 pub mod provider_row;
 pub mod settings;
 pub mod sql;
-pub mod sqlite;
 
 #[derive(Debug, thiserror::Error)]
 pub enum LedgerError {
@@ -62,7 +61,8 @@ pub struct Claimed {
     pub age: Duration,
     /// `expires_at` has passed by the database's clock.
     pub expired: bool,
-    /// What the first attempt froze, and how long ago it was begun.
+    /// What the first attempt froze, and how long ago the first request that may have left was begun; zero when every
+    /// request so far surely stayed unsent.
     pub frozen: Option<(FrozenRequest, Duration)>,
 }
 

@@ -4,4 +4,5 @@
 //! closes, and the shell kills the server's process group and removes its directory.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+pub mod postgres;
 pub mod process;

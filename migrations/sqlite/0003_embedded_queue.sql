@@ -1,0 +1,13 @@
+-- The embedded queue lives in the ledger's own file; PostgreSQL has no such table, RabbitMQ holds the messages there.
+
+CREATE TABLE queue_messages (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    queue TEXT NOT NULL CONSTRAINT queue_is_named CHECK (queue <> ''),
+    body BLOB NOT NULL,
+    properties TEXT NOT NULL DEFAULT '{}'
+        CONSTRAINT properties_is_an_object CHECK (json_valid(properties) AND json_type(properties) = 'object'),
+    visible_at_ms INTEGER NOT NULL,
+    taken INTEGER NOT NULL DEFAULT 0 CONSTRAINT taken_is_0_or_1 CHECK (taken IN (0, 1)),
+    redelivered INTEGER NOT NULL DEFAULT 0 CONSTRAINT redelivered_is_0_or_1 CHECK (redelivered IN (0, 1))
+) STRICT;
+CREATE INDEX queue_messages_next ON queue_messages (queue, taken, visible_at_ms, id);

@@ -1,0 +1,208 @@
+//! Opening the database that `database.url` names, and bringing it to this program's schema.
+//!
+//! Refuses to migrate by itself: `migrate` is a step that somebody chooses. Refuses a database whose migrations were
+//! changed after they were applied.
+
+use std::sync::Arc;
+
+use sqlx::migrate::{Migrate, MigrateError, Migrator};
+use sqlx::pool::PoolConnection;
+use sqlx::{PgPool, SqlitePool};
+
+use super::settings::Settings;
+use super::sql::engine::to_the_end;
+use super::sql::postgres::{self, PostgresEngine};
+use super::sql::sqlite::{self, SqliteEngine};
+use super::sql::{SqlLedger, SqlSettings};
+use super::{Ledger, LedgerError};
+
+static POSTGRES: Migrator = sqlx::migrate!("./migrations/postgres");
+static SQLITE: Migrator = sqlx::migrate!("./migrations/sqlite");
+/// The migrator's own table, <https://docs.rs/sqlx/0.9.0/sqlx/migrate/struct.Migrator.html>.
+const MIGRATIONS_TABLE: &str = "_sqlx_migrations";
+
+/// Where a database stands against this program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SchemaState {
+    /// Migrations are missing, or all of them.
+    NotMigrated,
+    Current,
+    /// A later program migrated it. By the rules of `migrations/README.md` the program before that one still works.
+    Newer,
+}
+
+#[derive(Clone)]
+enum Pool {
+    Postgres(PgPool),
+    Sqlite(SqlitePool),
+}
+
+/// An opened database: the ledger and the settings in it.
+#[derive(Clone)]
+pub struct Database {
+    pool: Pool,
+    ledger: Arc<SqlLedger>,
+    settings: Arc<SqlSettings>,
+}
+
+impl Database {
+    /// Opens `sqlite://PATH`, `sqlite::memory:` or `postgres://…`. Connects with the first use, so a database that is
+    /// away is an error of that use. `max_connections` is for PostgreSQL; SQLite has one.
+    ///
+    /// # Errors
+    /// [`LedgerError::Refused`], naming `database.url` and never quoting it.
+    pub fn open(url: &str, max_connections: u32) -> Result<Self, LedgerError> {
+        match url.split(':').next() {
+            Some("postgres" | "postgresql") => {
+                let engine = Arc::new(PostgresEngine::open(url, max_connections)?);
+                let pool = Pool::Postgres(engine.pool().clone());
+                let (ledger, settings) = (SqlLedger::new(engine.clone()), SqlSettings::new(engine));
+                Ok(Self { pool, ledger: Arc::new(ledger), settings: Arc::new(settings) })
+            }
+            Some("sqlite") => {
+                let engine = Arc::new(SqliteEngine::open(url)?);
+                let pool = Pool::Sqlite(engine.pool().clone());
+                let (ledger, settings) = (SqlLedger::new(engine.clone()), SqlSettings::new(engine));
+                Ok(Self { pool, ledger: Arc::new(ledger), settings: Arc::new(settings) })
+            }
+            _ => Err(LedgerError::Refused(
+                "database.url must begin with sqlite:// or postgres://, or be sqlite::memory:".to_owned(),
+            )),
+        }
+    }
+
+    #[must_use]
+    pub fn ledger(&self) -> Arc<dyn Ledger> {
+        self.ledger.clone()
+    }
+
+    #[must_use]
+    pub fn settings(&self) -> Arc<dyn Settings> {
+        self.settings.clone()
+    }
+
+    /// SQLite's pool of one connection, for the embedded queue in the same file.
+    #[must_use]
+    pub fn sqlite_pool(&self) -> Option<SqlitePool> {
+        match &self.pool {
+            Pool::Sqlite(pool) => Some(pool.clone()),
+            Pool::Postgres(_) => None,
+        }
+    }
+
+    /// Applies what is missing. Safe to run twice and from several processes at once.
+    ///
+    /// # Errors
+    /// [`LedgerError::Refused`] when the database is newer than this program, or an applied migration differs.
+    pub async fn migrate(&self) -> Result<(), LedgerError> {
+        let pool = self.pool.clone();
+        to_the_end(async move {
+            match pool {
+                Pool::Postgres(pool) => migrate_postgres(&pool).await,
+                Pool::Sqlite(pool) => migrate_sqlite(&pool).await,
+            }
+        })
+        .await
+    }
+
+    /// Compares the applied migrations with this program's.
+    ///
+    /// # Errors
+    /// [`LedgerError::Refused`] when an applied migration differs from this program's.
+    pub async fn schema_state(&self) -> Result<SchemaState, LedgerError> {
+        let pool = self.pool.clone();
+        to_the_end(async move {
+            match pool {
+                Pool::Postgres(pool) => {
+                    let mut connection = pool.acquire().await.map_err(|error| postgres::meaning(&error))?;
+                    schema_state(&mut *connection, &POSTGRES, postgres::meaning).await
+                }
+                Pool::Sqlite(pool) => {
+                    let mut connection = pool.acquire().await.map_err(|error| sqlite::meaning(&error))?;
+                    schema_state(&mut *connection, &SQLITE, sqlite::meaning).await
+                }
+            }
+        })
+        .await
+    }
+
+    /// Finishes what is under way and closes the connections. A database in memory is gone then.
+    pub async fn close(&self) {
+        match &self.pool {
+            Pool::Postgres(pool) => pool.close().await,
+            Pool::Sqlite(pool) => pool.close().await,
+        }
+    }
+}
+
+/// The migrator's advisory lock lets one process through at a time; the others find nothing left to do.
+async fn migrate_postgres(pool: &PgPool) -> Result<(), LedgerError> {
+    let away = |error: sqlx::Error| postgres::meaning(&error);
+    let mut connection: PoolConnection<sqlx::Postgres> = pool.acquire().await.map_err(away)?;
+    let encoding: String =
+        sqlx::query_scalar("SHOW server_encoding").fetch_one(&mut *connection).await.map_err(away)?;
+    if encoding != "UTF8" {
+        return Err(LedgerError::Refused(format!(
+            "the database's encoding is {encoding}: create it with ENCODING 'UTF8'"
+        )));
+    }
+    let result = POSTGRES.run_direct(None, &mut *connection, false).await;
+    if result.is_err() {
+        // The advisory lock belongs to the session: it must not go back to the pool with it.
+        connection.close().await.map_err(away)?;
+    }
+    result.map_err(|error| migration_failed(error, postgres::meaning))
+}
+
+/// SQLite's migrator takes no lock, so the whole run is one transaction that holds the write lock from its first moment.
+async fn migrate_sqlite(pool: &SqlitePool) -> Result<(), LedgerError> {
+    let away = |error: sqlx::Error| sqlite::meaning(&error);
+    let mut transaction = pool.begin_with("BEGIN IMMEDIATE").await.map_err(away)?;
+    SQLITE
+        .run_direct(None, &mut *transaction, false)
+        .await
+        .map_err(|error| migration_failed(error, sqlite::meaning))?;
+    transaction.commit().await.map_err(away)
+}
+
+fn migration_failed(error: MigrateError, meaning: fn(&sqlx::Error) -> LedgerError) -> LedgerError {
+    match error {
+        MigrateError::Execute(error) => meaning(&error),
+        MigrateError::ExecuteMigration(error, version) => match meaning(&error) {
+            LedgerError::Away(text) => LedgerError::Away(text),
+            other => LedgerError::Refused(format!("migration {version}: {other}")),
+        },
+        MigrateError::VersionMissing(version) => LedgerError::Refused(format!(
+            "the database is at migration {version}, which this program does not know: use the newer program"
+        )),
+        other => LedgerError::Refused(other.to_string()),
+    }
+}
+
+async fn schema_state<C: Migrate>(
+    connection: &mut C,
+    migrator: &Migrator,
+    meaning: fn(&sqlx::Error) -> LedgerError,
+) -> Result<SchemaState, LedgerError> {
+    let applied = match connection.list_applied_migrations(MIGRATIONS_TABLE).await {
+        Ok(applied) => applied,
+        Err(error) => {
+            return match migration_failed(error, meaning) {
+                LedgerError::NotMigrated => Ok(SchemaState::NotMigrated),
+                other => Err(other),
+            };
+        }
+    };
+    for migration in migrator.iter() {
+        match applied.iter().find(|applied| applied.version == migration.version) {
+            None => return Ok(SchemaState::NotMigrated),
+            Some(applied) if applied.checksum != migration.checksum => {
+                let error = MigrateError::VersionMismatch(migration.version);
+                return Err(migration_failed(error, meaning));
+            }
+            Some(_) => {}
+        }
+    }
+    let newer = applied.iter().any(|applied| !migrator.version_exists(applied.version));
+    Ok(if newer { SchemaState::Newer } else { SchemaState::Current })
+}

@@ -1,0 +1,337 @@
+//! From what was written to what is meant: every column checked again, because a row may be older than its CHECKs and a
+//! file has none.
+//!
+//! Refuses to guess or to stop at the first problem. A problem names its column, says what is wrong and how to mend it,
+//! and never quotes a header's value.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::unsupported::unsupported;
+use super::{AccountRow, LimitRow, Object, ProviderRow};
+use crate::domain::backoff::BackoffPolicy;
+use crate::domain::job::Token;
+use crate::domain::limit::{Algorithm, AppliesTo, Limit, MAX_REQUESTS, MAX_WINDOW, Rate, Scope};
+use crate::domain::provider::{
+    Mode, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StatusMeaning, StoreDown,
+};
+use crate::ledger::settings::BadRow;
+
+/// Longest retention and age: ten years, in seconds. Keeps sums of durations far from overflow.
+const TEN_YEARS_S: i64 = 315_360_000;
+
+impl ProviderRow {
+    /// Checks the row and everything below it. `version` is the settings version that stamped it.
+    ///
+    /// # Errors
+    /// [`BadRow`] with all problems.
+    pub fn meant(&self, version: i64) -> Result<Provider, BadRow> {
+        let mut check = Check::default();
+        let provider = self.read(version, &mut check);
+        check.0.extend(unsupported(self));
+        match provider {
+            Some(provider) if check.0.is_empty() => Ok(provider),
+            _ => Err(BadRow { provider: self.name.clone(), problems: check.0 }),
+        }
+    }
+
+    fn read(&self, version: i64, check: &mut Check) -> Option<Provider> {
+        let name = check.name("name", &self.name);
+        let quota = self.quota.as_ref().map_or_else(|| name.clone(), |quota| check.name("quota", quota));
+        check.one_of("kind", &self.kind, &[("http", ())]);
+        check.url(&self.url);
+        let transit_jitter = check.ms("transit_jitter_ms", self.transit_jitter_ms, 0..=60_000);
+        let grant = SlotRelease::Grant { transit_jitter };
+        let share_of = check.share_of(&self.store_down, self.share_of);
+        let provider = Provider {
+            name: name?,
+            quota: quota?,
+            enabled: self.enabled,
+            paused: self.paused,
+            url: self.url.clone(),
+            mode: check.one_of("mode", &self.mode, &[("blocking", Mode::Blocking), ("requeue", Mode::Requeue)])?,
+            slot_release: check.one_of(
+                "slot_release",
+                &self.slot_release,
+                &[("response", SlotRelease::Response), ("grant", grant)],
+            )?,
+            pacing: check.one_of("pacing", &self.pacing, &[("burst", Pacing::Burst), ("even", Pacing::Even)])?,
+            reserve_percent: u8::try_from(check.number("reserve_percent", self.reserve_percent, 0..=99)).ok()?,
+            store_down: check.one_of(
+                "store_down",
+                &self.store_down,
+                &[("wait", StoreDown::Wait), ("share", StoreDown::Share { of: share_of })],
+            )?,
+            timeout: check.ms("timeout_ms", self.timeout_ms, 1..=600_000),
+            send_budget: check.ms("send_budget_ms", self.send_budget_ms, 1..=60_000),
+            workers: check.number("workers", self.workers, 1..=10_000),
+            bucket_capacity: check.number("bucket_capacity", self.bucket_capacity, 1..=65_535),
+            leak_per_second: check.leak(self.leak_per_second),
+            max_wait: check.ms("max_wait_ms", self.max_wait_ms, 0..=60_000),
+            max_attempts: check.number("max_attempts", self.max_attempts, 1..=1_000),
+            max_age: check.seconds("max_age_s", self.max_age_s),
+            backoff: check.backoff(self.backoff_base_ms, self.backoff_max_ms),
+            idempotency_retention: self
+                .idempotency_retention_s
+                .map(|seconds| check.seconds("idempotency_retention_s", seconds)),
+            headers: check.headers(&self.headers),
+            request: check.request(self.request.as_ref()),
+            statuses: check.statuses(self.statuses.as_ref()),
+            version,
+            limits: check.limits(&self.limits),
+        };
+        check.accounts(&self.accounts, &self.limits);
+        Some(provider)
+    }
+}
+
+/// Collects problems while it translates.
+#[derive(Default)]
+struct Check(Vec<String>);
+
+impl Check {
+    fn problem(&mut self, problem: String) {
+        self.0.push(problem);
+    }
+
+    fn name(&mut self, column: &str, text: &str) -> Option<ProviderName> {
+        ProviderName::new(text).map_err(|problem| self.problem(format!("{column}: {problem}"))).ok()
+    }
+
+    fn number(&mut self, column: &str, value: i64, range: RangeInclusive<i64>) -> u32 {
+        if !range.contains(&value) {
+            let (least, most) = (range.start(), range.end());
+            self.problem(format!("{column} is {value}: must lie between {least} and {most}"));
+        }
+        u32::try_from(value).unwrap_or_default()
+    }
+
+    fn ms(&mut self, column: &str, value: i64, range: RangeInclusive<i64>) -> Duration {
+        Duration::from_millis(self.number(column, value, range).into())
+    }
+
+    fn seconds(&mut self, column: &str, value: i64) -> Duration {
+        Duration::from_secs(self.number(column, value, 1..=TEN_YEARS_S).into())
+    }
+
+    fn one_of<T: Copy>(&mut self, column: &str, text: &str, choices: &[(&str, T)]) -> Option<T> {
+        let found = choices.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
+        if found.is_none() {
+            let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
+            self.problem(format!("{column} is `{text}`: must be {}", names.join(" or ")));
+        }
+        found
+    }
+
+    fn url(&mut self, text: &str) {
+        let problem = match url::Url::parse(text) {
+            // The parser drops tabs and line ends in silence.
+            _ if text.chars().any(|c| c.is_control() || c.is_whitespace()) => "holds spaces or control characters",
+            Err(_) => "is not an absolute URL: write https://host/path",
+            Ok(url) if !matches!(url.scheme(), "http" | "https") => "must begin with https:// (or http://)",
+            Ok(url) if !url.username().is_empty() || url.password().is_some() => {
+                "holds a user name or password: put credentials in headers, as ${env:NAME}"
+            }
+            Ok(url) if url.fragment().is_some() => "holds a #fragment, which is never sent",
+            Ok(_) => return,
+        };
+        self.problem(format!("url {problem}"));
+    }
+
+    fn share_of(&mut self, store_down: &str, share_of: Option<i64>) -> u32 {
+        match share_of {
+            Some(share_of) => self.number("share_of", share_of, 1..=10_000),
+            None => {
+                if store_down == "share" {
+                    self.problem("share_of is missing: store_down `share` divides the limits by it".to_owned());
+                }
+                1
+            }
+        }
+    }
+
+    fn leak(&mut self, leak_per_second: Option<f64>) -> Option<f64> {
+        if leak_per_second.is_some_and(|leak| !(leak > 0.0 && leak <= 1_000_000.0)) {
+            self.problem("leak_per_second must be above 0 and at most 1000000".to_owned());
+        }
+        leak_per_second
+    }
+
+    fn backoff(&mut self, base_ms: i64, max_ms: i64) -> BackoffPolicy {
+        let base = self.ms("backoff_base_ms", base_ms, 1..=86_400_000);
+        let max = self.ms("backoff_max_ms", max_ms, 1..=86_400_000);
+        if base > max {
+            self.problem(format!("backoff_base_ms is {base_ms}: must be at most backoff_max_ms, {max_ms}"));
+        }
+        BackoffPolicy { base, max }
+    }
+
+    fn headers(&mut self, headers: &Object) -> BTreeMap<String, String> {
+        let mut meant = BTreeMap::new();
+        for (name, value) in headers {
+            if !is_header_name(name) {
+                self.problem(format!("headers: `{}` is no header name", name.escape_debug()));
+            }
+            match value.as_str() {
+                Some(value) if !value.chars().any(char::is_control) => {
+                    meant.insert(name.clone(), value.to_owned());
+                }
+                Some(_) => self.problem(format!("headers: the value of `{name}` holds control characters")),
+                None => self.problem(format!("headers: the value of `{name}` must be text")),
+            }
+        }
+        meant
+    }
+
+    fn request(&mut self, request: Option<&Object>) -> RequestShape {
+        let Some(object) = request else { return RequestShape::default() };
+        let row: RequestRow = match serde_json::from_value(serde_json::Value::Object(object.clone())) {
+            Ok(row) => row,
+            Err(error) => {
+                self.problem(format!("request: {error}"));
+                return RequestShape::default();
+            }
+        };
+        if let Some(method) = &row.method {
+            self.one_of("request.method", method, &[("POST", ()), ("PUT", ()), ("PATCH", ())]);
+        }
+        if row.key_header.as_ref().is_some_and(|name| !is_header_name(name)) {
+            self.problem("request.key_header is no header name".to_owned());
+        }
+        let body = row.body.as_deref().unwrap_or("json");
+        let form_encoded = self.one_of("request.body", body, &[("json", false), ("form", true)]);
+        if row.reference.as_ref().is_some_and(|pointer| !pointer.starts_with('/')) {
+            self.problem("request.reference is no JSON pointer: write /id or /data/id".to_owned());
+        }
+        RequestShape {
+            method: row.method,
+            key_header: row.key_header,
+            form_encoded: form_encoded.unwrap_or_default(),
+            template: row.template.map(|template| serde_json::Value::Object(template).to_string()),
+            reference_pointer: row.reference,
+        }
+    }
+
+    fn statuses(&mut self, statuses: Option<&Object>) -> BTreeMap<u16, StatusMeaning> {
+        let mut meant = BTreeMap::new();
+        for (status, name) in statuses.into_iter().flatten() {
+            let number = status.parse::<u16>().ok().filter(|number| (100..=599).contains(number));
+            let meaning = name.as_str().and_then(StatusMeaning::from_name);
+            match (number, meaning) {
+                (Some(number), Some(meaning)) => {
+                    meant.insert(number, meaning);
+                }
+                (None, _) => self.problem(format!("statuses: `{status}` is no HTTP status between 100 and 599")),
+                (_, None) => self.problem(format!(
+                    "statuses: the meaning of {status} must be accepted, declined, misconfigured, unknown, in_progress, \
+                     throttled, unavailable or review"
+                )),
+            }
+        }
+        meant
+    }
+
+    fn limits(&mut self, rows: &[LimitRow]) -> Vec<Limit> {
+        let mut names = BTreeSet::new();
+        let mut limits = Vec::new();
+        for row in rows {
+            if !names.insert(&row.name) {
+                self.problem(format!("limit `{}`: is listed twice", row.name));
+            }
+            let mut check = Self::default();
+            let limit = check.limit(row);
+            self.0.extend(check.0.into_iter().map(|problem| format!("limit `{}`: {problem}", row.name)));
+            limits.extend(limit.filter(|_| row.enabled));
+        }
+        if !rows.iter().any(|row| row.enabled) {
+            self.problem(
+                "a provider without an enabled limit is closed, not unlimited: add a [[provider.limit]] or a row of \
+                 provider_limits"
+                    .to_owned(),
+            );
+        }
+        limits
+    }
+
+    fn limit(&mut self, row: &LimitRow) -> Option<Limit> {
+        let name = self.name("name", &row.name);
+        let rate = self.rate(row.max_requests, row.window_ms);
+        let algorithms = Algorithm::ALL.map(|algorithm| (algorithm.name(), algorithm));
+        let scopes = Scope::ALL.map(|scope| (scope.name(), scope));
+        let applies = AppliesTo::ALL.map(|applies| (applies.name(), applies));
+        let month_ms = i64::try_from(MAX_WINDOW.as_millis()).unwrap_or(i64::MAX);
+        let offset = self.ms("offset_ms", row.offset_ms, 0..=month_ms);
+        let burst = row.burst.map(|burst| self.number("burst", burst, 1..=MAX_REQUESTS.into()));
+        let algorithm = self.one_of("algorithm", &row.algorithm, &algorithms);
+        let scope = self.one_of("scope", &row.scope, &scopes);
+        let applies_to = self.one_of("applies_to", &row.applies_to, &applies);
+        Some(Limit {
+            name: name?.as_str().to_owned(),
+            algorithm: algorithm?,
+            rate: rate?,
+            offset,
+            burst,
+            scope: scope?,
+            applies_to: applies_to?,
+            shadow: row.shadow,
+        })
+    }
+
+    fn rate(&mut self, max_requests: i64, window_ms: i64) -> Option<Rate> {
+        let count = self.number("max_requests", max_requests, 0..=MAX_REQUESTS.into());
+        let window = Duration::from_millis(u64::try_from(window_ms).unwrap_or_default());
+        match Rate::new(count.min(MAX_REQUESTS), window) {
+            Ok(rate) => Some(rate),
+            Err(problem) => {
+                self.problem(problem);
+                None
+            }
+        }
+    }
+
+    fn accounts(&mut self, rows: &[AccountRow], limits: &[LimitRow]) {
+        let mut keys = BTreeSet::new();
+        for row in rows {
+            let mut check = Self::default();
+            if Token::new(row.account.clone()).is_err() {
+                check.problem("account must be 1 to 64 characters of A-Z a-z 0-9 _ -".to_owned());
+            }
+            if !keys.insert((&row.account, &row.limit_name)) {
+                check.problem("has two rules for the same limits".to_owned());
+            }
+            if let Some(name) = row.limit_name.as_ref().filter(|name| !limits.iter().any(|limit| limit.name == **name))
+            {
+                check.problem(format!("limit_name `{name}` is no limit of this provider"));
+            }
+            check.one_of("rule", &row.rule, &[("exempt", ()), ("blocked", ()), ("limit", ())]);
+            match (row.rule.as_str(), row.max_requests, row.window_ms) {
+                ("limit", Some(max_requests), Some(window_ms)) => {
+                    check.rate(max_requests, window_ms);
+                }
+                ("limit", ..) => check.problem("rule `limit` needs max_requests and window_ms".to_owned()),
+                (_, None, None) => {}
+                _ => check.problem("max_requests and window_ms go with rule `limit` only".to_owned()),
+            }
+            self.0.extend(check.0.into_iter().map(|problem| format!("account `{}`: {problem}", row.account)));
+        }
+    }
+}
+
+/// What the `request` column holds.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RequestRow {
+    method: Option<String>,
+    key_header: Option<String>,
+    body: Option<String>,
+    template: Option<Object>,
+    reference: Option<String>,
+}
+
+/// A `token` of RFC 9110, section 5.6.2.
+fn is_header_name(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b))
+}

@@ -1,0 +1,321 @@
+//! Making the database say what a provider file says: the difference in words and in statements, side by side.
+//!
+//! Refuses to write a row that cannot be meant. Values of JSON columns stay out of the words.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::Value as Json;
+
+use super::dialect::Dialect;
+use super::engine::{Args, Sql, Step, Value};
+use crate::ledger::LedgerError;
+use crate::ledger::provider_row::{AccountRow, LimitRow, Object, ProviderRow};
+use crate::ledger::settings::Change;
+
+/// In the order of [`provider_args`]; the last four are JSON.
+const PROVIDER_COLUMNS: [&str; 28] = [
+    "name",
+    "kind",
+    "quota",
+    "enabled",
+    "paused",
+    "url",
+    "mode",
+    "slot_release",
+    "transit_jitter_ms",
+    "pacing",
+    "reserve_percent",
+    "store_down",
+    "share_of",
+    "timeout_ms",
+    "send_budget_ms",
+    "workers",
+    "bucket_capacity",
+    "leak_per_second",
+    "max_wait_ms",
+    "max_attempts",
+    "max_age_s",
+    "backoff_base_ms",
+    "backoff_max_ms",
+    "idempotency_retention_s",
+    "headers",
+    "request",
+    "lookup",
+    "statuses",
+];
+const JSON_COLUMNS: [&str; 4] = ["headers", "request", "lookup", "statuses"];
+
+pub struct Statements {
+    guard: Sql,
+    insert_provider: Sql,
+    update_provider: Sql,
+    insert_limit: Sql,
+    update_limit: Sql,
+    delete_limit: Sql,
+    insert_account: Sql,
+    update_account: Sql,
+    delete_account: Sql,
+}
+
+/// Statements of one apply, in an order that foreign keys allow, with the words for them.
+#[derive(Default)]
+struct Plan {
+    changes: Vec<Change>,
+    drop_accounts: Vec<Step>,
+    providers: Vec<Step>,
+    limits: Vec<Step>,
+    accounts: Vec<Step>,
+}
+
+/// # Errors
+/// [`LedgerError::Refused`] with every problem of every row.
+pub fn check(rows: &[ProviderRow]) -> Result<(), LedgerError> {
+    let problems: Vec<String> = rows
+        .iter()
+        .filter_map(|row| row.meant(0).err())
+        .flat_map(|bad| {
+            let name = bad.provider;
+            bad.problems.into_iter().map(move |problem| format!("provider `{name}`: {problem}"))
+        })
+        .collect();
+    if problems.is_empty() { Ok(()) } else { Err(LedgerError::Refused(problems.join("; "))) }
+}
+
+impl Statements {
+    pub fn new(dialect: Dialect) -> Self {
+        let place = |index: usize, column: &str| {
+            let number = index + 1;
+            if JSON_COLUMNS.contains(&column) { format!("{{json:${number}}}") } else { format!("${number}") }
+        };
+        let places: Vec<String> =
+            PROVIDER_COLUMNS.iter().enumerate().map(|(index, column)| place(index, column)).collect();
+        let sets: Vec<String> =
+            PROVIDER_COLUMNS.iter().zip(&places).skip(1).map(|(column, place)| format!("{column} = {place}")).collect();
+        let (columns, places, sets) = (PROVIDER_COLUMNS.join(", "), places.join(", "), sets.join(", "));
+        Self {
+            guard: dialect.sql("UPDATE settings_version SET version = version WHERE version = $1"),
+            insert_provider: dialect.sql(&format!("INSERT INTO providers ({columns}) VALUES ({places})")),
+            update_provider: dialect.sql(&format!("UPDATE providers SET {sets} WHERE name = $1")),
+            insert_limit: dialect.sql(
+                "INSERT INTO provider_limits (provider, name, algorithm, max_requests, window_ms, offset_ms, burst, \
+                     scope, applies_to, shadow, enabled) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+            ),
+            update_limit: dialect.sql(
+                "UPDATE provider_limits SET algorithm = $3, max_requests = $4, window_ms = $5, offset_ms = $6, \
+                     burst = $7, scope = $8, applies_to = $9, shadow = $10, enabled = $11 \
+                 WHERE provider = $1 AND name = $2",
+            ),
+            delete_limit: dialect.sql("DELETE FROM provider_limits WHERE provider = $1 AND name = $2"),
+            insert_account: dialect.sql(
+                "INSERT INTO account_overrides (provider, account, limit_name, rule, max_requests, window_ms) \
+                 VALUES ($1, $2, $3, $4, $5, $6)",
+            ),
+            update_account: dialect.sql(
+                "UPDATE account_overrides SET rule = $4, max_requests = $5, window_ms = $6 \
+                 WHERE provider = $1 AND account = $2 AND limit_name IS NOT DISTINCT FROM $3",
+            ),
+            delete_account: dialect.sql(
+                "DELETE FROM account_overrides \
+                 WHERE provider = $1 AND account = $2 AND limit_name IS NOT DISTINCT FROM $3",
+            ),
+        }
+    }
+
+    /// A first step that rolls the transaction back when settings are no longer at `version`. It locks the version's
+    /// row, so nobody changes settings until the transaction ends.
+    pub fn unless_changed_since(&self, version: i64) -> Step {
+        Step { sql: self.guard.clone(), args: Arc::from([version.into()]), must_affect: true }
+    }
+
+    /// What changes, and the statements that change it.
+    pub fn difference(&self, present: &[ProviderRow], wanted: &[ProviderRow]) -> (Vec<Change>, Vec<Step>) {
+        let mut plan = Plan::default();
+        let empty = ProviderRow::default();
+        for new in wanted {
+            let old = present.iter().find(|row| row.name == new.name);
+            self.provider(&mut plan, old, new);
+            let old = old.unwrap_or(&empty);
+            self.limits(&mut plan, &new.name, &old.limits, &new.limits);
+            self.accounts(&mut plan, &new.name, &old.accounts, &new.accounts);
+        }
+        let Plan { changes, drop_accounts, providers, limits, accounts } = plan;
+        (changes, [providers, drop_accounts, limits, accounts].into_iter().flatten().collect())
+    }
+
+    fn provider(&self, plan: &mut Plan, old: Option<&ProviderRow>, new: &ProviderRow) {
+        let Some(old) = old else {
+            plan.says(&new.name, "created".to_owned());
+            plan.providers.push(step(&self.insert_provider, provider_args(new)));
+            return;
+        };
+        let columns = differing(old, new, &["limit", "account"]);
+        for (column, was, is) in &columns {
+            let known = !JSON_COLUMNS.contains(&column.as_str());
+            let what = if known { format!("changed {column} {was} → {is}") } else { format!("changed {column}") };
+            plan.says(&new.name, what);
+        }
+        if !columns.is_empty() {
+            plan.providers.push(step(&self.update_provider, provider_args(new)));
+        }
+    }
+
+    fn limits(&self, plan: &mut Plan, provider: &str, old: &[LimitRow], new: &[LimitRow]) {
+        for gone in old.iter().filter(|old| !new.iter().any(|new| new.name == old.name)) {
+            plan.says(provider, format!("limit {} removed", gone.name));
+            plan.limits.push(step(&self.delete_limit, Arc::from([provider.into(), gone.name.as_str().into()])));
+        }
+        for new in new {
+            match old.iter().find(|old| old.name == new.name) {
+                None => {
+                    plan.says(provider, format!("limit {} added {}", new.name, rate(new)));
+                    plan.limits.push(step(&self.insert_limit, limit_args(provider, new)));
+                }
+                Some(old) if old != new => {
+                    if rate(old) != rate(new) {
+                        plan.says(provider, format!("limit {} changed {} → {}", new.name, rate(old), rate(new)));
+                    }
+                    for (column, was, is) in differing(old, new, &["max_requests", "window_ms"]) {
+                        plan.says(provider, format!("limit {} changed {column} {was} → {is}", new.name));
+                    }
+                    plan.limits.push(step(&self.update_limit, limit_args(provider, new)));
+                }
+                Some(_) => {}
+            }
+        }
+    }
+
+    fn accounts(&self, plan: &mut Plan, provider: &str, old: &[AccountRow], new: &[AccountRow]) {
+        let same = |a: &AccountRow, b: &AccountRow| a.account == b.account && a.limit_name == b.limit_name;
+        for gone in old.iter().filter(|old| !new.iter().any(|new| same(old, new))) {
+            plan.says(provider, format!("{} removed", rule_of(gone)));
+            let args: [Value; 3] = [provider.into(), gone.account.as_str().into(), gone.limit_name.as_deref().into()];
+            plan.drop_accounts.push(step(&self.delete_account, Arc::from(args)));
+        }
+        for new in new {
+            match old.iter().find(|old| same(old, new)) {
+                None => {
+                    plan.says(provider, format!("{} added {}", rule_of(new), new.rule));
+                    plan.accounts.push(step(&self.insert_account, account_args(provider, new)));
+                }
+                Some(old) if old != new => {
+                    for (column, was, is) in differing(old, new, &[]) {
+                        plan.says(provider, format!("{} changed {column} {was} → {is}", rule_of(new)));
+                    }
+                    plan.accounts.push(step(&self.update_account, account_args(provider, new)));
+                }
+                Some(_) => {}
+            }
+        }
+    }
+}
+
+impl Plan {
+    fn says(&mut self, provider: &str, what: String) {
+        self.changes.push(Change { provider: provider.to_owned(), what });
+    }
+}
+
+fn step(sql: &Sql, args: Args) -> Step {
+    Step { sql: sql.clone(), args, must_affect: true }
+}
+
+fn rate(limit: &LimitRow) -> String {
+    let window = u64::try_from(limit.window_ms).unwrap_or_default();
+    let window = crate::domain::time::format_duration(std::time::Duration::from_millis(window));
+    format!("{}/{window}", limit.max_requests)
+}
+
+fn rule_of(row: &AccountRow) -> String {
+    let limit = row.limit_name.as_ref().map(|name| format!(" at limit {name}")).unwrap_or_default();
+    format!("account {}{limit}", row.account)
+}
+
+/// Columns whose values differ, with both in words, by the names that the file uses.
+fn differing<T: Serialize>(old: &T, new: &T, except: &[&str]) -> Vec<(String, String, String)> {
+    let columns = |row: &T| match serde_json::to_value(row) {
+        Ok(Json::Object(columns)) => columns,
+        _ => Object::new(),
+    };
+    let (old, new) = (columns(old), columns(new));
+    let mut names: Vec<&String> = old.keys().chain(new.keys()).collect();
+    names.sort();
+    names.dedup();
+    names
+        .into_iter()
+        .filter(|name| !except.contains(&name.as_str()) && old.get(*name) != new.get(*name))
+        .map(|name| (name.clone(), in_words(old.get(name)), in_words(new.get(name))))
+        .collect()
+}
+
+fn in_words(value: Option<&Json>) -> String {
+    match value {
+        None | Some(Json::Null) => "none".to_owned(),
+        Some(Json::String(text)) => text.clone(),
+        Some(other) => other.to_string(),
+    }
+}
+
+fn provider_args(row: &ProviderRow) -> Args {
+    let json = |object: Option<&Object>| Value::Text(object.map(|object| Json::Object(object.clone()).to_string()));
+    let args: [Value; 28] = [
+        row.name.as_str().into(),
+        row.kind.as_str().into(),
+        row.quota.as_deref().into(),
+        row.enabled.into(),
+        row.paused.into(),
+        row.url.as_str().into(),
+        row.mode.as_str().into(),
+        row.slot_release.as_str().into(),
+        row.transit_jitter_ms.into(),
+        row.pacing.as_str().into(),
+        row.reserve_percent.into(),
+        row.store_down.as_str().into(),
+        row.share_of.into(),
+        row.timeout_ms.into(),
+        row.send_budget_ms.into(),
+        row.workers.into(),
+        row.bucket_capacity.into(),
+        row.leak_per_second.into(),
+        row.max_wait_ms.into(),
+        row.max_attempts.into(),
+        row.max_age_s.into(),
+        row.backoff_base_ms.into(),
+        row.backoff_max_ms.into(),
+        row.idempotency_retention_s.into(),
+        json(Some(&row.headers)),
+        json(row.request.as_ref()),
+        json(row.lookup.as_ref()),
+        json(row.statuses.as_ref()),
+    ];
+    Arc::from(args)
+}
+
+fn limit_args(provider: &str, row: &LimitRow) -> Args {
+    let args: [Value; 11] = [
+        provider.into(),
+        row.name.as_str().into(),
+        row.algorithm.as_str().into(),
+        row.max_requests.into(),
+        row.window_ms.into(),
+        row.offset_ms.into(),
+        row.burst.into(),
+        row.scope.as_str().into(),
+        row.applies_to.as_str().into(),
+        row.shadow.into(),
+        row.enabled.into(),
+    ];
+    Arc::from(args)
+}
+
+fn account_args(provider: &str, row: &AccountRow) -> Args {
+    let args: [Value; 6] = [
+        provider.into(),
+        row.account.as_str().into(),
+        row.limit_name.as_deref().into(),
+        row.rule.as_str().into(),
+        row.max_requests.into(),
+        row.window_ms.into(),
+    ];
+    Arc::from(args)
+}

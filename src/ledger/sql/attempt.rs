@@ -1,0 +1,139 @@
+//! One request's two commits: `sending` before the first byte leaves, the outcome once it is known.
+//!
+//! Refuses to thaw: the request of the first attempt stays, and a later attempt that brings another one is an error.
+//! Whatever the caller says, a job that may have been charged never goes back to `waiting`.
+
+use std::sync::Arc;
+
+use super::dialect::{Chain, ChainText, Dialect};
+use super::engine::{Args, Engine, Sql, Value};
+use super::{storable, written};
+use crate::ledger::{AttemptEnd, Begun, Hold, JobState, LedgerError, Written};
+use crate::provider::FrozenRequest;
+
+/// The `outcome` word of an attempt whose request surely never left.
+const NOT_SENT: &str = "not_sent";
+
+/// One event per final state, in the stroke that makes it final.
+pub(super) const WRITE_EVENT: &str = "INSERT INTO outcome_events (job_id, provider, state, provider_reference, reason, attempts, at) \
+     SELECT job.id, job.provider, job.state, job.provider_reference, job.reason, job.attempts, job.updated_at FROM {job}";
+
+const CLOSE_ATTEMPT: &str = "UPDATE attempts SET ended_at = {now}, outcome = $4, status = $5, detail = $6, counted = $7 \
+     FROM {job} WHERE attempts.job_id = job.id AND attempts.number = $3";
+
+/// What every end of an attempt does to its job. A first sending that this attempt alone made, and that never happened,
+/// is taken back; an earlier one stays, because the provider may have begun to remember the key then.
+const END_ATTEMPT: &str = "attempts = attempts + CASE WHEN $7 THEN 1 ELSE 0 END, \
+     first_sent_at = CASE WHEN $8 AND NOT maybe_charged AND first_sent_number = $3 THEN NULL ELSE first_sent_at END, \
+     first_sent_number = \
+         CASE WHEN $8 AND NOT maybe_charged AND first_sent_number = $3 THEN NULL ELSE first_sent_number END, \
+     lease_owner = NULL, lease_until = NULL, updated_at = {now}";
+
+/// Sticky: this attempt's outcome, or any earlier one's, is or was unknown.
+const MAYBE_CHARGED: &str = "maybe_charged OR $4 IN ('unknown', 'in_progress')";
+
+const HELD_AND_SENDING: &str =
+    "id = $1 AND fence = $2 AND lease_until IS NOT NULL AND state = 'sending' AND last_attempt = $3";
+
+pub struct Statements {
+    begin: Chain,
+    look: Sql,
+    rest: Chain,
+    settle: Chain,
+}
+
+impl Statements {
+    pub fn new(dialect: Dialect) -> Self {
+        let begin = ChainText {
+            update: "UPDATE jobs SET state = 'sending', last_attempt = last_attempt + 1, \
+                         first_sent_at = COALESCE(first_sent_at, {now}), \
+                         first_sent_number = COALESCE(first_sent_number, last_attempt + 1), \
+                         frozen_method = $3, frozen_url = $4, frozen_key = $5, frozen_content_type = $6, \
+                         frozen_body = $7, frozen_account = $8, frozen_fingerprint = $9, updated_at = {now} \
+                     WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND state IN ('waiting', 'unknown') \
+                         AND (frozen_method IS NULL \
+                              OR (frozen_method = $3 AND frozen_url = $4 AND frozen_key = $5 \
+                                  AND frozen_content_type = $6 AND frozen_body = $7 \
+                                  AND frozen_account IS NOT DISTINCT FROM $8 AND frozen_fingerprint = $9))",
+            then: &["INSERT INTO attempts (job_id, number, provider, began_at) \
+                     SELECT job.id, job.last_attempt, job.provider, job.updated_at FROM {job}"],
+            returning: "last_attempt",
+        };
+        let rest = format!(
+            "UPDATE jobs SET state = CASE WHEN {MAYBE_CHARGED} OR $9 THEN 'unknown' ELSE 'waiting' END, \
+                 maybe_charged = ({MAYBE_CHARGED} OR $9), wake_at = {{after:$10}}, reason = $11, {END_ATTEMPT} \
+             WHERE {HELD_AND_SENDING}"
+        );
+        let settle = format!(
+            "UPDATE jobs SET state = $9, maybe_charged = ({MAYBE_CHARGED}), \
+                 provider_reference = COALESCE($10, provider_reference), reason = $11, {END_ATTEMPT} \
+             WHERE {HELD_AND_SENDING}"
+        );
+        Self {
+            begin: dialect.chain(&begin),
+            look: dialect.sql(
+                "SELECT 1 AS held FROM jobs WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL \
+                     AND state IN ('waiting', 'unknown')",
+            ),
+            rest: dialect.chain(&ChainText { update: &rest, then: &[CLOSE_ATTEMPT], returning: "id" }),
+            settle: dialect.chain(&ChainText { update: &settle, then: &[CLOSE_ATTEMPT, WRITE_EVENT], returning: "id" }),
+        }
+    }
+
+    pub async fn begin(&self, engine: &dyn Engine, hold: &Hold, request: &FrozenRequest) -> Result<Begun, LedgerError> {
+        let args: [Value; 9] = [
+            hold.id.as_str().into(),
+            hold.fence.into(),
+            request.method.as_str().into(),
+            request.url.as_str().into(),
+            request.idempotency_key.as_str().into(),
+            request.content_type.as_str().into(),
+            request.body.as_slice().into(),
+            request.account.as_deref().into(),
+            request.credential_fingerprint.as_str().into(),
+        ];
+        let begun = engine.atomically(self.begin.steps(&Arc::from(args))).await?;
+        if let Some(row) = begun.iter().flatten().flatten().next() {
+            return Ok(Begun::Attempt(row.count("last_attempt")?));
+        }
+        let held: Args = Arc::from([hold.id.as_str().into(), hold.fence.into()]);
+        if engine.query(&self.look, held).await?.is_empty() {
+            return Ok(Begun::Lost);
+        }
+        Err(LedgerError::Refused("the request differs from the one that the first attempt froze".to_owned()))
+    }
+
+    pub async fn finish(
+        &self,
+        engine: &dyn Engine,
+        hold: &Hold,
+        end: &AttemptEnd,
+        next: &JobState,
+    ) -> Result<Written, LedgerError> {
+        let mut args: Vec<Value> = vec![
+            hold.id.as_str().into(),
+            hold.fence.into(),
+            end.number.into(),
+            end.outcome.into(),
+            end.status.map(i64::from).into(),
+            storable(&end.detail).into(),
+            end.counts.into(),
+            (end.outcome == NOT_SENT && !matches!(next, JobState::Unknown { .. })).into(),
+        ];
+        let chain = match next {
+            JobState::Waiting { wait, reason } => {
+                args.extend([false.into(), (*wait).into(), storable(reason).into()]);
+                &self.rest
+            }
+            JobState::Unknown { wait, reason } => {
+                args.extend([true.into(), (*wait).into(), storable(reason).into()]);
+                &self.rest
+            }
+            JobState::Final { state, reason, reference } => {
+                args.extend([state.name().into(), reference.as_deref().map(storable).into(), storable(reason).into()]);
+                &self.settle
+            }
+        };
+        Ok(written(engine.atomically(chain.steps(&Arc::from(args))).await?.is_some()))
+    }
+}

@@ -1,0 +1,178 @@
+//! Recording a job and taking it in hand.
+//!
+//! A new job costs one statement, one that comes back two, a refused claim three. A job found `sending` belonged to a
+//! worker that was lost: its attempt is closed as unknown in the same stroke that takes the job over.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::dialect::{Chain, ChainText, Dialect};
+use super::engine::{Args, Engine, Sql, Value};
+use super::row::Row;
+use crate::domain::job::{ContentHash, Invalid, InvalidReason, Job};
+use crate::domain::outcome::UnknownCause;
+use crate::ledger::{Claim, Claimed, Hold, LedgerError};
+use crate::provider::FrozenRequest;
+
+/// How often a claim looks again when the row changed between its statements.
+const LOOKS_MAX: u32 = 4;
+
+const CLAIMED_COLUMNS: &str = "fence, attempts, maybe_charged, \
+     {until:CASE WHEN not_before > wake_at THEN not_before ELSE wake_at END} AS wait_ms, \
+     {since:created_at} AS age_ms, COALESCE(expires_at <= {now}, false) AS expired, \
+     frozen_method, frozen_url, frozen_key, frozen_content_type, frozen_body, frozen_account, frozen_fingerprint, \
+     {since:first_sent_at} AS sent_age_ms";
+
+pub struct Statements {
+    record: Sql,
+    take: Chain,
+    look: Sql,
+    key_holder: Sql,
+}
+
+impl Statements {
+    pub fn new(dialect: Dialect) -> Self {
+        let record = format!(
+            "INSERT INTO jobs (id, provider, idempotency_key, key_given, content_hash, amount, currency, account, \
+                 reference, cost, priority, not_before, expires_at, payload, state, wake_at, fence, lease_owner, \
+                 lease_until, created_at, updated_at) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, {{at:$12}}, {{at:$13}}, $14, 'waiting', \
+                 CASE WHEN {{at:$12}} > {{now}} THEN {{at:$12}} ELSE {{now}} END, 1, $15, {{after:$16}}, {{now}}, \
+                 {{now}}) \
+             ON CONFLICT DO NOTHING RETURNING {CLAIMED_COLUMNS}"
+        );
+        let take = ChainText {
+            update: "UPDATE jobs SET fence = fence + 1, lease_owner = $4, lease_until = {after:$5}, \
+                         attempts = attempts + CASE WHEN state = 'sending' THEN 1 ELSE 0 END, \
+                         maybe_charged = maybe_charged OR state = 'sending', \
+                         reason = CASE WHEN state = 'sending' THEN $6 ELSE reason END, \
+                         state = CASE WHEN state = 'sending' THEN 'unknown' ELSE state END, updated_at = {now} \
+                     WHERE id = $1 AND provider = $2 AND content_hash = $3 \
+                         AND state IN ('waiting', 'sending', 'unknown') \
+                         AND (lease_until IS NULL OR lease_until <= {now})",
+            then: &["UPDATE attempts SET ended_at = {now}, outcome = 'unknown', detail = $6, counted = true \
+                     FROM {job} WHERE attempts.job_id = job.id AND attempts.number = job.last_attempt \
+                         AND attempts.ended_at IS NULL"],
+            returning: CLAIMED_COLUMNS,
+        };
+        Self {
+            record: dialect.sql(&record),
+            take: dialect.chain(&take),
+            look: dialect.sql(
+                "SELECT provider, content_hash, state, {until:lease_until} AS lease_left_ms FROM jobs WHERE id = $1",
+            ),
+            key_holder: dialect.sql("SELECT id FROM jobs WHERE provider = $1 AND idempotency_key = $2"),
+        }
+    }
+
+    pub async fn claim(
+        &self,
+        engine: &dyn Engine,
+        job: &Job,
+        hash: ContentHash,
+        owner: &str,
+        lease: Duration,
+    ) -> Result<Claim, LedgerError> {
+        let record = record_args(job, hash, owner, lease);
+        let take: Args = Arc::from([
+            job.id.as_str().into(),
+            job.provider.as_str().into(),
+            hash.0.as_slice().into(),
+            owner.into(),
+            lease.into(),
+            UnknownCause::WorkerLost.describe().into(),
+        ]);
+        for _ in 0..LOOKS_MAX {
+            if let Some(row) = engine.query(&self.record, record.clone()).await?.first() {
+                return claimed(job, row);
+            }
+            let taken = engine.atomically(self.take.steps(&take)).await?;
+            if let Some(row) = taken.iter().flatten().flatten().next() {
+                return claimed(job, row);
+            }
+            if let Some(refusal) = self.refusal(engine, job, hash).await? {
+                return Ok(refusal);
+            }
+        }
+        // Whoever held it let go each time and somebody else was faster: it is in hand, for how long is not known.
+        Ok(Claim::InHand { lease_left: Duration::ZERO })
+    }
+
+    /// Why the job could be neither recorded nor taken; `None` when it could be by now.
+    async fn refusal(&self, engine: &dyn Engine, job: &Job, hash: ContentHash) -> Result<Option<Claim>, LedgerError> {
+        let rows = engine.query(&self.look, Arc::from([job.id.as_str().into()])).await?;
+        let Some(row) = rows.first() else {
+            let key = job.effective_key().as_str();
+            let holders = engine.query(&self.key_holder, Arc::from([job.provider.as_str().into(), key.into()])).await?;
+            let conflict = "idempotency_key: another payment of this provider uses it; give each payment its own";
+            return Ok(holders.first().map(|_| conflicting(conflict)));
+        };
+        if row.text("provider")? != job.provider.as_str() {
+            return Ok(Some(conflicting(
+                "id: a payment of another provider has it; ids are unique over all providers",
+            )));
+        }
+        if row.bytes("content_hash")? != hash.0 {
+            return Ok(Some(conflicting("id: recorded before with other content; a changed payment needs a new id")));
+        }
+        if !matches!(row.text("state")?.as_str(), "waiting" | "sending" | "unknown") {
+            return Ok(Some(Claim::Settled));
+        }
+        let lease_left = row.opt_ms("lease_left_ms")?.filter(|left| !left.is_zero());
+        Ok(lease_left.map(|lease_left| Claim::InHand { lease_left }))
+    }
+}
+
+fn conflicting(detail: &str) -> Claim {
+    Claim::Conflict(Invalid::new(InvalidReason::Conflict, detail))
+}
+
+fn record_args(job: &Job, hash: ContentHash, owner: &str, lease: Duration) -> Args {
+    let args: [Value; 16] = [
+        job.id.as_str().into(),
+        job.provider.as_str().into(),
+        job.effective_key().as_str().into(),
+        job.idempotency_key.is_some().into(),
+        hash.0.as_slice().into(),
+        job.amount.into(),
+        job.currency.as_str().into(),
+        job.account.as_ref().map(|account| account.as_str()).into(),
+        job.reference.as_deref().into(),
+        u32::from(job.cost).into(),
+        u32::from(job.priority).into(),
+        job.not_before.map(|instant| instant.0).into(),
+        job.expires_at.map(|instant| instant.0).into(),
+        job.payload.as_deref().into(),
+        owner.into(),
+        lease.into(),
+    ];
+    Arc::from(args)
+}
+
+fn claimed(job: &Job, row: &Row) -> Result<Claim, LedgerError> {
+    Ok(Claim::Claimed(Box::new(Claimed {
+        hold: Hold { id: job.id.clone(), fence: row.int("fence")? },
+        attempts: row.count("attempts")?,
+        unknown: row.bool("maybe_charged")?,
+        wait: row.ms("wait_ms")?,
+        age: row.ms("age_ms")?,
+        expired: row.bool("expired")?,
+        frozen: frozen(row)?,
+    })))
+}
+
+/// The age is zero when every attempt so far surely stayed unsent; it matters to unknown outcomes alone, and there it
+/// is set.
+fn frozen(row: &Row) -> Result<Option<(FrozenRequest, Duration)>, LedgerError> {
+    let Some(method) = row.opt_text("frozen_method")? else { return Ok(None) };
+    let request = FrozenRequest {
+        method,
+        url: row.text("frozen_url")?,
+        idempotency_key: row.text("frozen_key")?,
+        content_type: row.text("frozen_content_type")?,
+        body: row.bytes("frozen_body")?,
+        account: row.opt_text("frozen_account")?,
+        credential_fingerprint: row.text("frozen_fingerprint")?,
+    };
+    Ok(Some((request, row.opt_ms("sent_age_ms")?.unwrap_or_default())))
+}

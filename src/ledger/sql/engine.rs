@@ -1,0 +1,137 @@
+//! The seam between the ledger's SQL and a database: values in, rows out, several statements or none.
+//!
+//! Refuses to know what a statement is for. Every call runs in a task of its own that is awaited and never cancelled:
+//! in sqlx 0.9 a `begin` that is cancelled hands a connection with an open transaction to the next borrower
+//! (<https://github.com/transact-rs/sqlx/issues/4385>).
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::dialect::Dialect;
+use super::row::Row;
+use crate::ledger::LedgerError;
+
+/// How long a caller waits for the database: longer than acquiring a connection and the server's own statement timeout
+/// together, so it ends a wait only when the network swallows answers. The task behind it goes on.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How often a statement is repeated that the database itself rolled back (serialization failure, deadlock).
+pub const REPEATS_MAX: u32 = 3;
+
+/// A statement's text, rendered once for its dialect.
+pub type Sql = Arc<str>;
+/// `$1`, `$2`, … of a statement; statements of one transaction may share them.
+pub type Args = Arc<[Value]>;
+
+/// One argument. The type stays known when the value is NULL, because PostgreSQL wants to know it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    Int(Option<i64>),
+    Real(Option<f64>),
+    Bool(bool),
+    Text(Option<String>),
+    Bytes(Vec<u8>),
+}
+
+impl From<i64> for Value {
+    fn from(value: i64) -> Self {
+        Self::Int(Some(value))
+    }
+}
+
+impl From<u32> for Value {
+    fn from(value: u32) -> Self {
+        Self::Int(Some(value.into()))
+    }
+}
+
+impl From<bool> for Value {
+    fn from(value: bool) -> Self {
+        Self::Bool(value)
+    }
+}
+
+impl From<&str> for Value {
+    fn from(value: &str) -> Self {
+        Self::Text(Some(value.to_owned()))
+    }
+}
+
+impl From<String> for Value {
+    fn from(value: String) -> Self {
+        Self::Text(Some(value))
+    }
+}
+
+impl From<Option<String>> for Value {
+    fn from(value: Option<String>) -> Self {
+        Self::Text(value)
+    }
+}
+
+impl From<Option<&str>> for Value {
+    fn from(value: Option<&str>) -> Self {
+        Self::Text(value.map(str::to_owned))
+    }
+}
+
+impl From<Option<i64>> for Value {
+    fn from(value: Option<i64>) -> Self {
+        Self::Int(value)
+    }
+}
+
+impl From<Option<f64>> for Value {
+    fn from(value: Option<f64>) -> Self {
+        Self::Real(value)
+    }
+}
+
+impl From<&[u8]> for Value {
+    fn from(value: &[u8]) -> Self {
+        Self::Bytes(value.to_vec())
+    }
+}
+
+/// Whole milliseconds, rounded up: a wait or a lease is never shorter than asked for.
+impl From<Duration> for Value {
+    fn from(value: Duration) -> Self {
+        Self::Int(Some(i64::try_from(crate::domain::time::millis_up(value)).unwrap_or(i64::MAX)))
+    }
+}
+
+/// One statement of a transaction.
+#[derive(Clone, Debug)]
+pub struct Step {
+    pub sql: Sql,
+    pub args: Args,
+    /// Roll everything back when this statement neither returns nor changes a row.
+    pub must_affect: bool,
+}
+
+/// A database as the ledger uses it.
+#[async_trait]
+pub trait Engine: Send + Sync {
+    fn dialect(&self) -> Dialect;
+
+    /// Runs one statement, committed by itself.
+    async fn query(&self, sql: &Sql, args: Args) -> Result<Vec<Row>, LedgerError>;
+
+    /// Runs all statements in one transaction and returns the rows of each; `None` when a `must_affect` statement
+    /// affected nothing and everything was rolled back.
+    async fn atomically(&self, steps: Vec<Step>) -> Result<Option<Vec<Vec<Row>>>, LedgerError>;
+}
+
+/// Runs database work to its end even if the caller is dropped, and answers the caller in bounded time.
+pub async fn to_the_end<T: Send + 'static>(
+    work: impl Future<Output = Result<T, LedgerError>> + Send + 'static,
+) -> Result<T, LedgerError> {
+    match tokio::time::timeout(PATIENCE, tokio::spawn(work)).await {
+        Ok(Ok(result)) => result,
+        Ok(Err(ended)) => Err(LedgerError::Away(format!("the database task ended early: {ended}"))),
+        Err(_) => Err(LedgerError::Away(format!("no answer within {} s", PATIENCE.as_secs()))),
+    }
+}

@@ -1,0 +1,82 @@
+//! Keeping a job in hand and giving it up without having sent anything.
+//!
+//! Refuses a hold that was given up: the fence alone would still match until the next claim, so every statement also
+//! asks for the lease.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::attempt::WRITE_EVENT;
+use super::dialect::{Chain, ChainText, Dialect};
+use super::engine::{Engine, Sql, Value};
+use super::{storable, written};
+use crate::ledger::{Hold, JobState, LedgerError, Written};
+
+pub struct Statements {
+    renew: Sql,
+    rest: Chain,
+    settle: Chain,
+    release: Sql,
+}
+
+impl Statements {
+    pub fn new(dialect: Dialect) -> Self {
+        // A job that may have been charged never goes back to `waiting`, whatever the caller says.
+        let rest = "UPDATE jobs SET state = CASE WHEN maybe_charged OR $3 THEN 'unknown' ELSE 'waiting' END, \
+                        maybe_charged = (maybe_charged OR $3), wake_at = {after:$4}, reason = $5, \
+                        lease_owner = NULL, lease_until = NULL, updated_at = {now} \
+                    WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND state IN ('waiting', 'unknown')";
+        let settle = "UPDATE jobs SET state = $3, provider_reference = COALESCE($4, provider_reference), reason = $5, \
+                          lease_owner = NULL, lease_until = NULL, updated_at = {now} \
+                      WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND state IN ('waiting', 'unknown')";
+        Self {
+            renew: dialect.sql(
+                "UPDATE jobs SET lease_until = {after:$2} FROM {held:$1} \
+                 WHERE jobs.id = held.id AND jobs.fence = held.fence AND jobs.lease_until IS NOT NULL \
+                 RETURNING jobs.id AS id, jobs.fence AS fence",
+            ),
+            rest: dialect.chain(&ChainText { update: rest, then: &[], returning: "id" }),
+            settle: dialect.chain(&ChainText { update: settle, then: &[WRITE_EVENT], returning: "id" }),
+            release: dialect.sql(
+                "UPDATE jobs SET lease_owner = NULL, lease_until = NULL, updated_at = {now}, \
+                     wake_at = CASE WHEN not_before > {now} THEN not_before ELSE {now} END \
+                 WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL RETURNING id",
+            ),
+        }
+    }
+
+    pub async fn renew(&self, engine: &dyn Engine, holds: &[Hold], lease: Duration) -> Result<Vec<Hold>, LedgerError> {
+        if holds.is_empty() {
+            return Ok(Vec::new());
+        }
+        // Ordered, so that two renewals never wait for each other's rows crosswise.
+        let mut ordered: Vec<&Hold> = holds.iter().collect();
+        ordered.sort_by(|a, b| a.id.cmp(&b.id));
+        let list: Vec<_> =
+            ordered.iter().map(|hold| serde_json::json!({"id": hold.id.as_str(), "fence": hold.fence})).collect();
+        let args: [Value; 2] = [serde_json::Value::from(list).to_string().into(), lease.into()];
+        let rows = engine.query(&self.renew, Arc::from(args)).await?;
+        let kept: HashSet<(String, i64)> =
+            rows.iter().map(|row| Ok((row.text("id")?, row.int("fence")?))).collect::<Result<_, LedgerError>>()?;
+        let lost = |hold: &&Hold| !kept.contains(&(hold.id.as_str().to_owned(), hold.fence));
+        Ok(holds.iter().filter(lost).cloned().collect())
+    }
+
+    pub async fn put_down(&self, engine: &dyn Engine, hold: &Hold, next: &JobState) -> Result<Written, LedgerError> {
+        let (chain, third, fourth, reason): (&Chain, Value, Value, &str) = match next {
+            JobState::Waiting { wait, reason } => (&self.rest, false.into(), (*wait).into(), reason),
+            JobState::Unknown { wait, reason } => (&self.rest, true.into(), (*wait).into(), reason),
+            JobState::Final { state, reason, reference } => {
+                (&self.settle, state.name().into(), reference.as_deref().map(storable).into(), reason)
+            }
+        };
+        let args: [Value; 5] = [hold.id.as_str().into(), hold.fence.into(), third, fourth, storable(reason).into()];
+        Ok(written(engine.atomically(chain.steps(&Arc::from(args))).await?.is_some()))
+    }
+
+    pub async fn release(&self, engine: &dyn Engine, hold: &Hold) -> Result<Written, LedgerError> {
+        let args: [Value; 2] = [hold.id.as_str().into(), hold.fence.into()];
+        Ok(written(!engine.query(&self.release, Arc::from(args)).await?.is_empty()))
+    }
+}

@@ -1,0 +1,123 @@
+//! The ledger and the settings in SQL, written once for both databases.
+//!
+//! Refuses to know a driver: [`engine`] is the seam, [`dialect`] what the two write differently. One file per duty; each
+//! keeps its statements beside the code that reads their rows.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::{
+    AttemptEnd, Begun, Claim, Hold, JobState, Ledger, LedgerError, OutcomeEvent, RejectedMessage, StateCount, Written,
+};
+use crate::domain::job::{ContentHash, Job};
+use crate::domain::provider::ProviderName;
+use crate::provider::FrozenRequest;
+
+mod apply;
+mod attempt;
+mod claim;
+mod dialect;
+pub(super) mod engine;
+mod hold;
+mod outbox;
+pub(super) mod postgres;
+mod reports;
+mod row;
+mod settings;
+pub(super) mod sqlite;
+
+use engine::Engine;
+pub use settings::SqlSettings;
+
+/// The ledger over any engine.
+pub struct SqlLedger {
+    engine: Arc<dyn Engine>,
+    claim: claim::Statements,
+    attempt: attempt::Statements,
+    hold: hold::Statements,
+    outbox: outbox::Statements,
+    reports: reports::Statements,
+}
+
+impl SqlLedger {
+    pub(super) fn new(engine: Arc<dyn Engine>) -> Self {
+        let dialect = engine.dialect();
+        Self {
+            engine,
+            claim: claim::Statements::new(dialect),
+            attempt: attempt::Statements::new(dialect),
+            hold: hold::Statements::new(dialect),
+            outbox: outbox::Statements::new(dialect),
+            reports: reports::Statements::new(dialect),
+        }
+    }
+}
+
+#[async_trait]
+impl Ledger for SqlLedger {
+    async fn claim(&self, job: &Job, hash: ContentHash, owner: &str, lease: Duration) -> Result<Claim, LedgerError> {
+        self.claim.claim(&*self.engine, job, hash, owner, lease).await
+    }
+
+    async fn renew(&self, holds: &[Hold], lease: Duration) -> Result<Vec<Hold>, LedgerError> {
+        self.hold.renew(&*self.engine, holds, lease).await
+    }
+
+    async fn begin_attempt(&self, hold: &Hold, request: &FrozenRequest) -> Result<Begun, LedgerError> {
+        self.attempt.begin(&*self.engine, hold, request).await
+    }
+
+    async fn finish_attempt(&self, hold: &Hold, end: &AttemptEnd, next: &JobState) -> Result<Written, LedgerError> {
+        self.attempt.finish(&*self.engine, hold, end, next).await
+    }
+
+    async fn put_down(&self, hold: &Hold, next: &JobState) -> Result<Written, LedgerError> {
+        self.hold.put_down(&*self.engine, hold, next).await
+    }
+
+    async fn release(&self, hold: &Hold) -> Result<Written, LedgerError> {
+        self.hold.release(&*self.engine, hold).await
+    }
+
+    async fn reject(&self, message: &RejectedMessage) -> Result<(), LedgerError> {
+        self.outbox.reject(&*self.engine, message).await
+    }
+
+    async fn unpublished_outcomes(&self, at_most: u32) -> Result<Vec<OutcomeEvent>, LedgerError> {
+        self.outbox.unpublished(&*self.engine, at_most).await
+    }
+
+    async fn outcomes_published(&self, sequences: &[i64]) -> Result<(), LedgerError> {
+        self.outbox.published(&*self.engine, sequences).await
+    }
+
+    async fn youngest_attempt_age(
+        &self,
+        quota: &ProviderName,
+        within: Duration,
+    ) -> Result<Option<Duration>, LedgerError> {
+        self.reports.youngest_attempt_age(&*self.engine, quota, within).await
+    }
+
+    async fn state_counts(&self) -> Result<Vec<StateCount>, LedgerError> {
+        self.reports.state_counts(&*self.engine).await
+    }
+
+    async fn ping(&self) -> Result<(), LedgerError> {
+        self.reports.ping(&*self.engine).await
+    }
+}
+
+/// Longest reason, detail or reference that is kept, in characters.
+const TEXT_CHARS_MAX: usize = 1_000;
+
+/// Text that came from outside, made storable: PostgreSQL cannot hold U+0000, and nobody needs a page of it.
+fn storable(text: &str) -> String {
+    text.chars().filter(|c| *c != '\0').take(TEXT_CHARS_MAX).collect()
+}
+
+fn written(found: bool) -> Written {
+    if found { Written::Kept } else { Written::Lost }
+}

@@ -1,0 +1,269 @@
+//! PostgreSQL as the ledger's engine: pool, limits set on the server, and what its errors mean.
+//!
+//! Refuses plain text to another host: `sslmode=verify-full` unless the server is on loopback or a Unix socket.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::TryStreamExt;
+use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection, PgPool, PgPoolOptions, PgRow, PgSslMode};
+use sqlx::query::Query;
+use sqlx::{
+    AssertSqlSafe, Column, ConnectOptions, Connection, Either, Executor, Postgres, Row as _, TypeInfo, ValueRef,
+};
+
+use super::dialect::Dialect;
+use super::engine::{Args, Engine, REPEATS_MAX, Sql, Step, Value, to_the_end};
+use super::row::{Cell, Row};
+use crate::ledger::LedgerError;
+
+/// A caller that gets no connection in this time is told that the database is away.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
+/// A connection that was idle longer is asked for a sign of life before use; a busy one costs no extra round trip.
+const PING_AFTER_IDLE: Duration = Duration::from_secs(1);
+
+pub struct PostgresEngine {
+    pool: PgPool,
+}
+
+impl PostgresEngine {
+    /// Makes the pool; connects with the first use.
+    ///
+    /// # Errors
+    /// [`LedgerError::Refused`] when the URL cannot be meant or would send payments in plain text.
+    pub fn open(url: &str, max_connections: u32) -> Result<Self, LedgerError> {
+        let options = connect_options(url)?;
+        let pool = PgPoolOptions::new()
+            .max_connections(max_connections)
+            .acquire_timeout(ACQUIRE_TIMEOUT)
+            // Replaced by the hook below.
+            .test_before_acquire(false)
+            .before_acquire(|connection, metadata| {
+                Box::pin(async move {
+                    if metadata.idle_for > PING_AFTER_IDLE {
+                        connection.ping().await?;
+                    }
+                    Ok(true)
+                })
+            })
+            .connect_lazy_with(options);
+        Ok(Self { pool })
+    }
+
+    #[must_use]
+    pub fn pool(&self) -> &PgPool {
+        &self.pool
+    }
+}
+
+fn connect_options(url: &str) -> Result<PgConnectOptions, LedgerError> {
+    // The parser's own message may quote the URL, which holds a password.
+    let options = PgConnectOptions::from_str(url).map_err(|_| {
+        LedgerError::Refused(
+            "database.url is not a PostgreSQL URL: write postgres://user@host:5432/database".to_owned(),
+        )
+    })?;
+    let host = options.get_host();
+    let on_this_machine = options.get_socket().is_some()
+        || host.starts_with('/')
+        || host == "localhost"
+        || host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
+    if !on_this_machine && !matches!(options.get_ssl_mode(), PgSslMode::VerifyFull) {
+        return Err(LedgerError::Refused(format!(
+            "database.url: `{host}` is not this machine: add ?sslmode=verify-full (and &sslrootcert=FILE for a private \
+             certificate authority)"
+        )));
+    }
+    let named = options.get_application_name().is_some();
+    let options = if named { options } else { options.application_name("sluicegate") };
+    Ok(options
+        .options([
+            // Set on the server, because a client-side timeout would cancel a transaction half-way.
+            ("statement_timeout", "10s"),
+            ("lock_timeout", "5s"),
+            ("idle_in_transaction_session_timeout", "5s"),
+            // An outcome that was answered for must survive a crash of the server, whatever its default.
+            ("synchronous_commit", "on"),
+        ])
+        // Statements are constants and their timing is a metric; arguments are never logged in any case.
+        .disable_statement_logging())
+}
+
+#[async_trait]
+impl Engine for PostgresEngine {
+    fn dialect(&self) -> Dialect {
+        Dialect::Postgres
+    }
+
+    async fn query(&self, sql: &Sql, args: Args) -> Result<Vec<Row>, LedgerError> {
+        let step = Step { sql: sql.clone(), args, must_affect: false };
+        let pool = self.pool.clone();
+        to_the_end(async move {
+            let mut repeats = 0;
+            loop {
+                let result = async { run(&mut *pool.acquire().await?, &step).await }.await;
+                match result {
+                    Ok((rows, _)) => return Ok(rows),
+                    Err(error) if rolled_back(&error) && repeats < REPEATS_MAX => repeats += 1,
+                    Err(error) => return Err(meaning(&error)),
+                }
+            }
+        })
+        .await
+    }
+
+    async fn atomically(&self, steps: Vec<Step>) -> Result<Option<Vec<Vec<Row>>>, LedgerError> {
+        let pool = self.pool.clone();
+        to_the_end(async move {
+            let mut repeats = 0;
+            loop {
+                match transaction(&pool, &steps).await {
+                    Ok(rows) => return Ok(rows),
+                    Err(error) if rolled_back(&error) && repeats < REPEATS_MAX => repeats += 1,
+                    Err(error) => return Err(meaning(&error)),
+                }
+            }
+        })
+        .await
+    }
+}
+
+async fn transaction(pool: &PgPool, steps: &[Step]) -> Result<Option<Vec<Vec<Row>>>, sqlx::Error> {
+    // One statement is a transaction by itself.
+    if let [step] = steps {
+        let (rows, affected) = run(&mut *pool.acquire().await?, step).await?;
+        return Ok((affected || !step.must_affect).then(|| vec![rows]));
+    }
+    let mut transaction = pool.begin().await?;
+    let mut all = Vec::with_capacity(steps.len());
+    for step in steps {
+        let (rows, affected) = run(&mut transaction, step).await?;
+        if step.must_affect && !affected {
+            transaction.rollback().await?;
+            return Ok(None);
+        }
+        all.push(rows);
+    }
+    transaction.commit().await?;
+    Ok(Some(all))
+}
+
+/// Rows, and whether any row was returned or changed.
+async fn run(connection: &mut PgConnection, step: &Step) -> Result<(Vec<Row>, bool), sqlx::Error> {
+    let mut query = sqlx::query(AssertSqlSafe(step.sql.clone()));
+    for value in &*step.args {
+        query = bind(query, value);
+    }
+    let mut answers = connection.fetch_many(query);
+    let (mut rows, mut changed) = (Vec::new(), 0);
+    while let Some(answer) = answers.try_next().await? {
+        match answer {
+            Either::Left(done) => changed += done.rows_affected(),
+            Either::Right(row) => rows.push(read(&row)?),
+        }
+    }
+    let affected = changed > 0 || !rows.is_empty();
+    Ok((rows, affected))
+}
+
+fn bind<'q>(query: Query<'q, Postgres, PgArguments>, value: &Value) -> Query<'q, Postgres, PgArguments> {
+    match value {
+        Value::Int(value) => query.bind(*value),
+        Value::Real(value) => query.bind(*value),
+        Value::Bool(value) => query.bind(*value),
+        Value::Text(value) => query.bind(value.clone()),
+        Value::Bytes(value) => query.bind(value.clone()),
+    }
+}
+
+fn read(row: &PgRow) -> Result<Row, sqlx::Error> {
+    let mut cells = Vec::with_capacity(row.len());
+    for column in row.columns() {
+        cells.push((column.name().to_owned(), cell(row, column.ordinal())?));
+    }
+    Ok(Row::new(cells))
+}
+
+fn cell(row: &PgRow, at: usize) -> Result<Cell, sqlx::Error> {
+    let raw = row.try_get_raw(at)?;
+    if raw.is_null() {
+        return Ok(Cell::Null);
+    }
+    Ok(match raw.type_info().name() {
+        "INT8" => Cell::Int(row.try_get(at)?),
+        "INT4" => Cell::Int(row.try_get::<i32, _>(at)?.into()),
+        "BOOL" => Cell::Bool(row.try_get(at)?),
+        "FLOAT8" => Cell::Real(row.try_get(at)?),
+        "BYTEA" => Cell::Bytes(row.try_get(at)?),
+        _ => Cell::Text(row.try_get(at)?),
+    })
+}
+
+/// The server undid everything and says that the same again may work.
+fn rolled_back(error: &sqlx::Error) -> bool {
+    matches!(sqlstate(error).as_deref(), Some("40001" | "40P01"))
+}
+
+fn sqlstate(error: &sqlx::Error) -> Option<String> {
+    error.as_database_error().and_then(|error| error.code()).map(|code| code.into_owned())
+}
+
+/// What an error means for the ledger's callers. Server messages name constraints and tables; details, which quote
+/// values, are left out.
+pub fn meaning(error: &sqlx::Error) -> LedgerError {
+    let Some(server) = error.as_database_error() else { return away_or_corrupt(error) };
+    let code = server.code().unwrap_or_default();
+    let text = format!("{} (SQLSTATE {code})", server.message());
+    match &*code {
+        // undefined_table, undefined_column, undefined_function
+        "42P01" | "42703" | "42883" => LedgerError::NotMigrated,
+        // query_canceled by statement_timeout, lock_not_available, read_only_sql_transaction (a demoted primary),
+        // in_failed_sql_transaction
+        "57014" | "55P03" | "25006" | "25P02" | "25P03" => LedgerError::Away(text),
+        // connection exceptions, insufficient resources, operator intervention, system errors, rolled back
+        _ if ["08", "53", "57", "58", "40"].iter().any(|class| code.starts_with(class)) => LedgerError::Away(text),
+        _ => LedgerError::Refused(text),
+    }
+}
+
+/// Errors that the server had no part in, the same for both databases.
+pub fn away_or_corrupt(error: &sqlx::Error) -> LedgerError {
+    match error {
+        sqlx::Error::ColumnDecode { index, .. } => LedgerError::Corrupt(format!("column {index} cannot be decoded")),
+        sqlx::Error::Decode(_) | sqlx::Error::ColumnNotFound(_) | sqlx::Error::TypeNotFound { .. } => {
+            LedgerError::Corrupt(error.to_string())
+        }
+        sqlx::Error::Configuration(_) | sqlx::Error::InvalidArgument(_) | sqlx::Error::Encode(_) => {
+            LedgerError::Refused(error.to_string())
+        }
+        _ => LedgerError::Away(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_text_stays_on_this_machine() {
+        for url in [
+            "postgres://u@127.0.0.1/d",
+            "postgres://u@localhost:5433/d",
+            "postgres://u@[::1]/d",
+            "postgres:///d?host=/var/run/postgresql",
+            "postgres://u@db.example.com/d?sslmode=verify-full",
+        ] {
+            assert!(connect_options(url).is_ok(), "{url}");
+        }
+        for url in [
+            "postgres://u:secret@db.example.com/d",
+            "postgres://u:secret@10.0.0.1/d?sslmode=require",
+            "postgres://u:secret@db.example.com/d?sslmode=verify-ca",
+            "postgres://u:secret@db:port/d",
+        ] {
+            let error = connect_options(url).unwrap_err().to_string();
+            assert!(error.contains("database.url") && !error.contains("secret"), "{url}: {error}");
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! A result row, freed from its driver: cells by column name, each read with the type that the schema promises.
+//!
+//! Refuses to convert: a cell of another type or out of range is [`LedgerError::Corrupt`], with the column's name and
+//! never its value.
+
+use std::time::Duration;
+
+use crate::ledger::LedgerError;
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Cell {
+    Null,
+    Int(i64),
+    Real(f64),
+    Bool(bool),
+    Text(String),
+    Bytes(Vec<u8>),
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Row {
+    cells: Vec<(String, Cell)>,
+}
+
+impl Row {
+    #[must_use]
+    pub fn new(cells: Vec<(String, Cell)>) -> Self {
+        Self { cells }
+    }
+
+    fn cell(&self, column: &str) -> Result<&Cell, LedgerError> {
+        let found = self.cells.iter().find(|(name, _)| name == column);
+        found.map(|(_, cell)| cell).ok_or_else(|| corrupt(column, "is missing"))
+    }
+
+    pub fn opt_int(&self, column: &str) -> Result<Option<i64>, LedgerError> {
+        match self.cell(column)? {
+            Cell::Null => Ok(None),
+            Cell::Int(value) => Ok(Some(*value)),
+            _ => Err(corrupt(column, "is no integer")),
+        }
+    }
+
+    pub fn int(&self, column: &str) -> Result<i64, LedgerError> {
+        self.opt_int(column)?.ok_or_else(|| corrupt(column, "is NULL"))
+    }
+
+    pub fn count(&self, column: &str) -> Result<u32, LedgerError> {
+        u32::try_from(self.int(column)?).map_err(|_| corrupt(column, "is out of range"))
+    }
+
+    pub fn opt_real(&self, column: &str) -> Result<Option<f64>, LedgerError> {
+        match self.cell(column)? {
+            Cell::Null => Ok(None),
+            Cell::Real(value) => Ok(Some(*value)),
+            _ => Err(corrupt(column, "is no number")),
+        }
+    }
+
+    /// SQLite says 0 and 1.
+    pub fn bool(&self, column: &str) -> Result<bool, LedgerError> {
+        match self.cell(column)? {
+            Cell::Bool(value) => Ok(*value),
+            Cell::Int(0) => Ok(false),
+            Cell::Int(1) => Ok(true),
+            _ => Err(corrupt(column, "is no boolean")),
+        }
+    }
+
+    pub fn opt_text(&self, column: &str) -> Result<Option<String>, LedgerError> {
+        match self.cell(column)? {
+            Cell::Null => Ok(None),
+            Cell::Text(value) => Ok(Some(value.clone())),
+            _ => Err(corrupt(column, "is no text")),
+        }
+    }
+
+    pub fn text(&self, column: &str) -> Result<String, LedgerError> {
+        self.opt_text(column)?.ok_or_else(|| corrupt(column, "is NULL"))
+    }
+
+    pub fn bytes(&self, column: &str) -> Result<Vec<u8>, LedgerError> {
+        match self.cell(column)? {
+            Cell::Bytes(value) => Ok(value.clone()),
+            _ => Err(corrupt(column, "is no byte string")),
+        }
+    }
+
+    /// Milliseconds as a duration; a negative number (the database's clock was set back) is zero.
+    pub fn opt_ms(&self, column: &str) -> Result<Option<Duration>, LedgerError> {
+        Ok(self.opt_int(column)?.map(|ms| Duration::from_millis(u64::try_from(ms).unwrap_or(0))))
+    }
+
+    pub fn ms(&self, column: &str) -> Result<Duration, LedgerError> {
+        self.opt_ms(column)?.ok_or_else(|| corrupt(column, "is NULL"))
+    }
+}
+
+#[must_use]
+pub fn corrupt(column: &str, problem: &str) -> LedgerError {
+    LedgerError::Corrupt(format!("column `{column}` {problem}"))
+}

@@ -1,0 +1,237 @@
+//! Reading settings: versions, rows as written, and what they mean.
+//!
+//! Refuses a torn picture: rows of three tables are read between two looks at the version, which every change bumps.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::apply;
+use super::dialect::Dialect;
+use super::engine::{Args, Engine, Sql, Step};
+use super::row::{Row, corrupt};
+use crate::domain::limit::Rate;
+use crate::domain::provider::{Provider, ProviderName};
+use crate::ledger::LedgerError;
+use crate::ledger::provider_row::{AccountRow, LimitRow, Object, ProviderRow};
+use crate::ledger::settings::{BadRow, Change, Settings, Snapshot};
+
+/// How often a read or an apply starts over because somebody changed settings meanwhile.
+const TRIES_MAX: u32 = 10;
+
+/// The settings over any engine.
+pub struct SqlSettings {
+    engine: Arc<dyn Engine>,
+    version: Sql,
+    providers: Sql,
+    limits: Sql,
+    accounts: Sql,
+    rate: Sql,
+    set_rate: Sql,
+    set_paused: Sql,
+    writes: apply::Statements,
+}
+
+/// A provider's rows with the version that stamped them; or why they cannot be read.
+type Stamped = (String, Result<(ProviderRow, i64), LedgerError>);
+
+impl SqlSettings {
+    pub(in crate::ledger) fn new(engine: Arc<dyn Engine>) -> Self {
+        let dialect: Dialect = engine.dialect();
+        Self {
+            engine,
+            version: dialect.sql("SELECT version FROM settings_version"),
+            providers: dialect.sql(
+                "SELECT name, kind, quota, enabled, paused, url, mode, slot_release, transit_jitter_ms, pacing, \
+                     reserve_percent, store_down, share_of, timeout_ms, send_budget_ms, workers, bucket_capacity, \
+                     leak_per_second, max_wait_ms, max_attempts, max_age_s, backoff_base_ms, backoff_max_ms, \
+                     idempotency_retention_s, {text:headers} AS headers, {text:request} AS request, \
+                     {text:lookup} AS lookup, {text:statuses} AS statuses, version \
+                 FROM providers WHERE $1 IS NULL OR name = $1 ORDER BY name",
+            ),
+            limits: dialect.sql(
+                "SELECT provider, name, algorithm, max_requests, window_ms, offset_ms, burst, scope, applies_to, \
+                     shadow, enabled FROM provider_limits WHERE $1 IS NULL OR provider = $1 ORDER BY provider, name",
+            ),
+            accounts: dialect.sql(
+                "SELECT provider, account, limit_name, rule, max_requests, window_ms FROM account_overrides \
+                 WHERE $1 IS NULL OR provider = $1 ORDER BY provider, account, COALESCE(limit_name, '')",
+            ),
+            rate: dialect.sql("SELECT max_requests, window_ms FROM provider_limits WHERE provider = $1 AND name = $2"),
+            set_rate: dialect
+                .sql("UPDATE provider_limits SET max_requests = $3, window_ms = $4 WHERE provider = $1 AND name = $2"),
+            set_paused: dialect.sql("UPDATE providers SET paused = $2 WHERE name = $1 RETURNING name"),
+            writes: apply::Statements::new(dialect),
+        }
+    }
+
+    async fn read(&self, provider: Option<&ProviderName>) -> Result<(i64, Vec<Stamped>), LedgerError> {
+        let args: Args = Arc::from([provider.map(ProviderName::as_str).into()]);
+        let mut before = self.version().await?;
+        for _ in 0..TRIES_MAX {
+            let providers = self.engine.query(&self.providers, args.clone()).await?;
+            let limits = self.engine.query(&self.limits, args.clone()).await?;
+            let accounts = self.engine.query(&self.accounts, args.clone()).await?;
+            let after = self.version().await?;
+            if before == after {
+                return Ok((after, assemble(&providers, &limits, &accounts)?));
+            }
+            before = after;
+        }
+        Err(LedgerError::Away("settings change faster than they can be read".to_owned()))
+    }
+}
+
+#[async_trait]
+impl Settings for SqlSettings {
+    async fn version(&self) -> Result<i64, LedgerError> {
+        let rows = self.engine.query(&self.version, Arc::from([])).await?;
+        rows.first().ok_or_else(|| corrupt("settings_version", "has no row"))?.int("version")
+    }
+
+    async fn load(&self) -> Result<Snapshot, LedgerError> {
+        let (version, rows) = self.read(None).await?;
+        let meant = |(name, row): Stamped| -> Result<Provider, BadRow> {
+            match row {
+                Ok((row, version)) => row.meant(version),
+                Err(error) => Err(BadRow { provider: name, problems: vec![error.to_string()] }),
+            }
+        };
+        Ok(Snapshot { version, providers: rows.into_iter().map(meant).collect() })
+    }
+
+    async fn rows(&self, provider: Option<&ProviderName>) -> Result<Vec<ProviderRow>, LedgerError> {
+        let (_, rows) = self.read(provider).await?;
+        rows.into_iter().map(|(_, row)| row.map(|(row, _)| row)).collect()
+    }
+
+    async fn apply(&self, rows: &[ProviderRow], dry_run: bool) -> Result<Vec<Change>, LedgerError> {
+        apply::check(rows)?;
+        for _ in 0..TRIES_MAX {
+            let (version, present) = self.read(None).await?;
+            let named = |name: &str| rows.iter().any(|row| row.name == name);
+            let present: Vec<ProviderRow> = present
+                .into_iter()
+                .filter(|(name, _)| named(name))
+                .map(|(_, row)| row.map(|(row, _)| row))
+                .collect::<Result<_, _>>()?;
+            let (changes, mut writes) = self.writes.difference(&present, rows);
+            if dry_run || changes.is_empty() {
+                return Ok(changes);
+            }
+            writes.insert(0, self.writes.unless_changed_since(version));
+            if self.engine.atomically(writes).await?.is_some() {
+                return Ok(changes);
+            }
+        }
+        Err(LedgerError::Away("settings change faster than they can be applied".to_owned()))
+    }
+
+    async fn set_rate(&self, provider: &ProviderName, limit: &str, rate: Rate) -> Result<Option<Rate>, LedgerError> {
+        let key = [provider.as_str().into(), limit.into()];
+        let [name, limit] = key.clone();
+        let steps = vec![
+            Step { sql: self.rate.clone(), args: Arc::from(key), must_affect: false },
+            Step {
+                sql: self.set_rate.clone(),
+                args: Arc::from([name, limit, rate.max_requests().into(), rate.window().into()]),
+                must_affect: true,
+            },
+        ];
+        let Some(rows) = self.engine.atomically(steps).await? else { return Ok(None) };
+        let row = rows.iter().flatten().next().ok_or_else(|| corrupt("max_requests", "is missing"))?;
+        let window = Duration::from_millis(u64::try_from(row.int("window_ms")?).unwrap_or_default());
+        Rate::new(row.count("max_requests")?, window).map(Some).map_err(|problem| corrupt("window_ms", &problem))
+    }
+
+    async fn set_paused(&self, provider: &ProviderName, paused: bool) -> Result<bool, LedgerError> {
+        let args: Args = Arc::from([provider.as_str().into(), paused.into()]);
+        Ok(!self.engine.query(&self.set_paused, args).await?.is_empty())
+    }
+}
+
+fn assemble(providers: &[Row], limits: &[Row], accounts: &[Row]) -> Result<Vec<Stamped>, LedgerError> {
+    let mut limits_of: BTreeMap<String, Vec<&Row>> = BTreeMap::new();
+    for row in limits {
+        limits_of.entry(row.text("provider")?).or_default().push(row);
+    }
+    let mut accounts_of: BTreeMap<String, Vec<&Row>> = BTreeMap::new();
+    for row in accounts {
+        accounts_of.entry(row.text("provider")?).or_default().push(row);
+    }
+    let stamped = |row: &Row| {
+        let name = row.text("name")?;
+        let limits = limits_of.get(&name).map_or(&[][..], Vec::as_slice);
+        let accounts = accounts_of.get(&name).map_or(&[][..], Vec::as_slice);
+        Ok((name, provider_row(row, limits, accounts)))
+    };
+    providers.iter().map(stamped).collect()
+}
+
+fn provider_row(row: &Row, limits: &[&Row], accounts: &[&Row]) -> Result<(ProviderRow, i64), LedgerError> {
+    let provider = ProviderRow {
+        name: row.text("name")?,
+        kind: row.text("kind")?,
+        quota: row.opt_text("quota")?,
+        enabled: row.bool("enabled")?,
+        paused: row.bool("paused")?,
+        url: row.text("url")?,
+        mode: row.text("mode")?,
+        slot_release: row.text("slot_release")?,
+        transit_jitter_ms: row.int("transit_jitter_ms")?,
+        pacing: row.text("pacing")?,
+        reserve_percent: row.int("reserve_percent")?,
+        store_down: row.text("store_down")?,
+        share_of: row.opt_int("share_of")?,
+        timeout_ms: row.int("timeout_ms")?,
+        send_budget_ms: row.int("send_budget_ms")?,
+        workers: row.int("workers")?,
+        bucket_capacity: row.int("bucket_capacity")?,
+        leak_per_second: row.opt_real("leak_per_second")?,
+        max_wait_ms: row.int("max_wait_ms")?,
+        max_attempts: row.int("max_attempts")?,
+        max_age_s: row.int("max_age_s")?,
+        backoff_base_ms: row.int("backoff_base_ms")?,
+        backoff_max_ms: row.int("backoff_max_ms")?,
+        idempotency_retention_s: row.opt_int("idempotency_retention_s")?,
+        headers: object(row, "headers")?.unwrap_or_default(),
+        request: object(row, "request")?,
+        lookup: object(row, "lookup")?,
+        statuses: object(row, "statuses")?,
+        limits: limits.iter().map(|row| limit_row(row)).collect::<Result<_, _>>()?,
+        accounts: accounts.iter().map(|row| account_row(row)).collect::<Result<_, _>>()?,
+    };
+    Ok((provider, row.int("version")?))
+}
+
+fn limit_row(row: &Row) -> Result<LimitRow, LedgerError> {
+    Ok(LimitRow {
+        name: row.text("name")?,
+        algorithm: row.text("algorithm")?,
+        max_requests: row.int("max_requests")?,
+        window_ms: row.int("window_ms")?,
+        offset_ms: row.int("offset_ms")?,
+        burst: row.opt_int("burst")?,
+        scope: row.text("scope")?,
+        applies_to: row.text("applies_to")?,
+        shadow: row.bool("shadow")?,
+        enabled: row.bool("enabled")?,
+    })
+}
+
+fn account_row(row: &Row) -> Result<AccountRow, LedgerError> {
+    Ok(AccountRow {
+        account: row.text("account")?,
+        limit_name: row.opt_text("limit_name")?,
+        rule: row.text("rule")?,
+        max_requests: row.opt_int("max_requests")?,
+        window_ms: row.opt_int("window_ms")?,
+    })
+}
+
+fn object(row: &Row, column: &str) -> Result<Option<Object>, LedgerError> {
+    let read = |text: String| serde_json::from_str(&text).map_err(|_| corrupt(column, "is no JSON object"));
+    row.opt_text(column)?.map(read).transpose()
+}

@@ -1,0 +1,170 @@
+//! SQLite as the ledger's engine: one file, or memory, and exactly one connection.
+//!
+//! Refuses a second connection: with one, statements queue in the pool instead of failing with "database is locked", and
+//! a database in memory lives as long as the pool.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::TryStreamExt;
+use sqlx::query::Query;
+use sqlx::sqlite::{
+    SqliteArguments, SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool, SqlitePoolOptions,
+    SqliteRow, SqliteSynchronous,
+};
+use sqlx::{AssertSqlSafe, Column, ConnectOptions, Either, Executor, Row as _, Sqlite, TypeInfo, ValueRef};
+
+use super::dialect::Dialect;
+use super::engine::{Args, Engine, Sql, Step, Value, to_the_end};
+use super::postgres::away_or_corrupt;
+use super::row::{Cell, Row};
+use crate::ledger::LedgerError;
+
+/// A caller that gets no connection in this time is told that the database is away.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long a statement waits for another process's write. Commands are short; only a migration holds on longer.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
+
+pub struct SqliteEngine {
+    pool: SqlitePool,
+}
+
+impl SqliteEngine {
+    /// Makes the pool; opens or creates the file with the first use.
+    ///
+    /// # Errors
+    /// [`LedgerError::Refused`] when the URL cannot be meant.
+    pub fn open(url: &str) -> Result<Self, LedgerError> {
+        let options = SqliteConnectOptions::from_str(url)
+            .map_err(|error| LedgerError::Refused(format!("database.url: {error}")))?
+            .create_if_missing(true)
+            // Readers of other processes (commands, backups) never block the worker.
+            .journal_mode(SqliteJournalMode::Wal)
+            // NORMAL would lose the last commits with the power: an attempt that was sent must not vanish.
+            .synchronous(SqliteSynchronous::Full)
+            .busy_timeout(BUSY_TIMEOUT)
+            .foreign_keys(true)
+            .disable_statement_logging();
+        let pool = SqlitePoolOptions::new()
+            .max_connections(1)
+            .acquire_timeout(ACQUIRE_TIMEOUT)
+            // A file has no network that could have dropped it, and closing would end a database in memory.
+            .test_before_acquire(false)
+            .idle_timeout(None)
+            .max_lifetime(None)
+            .connect_lazy_with(options);
+        Ok(Self { pool })
+    }
+
+    #[must_use]
+    pub fn pool(&self) -> &SqlitePool {
+        &self.pool
+    }
+}
+
+#[async_trait]
+impl Engine for SqliteEngine {
+    fn dialect(&self) -> Dialect {
+        Dialect::Sqlite
+    }
+
+    async fn query(&self, sql: &Sql, args: Args) -> Result<Vec<Row>, LedgerError> {
+        let step = Step { sql: sql.clone(), args, must_affect: false };
+        let pool = self.pool.clone();
+        let work = async move {
+            let mut connection = pool.acquire().await?;
+            run(&mut connection, &step).await.map(|(rows, _)| rows)
+        };
+        to_the_end(async move { work.await.map_err(|error| meaning(&error)) }).await
+    }
+
+    async fn atomically(&self, steps: Vec<Step>) -> Result<Option<Vec<Vec<Row>>>, LedgerError> {
+        let pool = self.pool.clone();
+        to_the_end(async move { transaction(&pool, &steps).await.map_err(|error| meaning(&error)) }).await
+    }
+}
+
+async fn transaction(pool: &SqlitePool, steps: &[Step]) -> Result<Option<Vec<Vec<Row>>>, sqlx::Error> {
+    // IMMEDIATE: a transaction that reads first and writes later cannot wait for the write lock, it fails.
+    let mut transaction = pool.begin_with("BEGIN IMMEDIATE").await?;
+    let mut all = Vec::with_capacity(steps.len());
+    for step in steps {
+        let (rows, affected) = run(&mut transaction, step).await?;
+        if step.must_affect && !affected {
+            transaction.rollback().await?;
+            return Ok(None);
+        }
+        all.push(rows);
+    }
+    transaction.commit().await?;
+    Ok(Some(all))
+}
+
+/// Rows, and whether any row was returned or changed.
+async fn run(connection: &mut SqliteConnection, step: &Step) -> Result<(Vec<Row>, bool), sqlx::Error> {
+    let mut query = sqlx::query(AssertSqlSafe(step.sql.clone()));
+    for value in &*step.args {
+        query = bind(query, value);
+    }
+    let mut answers = connection.fetch_many(query);
+    let (mut rows, mut changed) = (Vec::new(), 0);
+    while let Some(answer) = answers.try_next().await? {
+        match answer {
+            Either::Left(done) => changed += done.rows_affected(),
+            Either::Right(row) => rows.push(read(&row)?),
+        }
+    }
+    let affected = changed > 0 || !rows.is_empty();
+    Ok((rows, affected))
+}
+
+fn bind<'q>(query: Query<'q, Sqlite, SqliteArguments>, value: &Value) -> Query<'q, Sqlite, SqliteArguments> {
+    match value {
+        Value::Int(value) => query.bind(*value),
+        Value::Real(value) => query.bind(*value),
+        Value::Bool(value) => query.bind(*value),
+        Value::Text(value) => query.bind(value.clone()),
+        Value::Bytes(value) => query.bind(value.clone()),
+    }
+}
+
+fn read(row: &SqliteRow) -> Result<Row, sqlx::Error> {
+    let mut cells = Vec::with_capacity(row.len());
+    for column in row.columns() {
+        cells.push((column.name().to_owned(), cell(row, column.ordinal())?));
+    }
+    Ok(Row::new(cells))
+}
+
+/// By the stored value's own type, because the columns of an expression have none.
+fn cell(row: &SqliteRow, at: usize) -> Result<Cell, sqlx::Error> {
+    let raw = row.try_get_raw(at)?;
+    // A NULL says the column's declared type.
+    if raw.is_null() {
+        return Ok(Cell::Null);
+    }
+    let kind = raw.type_info().name().to_owned();
+    Ok(match kind.as_str() {
+        "REAL" => Cell::Real(row.try_get_unchecked(at)?),
+        "TEXT" => Cell::Text(row.try_get_unchecked(at)?),
+        "BLOB" => Cell::Bytes(row.try_get_unchecked(at)?),
+        _ => Cell::Int(row.try_get_unchecked(at)?),
+    })
+}
+
+/// What an error means for the ledger's callers, by SQLite's primary result code (<https://www.sqlite.org/rescode.html>).
+pub fn meaning(error: &sqlx::Error) -> LedgerError {
+    let Some(database) = error.as_database_error() else { return away_or_corrupt(error) };
+    let code: i64 = database.code().and_then(|code| code.parse().ok()).unwrap_or(1);
+    let message = database.message();
+    let text = format!("{message} (SQLite {code})");
+    match code & 0xff {
+        // BUSY, LOCKED, NOMEM, INTERRUPT, IOERR, FULL, PROTOCOL
+        5 | 6 | 7 | 9 | 10 | 13 | 15 => LedgerError::Away(text),
+        // CORRUPT, NOTADB
+        11 | 26 => LedgerError::Corrupt(text),
+        1 if message.starts_with("no such table") || message.contains("no such column") => LedgerError::NotMigrated,
+        _ => LedgerError::Refused(text),
+    }
+}

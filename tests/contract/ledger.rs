@@ -1,0 +1,175 @@
+//! What every ledger and every settings store does, on SQLite in a file, SQLite in memory and PostgreSQL.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use sluicegate::domain::job::{ContentHash, Job, Token};
+use sluicegate::domain::provider::ProviderName;
+use sluicegate::ledger::database::Database;
+use sluicegate::ledger::settings::Settings;
+use sluicegate::ledger::{Claim, Claimed, Hold, Ledger};
+use sluicegate::provider::FrozenRequest;
+use sqlx::{AssertSqlSafe, Row};
+
+use crate::support::postgres::Postgres;
+
+mod attempts;
+mod claims;
+mod outbox;
+mod schema;
+mod settings;
+
+const LEASE: Duration = Duration::from_secs(60);
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A database of one test's own, with a way round the ledger.
+struct Fixture {
+    database: Database,
+    url: String,
+    postgres: Option<sqlx::PgPool>,
+    _dir: Option<tempfile::TempDir>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    SqliteFile,
+    SqliteMemory,
+    Postgres,
+}
+
+impl Fixture {
+    async fn migrated(kind: Kind) -> Self {
+        let fixture = Self::empty(kind);
+        fixture.database.migrate().await.unwrap();
+        fixture
+    }
+
+    fn empty(kind: Kind) -> Self {
+        static DATABASES: AtomicU32 = AtomicU32::new(0);
+        let dir = (kind == Kind::SqliteFile).then(|| tempfile::tempdir().unwrap());
+        let url = match (kind, &dir) {
+            (Kind::Postgres, _) => {
+                let name = format!("test_{}", DATABASES.fetch_add(1, Ordering::Relaxed));
+                Postgres::shared().create_database(&name)
+            }
+            (_, Some(dir)) => format!("sqlite://{}", dir.path().join("ledger.db").display()),
+            (_, None) => "sqlite::memory:".to_owned(),
+        };
+        let postgres = (kind == Kind::Postgres).then(|| {
+            let options = sqlx::postgres::PgPoolOptions::new().max_connections(2);
+            options.connect_lazy(&url).unwrap()
+        });
+        Self { database: Database::open(&url, 16).unwrap(), url, postgres, _dir: dir }
+    }
+
+    fn ledger(&self) -> Arc<dyn Ledger> {
+        self.database.ledger()
+    }
+
+    fn settings(&self) -> Arc<dyn Settings> {
+        self.database.settings()
+    }
+
+    /// Runs SQL as an operator would.
+    async fn sql(&self, sql: &str) -> Result<(), String> {
+        let sql = AssertSqlSafe(sql.to_owned());
+        let done = match &self.postgres {
+            Some(pool) => sqlx::raw_sql(sql).execute(pool).await.map(|_| ()),
+            None => sqlx::raw_sql(sql).execute(&self.database.sqlite_pool().unwrap()).await.map(|_| ()),
+        };
+        done.map_err(|error| error.to_string())
+    }
+
+    /// The first column of every row, as text.
+    async fn column(&self, select: &str) -> Vec<Option<String>> {
+        let sql = AssertSqlSafe(format!("SELECT CAST(x AS text) FROM ({select}) AS t (x)"));
+        match &self.postgres {
+            Some(pool) => sqlx::query(sql).fetch_all(pool).await.unwrap().iter().map(|row| row.get(0)).collect(),
+            None => {
+                let sql = AssertSqlSafe(format!("WITH t (x) AS ({select}) SELECT CAST(x AS text) FROM t"));
+                let pool = self.database.sqlite_pool().unwrap();
+                sqlx::query(sql).fetch_all(&pool).await.unwrap().iter().map(|row| row.get(0)).collect()
+            }
+        }
+    }
+
+    async fn one(&self, select: &str) -> String {
+        let rows = self.column(select).await;
+        assert_eq!(rows.len(), 1, "{select}");
+        rows[0].clone().unwrap_or_else(|| "NULL".to_owned())
+    }
+
+    async fn state(&self, id: &str) -> String {
+        self.one(&format!("SELECT state FROM jobs WHERE id = '{id}'")).await
+    }
+
+    /// Claims with the test's usual owner and lease, and expects to get it.
+    async fn take(&self, job: &Job) -> Claimed {
+        match self.ledger().claim(job, hash(1), "worker-a", LEASE).await.unwrap() {
+            Claim::Claimed(claimed) => *claimed,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Makes the lease of a job end now, as if its worker had been silent for long.
+    async fn expire_lease(&self, hold: &Hold) {
+        self.sql(&format!("UPDATE jobs SET lease_until = created_at WHERE id = '{}'", hold.id)).await.unwrap();
+    }
+}
+
+fn name(text: &str) -> ProviderName {
+    ProviderName::new(text).unwrap()
+}
+
+fn hash(byte: u8) -> ContentHash {
+    ContentHash([byte; 32])
+}
+
+fn job(id: &str) -> Job {
+    Job {
+        id: Token::new(id).unwrap(),
+        provider: name("stripe"),
+        amount: 1_299,
+        currency: "EUR".to_owned(),
+        account: Some(Token::new("acct_1").unwrap()),
+        reference: Some("invoice 7".to_owned()),
+        idempotency_key: None,
+        cost: 1,
+        priority: 0,
+        not_before: None,
+        expires_at: None,
+        payload: Some(r#"{"token": "tok_1"}"#.to_owned()),
+    }
+}
+
+fn request(id: &str) -> FrozenRequest {
+    FrozenRequest {
+        method: "POST".to_owned(),
+        url: "https://api.example.com/charges".to_owned(),
+        idempotency_key: id.to_owned(),
+        content_type: "application/json".to_owned(),
+        body: format!(r#"{{"id":"{id}"}}"#).into_bytes(),
+        account: Some("acct_1".to_owned()),
+        credential_fingerprint: "0123456789abcdef".to_owned(),
+    }
+}
+
+/// Runs each test function on each kind of database.
+macro_rules! on_every_database {
+    ($($test:ident),+ $(,)?) => {
+        mod sqlite_file {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() { super::$test(crate::ledger::Kind::SqliteFile).await })+
+        }
+        mod sqlite_memory {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() { super::$test(crate::ledger::Kind::SqliteMemory).await })+
+        }
+        mod postgres {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() { super::$test(crate::ledger::Kind::Postgres).await })+
+        }
+    };
+}
+use on_every_database;

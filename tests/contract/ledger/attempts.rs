@@ -1,0 +1,184 @@
+//! Attempts: the frozen request, the unknown, and what may be taken back.
+
+use sluicegate::domain::outcome::FinalState;
+use sluicegate::ledger::{AttemptEnd, Begun, JobState, LedgerError, Written};
+
+use super::*;
+
+on_every_database!(
+    an_attempt_freezes_its_request,
+    what_was_frozen_never_changes,
+    a_lost_workers_attempt_becomes_unknown,
+    an_unknown_job_stays_unknown,
+    only_a_first_sending_that_never_happened_is_taken_back,
+    the_youngest_attempt_is_found_by_quota,
+);
+
+fn end(number: u32, outcome: &'static str, counts: bool) -> AttemptEnd {
+    AttemptEnd { number, outcome, status: None, detail: format!("{outcome} detail"), counts }
+}
+
+fn waiting() -> JobState {
+    JobState::Waiting { wait: Duration::ZERO, reason: "again".to_owned() }
+}
+
+fn unknown() -> JobState {
+    JobState::Unknown { wait: Duration::ZERO, reason: "no answer in time".to_owned() }
+}
+
+impl Fixture {
+    /// One whole attempt of a job that is free; returns its number.
+    async fn attempt(&self, job: &Job, outcome: &'static str, next: &JobState) -> u32 {
+        let hold = self.take(job).await.hold;
+        let number = match self.ledger().begin_attempt(&hold, &request(job.id.as_str())).await.unwrap() {
+            Begun::Attempt(number) => number,
+            Begun::Lost => panic!("lost"),
+        };
+        let end = end(number, outcome, outcome != "throttled");
+        assert_eq!(self.ledger().finish_attempt(&hold, &end, next).await.unwrap(), Written::Kept);
+        number
+    }
+}
+
+async fn an_attempt_freezes_its_request(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let (ledger, job) = (fixture.ledger(), job("p1"));
+    assert_eq!(fixture.attempt(&job, "throttled", &waiting()).await, 1);
+    let claimed = fixture.take(&job).await;
+    let (frozen, age) = claimed.frozen.unwrap();
+    assert_eq!((frozen, claimed.attempts, claimed.unknown), (request("p1"), 0, false));
+    assert!(age < Duration::from_secs(30), "{age:?}");
+    for different in [
+        FrozenRequest { body: b"{}".to_vec(), ..request("p1") },
+        FrozenRequest { account: None, ..request("p1") },
+        FrozenRequest { credential_fingerprint: "other".to_owned(), ..request("p1") },
+        FrozenRequest { idempotency_key: "other".to_owned(), ..request("p1") },
+    ] {
+        let error = ledger.begin_attempt(&claimed.hold, &different).await.unwrap_err();
+        assert!(matches!(error, LedgerError::Refused(_)), "{error}");
+    }
+    assert_eq!(fixture.state("p1").await, "waiting");
+    assert_eq!(ledger.begin_attempt(&claimed.hold, &request("p1")).await.unwrap(), Begun::Attempt(2));
+    // One at a time.
+    assert_eq!(ledger.begin_attempt(&claimed.hold, &request("p1")).await.unwrap(), Begun::Lost);
+    // The end of another attempt than the one on the wire does not count.
+    let wrong = end(1, "accepted", true);
+    assert_eq!(ledger.finish_attempt(&claimed.hold, &wrong, &waiting()).await.unwrap(), Written::Lost);
+    let last = AttemptEnd { status: Some(402), ..end(2, "declined", true) };
+    let next = JobState::Final { state: FinalState::Declined, reason: "no\0 funds".to_owned(), reference: None };
+    assert_eq!(ledger.finish_attempt(&claimed.hold, &last, &next).await.unwrap(), Written::Kept);
+    let rows = "SELECT number || '|' || outcome || '|' || coalesce(CAST(status AS text), '-') || '|' || detail \
+                FROM attempts ORDER BY number";
+    let rows: Vec<String> = fixture.column(rows).await.into_iter().flatten().collect();
+    assert_eq!(rows, ["1|throttled|-|throttled detail", "2|declined|402|declined detail"]);
+    let job = "SELECT state || '|' || attempts || '|' || reason FROM jobs";
+    assert_eq!(fixture.one(job).await, "declined|1|no funds");
+}
+
+async fn what_was_frozen_never_changes(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.attempt(&job("p1"), "throttled", &waiting()).await;
+    let no_body = if kind == Kind::Postgres { "frozen_body = ''" } else { "frozen_body = x''" };
+    for change in ["frozen_url = 'https://evil.example/'", "frozen_account = NULL", no_body] {
+        let error = fixture.sql(&format!("UPDATE jobs SET {change} WHERE id = 'p1'")).await.unwrap_err();
+        assert!(error.contains("frozen request of a job never changes"), "{change}: {error}");
+    }
+    let done = JobState::Final { state: FinalState::Succeeded, reason: "accepted".to_owned(), reference: None };
+    fixture.attempt(&job("p1"), "accepted", &done).await;
+    // Scrubbing a settled job.
+    fixture.sql(&format!("UPDATE jobs SET {no_body}, payload = NULL WHERE id = 'p1'")).await.unwrap();
+    assert_eq!(fixture.one("SELECT length(frozen_body) FROM jobs").await, "0");
+}
+
+async fn a_lost_workers_attempt_becomes_unknown(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let job = job("p1");
+    let lost = fixture.take(&job).await.hold;
+    assert_eq!(fixture.ledger().begin_attempt(&lost, &request("p1")).await.unwrap(), Begun::Attempt(1));
+    // While the lease lasts, the request may still be on the wire.
+    let claim = fixture.ledger().claim(&job, hash(1), "worker-b", LEASE).await.unwrap();
+    assert!(matches!(claim, Claim::InHand { .. }), "{claim:?}");
+    fixture.expire_lease(&lost).await;
+    let claimed = fixture.take(&job).await;
+    assert_eq!((claimed.attempts, claimed.unknown, claimed.hold.fence), (1, true, lost.fence + 1));
+    assert_eq!(claimed.frozen.unwrap().0, request("p1"));
+    let attempt = "SELECT outcome || '|' || detail FROM attempts WHERE ended_at IS NOT NULL";
+    assert_eq!(fixture.one(attempt).await, "unknown|a worker was lost while the request was on the wire");
+    assert_eq!(fixture.state("p1").await, "unknown");
+    // The lost worker comes back with an answer: too late, nothing is overwritten.
+    let done = JobState::Final { state: FinalState::Succeeded, reason: "accepted".to_owned(), reference: None };
+    let late = fixture.ledger().finish_attempt(&lost, &end(1, "accepted", true), &done).await.unwrap();
+    assert_eq!(late, Written::Lost);
+    assert_eq!(fixture.ledger().begin_attempt(&claimed.hold, &request("p1")).await.unwrap(), Begun::Attempt(2));
+}
+
+async fn an_unknown_job_stays_unknown(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let (ledger, job) = (fixture.ledger(), job("p1"));
+    fixture.attempt(&job, "unknown", &unknown()).await;
+    let parked = fixture.take(&job).await;
+    assert!(parked.unknown);
+    assert_eq!(ledger.put_down(&parked.hold, &waiting()).await.unwrap(), Written::Kept);
+    assert_eq!(fixture.state("p1").await, "unknown");
+    // An attempt that surely stayed unsent does not make the earlier one known.
+    fixture.attempt(&job, "not_sent", &waiting()).await;
+    let again = fixture.take(&job).await;
+    assert!(again.unknown);
+    assert_eq!(fixture.one("SELECT first_sent_number FROM jobs").await, "1");
+    for state in [FinalState::Dead, FinalState::Expired, FinalState::Cancelled] {
+        let next = JobState::Final { state, reason: "x".to_owned(), reference: None };
+        let error = ledger.put_down(&again.hold, &next).await.unwrap_err();
+        assert!(matches!(error, LedgerError::Refused(_)), "{error}");
+    }
+    assert_eq!(fixture.one("SELECT count(*) FROM outcome_events").await, "0");
+    let next = JobState::Final { state: FinalState::Review, reason: "x".to_owned(), reference: None };
+    assert_eq!(ledger.put_down(&again.hold, &next).await.unwrap(), Written::Kept);
+}
+
+async fn only_a_first_sending_that_never_happened_is_taken_back(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let first_sent = "SELECT coalesce(CAST(first_sent_number AS text), 'never') || '|' || \
+                      CASE WHEN first_sent_at IS NULL THEN 'never' ELSE 'sent' END FROM jobs WHERE id = ";
+    fixture.attempt(&job("p1"), "not_sent", &waiting()).await;
+    assert_eq!(fixture.one(&format!("{first_sent} 'p1'")).await, "never|never");
+    let claimed = fixture.take(&job("p1")).await;
+    assert_eq!((claimed.attempts, claimed.unknown, claimed.frozen), (1, false, Some((request("p1"), Duration::ZERO))));
+    assert_eq!(fixture.ledger().release(&claimed.hold).await.unwrap(), Written::Kept);
+    fixture.attempt(&job("p1"), "throttled", &waiting()).await;
+    assert_eq!(fixture.one(&format!("{first_sent} 'p1'")).await, "2|sent");
+    // The provider may know the key since the throttled attempt.
+    fixture.attempt(&job("p1"), "not_sent", &waiting()).await;
+    assert_eq!(fixture.one(&format!("{first_sent} 'p1'")).await, "2|sent");
+}
+
+async fn the_youngest_attempt_is_found_by_quota(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let ledger = fixture.ledger();
+    let age = |quota: &'static str, within| {
+        let ledger = fixture.ledger();
+        async move { ledger.youngest_attempt_age(&name(quota), within).await.unwrap() }
+    };
+    let hour = Duration::from_secs(3_600);
+    for (name, quota) in [("stripe", "'acme'"), ("stripe-eu", "'acme'"), ("adyen", "NULL")] {
+        let row = format!("INSERT INTO providers (name, quota, url) VALUES ('{name}', {quota}, 'https://x.example/')");
+        fixture.sql(&row).await.unwrap();
+    }
+    assert_eq!(age("acme", hour).await, None);
+    let claimed = fixture.take(&job("p1")).await;
+    assert_eq!(ledger.begin_attempt(&claimed.hold, &request("p1")).await.unwrap(), Begun::Attempt(1));
+    assert_eq!(age("acme", hour).await, Some(Duration::ZERO), "one is on the wire");
+    assert_eq!(age("adyen", hour).await, None);
+    let written = ledger.finish_attempt(&claimed.hold, &end(1, "throttled", false), &waiting()).await.unwrap();
+    assert_eq!(written, Written::Kept);
+    let minute = if kind == Kind::Postgres { "interval '1 minute'" } else { "60000" };
+    fixture
+        .sql(&format!("UPDATE attempts SET began_at = began_at - {minute}, ended_at = ended_at - {minute}"))
+        .await
+        .unwrap();
+    let found = age("acme", hour).await.unwrap();
+    assert!(found >= Duration::from_secs(60) && found < Duration::from_secs(90), "{found:?}");
+    assert_eq!(age("acme", Duration::from_secs(60)).await, None, "older than asked for");
+    let eu = Job { provider: name("stripe-eu"), ..job("p2") };
+    fixture.attempt(&eu, "throttled", &waiting()).await;
+    assert!(age("acme", hour).await.unwrap() < Duration::from_secs(30), "a sister row of the same quota");
+}

@@ -1,0 +1,73 @@
+//! What leaves the ledger.
+
+use sluicegate::domain::outcome::FinalState;
+use sluicegate::ledger::{AttemptEnd, Begun, JobState, RejectedMessage, StateCount, Written};
+
+use super::*;
+
+on_every_database!(each_final_state_leaves_one_event, rejected_messages_are_kept, states_are_counted);
+
+async fn each_final_state_leaves_one_event(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let ledger = fixture.ledger();
+    for state in FinalState::ALL {
+        let next = JobState::Final { state, reason: format!("r-{}", state.name()), reference: Some("ch_1".to_owned()) };
+        let put = fixture.take(&job(&format!("put-{}", state.name()))).await.hold;
+        assert_eq!(ledger.put_down(&put, &next).await.unwrap(), Written::Kept);
+        assert_eq!(ledger.put_down(&put, &next).await.unwrap(), Written::Lost);
+        let sent = fixture.take(&job(&format!("sent-{}", state.name()))).await.hold;
+        assert_eq!(ledger.begin_attempt(&sent, &request("x")).await.unwrap(), Begun::Attempt(1));
+        let end =
+            AttemptEnd { number: 1, outcome: "accepted", status: Some(200), detail: "ok".to_owned(), counts: true };
+        assert_eq!(ledger.finish_attempt(&sent, &end, &next).await.unwrap(), Written::Kept);
+        assert_eq!(ledger.finish_attempt(&sent, &end, &next).await.unwrap(), Written::Lost);
+    }
+    let events = ledger.unpublished_outcomes(100).await.unwrap();
+    assert_eq!(events.len(), 2 * FinalState::ALL.len());
+    assert!(events.windows(2).all(|pair| pair[0].sequence < pair[1].sequence));
+    for event in &events {
+        assert_eq!(fixture.state(&event.id).await, event.state.name());
+        assert_eq!(event.reason, Some(format!("r-{}", event.state.name())));
+        assert_eq!(event.attempts, u32::from(event.id.starts_with("sent")));
+        assert_eq!((event.provider.as_str(), event.provider_reference.as_deref()), ("stripe", Some("ch_1")));
+        let age_ms = i64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap() - event.at_ms;
+        assert!((-1_000..60_000).contains(&age_ms), "{age_ms}");
+    }
+    let first: Vec<i64> = events.iter().take(3).map(|event| event.sequence).collect();
+    ledger.outcomes_published(&first).await.unwrap();
+    ledger.outcomes_published(&[]).await.unwrap();
+    let left = ledger.unpublished_outcomes(4).await.unwrap();
+    assert_eq!(left, events[3..7]);
+}
+
+async fn rejected_messages_are_kept(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let message = RejectedMessage {
+        lane: name("stripe"),
+        job_id: Some(format!("odd id\0{}", "x".repeat(400))),
+        reason: "malformed",
+        detail: "not JSON".to_owned(),
+        body_sha256: [7; 32],
+        body_bytes: 70_000,
+    };
+    fixture.ledger().reject(&message).await.unwrap();
+    fixture.ledger().reject(&RejectedMessage { job_id: None, ..message }).await.unwrap();
+    let row = "SELECT lane || '|' || coalesce(length(job_id), 0) || '|' || reason || '|' || detail || '|' || body_bytes \
+               FROM rejected_messages ORDER BY id";
+    let rows: Vec<String> = fixture.column(row).await.into_iter().flatten().collect();
+    assert_eq!(rows, ["stripe|255|malformed|not JSON|70000", "stripe|0|malformed|not JSON|70000"]);
+}
+
+async fn states_are_counted(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.ledger().ping().await.unwrap();
+    assert_eq!(fixture.ledger().state_counts().await.unwrap(), []);
+    fixture.take(&job("p1")).await;
+    let hold = fixture.take(&job("p2")).await.hold;
+    fixture.take(&Job { provider: name("adyen"), ..job("p3") }).await;
+    assert_eq!(fixture.ledger().begin_attempt(&hold, &request("p2")).await.unwrap(), Begun::Attempt(1));
+    let mut counts = fixture.ledger().state_counts().await.unwrap();
+    counts.sort_by(|a, b| (&a.provider, &a.state).cmp(&(&b.provider, &b.state)));
+    let count = |provider: &str, state: &str| StateCount { provider: provider.into(), state: state.into(), jobs: 1 };
+    assert_eq!(counts, [count("adyen", "waiting"), count("stripe", "sending"), count("stripe", "waiting")]);
+}

@@ -1,0 +1,224 @@
+//! Migrations, and the rules that the database itself enforces.
+
+use sluicegate::ledger::LedgerError;
+use sluicegate::ledger::database::SchemaState;
+
+use super::*;
+
+on_every_database!(
+    four_migrators_at_once_make_one_schema,
+    the_schema_state_is_told,
+    every_rule_is_a_check,
+    a_rejected_row_leaves_no_trace,
+);
+
+async fn four_migrators_at_once_make_one_schema(kind: Kind) {
+    let fixture = Fixture::empty(kind);
+    let migrators = (0..4).map(|_| {
+        // Four processes, as far as the database can tell; memory has one.
+        let database = match kind {
+            Kind::SqliteMemory => fixture.database.clone(),
+            _ => Database::open(&fixture.url, 2).unwrap(),
+        };
+        tokio::spawn(async move { database.migrate().await })
+    });
+    for result in futures_util::future::join_all(migrators).await {
+        result.unwrap().unwrap();
+    }
+    fixture.database.migrate().await.unwrap();
+    assert_eq!(fixture.one("SELECT count(*) FROM settings_version").await, "1");
+    fixture.take(&job("p1")).await;
+}
+
+async fn the_schema_state_is_told(kind: Kind) {
+    let fixture = Fixture::empty(kind);
+    assert_eq!(fixture.database.schema_state().await.unwrap(), SchemaState::NotMigrated);
+    let error = fixture.ledger().claim(&job("p1"), hash(1), "a", LEASE).await.unwrap_err();
+    assert!(matches!(error, LedgerError::NotMigrated), "{error}");
+    let error = fixture.settings().load().await.unwrap_err();
+    assert!(matches!(error, LedgerError::NotMigrated), "{error}");
+    fixture.database.migrate().await.unwrap();
+    assert_eq!(fixture.database.schema_state().await.unwrap(), SchemaState::Current);
+    let checksum = if kind == Kind::Postgres { "'\\x00'" } else { "x'00'" };
+    let newer = format!(
+        "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) \
+         VALUES (9999, 'later', true, {checksum}, 0)"
+    );
+    fixture.sql(&newer).await.unwrap();
+    assert_eq!(fixture.database.schema_state().await.unwrap(), SchemaState::Newer);
+    let error = fixture.database.migrate().await.unwrap_err().to_string();
+    assert!(error.contains("9999"), "{error}");
+    fixture.sql(&format!("UPDATE _sqlx_migrations SET checksum = {checksum} WHERE version = 1")).await.unwrap();
+    let error = fixture.database.schema_state().await.unwrap_err().to_string();
+    assert!(error.contains("modified"), "{error}");
+}
+
+/// Column assignments that each break one rule of `providers`.
+const BAD_PROVIDERS: [(&str, &str); 52] = [
+    ("name", "''"),
+    ("name", "'Stripe'"),
+    ("name", "'-stripe'"),
+    ("name", "'stri pe'"),
+    ("name", "'a234567890123456789012345678901234567890123456789012345678901234'"),
+    ("name", "NULL"),
+    ("kind", "'grpc'"),
+    ("quota", "'Acme'"),
+    ("enabled", "NULL"),
+    ("paused", "NULL"),
+    ("url", "NULL"),
+    ("url", "''"),
+    ("url", "'ftp://x.example/'"),
+    ("url", "'https://x.example/ '"),
+    ("mode", "'drop'"),
+    ("slot_release", "'never'"),
+    ("transit_jitter_ms", "-1"),
+    ("pacing", "'odd'"),
+    ("reserve_percent", "-1"),
+    ("reserve_percent", "100"),
+    ("store_down", "'allow'"),
+    ("store_down", "'share'"),
+    ("share_of", "0"),
+    ("timeout_ms", "0"),
+    ("timeout_ms", "-5"),
+    ("timeout_ms", "600001"),
+    ("send_budget_ms", "0"),
+    ("send_budget_ms", "60001"),
+    ("workers", "0"),
+    ("workers", "10001"),
+    ("bucket_capacity", "0"),
+    ("bucket_capacity", "65536"),
+    ("leak_per_second", "0"),
+    ("leak_per_second", "-1.5"),
+    ("leak_per_second", "1000001"),
+    ("max_wait_ms", "-1"),
+    ("max_wait_ms", "60001"),
+    ("max_attempts", "0"),
+    ("max_attempts", "1001"),
+    ("max_age_s", "0"),
+    ("max_age_s", "315360001"),
+    ("backoff_base_ms", "0"),
+    ("backoff_base_ms", "60001"),
+    ("backoff_max_ms", "499"),
+    ("backoff_max_ms", "86400001"),
+    ("idempotency_retention_s", "0"),
+    ("idempotency_retention_s", "-1"),
+    ("headers", "'[]'"),
+    ("headers", "'{'"),
+    ("request", "'\"POST\"'"),
+    ("lookup", "'1'"),
+    ("statuses", "'null'"),
+];
+
+const BAD_LIMITS: [(&str, &str); 16] = [
+    ("provider", "'nobody'"),
+    ("name", "''"),
+    ("name", "'Per Second'"),
+    ("algorithm", "'guess'"),
+    ("max_requests", "-1"),
+    ("max_requests", "1000001"),
+    ("max_requests", "NULL"),
+    ("window_ms", "0"),
+    ("window_ms", "2678400001"),
+    ("window_ms", "NULL"),
+    ("offset_ms", "-1"),
+    ("burst", "0"),
+    ("scope", "'world'"),
+    ("applies_to", "'refund'"),
+    ("shadow", "NULL"),
+    ("enabled", "NULL"),
+];
+
+const BAD_ACCOUNTS: [(&str, &str); 9] = [
+    ("provider", "'nobody'"),
+    ("account", "''"),
+    ("account", "'a b'"),
+    ("limit_name", "'no-such-limit'"),
+    ("rule", "'allow'"),
+    ("rule", "'blocked'"),
+    ("max_requests", "NULL"),
+    ("max_requests", "1000001"),
+    ("window_ms", "0"),
+];
+
+const BAD_JOBS: [(&str, &str); 22] = [
+    ("id", "'with space'"),
+    ("id", "''"),
+    ("provider", "'Stripe'"),
+    ("idempotency_key", "'a/b'"),
+    ("content_hash", "'{short}'"),
+    ("amount", "0"),
+    ("amount", "-1"),
+    ("currency", "'eur'"),
+    ("currency", "'EURO'"),
+    ("account", "''"),
+    ("cost", "0"),
+    ("cost", "1001"),
+    ("priority", "10"),
+    ("priority", "-1"),
+    ("state", "'done'"),
+    ("state", "'unknown'"),
+    ("state", "'sending'"),
+    ("state", "'succeeded'"),
+    ("attempts", "-1"),
+    ("fence", "-1"),
+    ("lease_owner", "NULL"),
+    ("frozen_url", "'https://x.example/'"),
+];
+
+async fn every_rule_is_a_check(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.sql("INSERT INTO providers (name, url) VALUES ('stripe', 'https://x.example/')").await.unwrap();
+    let limit =
+        "INSERT INTO provider_limits (provider, name, max_requests, window_ms) VALUES ('stripe', 'all', 1, 1000)";
+    fixture.sql(limit).await.unwrap();
+    let account = "INSERT INTO account_overrides (provider, account, limit_name, rule, max_requests, window_ms) \
+                   VALUES ('stripe', 'acct_1', 'all', 'limit', 5, 1000)";
+    fixture.sql(account).await.unwrap();
+    assert!(fixture.sql(account).await.is_err(), "two rules for one account and limit");
+    assert!(fixture.sql("DELETE FROM provider_limits").await.is_err(), "an account rule names the limit");
+    fixture.take(&job("p1")).await;
+    // A provider alone, whose name can change and break the rule instead of a foreign key.
+    fixture.sql("INSERT INTO providers (name, url) VALUES ('alone', 'https://x.example/')").await.unwrap();
+    let tables = [
+        ("providers WHERE name = 'alone'", &BAD_PROVIDERS[..]),
+        ("provider_limits WHERE name = 'all'", &BAD_LIMITS[..]),
+        ("account_overrides WHERE account = 'acct_1'", &BAD_ACCOUNTS[..]),
+        ("jobs WHERE id = 'p1'", &BAD_JOBS[..]),
+    ];
+    for (table, bad) in tables {
+        let (name, condition) = table.split_once(" WHERE ").unwrap();
+        for (column, value) in bad {
+            let value = if kind == Kind::Postgres {
+                value.replace("{short}", "\\x00")
+            } else {
+                value.replace("'{short}'", "x'00'")
+            };
+            let update = format!("UPDATE {name} SET {column} = {value} WHERE {condition}");
+            let error = fixture.sql(&update).await.expect_err(&update);
+            let meant = ["constraint", "violates", "json", "mismatch"].iter().any(|word| error.contains(word));
+            assert!(meant, "{update}: {error}");
+        }
+    }
+    if kind == Kind::Postgres {
+        for change in ["leak_per_second = 'NaN'", "leak_per_second = 'Infinity'", r#"headers = '{"a": 1}'"#] {
+            let update = format!("UPDATE providers SET {change}");
+            assert!(fixture.sql(&update).await.unwrap_err().contains("violates check constraint"), "{update}");
+        }
+        assert!(fixture.sql("TRUNCATE account_overrides").await.unwrap_err().contains("not be audited"));
+    } else {
+        for change in ["enabled = 2", "workers = 'many'", "workers = 1.5"] {
+            assert!(fixture.sql(&format!("UPDATE providers SET {change}")).await.is_err(), "{change}");
+        }
+        let error = fixture.sql("UPDATE providers SET version = 7000").await.unwrap_err();
+        assert!(error.contains("set by triggers"), "{error}");
+    }
+}
+
+async fn a_rejected_row_leaves_no_trace(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let before = fixture.settings().version().await.unwrap();
+    let bad = "INSERT INTO providers (name, url, workers) VALUES ('stripe', 'https://x.example/', 0)";
+    fixture.sql(bad).await.unwrap_err();
+    assert_eq!(fixture.settings().version().await.unwrap(), before);
+    assert_eq!(fixture.one("SELECT count(*) FROM settings_audit").await, "0");
+}

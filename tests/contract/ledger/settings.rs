@@ -1,0 +1,269 @@
+//! Settings: versions, audit, applying, and rows that cannot be meant.
+
+use sluicegate::domain::limit::Rate;
+use sluicegate::ledger::LedgerError;
+use sluicegate::ledger::provider_row::{ProviderRow, parse_provider_file};
+
+use super::*;
+
+on_every_database!(
+    every_change_bumps_the_version_and_is_audited,
+    an_operators_row_has_the_contracts_defaults,
+    applying_is_idempotent,
+    applying_takes_away_what_is_no_longer_listed,
+    appliers_at_once_agree,
+    a_rate_and_a_pause_are_set,
+    a_bad_row_stops_only_its_own_provider,
+);
+
+const FILE: &str = r#"
+[[provider]]
+name = "stripe"
+quota = "acme"
+url = "https://api.stripe.example/v1/charges"
+leak_per_second = 12.5
+idempotency_retention_s = 86400
+headers = { Authorization = "Bearer ${env:STRIPE_KEY}" }
+statuses = { 402 = "declined", 418 = "review" }
+[provider.request]
+body = "form"
+key_header = "Idempotency-Key"
+template = { amount = "${amount}", deep = { list = [1, 2.5, true], text = "ü" } }
+reference = "/data/id"
+[[provider.limit]]
+name = "per-second"
+max_requests = 100
+window_ms = 1000
+[[provider.limit]]
+name = "per-minute"
+max_requests = 600
+window_ms = 60000
+applies_to = "charge"
+
+[[provider]]
+name = "adyen"
+url = "https://checkout.adyen.example/"
+[[provider.limit]]
+name = "all"
+max_requests = 5
+window_ms = 1000
+"#;
+
+fn file(text: &str) -> Vec<ProviderRow> {
+    parse_provider_file(text).unwrap_or_else(|problems| panic!("{problems:#?}"))
+}
+
+impl Fixture {
+    async fn apply(&self, rows: &[ProviderRow]) -> Vec<String> {
+        let changes = self.settings().apply(rows, false).await.unwrap();
+        changes.into_iter().map(|change| format!("{}: {}", change.provider, change.what)).collect()
+    }
+
+    /// Settings version and the row's own.
+    async fn versions(&self, provider: &str) -> (i64, i64) {
+        let own = self.one(&format!("SELECT version FROM providers WHERE name = '{provider}'")).await;
+        (self.settings().version().await.unwrap(), own.parse().unwrap())
+    }
+}
+
+async fn every_change_bumps_the_version_and_is_audited(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let other = "INSERT INTO providers (name, url) VALUES ('adyen', 'https://x.example/')";
+    fixture.sql(other).await.unwrap();
+    let (_, untouched) = fixture.versions("adyen").await;
+    // statement, table and key that the audit names, words of the old and of the new row
+    let changes = [
+        (
+            "INSERT INTO providers (name, url) VALUES ('stripe', 'https://x.example/')",
+            "providers stripe",
+            "",
+            "x.example",
+        ),
+        ("UPDATE providers SET workers = 7 WHERE name = 'stripe'", "providers stripe", "32", "7"),
+        (
+            "INSERT INTO provider_limits (provider, name, max_requests, window_ms) VALUES ('stripe', 'all', 41, 1000)",
+            "provider_limits stripe/all",
+            "",
+            "41",
+        ),
+        ("UPDATE provider_limits SET max_requests = 42", "provider_limits stripe/all", "41", "42"),
+        (
+            "INSERT INTO account_overrides (provider, account, rule) VALUES ('stripe', 'acct_1', 'blocked')",
+            "account_overrides stripe/acct_1/*",
+            "",
+            "blocked",
+        ),
+        ("UPDATE account_overrides SET rule = 'exempt'", "account_overrides stripe/acct_1/*", "blocked", "exempt"),
+        ("DELETE FROM account_overrides", "account_overrides stripe/acct_1/*", "exempt", ""),
+        ("DELETE FROM provider_limits", "provider_limits stripe/all", "42", ""),
+    ];
+    for (statement, key, old, new) in changes {
+        let before = fixture.settings().version().await.unwrap();
+        fixture.sql(statement).await.unwrap();
+        let (version, own) = fixture.versions("stripe").await;
+        assert!(version > before, "{statement}");
+        assert!(own > before && own <= version, "{statement}: row {own}, settings {version}");
+        let last = "FROM settings_audit WHERE id = (SELECT max(id) FROM settings_audit)";
+        assert_eq!(fixture.one(&format!("SELECT table_name || ' ' || row_key {last}")).await, key);
+        for (column, words) in [("old_row", old), ("new_row", new)] {
+            let row = fixture.one(&format!("SELECT {column} {last}")).await;
+            if words.is_empty() {
+                assert_eq!(row, "NULL", "{statement}");
+            } else {
+                assert!(row.starts_with('{') && row.contains(words), "{statement}: {row}");
+            }
+        }
+        assert_ne!(fixture.one(&format!("SELECT who {last}")).await, "");
+    }
+    assert_eq!(fixture.one("SELECT count(*) FROM settings_audit").await, "9", "one row per change, no more");
+    assert_eq!(fixture.versions("adyen").await.1, untouched, "another provider's version stays");
+    let before = fixture.settings().version().await.unwrap();
+    fixture.sql("DELETE FROM providers WHERE name = 'stripe'").await.unwrap();
+    assert!(fixture.settings().version().await.unwrap() > before);
+    assert_eq!(fixture.one("SELECT count(*) FROM settings_audit").await, "10");
+}
+
+async fn an_operators_row_has_the_contracts_defaults(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.sql("INSERT INTO providers (name, url) VALUES ('stripe', 'https://x.example/')").await.unwrap();
+    let limit =
+        "INSERT INTO provider_limits (provider, name, max_requests, window_ms) VALUES ('stripe', 'all', 5, 1000)";
+    fixture.sql(limit).await.unwrap();
+    let text = "[[provider]]\nname = 'stripe'\nurl = 'https://x.example/'\n\
+                [[provider.limit]]\nname = 'all'\nmax_requests = 5\nwindow_ms = 1000";
+    assert_eq!(fixture.settings().rows(None).await.unwrap(), file(text));
+    let snapshot = fixture.settings().load().await.unwrap();
+    let provider = snapshot.providers[0].as_ref().unwrap();
+    assert_eq!((provider.quota.as_str(), provider.workers), ("stripe", 32));
+    assert_eq!((snapshot.version, provider.version), fixture.versions("stripe").await);
+}
+
+async fn applying_is_idempotent(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let mut rows = file(FILE);
+    let planned = fixture.settings().apply(&rows, true).await.unwrap();
+    assert_eq!(planned.len(), 5, "{planned:?}");
+    assert_eq!(fixture.settings().rows(None).await.unwrap(), [], "a dry run writes nothing");
+    assert_eq!(
+        fixture.apply(&rows).await,
+        [
+            "stripe: created",
+            "stripe: limit per-second added 100/1s",
+            "stripe: limit per-minute added 600/1m",
+            "adyen: created",
+            "adyen: limit all added 5/1s",
+        ]
+    );
+    let version = fixture.settings().version().await.unwrap();
+    assert_eq!(fixture.apply(&rows).await, [""; 0]);
+    assert_eq!(fixture.settings().version().await.unwrap(), version, "nothing changed, nothing written");
+    let stored = fixture.settings().rows(Some(&name("stripe"))).await.unwrap();
+    assert_eq!((stored.len(), &stored[0].request, &stored[0].headers), (1, &rows[0].request, &rows[0].headers));
+    rows[0].max_wait_ms = 8_000;
+    rows[0].quota = None;
+    rows[0].headers.insert("X-Extra".to_owned(), "1".into());
+    rows[0].limits[0].max_requests = 200;
+    rows[0].limits[1].applies_to = "all".to_owned();
+    assert_eq!(
+        fixture.apply(&rows).await,
+        [
+            "stripe: changed headers",
+            "stripe: changed max_wait_ms 5000 → 8000",
+            "stripe: changed quota acme → none",
+            "stripe: limit per-second changed 100/1s → 200/1s",
+            "stripe: limit per-minute changed applies_to charge → all",
+        ]
+    );
+    let snapshot = fixture.settings().load().await.unwrap();
+    let names: Vec<String> =
+        snapshot.providers.iter().map(|provider| provider.as_ref().unwrap().name.to_string()).collect();
+    assert_eq!(names, ["adyen", "stripe"]);
+    assert!(snapshot.providers.iter().all(|provider| provider.as_ref().unwrap().version <= snapshot.version));
+    assert_eq!(snapshot.providers[1].as_ref().unwrap().leak_per_second, Some(12.5));
+}
+
+async fn applying_takes_away_what_is_no_longer_listed(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let mut rows = file(FILE);
+    fixture.apply(&rows).await;
+    let override_row = "INSERT INTO account_overrides (provider, account, limit_name, rule) \
+                        VALUES ('stripe', 'acct_1', 'per-minute', 'exempt')";
+    fixture.sql(override_row).await.unwrap();
+    rows[0].limits.pop();
+    assert_eq!(
+        fixture.apply(&rows[..1]).await,
+        ["stripe: limit per-minute removed", "stripe: account acct_1 at limit per-minute removed"]
+    );
+    assert_eq!(fixture.settings().rows(None).await.unwrap().len(), 2, "providers that are not named stay");
+    // Nothing is written when one row of the file is bad.
+    rows[0].workers = 1;
+    rows[1].workers = 0;
+    let error = fixture.settings().apply(&rows, false).await.unwrap_err();
+    assert!(matches!(&error, LedgerError::Refused(text) if text.contains("`adyen`: workers is 0")), "{error}");
+    assert_eq!(fixture.one("SELECT workers FROM providers WHERE name = 'stripe'").await, "32");
+}
+
+async fn appliers_at_once_agree(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let appliers = (1..=4).map(|number| {
+        let settings = fixture.settings();
+        let mut rows = file(FILE);
+        rows[0].workers = number;
+        rows[1].workers = number;
+        tokio::spawn(async move { settings.apply(&rows, false).await.unwrap() })
+    });
+    let changes: Vec<_> = futures_util::future::join_all(appliers).await.into_iter().flat_map(Result::unwrap).collect();
+    assert_eq!(changes.iter().filter(|change| change.what == "created").count(), 2, "{changes:?}");
+    let workers = fixture.column("SELECT DISTINCT workers FROM providers").await;
+    assert_eq!(workers.len(), 1, "both rows are one applier's: {workers:?}");
+}
+
+async fn a_rate_and_a_pause_are_set(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let settings = fixture.settings();
+    fixture.apply(&file(FILE)).await;
+    let rate = |text: &str| text.parse::<Rate>().unwrap();
+    let stripe = name("stripe");
+    assert_eq!(settings.set_rate(&stripe, "per-minute", rate("0/5m")).await.unwrap(), Some(rate("600/1m")));
+    assert_eq!(settings.set_rate(&stripe, "none", rate("1/1s")).await.unwrap(), None);
+    let rows = settings.rows(Some(&stripe)).await.unwrap();
+    let changed = &rows[0].limits[0];
+    assert_eq!((changed.max_requests, changed.window_ms, changed.applies_to.as_str()), (0, 300_000, "charge"));
+    assert!(settings.set_paused(&stripe, true).await.unwrap());
+    assert!(!settings.set_paused(&name("nobody"), true).await.unwrap());
+    let snapshot = settings.load().await.unwrap();
+    let paused: Vec<bool> = snapshot.providers.iter().map(|provider| provider.as_ref().unwrap().paused).collect();
+    assert_eq!(paused, [false, true]);
+}
+
+async fn a_bad_row_stops_only_its_own_provider(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.apply(&file(FILE)).await;
+    // Rows that no CHECK can refuse.
+    for sql in [
+        "INSERT INTO providers (name, url) VALUES ('bare', 'https://x.example/')",
+        "INSERT INTO providers (name, url, statuses) VALUES ('odd', 'https://u:secret@x.example/', '{\"9\": \"fine\"}')",
+        "INSERT INTO provider_limits (provider, name, max_requests, window_ms) VALUES ('odd', 'all', 5, 1000)",
+        "INSERT INTO providers (name, url, pacing) VALUES ('later', 'https://x.example/', 'even')",
+        "INSERT INTO provider_limits (provider, name, max_requests, window_ms, algorithm, enabled) \
+         VALUES ('later', 'all', 5, 1000, 'gcra', true)",
+    ] {
+        fixture.sql(sql).await.unwrap();
+    }
+    let snapshot = fixture.settings().load().await.unwrap();
+    let (good, bad): (Vec<_>, Vec<_>) = snapshot.providers.into_iter().partition(Result::is_ok);
+    assert_eq!(good.len(), 2);
+    let bad: Vec<_> = bad.into_iter().map(Result::unwrap_err).collect();
+    let names: Vec<&str> = bad.iter().map(|row| row.provider.as_str()).collect();
+    assert_eq!(names, ["bare", "later", "odd"]);
+    assert!(bad[0].problems[0].contains("closed, not unlimited"), "{:?}", bad[0]);
+    assert_eq!(
+        bad[1].problems,
+        [
+            "pacing `even` is not supported yet by this version",
+            "limit `all`: algorithm `gcra` is not supported yet by this version"
+        ]
+    );
+    assert_eq!(bad[2].problems.len(), 2, "{:?}", bad[2]);
+    assert!(!format!("{bad:?}").contains("secret"), "{bad:?}");
+}

@@ -1,0 +1,123 @@
+//! A private PostgreSQL cluster: durable as in production (fsync on), trusting everyone who reaches its loopback port.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use super::process::{Server, free_port, private_dir};
+
+const BIN: &str = "/usr/lib/postgresql/15/bin";
+
+pub struct Postgres {
+    port: u16,
+    dir: PathBuf,
+    // Dropped before its directory's keeper.
+    server: Mutex<Option<Server>>,
+    _keeper: Server,
+}
+
+impl Postgres {
+    /// The one cluster that a test binary's tests share; each makes its own database.
+    pub fn shared() -> &'static Self {
+        static SHARED: OnceLock<Postgres> = OnceLock::new();
+        SHARED.get_or_init(Self::start)
+    }
+
+    /// A cluster of its own, for tests that kill it.
+    pub fn start() -> Self {
+        let dir = private_dir("postgres");
+        let data = dir.join("data");
+        if is_root() {
+            run(Command::new("chown").arg("postgres:").arg(&dir));
+        }
+        let mut initdb = as_postgres(&format!("{BIN}/initdb"));
+        initdb.extend(
+            ["--auth=trust", "--username=postgres", "--encoding=UTF8", "--no-locale", "--no-sync"].map(Into::into),
+        );
+        initdb.push(format!("--pgdata={}", data.display()));
+        run(Command::new(&initdb[0]).args(&initdb[1..]));
+        // Removes the directory, but only once the postmaster whose files it holds is gone.
+        let wait = format!(
+            "for i in $(seq 100); do kill -0 $(head -1 {}/postmaster.pid) || break; sleep 0.05; done",
+            data.display()
+        );
+        let keeper = Server::start(&["sleep", "infinity"], &[], &dir.join("keeper.log"), Some(&dir), &wait);
+        let port = free_port();
+        let server = Mutex::new(Some(serve(&dir, port)));
+        Self { port, dir, server, _keeper: keeper }
+    }
+
+    pub fn url(&self, database: &str) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/{database}", self.port)
+    }
+
+    /// Makes an empty database and returns its URL.
+    pub fn create_database(&self, name: &str) -> String {
+        run(self.psql("postgres").args(["-c", &format!("CREATE DATABASE \"{name}\"")]));
+        self.url(name)
+    }
+
+    /// `psql` on a database, failing on the first error.
+    pub fn psql(&self, database: &str) -> Command {
+        let mut psql = Command::new(format!("{BIN}/psql"));
+        psql.args(["-XqAt", "-v", "ON_ERROR_STOP=1", "-h"]).arg(&self.dir);
+        psql.args(["-p", &self.port.to_string(), "-U", "postgres", "-d", database]);
+        psql
+    }
+
+    /// Kills every process of the cluster with SIGKILL and waits until they are gone.
+    pub fn kill(&self) {
+        let server = self.server.lock().unwrap().take().expect("the cluster runs");
+        let group = format!("-{}", server.pid);
+        server.kill();
+        let alive = || Command::new("kill").args(["-0", "--", &group]).output().unwrap().status.success();
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while alive() {
+            assert!(Instant::now() < deadline, "the killed cluster is still there");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Starts the killed cluster again, with its data, on its port.
+    pub fn restart(&self) {
+        let mut server = self.server.lock().unwrap();
+        assert!(server.is_none(), "the cluster runs");
+        *server = Some(serve(&self.dir, self.port));
+    }
+}
+
+fn serve(dir: &Path, port: u16) -> Server {
+    let (data, port_text, sockets) = (dir.join("data"), port.to_string(), dir.display().to_string());
+    let mut command = as_postgres(&format!("{BIN}/postgres"));
+    command.extend(["-D", &data.display().to_string(), "-p", &port_text, "-k", &sockets].map(Into::into));
+    for setting in ["listen_addresses=127.0.0.1", "fsync=on", "max_connections=300", "shared_buffers=64MB"] {
+        command.extend(["-c", setting].map(Into::into));
+    }
+    let command: Vec<&str> = command.iter().map(String::as_str).collect();
+    let server = Server::start(&command, &[], &dir.join("postgres.log"), None, "");
+    let ready = || Command::new(format!("{BIN}/pg_isready")).args(["-q", "-h", &sockets, "-p", &port_text]).status();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !ready().unwrap().success() {
+        assert!(Instant::now() < deadline, "PostgreSQL is not ready:\n{}", server.log_text());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    server
+}
+
+/// PostgreSQL refuses to run as root.
+fn as_postgres(program: &str) -> Vec<String> {
+    let user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"];
+    let prefix: &[&str] = if is_root() { &user } else { &[] };
+    prefix.iter().copied().chain([program]).map(str::to_owned).collect()
+}
+
+fn is_root() -> bool {
+    let id = Command::new("id").arg("-u").output().unwrap();
+    String::from_utf8_lossy(&id.stdout).trim() == "0"
+}
+
+fn run(command: &mut Command) {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
