@@ -14,6 +14,7 @@ use crate::domain::job::InvalidReason;
 use crate::domain::provider::ProviderName;
 
 pub mod embedded;
+pub mod headers;
 pub mod message;
 pub mod rabbitmq;
 

@@ -1,1 +1,101 @@
-//! RabbitMQ as the queue.
+//! The queue in RabbitMQ, 3.10 and later, by AMQP 0-9-1.
+//!
+//! Refuses to repair connections piecemeal and to lose sight of a message: publishes are confirmed one by one, lanes end
+//! with their connection. Consuming and publishing use separate connections, so that a broker that blocks publishers
+//! still takes acknowledgements. lapin writes payloads into its own log at WARN ("Server returned us a message") and
+//! frames at TRACE, so telemetry must filter it to `lapin=error`.
+
+use async_trait::async_trait;
+use lapin::options::QueueDeclareOptions;
+use lapin::types::FieldTable;
+
+use super::{Lane, Outgoing, Queue, QueueError};
+use crate::domain::provider::ProviderName;
+
+mod consumer;
+mod declare;
+mod failure;
+mod handshake;
+mod publisher;
+mod settings;
+mod supervisor;
+mod topology;
+mod wire;
+
+pub use settings::Settings;
+
+use consumer::RabbitLane;
+use failure::limited;
+use publisher::Publisher;
+use supervisor::{Declared, Link};
+use topology::Topology;
+
+pub struct RabbitMq {
+    topology: Topology,
+    consuming: Link,
+    publisher: Publisher,
+    declared: Declared,
+}
+
+impl RabbitMq {
+    /// Starts connecting and returns at once; must be called on a tokio runtime.
+    ///
+    /// While the broker is away every call waits up to 5 s for it and then says [`QueueError::Away`] with the last
+    /// failure, so callers retry with pauses of their own. Bad credentials and the like are [`QueueError::Refused`].
+    #[must_use]
+    pub fn connect(settings: Settings) -> Self {
+        let topology = Topology::new(&settings.prefix);
+        let declared = Declared::default();
+        // Only the consuming connection declares: two at once would double the work of every reconnection.
+        let consuming = Link::start(settings.clone(), "consuming", declared.clone());
+        let publishing = Link::start(settings, "publishing", Declared::default());
+        Self { publisher: Publisher::new(publishing, topology.clone()), topology, consuming, declared }
+    }
+}
+
+#[async_trait]
+impl Queue for RabbitMq {
+    async fn declare(&self, providers: &[ProviderName]) -> Result<(), QueueError> {
+        let generation = self.consuming.generation().await?;
+        supervisor::declare(&generation.connection, &self.topology, providers).await?;
+        self.declared.add(providers);
+        Ok(())
+    }
+
+    async fn open_lane(&self, provider: &ProviderName, places: u16) -> Result<Box<dyn Lane>, QueueError> {
+        if places == 0 {
+            return Err(QueueError::Refused(
+                "a lane needs at least one place: 0 means no bound to RabbitMQ".to_owned(),
+            ));
+        }
+        let queue = self.topology.checked_lane(provider)?;
+        let generation = self.consuming.generation().await?;
+        Ok(Box::new(RabbitLane::open(&generation.connection, provider, queue, places).await?))
+    }
+
+    async fn publish(&self, message: Outgoing) -> Result<(), QueueError> {
+        self.publisher.publish(&message).await
+    }
+
+    async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError> {
+        let queue = self.topology.checked_lane(provider)?;
+        let generation = self.consuming.generation().await?;
+        // A channel of its own, because asking for a queue that is not there closes the channel.
+        let asking = async {
+            let channel = generation.connection.create_channel().await?;
+            let options = QueueDeclareOptions::durable().passive();
+            channel.queue_declare(queue.as_str().into(), options, FieldTable::default()).await
+        };
+        match limited(asking).await {
+            Ok(queue) => Ok(Some(u64::from(queue.message_count()))),
+            Err(failure) if failure.is_not_found() => Ok(None),
+            Err(failure) => Err(failure.into_error("ask for a queue's depth")),
+        }
+    }
+
+    async fn ping(&self) -> Result<(), QueueError> {
+        let generation = self.consuming.generation().await?;
+        let opening = generation.connection.create_channel();
+        limited(opening).await.map(drop).map_err(|failure| failure.into_error("open a channel"))
+    }
+}

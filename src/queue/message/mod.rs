@@ -1,0 +1,105 @@
+//! How a job is written: the JSON message of the contract to and from [`Job`].
+//!
+//! Refuses anything it would have to guess at: duplicate keys, unknown fields, inexact amounts, text that SQL cannot
+//! hold. What is wrong is said by field and mend, never by a value, because a payload may hold what nobody should log.
+
+use crate::domain::job::{BODY_BYTES_MAX, ContentHash, Invalid, InvalidReason, Job, JobId};
+use crate::domain::provider::ProviderName;
+
+mod card;
+mod fields;
+mod hash;
+mod json;
+mod write;
+
+pub use write::{encode, outcome_event_json};
+
+use fields::Fields;
+use json::Json;
+
+/// The version of the message format that this program writes and reads.
+pub const VERSION: u64 = 1;
+
+/// What to do with a payload that holds what looks like a card number (issuer prefix, length and Luhn digit).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CardNumbers {
+    Refuse,
+    Warn,
+    Off,
+}
+
+/// A message that is a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decoded {
+    pub job: Job,
+    pub hash: ContentHash,
+    /// What was let through but should be looked at; names fields, holds no value.
+    pub warnings: Vec<&'static str>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// Can never be a job. The id is what the message claims, if it has the form of one.
+    #[error("{invalid}")]
+    Invalid { invalid: Invalid, claimed_id: Option<JobId> },
+    /// Written by a newer producer: it waits for a newer worker, it is not invalid.
+    #[error("message format {0} is newer than this program's: update the workers")]
+    NewerVersion(u64),
+}
+
+/// Reads one message of a lane.
+///
+/// # Errors
+/// [`DecodeError::Invalid`] names the field and the mend; [`DecodeError::NewerVersion`] when `v` is above [`VERSION`].
+pub fn decode(body: &[u8], lane: &ProviderName, card_numbers: CardNumbers) -> Result<Decoded, DecodeError> {
+    // Size first: nothing longer is ever parsed.
+    if body.len() > BODY_BYTES_MAX {
+        let detail = format!("the message has {} bytes: at most {BODY_BYTES_MAX} are taken", body.len());
+        return Err(invalid(Invalid::new(InvalidReason::TooLarge, detail)));
+    }
+    let text = text_of(body).map_err(invalid)?;
+    let json = json::parse(text).map_err(|detail| invalid(Invalid::new(InvalidReason::Malformed, detail)))?;
+    let Json::Object(members) = json else {
+        return Err(invalid(Invalid::new(InvalidReason::Malformed, "the message must be a JSON object")));
+    };
+    let fields = Fields::new(&members);
+    let claimed_id = fields.claimed_id();
+    let with_id = |invalid| DecodeError::Invalid { invalid, claimed_id: claimed_id.clone() };
+    // Before all other fields: a newer format may have more of them.
+    let version = fields.version().map_err(with_id)?;
+    if version > VERSION {
+        return Err(DecodeError::NewerVersion(version));
+    }
+    let job = fields.job(lane).map_err(with_id)?;
+    let payload = fields.payload_json();
+    let mut warnings = Vec::new();
+    if card_numbers != CardNumbers::Off && payload.is_some_and(card::found_in) {
+        const FOUND: &str = "payload: holds what looks like a card number; send a token of the provider instead";
+        if card_numbers == CardNumbers::Refuse {
+            return Err(with_id(Invalid::new(InvalidReason::CardNumber, FOUND)));
+        }
+        warnings.push(FOUND);
+    }
+    let hash = hash::content_hash(&job, payload);
+    Ok(Decoded { job, hash, warnings })
+}
+
+fn text_of(body: &[u8]) -> Result<&str, Invalid> {
+    let malformed = |detail: &str| Invalid::new(InvalidReason::Malformed, detail);
+    if body.is_empty() {
+        return Err(malformed("the message is empty"));
+    }
+    let text = std::str::from_utf8(body)
+        .map_err(|error| malformed(&format!("not UTF-8 from byte {} on", error.valid_up_to())))?;
+    if text.starts_with('\u{feff}') {
+        return Err(malformed("begins with a byte order mark: leave it out"));
+    }
+    Ok(text)
+}
+
+fn invalid(invalid: Invalid) -> DecodeError {
+    DecodeError::Invalid { invalid, claimed_id: None }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,323 @@
+//! The message table of the contract: what is taken, what is refused, and by which word.
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::domain::job::Token;
+use crate::domain::outcome::FinalState;
+use crate::domain::time::EpochMs;
+use crate::ledger::OutcomeEvent;
+
+fn lane() -> ProviderName {
+    ProviderName::new("stripe").unwrap()
+}
+
+fn read(body: impl AsRef<[u8]>) -> Result<Decoded, DecodeError> {
+    decode(body.as_ref(), &lane(), CardNumbers::Refuse)
+}
+
+fn reason(body: impl AsRef<[u8]>) -> &'static str {
+    match read(&body) {
+        Err(DecodeError::Invalid { invalid, .. }) => invalid.reason.code(),
+        other => panic!("{} gave {other:?}", String::from_utf8_lossy(body.as_ref())),
+    }
+}
+
+/// The smallest message, with one field set to `value` (as JSON text).
+fn with(field: &str, value: &str) -> String {
+    let mut fields = vec![("id", r#""p-1""#), ("amount", "1299"), ("currency", r#""EUR""#)];
+    fields.retain(|(name, _)| *name != field);
+    fields.push((field, value));
+    let fields: Vec<String> = fields.iter().map(|(name, value)| format!(r#""{name}":{value}"#)).collect();
+    format!("{{{}}}", fields.join(","))
+}
+
+#[test]
+fn the_smallest_message_is_a_job_with_defaults() {
+    let decoded = read(br#"{"id":"p-1","amount":1299,"currency":"EUR"}"#).unwrap();
+    let job = &decoded.job;
+    assert_eq!((job.id.as_str(), job.provider.as_str(), job.amount), ("p-1", "stripe", 1_299));
+    assert_eq!((job.cost, job.priority, job.payload.as_deref()), (1, 0, None));
+    assert!(decoded.warnings.is_empty());
+}
+
+#[test]
+fn what_is_no_json_object_is_malformed() {
+    let deep = |levels: usize| with("payload", &format!("{}1{}", r#"{"a":"#.repeat(levels), "}".repeat(levels)));
+    let cases: Vec<Vec<u8>> = vec![
+        vec![],
+        b"\xff\xfe".to_vec(),
+        b"\xef\xbb\xbf{\"id\":\"p-1\",\"amount\":1,\"currency\":\"EUR\"}".to_vec(),
+        b"{".to_vec(),
+        b"null".to_vec(),
+        b"[]".to_vec(),
+        b"not json".to_vec(),
+        br#"{"id":"p-1","amount":1,"currency":"EUR"}{}"#.to_vec(),
+        br#"{"id":"p-1","amount":1,"amount":2,"currency":"EUR"}"#.to_vec(),
+        with("payload", r#"{"a":{"b":1,"b":1}}"#).into_bytes(),
+        with("payload", r#"{"a":1,"\u0061":2}"#).into_bytes(),
+        with("payload", r#"{"a":["\u0000"]}"#).into_bytes(),
+        with("payload", r#"{"a\u0000":1}"#).into_bytes(),
+        with("payload", r#"{"a":"\ud800"}"#).into_bytes(),
+        with("payload", r#"{"a":"\ud800\u0041"}"#).into_bytes(),
+        with("reference", r#""\u0000""#).into_bytes(),
+        deep(128).into_bytes(),
+        deep(10_000).into_bytes(),
+    ];
+    for case in cases {
+        assert_eq!(reason(&case), "malformed", "{}", String::from_utf8_lossy(&case));
+    }
+    assert!(read(deep(100)).is_ok());
+}
+
+#[test]
+fn size_is_checked_before_anything_else() {
+    let longest = with("payload", &format!(r#"{{"a":"{}"}}"#, "x".repeat(65_000)));
+    let padding = " ".repeat(BODY_BYTES_MAX - longest.len());
+    assert!(read(format!("{longest}{padding}")).is_ok());
+    assert_eq!(reason(format!("{longest}{padding} ")), "too_large");
+    assert_eq!(reason(vec![0xff; BODY_BYTES_MAX + 1]), "too_large");
+}
+
+#[test]
+fn each_field_has_its_reason() {
+    let long = format!("\"{}\"", "x".repeat(65));
+    let long_reference = format!("\"{}\"", "é".repeat(256));
+    let table = [
+        ("id", vec![r#""""#, "1", "null", r#""a b""#, r#""a\n""#, r#""é""#, &long], "bad_id"),
+        (
+            "amount",
+            vec!["0", "-1", "-0", "10.5", "10.0", "1e3", r#""10""#, "null", "9223372036854775808", "true"],
+            "bad_amount",
+        ),
+        ("currency", vec![r#""eur""#, r#""EURO""#, r#""ZZZ""#, r#""""#, "978", "null"], "bad_currency"),
+        ("account", vec!["1", r#""""#, r#""a.b""#, &long], "bad_field"),
+        ("idempotency_key", vec!["[]", r#""""#, &long], "bad_field"),
+        ("reference", vec!["1", "{}", &long_reference], "bad_field"),
+        ("cost", vec!["0", "1001", "-1", "1.0", r#""1""#], "bad_field"),
+        ("priority", vec!["-1", "10", "0.0", "99999999999999999999"], "bad_field"),
+        ("not_before", vec!["1", r#""tomorrow""#, r#""2027-01-31""#, r#""2027-01-31T23:00:00""#], "bad_field"),
+        ("expires_at", vec!["{}", r#""2027-13-31T23:00:00Z""#], "bad_field"),
+        ("payload", vec!["[]", r#""{}""#, "1", "false"], "bad_field"),
+        ("provider", vec![r#""adyen""#, r#""""#], "wrong_provider"),
+        ("v", vec!["0", "-1", r#""1""#, "1.0", "{}"], "bad_field"),
+        ("metadata", vec!["{}"], "unknown_field"),
+        ("Amount", vec!["1"], "unknown_field"),
+    ];
+    for (field, values, expected) in table {
+        for value in values {
+            assert_eq!(reason(with(field, value)), expected, "{field} = {value}");
+        }
+    }
+    for field in ["id", "amount", "currency"] {
+        let mut message = json!({"id": "p-1", "amount": 1, "currency": "EUR"});
+        message.as_object_mut().unwrap().remove(field);
+        assert_eq!(reason(message.to_string()), format!("bad_{field}"));
+    }
+}
+
+#[test]
+fn an_invalid_message_still_says_whose_it_is() {
+    let claimed = |body: String| match read(body) {
+        Err(DecodeError::Invalid { claimed_id, .. }) => claimed_id.map(|id| id.to_string()),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(claimed(with("amount", "0")).as_deref(), Some("p-1"));
+    assert_eq!(claimed(with("id", r#""a b""#)), None);
+}
+
+#[test]
+fn a_newer_format_waits_even_with_fields_that_nobody_knows() {
+    assert_eq!(read(br#"{"v":2,"new":true}"#), Err(DecodeError::NewerVersion(2)));
+    assert!(read(with("v", "1")).is_ok());
+}
+
+#[test]
+fn details_never_repeat_what_was_sent() {
+    let secret = "SECRET4242";
+    let cases = [
+        with(secret, "1"),
+        with("payload", &format!(r#"{{"{secret}":1,"{secret}":2}}"#)),
+        with("payload", &format!(r#""{secret}""#)),
+        with("payload", &format!(r#"{{"a":"\ud800{secret}"}}"#)),
+        with("id", &format!("\"{secret} \"")),
+        with("currency", &format!("\"{secret}\"")),
+        with("not_before", &format!("\"{secret}\"")),
+        with("provider", &format!("\"{secret}\"")),
+        format!("{{\"payload\":{secret}}}"),
+    ];
+    for case in cases {
+        let error = read(&case).unwrap_err();
+        assert!(!format!("{error} {error:?}").contains(secret), "{case}: {error:?}");
+    }
+}
+
+#[test]
+fn card_numbers_are_found_anywhere_in_the_payload() {
+    for payload in
+        [r#"{"a":[{"b":"4111 1111 1111 1111"}]}"#, r#"{"pan":4111111111111111}"#, r#"{"4111111111111111":0}"#]
+    {
+        let message = with("payload", payload);
+        assert_eq!(reason(&message), "card_number");
+        let warned = decode(message.as_bytes(), &lane(), CardNumbers::Warn).unwrap();
+        assert_eq!(warned.warnings.len(), 1);
+        assert!(decode(message.as_bytes(), &lane(), CardNumbers::Off).unwrap().warnings.is_empty());
+    }
+}
+
+#[test]
+fn the_hash_sees_content_and_not_form() {
+    let hash = |body: &str| read(body).unwrap().hash;
+    let plain = r#"{"id":"p-1","amount":1299,"currency":"EUR","payload":{"a":1,"b":[1.50,"é"]}}"#;
+    let same = [
+        r#" { "payload" : {"b":[15e-1,"\u00e9"], "a":1.0}, "currency":"EUR","amount":1299,"id":"p-1" } "#,
+        r#"{"v":1,"provider":"stripe","cost":1,"priority":0,"account":null,"idempotency_key":"p-1","id":"p-1",
+            "amount":1299,"currency":"EUR","payload":{"a":10e-1,"b":[1.5,"é"]}}"#,
+    ];
+    for body in same {
+        assert_eq!(hash(body), hash(plain), "{body}");
+    }
+    let different = [
+        r#"{"id":"p-1","amount":1299,"currency":"EUR","payload":{"a":1,"b":["é",1.5]}}"#,
+        r#"{"id":"p-1","amount":1299,"currency":"EUR","payload":{"a":-1,"b":[1.5,"é"]}}"#,
+        r#"{"id":"p-1","amount":1299,"currency":"EUR","payload":{"a":"1","b":[1.5,"é"]}}"#,
+        r#"{"id":"p-1","amount":1299,"currency":"EUR","payload":{"a":12345678901234567890123,"b":[1.5,"é"]}}"#,
+        r#"{"id":"p-1","amount":1299,"currency":"EUR","payload":{"a":12345678901234567890124,"b":[1.5,"é"]}}"#,
+        r#"{"id":"p-1","amount":1299,"currency":"EUR","payload":{}}"#,
+        r#"{"id":"p-1","amount":1299,"currency":"EUR"}"#,
+        r#"{"id":"p-1","amount":1300,"currency":"EUR"}"#,
+        r#"{"id":"p-1","amount":1299,"currency":"USD"}"#,
+        r#"{"id":"p-1","amount":1299,"currency":"EUR","account":"x"}"#,
+        r#"{"id":"p-1","amount":1299,"currency":"EUR","reference":"x"}"#,
+        r#"{"id":"p-1","amount":1299,"currency":"EUR","idempotency_key":"x"}"#,
+        r#"{"id":"p-1","amount":1299,"currency":"EUR","not_before":"2027-01-01T00:00:00Z"}"#,
+        r#"{"id":"p-1","amount":1299,"currency":"EUR","expires_at":"2027-01-01T00:00:00Z"}"#,
+    ];
+    let mut seen = vec![hash(plain)];
+    for body in different {
+        let hash = hash(body);
+        assert!(!seen.contains(&hash), "{body}");
+        seen.push(hash);
+    }
+}
+
+#[test]
+fn times_are_rounded_to_the_safe_side() {
+    let at = |field: &str, text: &str| {
+        let job = read(with(field, &format!("\"{text}\""))).unwrap().job;
+        job.not_before.or(job.expires_at).unwrap().0
+    };
+    assert_eq!(at("not_before", "1970-01-01T00:00:01.0001Z"), 1_001);
+    assert_eq!(at("expires_at", "1970-01-01T01:00:01.0009+01:00"), 1_000);
+}
+
+#[test]
+fn the_payload_is_kept_as_written() {
+    let payload = "{ \"b\" : 1.0 ,\n\"a\":\"\\u00e9\" }";
+    let decoded = read(with("payload", payload)).unwrap();
+    assert_eq!(decoded.job.payload.as_deref(), Some(payload));
+    let again = read(encode(&decoded.job)).unwrap();
+    assert_eq!(again, decoded);
+}
+
+#[test]
+fn an_outcome_event_names_all_its_fields() {
+    let event = OutcomeEvent {
+        sequence: 7,
+        id: "p-1".to_owned(),
+        provider: lane(),
+        state: FinalState::Succeeded,
+        provider_reference: Some("ch_1".to_owned()),
+        reason: None,
+        attempts: 2,
+        at_ms: 1_500,
+    };
+    let written: Value = serde_json::from_slice(&outcome_event_json(&event)).unwrap();
+    let expected = json!({
+        "id": "p-1", "provider": "stripe", "state": "succeeded", "provider_reference": "ch_1", "reason": null,
+        "attempts": 2, "at": "1970-01-01T00:00:01.500Z",
+    });
+    assert_eq!(written, expected);
+}
+
+fn token() -> impl Strategy<Value = Token> {
+    "[A-Za-z0-9_-]{1,64}".prop_map(|text| Token::new(text).unwrap())
+}
+
+/// Years 0001 to 9998: what RFC 3339 can write.
+fn instant() -> impl Strategy<Value = EpochMs> {
+    (-62_135_596_800_000_i64..253_370_764_800_000).prop_map(EpochMs)
+}
+
+fn payload() -> impl Strategy<Value = String> {
+    let text = "[^\\x00]{0,12}";
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i32>().prop_map(Value::from),
+        any::<f64>().prop_filter("finite", |n| n.is_finite()).prop_map(Value::from),
+        text.prop_map(Value::from),
+    ];
+    let value = leaf.prop_recursive(4, 24, 4, move |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::btree_map(text, inner, 0..4).prop_map(|map| Value::Object(map.into_iter().collect())),
+        ]
+    });
+    prop::collection::btree_map(text, value, 0..4).prop_map(|map| Value::Object(map.into_iter().collect()).to_string())
+}
+
+prop_compose! {
+    fn job()(
+        id in token(),
+        amount in 1..i64::MAX,
+        currency in prop::sample::select(vec!["EUR", "USD", "JPY", "CHF", "BHD"]),
+        account in prop::option::of(token()),
+        reference in prop::option::of("[^\\x00]{0,255}"),
+        idempotency_key in prop::option::of(token()),
+        cost in 1_u16..=1_000,
+        priority in 0_u8..=9,
+        not_before in prop::option::of(instant()),
+        expires_at in prop::option::of(instant()),
+        payload in prop::option::of(payload()),
+    ) -> Job {
+        Job {
+            id, provider: lane(), amount, currency: currency.to_owned(), account, reference, idempotency_key, cost,
+            priority, not_before, expires_at, payload,
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_written_job_reads_back_as_itself(job in job()) {
+        let decoded = decode(&encode(&job), &lane(), CardNumbers::Off).unwrap();
+        prop_assert_eq!(decoded.job, job);
+    }
+
+    #[test]
+    fn random_bytes_are_an_answer_and_never_a_panic(body in prop::collection::vec(any::<u8>(), 0..512)) {
+        prop_assert!(read(&body).is_err());
+    }
+
+    #[test]
+    fn mutations_are_an_answer_and_never_a_panic(
+        job in job(),
+        edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0..3_u8), 1..8),
+    ) {
+        let mut body = encode(&job);
+        for (at, byte, kind) in edits {
+            let at = at.index(body.len());
+            match kind {
+                0 => body[at] = byte,
+                1 => body.insert(at, byte),
+                _ if body.len() > 1 => { body.remove(at); }
+                _ => {}
+            }
+        }
+        if let Ok(decoded) = read(&body) {
+            prop_assert_eq!(read(encode(&decoded.job)).unwrap(), decoded);
+        }
+    }
+}

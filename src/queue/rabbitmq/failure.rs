@@ -1,0 +1,75 @@
+//! What the broker's and the library's errors mean to us, and the time limit of every call.
+//!
+//! Refuses to wait for ever: lapin's calls hang while a connection is blocked or its peer is silent.
+
+use std::future::Future;
+use std::time::Duration;
+
+use lapin::ErrorKind;
+use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
+
+use crate::queue::QueueError;
+
+/// Longest time that one call to the broker may take.
+pub(super) const CALL_LIMIT: Duration = Duration::from_secs(5);
+
+/// Why a call came to nothing.
+#[derive(Debug)]
+pub(super) enum Failure {
+    TimedOut,
+    Broker(lapin::Error),
+}
+
+/// Waits for a call to the broker for at most [`CALL_LIMIT`].
+pub(super) async fn limited<T>(call: impl Future<Output = lapin::Result<T>>) -> Result<T, Failure> {
+    match tokio::time::timeout(CALL_LIMIT, call).await {
+        Ok(answer) => answer.map_err(Failure::Broker),
+        Err(_) => Err(Failure::TimedOut),
+    }
+}
+
+impl Failure {
+    /// The broker says that what was named does not exist.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self.amqp(), Some(AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND)))
+    }
+
+    /// The broker has it already, with other arguments.
+    pub fn is_different(&self) -> bool {
+        matches!(self.amqp(), Some(AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED)))
+    }
+
+    /// Trying again will not mend it.
+    fn is_refusal(&self) -> bool {
+        matches!(
+            self.amqp(),
+            Some(
+                AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED | AMQPSoftError::PRECONDITIONFAILED)
+                    | AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED)
+            )
+        )
+    }
+
+    fn amqp(&self) -> Option<&AMQPErrorKind> {
+        match self {
+            Self::Broker(error) => match error.kind() {
+                ErrorKind::ProtocolError(error) => Some(error.kind()),
+                _ => None,
+            },
+            Self::TimedOut => None,
+        }
+    }
+
+    /// `doing` says what was tried, for people.
+    pub fn into_error(self, doing: &str) -> QueueError {
+        let text = self.describe(doing);
+        if self.is_refusal() { QueueError::Refused(text) } else { QueueError::Away(text) }
+    }
+
+    pub fn describe(&self, doing: &str) -> String {
+        match self {
+            Self::TimedOut => format!("{doing}: no answer within {} s", CALL_LIMIT.as_secs()),
+            Self::Broker(error) => format!("{doing}: {error}"),
+        }
+    }
+}

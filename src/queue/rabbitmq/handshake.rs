@@ -1,0 +1,60 @@
+//! One attempt to connect, with an end.
+//!
+//! Refuses to leave anything behind: lapin's I/O thread would wait for ever for a peer that accepts and says nothing,
+//! so a copy of the socket is kept and shut when time is up.
+
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use lapin::tcp::AsyncTcpStream;
+use lapin::uri::AMQPScheme;
+use lapin::{Connection, ConnectionProperties};
+
+use super::failure::Failure;
+use super::settings::Settings;
+
+/// Connects; `name` is what the broker's own lists show.
+pub(super) async fn connect(settings: &Settings, name: &str) -> Result<Connection, Failure> {
+    // No `enable_auto_recover`: the supervisor rebuilds everything as one generation.
+    let properties = ConnectionProperties::default().with_connection_name(name.into());
+    let runtime = lapin::runtime::default_runtime().map_err(Failure::Broker)?;
+    let (tls, limit) = (settings.tls.clone(), settings.connect_limit);
+    let socket: Arc<Mutex<Option<TcpStream>>> = Arc::default();
+    let kept = Arc::clone(&socket);
+    let connecting = Connection::connector(
+        settings.uri.clone(),
+        runtime,
+        async move |uri, runtime| {
+            let stream = async {
+                let addresses = runtime.to_socket_addrs((uri.authority.host.clone(), uri.authority.port));
+                let stream = AsyncTcpStream::connect(&runtime, addresses).await?;
+                if let AsyncTcpStream::Plain(tcp) = &stream {
+                    let copy = TcpStream::from(tcp.get_ref().as_fd().try_clone_to_owned()?);
+                    *kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(copy);
+                }
+                match uri.scheme {
+                    AMQPScheme::AMQP => Ok(stream),
+                    AMQPScheme::AMQPS => stream.into_tls(&uri.authority.host, tls.as_ref()).await,
+                }
+            };
+            // lapin's own connect knows no time limit; without one this thread would outlive the attempt.
+            match tokio::time::timeout(limit, stream).await {
+                Ok(stream) => Ok(stream?),
+                Err(_) => Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
+            }
+        },
+        properties,
+    );
+    let ended = tokio::time::timeout(limit, connecting).await;
+    let socket = socket.lock().unwrap_or_else(PoisonError::into_inner).take();
+    match ended {
+        Ok(connection) => connection.map_err(Failure::Broker),
+        Err(_) => {
+            if let Some(Err(error)) = socket.map(|socket| socket.shutdown(Shutdown::Both)) {
+                tracing::debug!(%error, "socket of a connection attempt was gone already");
+            }
+            Err(Failure::TimedOut)
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Keeps one connection up: connects, watches, and connects again with growing, jittered pauses.
+//!
+//! Refuses to repair: whatever belonged to a lost connection is lost with it, and a new generation begins with the
+//! topology declared. lapin's automatic recovery stays off (its prefetch and acknowledgement fixes are weeks old).
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt as _;
+use lapin::{Connection, Event};
+use tokio::sync::watch;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::declare::declare_all;
+use super::failure::{CALL_LIMIT, limited};
+use super::handshake::connect;
+use super::settings::Settings;
+use super::topology::Topology;
+use crate::domain::backoff::BackoffPolicy;
+use crate::domain::provider::ProviderName;
+use crate::queue::QueueError;
+
+/// Pauses between attempts.
+const RECONNECT: BackoffPolicy = BackoffPolicy { base: Duration::from_millis(100), max: Duration::from_secs(5) };
+/// A generation that lived this long ends the growth of the pauses.
+const STEADY: Duration = Duration::from_secs(10);
+/// How often the state is looked at, should an event be missed.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// One connection, from its opening to its end.
+pub(super) struct Generation {
+    pub number: u64,
+    pub connection: Connection,
+    /// Since when the broker has blocked publishers, and why.
+    blocked: watch::Sender<Option<(Instant, String)>>,
+}
+
+#[derive(Clone)]
+enum State {
+    Up(Arc<Generation>),
+    Away(String),
+    Refused(String),
+}
+
+/// The providers whose lanes each new generation declares; empty until the first declaration.
+#[derive(Clone, Default)]
+pub(super) struct Declared(Arc<Mutex<BTreeSet<ProviderName>>>);
+
+impl Declared {
+    pub fn add(&self, providers: &[ProviderName]) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(providers.iter().cloned());
+    }
+
+    fn list(&self) -> Vec<ProviderName> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+}
+
+/// One supervised connection. Dropping it ends the supervision and, with the last channel, the connection.
+pub(super) struct Link {
+    state: watch::Receiver<State>,
+    _supervision: AbortOnDropHandle<()>,
+}
+
+impl Link {
+    /// Starts connecting and returns at once.
+    pub fn start(settings: Settings, purpose: &'static str, declared: Declared) -> Self {
+        let (sender, state) = watch::channel(State::Away("not connected yet".to_owned()));
+        let supervision = tokio::spawn(supervise(settings, purpose, declared, sender));
+        Self { state, _supervision: AbortOnDropHandle::new(supervision) }
+    }
+
+    /// The present generation; waits up to [`CALL_LIMIT`] for one.
+    ///
+    /// # Errors
+    /// [`QueueError::Away`] with the last failure, or at once [`QueueError::Refused`] when the broker turns us down.
+    pub async fn generation(&self) -> Result<Arc<Generation>, QueueError> {
+        let mut state = self.state.clone();
+        let settled = |state: &State| !matches!(state, State::Away(_));
+        let last = match tokio::time::timeout(CALL_LIMIT, state.wait_for(settled)).await {
+            Ok(Ok(state)) => state.clone(),
+            Ok(Err(_)) => return Err(QueueError::Away("the supervision has ended".to_owned())),
+            Err(_) => self.state.borrow().clone(),
+        };
+        match last {
+            State::Up(generation) => Ok(generation),
+            State::Away(text) => Err(QueueError::Away(text)),
+            State::Refused(text) => Err(QueueError::Refused(text)),
+        }
+    }
+}
+
+impl Generation {
+    /// Waits until the broker takes publishes; at most until [`CALL_LIMIT`] after it stopped.
+    pub async fn unblocked(&self) -> Result<(), QueueError> {
+        let mut blocked = self.blocked.subscribe();
+        let Some((since, reason)) = blocked.borrow().clone() else { return Ok(()) };
+        let left = CALL_LIMIT.saturating_sub(since.elapsed());
+        match tokio::time::timeout(left, blocked.wait_for(Option::is_none)).await {
+            Ok(_) => Ok(()),
+            Err(_) => Err(QueueError::NotConfirmed(format!("the broker has blocked publishers: {reason}"))),
+        }
+    }
+
+    /// Waits for the end of the connection and says why.
+    async fn ended(&self) -> String {
+        let mut events = std::pin::pin!(self.connection.events_listener());
+        let mut cause = "closed".to_owned();
+        // An error event may concern a channel alone, so the connection's own state decides.
+        while self.connection.status().connected() {
+            let Ok(event) = tokio::time::timeout(LOOK, events.next()).await else { continue };
+            match event {
+                Some(Event::ConnectionBlocked(reason)) => {
+                    tracing::warn!(%reason, "broker blocks publishers");
+                    self.blocked.send_replace(Some((Instant::now(), reason)));
+                }
+                Some(Event::ConnectionUnblocked) => {
+                    tracing::info!("broker takes publishes again");
+                    self.blocked.send_replace(None);
+                }
+                Some(Event::Error(error)) => cause = error.to_string(),
+                Some(_) => {}
+                None => break,
+            }
+        }
+        cause
+    }
+}
+
+async fn supervise(settings: Settings, purpose: &'static str, declared: Declared, state: watch::Sender<State>) {
+    let mut failed: u32 = 0;
+    for number in 1.. {
+        match establish(&settings, purpose, &declared, number).await {
+            Ok(generation) => {
+                let since = Instant::now();
+                tracing::info!(purpose, generation = number, "broker connected");
+                state.send_replace(State::Up(Arc::clone(&generation)));
+                let cause = generation.ended().await;
+                tracing::warn!(purpose, generation = number, %cause, "broker connection lost");
+                state.send_replace(State::Away(format!("connection lost: {cause}")));
+                failed = if since.elapsed() > STEADY { 1 } else { failed.saturating_add(1) };
+            }
+            Err(error) => {
+                tracing::warn!(purpose, %error, "broker cannot be reached");
+                state.send_replace(match error {
+                    QueueError::Refused(text) => State::Refused(text),
+                    error => State::Away(error.to_string()),
+                });
+                failed = failed.saturating_add(1);
+            }
+        }
+        tokio::time::sleep(RECONNECT.delay(failed, rand::random())).await;
+    }
+}
+
+async fn establish(
+    settings: &Settings,
+    purpose: &str,
+    declared: &Declared,
+    number: u64,
+) -> Result<Arc<Generation>, QueueError> {
+    let authority = &settings.uri.authority;
+    let connection = connect(settings, &format!("sluicegate {purpose}"))
+        .await
+        .map_err(|failure| failure.into_error(&format!("connect to {}:{}", authority.host, authority.port)))?;
+    let providers = declared.list();
+    if !providers.is_empty() {
+        declare(&connection, &Topology::new(&settings.prefix), &providers).await?;
+    }
+    Ok(Arc::new(Generation { number, connection, blocked: watch::Sender::new(None) }))
+}
+
+/// Declares what all providers share and these providers' lanes.
+pub(super) async fn declare(
+    connection: &Connection,
+    topology: &Topology,
+    providers: &[ProviderName],
+) -> Result<(), QueueError> {
+    let mut declarations = topology.shared();
+    for provider in providers {
+        declarations.extend(topology.lane(provider)?);
+    }
+    let channel = limited(connection.create_channel()).await.map_err(|failure| failure.into_error("open a channel"))?;
+    declare_all(&channel, &declarations).await
+}

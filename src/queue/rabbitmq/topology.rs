@@ -1,0 +1,269 @@
+//! Which exchanges, queues and bindings there are, each argument with its reason. `docs/topology.md` shows the same.
+//!
+//! Refuses to talk to a broker: these are values. Arguments can never change once declared, so nothing in here may be
+//! changed without a new prefix.
+
+use std::time::Duration;
+
+use lapin::ExchangeKind;
+use lapin::types::{AMQPValue, FieldTable};
+
+use crate::domain::provider::ProviderName;
+use crate::domain::time::millis_up;
+use crate::queue::{DELAY_STEPS, Destination, QueueError};
+
+/// Deliveries of one message before the broker gives up on it. High, because a lost worker costs every message in its
+/// hands one delivery; finite, because a message that kills workers must end somewhere; written out, because 4.0 made
+/// 20 the default. <https://www.rabbitmq.com/docs/quorum-queues#poison-message-handling>
+const LANE_DELIVERY_LIMIT: i32 = 1_000;
+/// In effect none: from `invalid` and `dead` nothing may be dropped. (`-1` is understood from 4.0 on only.)
+const KEPT_DELIVERY_LIMIT: i32 = 1_000_000;
+/// Names of queues that no lane can have.
+const RESERVED: [&str; 3] = ["invalid", "dead", "outcomes"];
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Declaration {
+    Exchange { name: String, kind: ExchangeKind },
+    Queue { name: String, arguments: Vec<(&'static str, Argument)> },
+    Binding { queue: String, exchange: String, routing_key: String },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Argument {
+    Text(String),
+    Number(i32),
+}
+
+/// Where one message is published.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Route {
+    pub exchange: String,
+    pub routing_key: String,
+    pub mandatory: bool,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Topology {
+    prefix: String,
+}
+
+impl Topology {
+    pub fn new(prefix: &str) -> Self {
+        Self { prefix: prefix.to_owned() }
+    }
+
+    pub fn lane_queue(&self, provider: &ProviderName) -> String {
+        format!("{}.{provider}", self.prefix)
+    }
+
+    fn invalid(&self) -> String {
+        format!("{}.invalid", self.prefix)
+    }
+
+    fn dead(&self) -> String {
+        format!("{}.dead", self.prefix)
+    }
+
+    fn outcomes(&self) -> String {
+        format!("{}.outcomes", self.prefix)
+    }
+
+    /// Queue and exchange of one delay step.
+    fn delay(&self, step: Duration) -> String {
+        format!("{}.delay.{}", self.prefix, millis_up(step))
+    }
+
+    /// What all providers share, in an order in which nothing names what is not there yet.
+    pub fn shared(&self) -> Vec<Declaration> {
+        let mut declarations = vec![
+            Declaration::Exchange { name: self.prefix.clone(), kind: ExchangeKind::Direct },
+            Declaration::Exchange { name: self.outcomes(), kind: ExchangeKind::Topic },
+            Declaration::Queue { name: self.invalid(), arguments: kept() },
+            Declaration::Queue { name: self.dead(), arguments: kept() },
+        ];
+        for step in DELAY_STEPS {
+            let name = self.delay(step);
+            // Fanout, so that the routing key stays free to carry the provider's name through the delay.
+            declarations.push(Declaration::Exchange { name: name.clone(), kind: ExchangeKind::Fanout });
+            declarations.push(Declaration::Queue { name: name.clone(), arguments: self.delay_arguments(step) });
+            declarations.push(Declaration::Binding { queue: name.clone(), exchange: name, routing_key: String::new() });
+        }
+        declarations
+    }
+
+    /// # Errors
+    /// When the provider's name is one that a queue of our own has.
+    pub fn lane(&self, provider: &ProviderName) -> Result<Vec<Declaration>, QueueError> {
+        let queue = self.checked_lane(provider)?;
+        Ok(vec![
+            Declaration::Queue { name: queue.clone(), arguments: self.lane_arguments() },
+            Declaration::Binding { queue, exchange: self.prefix.clone(), routing_key: provider.as_str().to_owned() },
+        ])
+    }
+
+    /// The lane's queue, unless the provider has a name that would make it one of our own.
+    pub fn checked_lane(&self, provider: &ProviderName) -> Result<String, QueueError> {
+        if RESERVED.contains(&provider.as_str()) {
+            return Err(QueueError::Refused(format!("provider `{provider}`: this name is reserved, choose another")));
+        }
+        Ok(self.lane_queue(provider))
+    }
+
+    fn lane_arguments(&self) -> Vec<(&'static str, Argument)> {
+        let mut arguments = quorum(LANE_DELIVERY_LIMIT);
+        // What the broker gives up on goes to `dead`, straight through the default exchange.
+        // <https://www.rabbitmq.com/docs/dlx#routing>
+        arguments.push(("x-dead-letter-exchange", text("")));
+        arguments.push(("x-dead-letter-routing-key", Argument::Text(self.dead())));
+        arguments.extend(at_least_once());
+        arguments
+    }
+
+    fn delay_arguments(&self, step: Duration) -> Vec<(&'static str, Argument)> {
+        let ms = i32::try_from(millis_up(step)).unwrap_or(i32::MAX);
+        let mut arguments = quorum(KEPT_DELIVERY_LIMIT);
+        // One time for the whole queue: with a time per message a long one at the head holds up the short ones.
+        // <https://www.rabbitmq.com/docs/ttl#per-message-ttl-caveats>
+        arguments.push(("x-message-ttl", Argument::Number(ms)));
+        // No x-dead-letter-routing-key: the message keeps its own, the provider's name.
+        arguments.push(("x-dead-letter-exchange", Argument::Text(self.prefix.clone())));
+        arguments.extend(at_least_once());
+        arguments
+    }
+
+    /// # Errors
+    /// When no queue can be meant.
+    pub fn route(&self, destination: &Destination) -> Result<Route, QueueError> {
+        Ok(match destination {
+            Destination::Lane(provider) => {
+                self.checked_lane(provider)?;
+                Route { exchange: self.prefix.clone(), routing_key: provider.as_str().to_owned(), mandatory: true }
+            }
+            Destination::Delay { provider, step } => {
+                self.checked_lane(provider)?;
+                if !DELAY_STEPS.contains(step) {
+                    return Err(QueueError::Refused(format!("{step:?} is not one of the delay steps")));
+                }
+                Route { exchange: self.delay(*step), routing_key: provider.as_str().to_owned(), mandatory: true }
+            }
+            Destination::Invalid { .. } => {
+                Route { exchange: String::new(), routing_key: self.invalid(), mandatory: true }
+            }
+            // Not mandatory: that nobody has bound a queue for outcomes is a choice, not a fault.
+            Destination::Outcomes { provider, state } => {
+                Route { exchange: self.outcomes(), routing_key: format!("{provider}.{state}"), mandatory: false }
+            }
+        })
+    }
+}
+
+/// Replicated, and on disk before a publish is confirmed. <https://www.rabbitmq.com/docs/quorum-queues>
+fn quorum(delivery_limit: i32) -> Vec<(&'static str, Argument)> {
+    vec![("x-queue-type", text("quorum")), ("x-delivery-limit", Argument::Number(delivery_limit))]
+}
+
+/// Queues whose messages stay until a person or the sweeper takes them.
+fn kept() -> Vec<(&'static str, Argument)> {
+    quorum(KEPT_DELIVERY_LIMIT)
+}
+
+/// The default strategy removes a message before its new queue has it. This one needs `reject-publish`, which without
+/// a length limit rejects nothing.
+/// <https://www.rabbitmq.com/docs/quorum-queues#activating-at-least-once-dead-lettering>
+fn at_least_once() -> [(&'static str, Argument); 2] {
+    [("x-dead-letter-strategy", text("at-least-once")), ("x-overflow", text("reject-publish"))]
+}
+
+fn text(value: &str) -> Argument {
+    Argument::Text(value.to_owned())
+}
+
+/// Arguments as the wire has them: strings are long strings, numbers are 32-bit integers.
+pub(super) fn table(arguments: &[(&'static str, Argument)]) -> FieldTable {
+    let mut table = FieldTable::default();
+    for (key, value) in arguments {
+        let value = match value {
+            Argument::Text(text) => AMQPValue::LongString(text.as_str().into()),
+            Argument::Number(number) => AMQPValue::LongInt(*number),
+        };
+        table.insert((*key).into(), value);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(declaration: &Declaration) -> String {
+        match declaration {
+            Declaration::Exchange { name, kind } => {
+                format!("| exchange `{name}` | {} | |", format!("{kind:?}").to_lowercase())
+            }
+            Declaration::Queue { name, arguments } => {
+                let arguments: Vec<String> = arguments
+                    .iter()
+                    .map(|(key, value)| match value {
+                        Argument::Text(text) => format!("`{key}` = `\"{text}\"`"),
+                        Argument::Number(number) => format!("`{key}` = `{number}`"),
+                    })
+                    .collect();
+                format!("| queue `{name}` | quorum | {} |", arguments.join(" · "))
+            }
+            Declaration::Binding { queue, exchange, routing_key } => {
+                format!("| binding `{exchange}` → `{queue}` | | routing key `\"{routing_key}\"` |")
+            }
+        }
+    }
+
+    /// The page shows the rows of one delay step and of one lane, with places for what differs.
+    fn documented_form(topology: &Topology) -> Vec<String> {
+        let stripe = ProviderName::new("stripe").unwrap();
+        let mut rows: Vec<String> = topology.lane(&stripe).unwrap().iter().map(row).collect();
+        rows.iter_mut().for_each(|row| *row = row.replace("stripe", "<provider>"));
+        for declaration in topology.shared() {
+            let mut row = row(&declaration);
+            for ms in DELAY_STEPS.map(millis_up) {
+                row = row.replace(&format!(".delay.{ms}`"), ".delay.<ms>`");
+                row = row.replace(&format!("`x-message-ttl` = `{ms}`"), "`x-message-ttl` = `<ms>`");
+            }
+            if !rows.contains(&row) {
+                rows.push(row);
+            }
+        }
+        rows
+    }
+
+    #[test]
+    fn the_documentation_says_what_the_code_declares() {
+        let rows = documented_form(&Topology::new("payments"));
+        let page = include_str!("../../../docs/topology.md");
+        let heads = ["| exchange `", "| queue `", "| binding `"];
+        let documented: Vec<&str> =
+            page.lines().filter(|line| heads.iter().any(|head| line.starts_with(head))).collect();
+        assert_eq!(documented, rows, "docs/topology.md should read:\n{}", rows.join("\n"));
+        let steps: Vec<String> = DELAY_STEPS.map(|step| millis_up(step).to_string()).into();
+        assert!(page.contains(&format!("`<ms>` is each of {}.", steps.join(", "))), "{steps:?}");
+    }
+
+    #[test]
+    fn no_lane_can_take_the_name_of_another_queue() {
+        let topology = Topology::new("payments");
+        for name in RESERVED {
+            assert!(topology.lane(&ProviderName::new(name).unwrap()).is_err(), "{name}");
+        }
+        assert!(topology.lane(&ProviderName::new("delay").unwrap()).is_ok());
+    }
+
+    #[test]
+    fn only_outcomes_may_go_nowhere() {
+        let topology = Topology::new("p");
+        let stripe = ProviderName::new("stripe").unwrap();
+        let lane = topology.route(&Destination::Lane(stripe.clone())).unwrap();
+        assert!(lane.mandatory);
+        let outcome = topology.route(&Destination::Outcomes { provider: stripe.clone(), state: "dead" }).unwrap();
+        assert_eq!((outcome.routing_key.as_str(), outcome.mandatory), ("stripe.dead", false));
+        let odd = Destination::Delay { provider: stripe, step: Duration::from_millis(300) };
+        assert!(topology.route(&odd).is_err());
+    }
+}
