@@ -41,7 +41,7 @@ fn run(cli: &Cli, console: &mut Console) -> Result<Exit, CommandError> {
     };
     telemetry::init(config.log).map_err(|error| CommandError::Failed(error.to_string()))?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let engines = connect::Unwired;
+    let engines = connect::Wired::default();
     let ended = runtime.block_on(async {
         let ended = cli::execute(&cli.command, &config, &engines, console).await;
         engines.close().await;

@@ -5,15 +5,21 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use secrecy::SecretString;
+use tokio::sync::OnceCell;
 
 use super::CommandError;
 use super::check::Finding;
-use crate::config::{CardNumbers, Config};
+use crate::config::{CardNumbers, Config, QueueUrl};
 use crate::domain::job::JobId;
 use crate::domain::provider::{Provider, ProviderName};
-use crate::ledger::provider_row::ProviderRow;
+use crate::ledger::LedgerError;
+use crate::ledger::database::{Database, SchemaState};
+use crate::ledger::provider_row::{ProviderRow, parse_provider_file};
 use crate::ledger::settings::{BadRow, Settings};
-use crate::queue::Queue;
+use crate::queue::embedded::EmbeddedQueue;
+use crate::queue::rabbitmq::{self, RabbitMq};
+use crate::queue::{Queue, message};
 
 /// A message that the worker would take.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,41 +69,87 @@ pub trait Engines: Send + Sync {
     async fn close(&self);
 }
 
-/// Engines of a build in which none is wired in: every command that needs one says so and fails.
-#[derive(Clone, Copy, Debug)]
-pub struct Unwired;
+/// The real engines.
+#[derive(Default)]
+pub struct Wired {
+    /// One pool for ledger, settings and embedded queue: a database in memory exists once per connection pool.
+    database: OnceCell<Database>,
+}
 
-const UNWIRED: &str = "no engine is wired into this build";
+impl Wired {
+    async fn database(&self, config: &Config) -> Result<&Database, CommandError> {
+        let open = async || Database::open(config.database.url.expose(), config.database.max_connections);
+        Ok(self.database.get_or_try_init(open).await?)
+    }
+
+    /// The database, if it is at this program's schema or a later one.
+    async fn migrated(&self, config: &Config) -> Result<&Database, CommandError> {
+        let database = self.database(config).await?;
+        match database.schema_state().await? {
+            SchemaState::NotMigrated => Err(LedgerError::NotMigrated.into()),
+            SchemaState::Current | SchemaState::Newer => Ok(database),
+        }
+    }
+}
 
 #[async_trait]
-impl Engines for Unwired {
-    async fn migrate(&self, _: &Config) -> Result<bool, CommandError> {
-        Err(CommandError::Failed(UNWIRED.to_owned()))
+impl Engines for Wired {
+    async fn migrate(&self, config: &Config) -> Result<bool, CommandError> {
+        let database = self.database(config).await?;
+        let before = database.schema_state().await?;
+        database.migrate().await?;
+        Ok(before == SchemaState::NotMigrated)
     }
 
-    async fn settings(&self, _: &Config) -> Result<Arc<dyn Settings>, CommandError> {
-        Err(CommandError::Failed(UNWIRED.to_owned()))
+    async fn settings(&self, config: &Config) -> Result<Arc<dyn Settings>, CommandError> {
+        Ok(self.migrated(config).await?.settings())
     }
 
-    async fn queue(&self, _: &Config) -> Result<Arc<dyn Queue>, CommandError> {
-        Err(CommandError::Failed(UNWIRED.to_owned()))
+    async fn queue(&self, config: &Config) -> Result<Arc<dyn Queue>, CommandError> {
+        match &config.queue.url {
+            QueueUrl::Embedded => {
+                let pool = self.migrated(config).await?.sqlite_pool();
+                let pool = pool.ok_or_else(|| CommandError::Configuration("queue.url: needs SQLite".to_owned()))?;
+                Ok(Arc::new(EmbeddedQueue::new(pool)))
+            }
+            QueueUrl::Amqp(url) => {
+                let settings = rabbitmq::Settings::new(&SecretString::from(url.expose()), &config.queue.prefix)?;
+                Ok(Arc::new(RabbitMq::connect(settings)))
+            }
+        }
     }
 
     fn probes(&self, _: &Config) -> Vec<Box<dyn Probe>> {
         Vec::new()
     }
 
-    fn parse_provider_file(&self, _: &str) -> Result<Vec<ProviderRow>, Vec<String>> {
-        Err(vec![UNWIRED.to_owned()])
+    fn parse_provider_file(&self, text: &str) -> Result<Vec<ProviderRow>, Vec<String>> {
+        parse_provider_file(text)
     }
 
     fn meant(&self, row: &ProviderRow) -> Result<Provider, BadRow> {
-        Err(BadRow { provider: row.name.clone(), problems: vec![UNWIRED.to_owned()] })
+        row.meant(0)
     }
 
-    fn check_message(&self, _: &[u8], _: &ProviderName, _: CardNumbers) -> Result<CheckedMessage, String> {
-        Err(UNWIRED.to_owned())
+    fn check_message(
+        &self,
+        body: &[u8],
+        lane: &ProviderName,
+        card_numbers: CardNumbers,
+    ) -> Result<CheckedMessage, String> {
+        let card_numbers = match card_numbers {
+            CardNumbers::Refuse => message::CardNumbers::Refuse,
+            CardNumbers::Warn => message::CardNumbers::Warn,
+            CardNumbers::Off => message::CardNumbers::Off,
+        };
+        let decoded = message::decode(body, lane, card_numbers).map_err(|error| error.to_string())?;
+        let warnings = decoded.warnings.into_iter().map(str::to_owned).collect();
+        Ok(CheckedMessage { id: decoded.job.id, warnings })
     }
 
-    async fn close(&self) {}
+    async fn close(&self) {
+        if let Some(database) = self.database.get() {
+            database.close().await;
+        }
+    }
 }
