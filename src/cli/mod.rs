@@ -2,11 +2,13 @@
 //!
 //! Data goes to stdout, messages to stderr. Refuses to ask questions, and refuses to know an engine: [`connect`] does.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{CommandFactory as _, Parser, Subcommand};
 
-use crate::config::Config;
+use crate::config::{Config, Log};
 
 pub mod check;
 pub mod completions;
@@ -31,11 +33,35 @@ pub struct Cli {
     /// Configuration file (TOML); also SLUICEGATE_CONFIG.
     #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Sets one configuration key, over file and environment; repeatable.
+    /// Sets one configuration key, over file and environment; repeatable. Not for passwords: process lists show it.
     #[arg(long, global = true, value_name = "SECTION.KEY=VALUE")]
     pub set: Vec<String>,
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Cli {
+    /// Reads the command line.
+    ///
+    /// # Errors
+    /// Help and version as well as usage errors, for [`clap::Error::exit`].
+    pub fn from_arguments(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+        let arguments: Vec<OsString> = arguments.into_iter().collect();
+        let cli = Self::try_parse_from(&arguments)?;
+        // clap lets a global flag behind the command replace those before it, silently: a database.url would be lost.
+        let written = |flag: &str| {
+            let before_operands = arguments.iter().take_while(|argument| *argument != "--");
+            let texts = before_operands.filter_map(|argument| argument.to_str());
+            texts
+                .filter(|text| text.strip_prefix(flag).is_some_and(|rest| rest.is_empty() || rest.starts_with('=')))
+                .count()
+        };
+        if written("--set") > cli.set.len() || written("--config") > 1 {
+            let message = "--set and --config stand both before and behind the command: write them on one side";
+            return Err(Self::command().error(ErrorKind::ArgumentConflict, message));
+        }
+        Ok(cli)
+    }
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 fine, 1 failed, 2 usage, 78 bad configuration.\n\
@@ -117,6 +143,14 @@ impl From<crate::queue::QueueError> for CommandError {
 }
 
 impl Command {
+    /// What the command logs: one that reports for itself stays quiet below `error`, unless somebody asks for detail.
+    #[must_use]
+    pub fn log(&self, configured: Log) -> Log {
+        let detail = configured.level > tracing::Level::INFO;
+        let level = if detail { configured.level } else { tracing::Level::ERROR };
+        Log { level, ..configured }
+    }
+
     /// Runs the commands that need neither configuration nor engines; `None` for all others.
     pub fn without_config(&self, console: &mut Console) -> Option<Result<Exit, CommandError>> {
         match self {
