@@ -16,6 +16,7 @@ use crate::domain::provider::ProviderName;
 pub mod embedded;
 pub mod headers;
 pub mod message;
+mod names;
 pub mod rabbitmq;
 
 /// Lengths of the delay queues: a parked job goes to the longest step that fits, again if time remains.

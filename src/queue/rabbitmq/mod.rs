@@ -68,7 +68,7 @@ impl Queue for RabbitMq {
                 "a lane needs at least one place: 0 means no bound to RabbitMQ".to_owned(),
             ));
         }
-        let queue = self.topology.checked_lane(provider)?;
+        let queue = self.topology.lane_queue(provider)?;
         let generation = self.consuming.generation().await?;
         Ok(Box::new(RabbitLane::open(&generation.connection, provider, queue, places).await?))
     }
@@ -78,7 +78,7 @@ impl Queue for RabbitMq {
     }
 
     async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError> {
-        let queue = self.topology.checked_lane(provider)?;
+        let queue = self.topology.lane_queue(provider)?;
         let generation = self.consuming.generation().await?;
         // A channel of its own, because asking for a queue that is not there closes the channel.
         let asking = async {

@@ -10,7 +10,7 @@ use lapin::types::{AMQPValue, FieldTable};
 
 use crate::domain::provider::ProviderName;
 use crate::domain::time::millis_up;
-use crate::queue::{DELAY_STEPS, Destination, QueueError};
+use crate::queue::{DELAY_STEPS, Destination, QueueError, names};
 
 /// Deliveries of one message before the broker gives up on it. High, because a lost worker costs every message in its
 /// hands one delivery; finite, because a message that kills workers must end somewhere; written out, because 4.0 made
@@ -18,8 +18,6 @@ use crate::queue::{DELAY_STEPS, Destination, QueueError};
 const LANE_DELIVERY_LIMIT: i32 = 1_000;
 /// In effect none: from `invalid` and `dead` nothing may be dropped. (`-1` is understood from 4.0 on only.)
 const KEPT_DELIVERY_LIMIT: i32 = 1_000_000;
-/// Names of queues that no lane can have.
-const RESERVED: [&str; 3] = ["invalid", "dead", "outcomes"];
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Declaration {
@@ -50,10 +48,6 @@ pub(super) struct Topology {
 impl Topology {
     pub fn new(prefix: &str) -> Self {
         Self { prefix: prefix.to_owned() }
-    }
-
-    pub fn lane_queue(&self, provider: &ProviderName) -> String {
-        format!("{}.{provider}", self.prefix)
     }
 
     fn invalid(&self) -> String {
@@ -94,19 +88,17 @@ impl Topology {
     /// # Errors
     /// When the provider's name is one that a queue of our own has.
     pub fn lane(&self, provider: &ProviderName) -> Result<Vec<Declaration>, QueueError> {
-        let queue = self.checked_lane(provider)?;
+        let queue = self.lane_queue(provider)?;
         Ok(vec![
             Declaration::Queue { name: queue.clone(), arguments: self.lane_arguments() },
             Declaration::Binding { queue, exchange: self.prefix.clone(), routing_key: provider.as_str().to_owned() },
         ])
     }
 
-    /// The lane's queue, unless the provider has a name that would make it one of our own.
-    pub fn checked_lane(&self, provider: &ProviderName) -> Result<String, QueueError> {
-        if RESERVED.contains(&provider.as_str()) {
-            return Err(QueueError::Refused(format!("provider `{provider}`: this name is reserved, choose another")));
-        }
-        Ok(self.lane_queue(provider))
+    /// # Errors
+    /// When the provider's name is one that a queue of our own has.
+    pub fn lane_queue(&self, provider: &ProviderName) -> Result<String, QueueError> {
+        names::lane_queue(&self.prefix, provider)
     }
 
     fn lane_arguments(&self) -> Vec<(&'static str, Argument)> {
@@ -136,11 +128,11 @@ impl Topology {
     pub fn route(&self, destination: &Destination) -> Result<Route, QueueError> {
         Ok(match destination {
             Destination::Lane(provider) => {
-                self.checked_lane(provider)?;
+                self.lane_queue(provider)?;
                 Route { exchange: self.prefix.clone(), routing_key: provider.as_str().to_owned(), mandatory: true }
             }
             Destination::Delay { provider, step } => {
-                self.checked_lane(provider)?;
+                self.lane_queue(provider)?;
                 if !DELAY_STEPS.contains(step) {
                     return Err(QueueError::Refused(format!("{step:?} is not one of the delay steps")));
                 }
@@ -249,7 +241,7 @@ mod tests {
     #[test]
     fn no_lane_can_take_the_name_of_another_queue() {
         let topology = Topology::new("payments");
-        for name in RESERVED {
+        for name in names::RESERVED {
             assert!(topology.lane(&ProviderName::new(name).unwrap()).is_err(), "{name}");
         }
         assert!(topology.lane(&ProviderName::new("delay").unwrap()).is_ok());

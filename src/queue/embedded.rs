@@ -1,1 +1,0 @@
-//! The queue in the SQLite database.

@@ -1,0 +1,116 @@
+//! The queue in the SQLite database: the same semantics as RabbitMQ's, with nothing to install.
+//!
+//! Refuses to be a second broker: it serves one `run` process per database, and other processes may publish. Differences
+//! that remain: any lane can be published to, since a message for an unknown provider is kept until there is one; and
+//! outcome events are rows of queue `payments.outcomes` that nobody takes, of which the newest 100,000 are kept.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+use sqlx::SqlitePool;
+use tokio::sync::Notify;
+use tokio_util::task::TaskTracker;
+
+use super::{DELAY_STEPS, Destination, Lane, Outgoing, Queue, QueueError, headers, names};
+use crate::domain::provider::ProviderName;
+use crate::domain::time::millis_up;
+
+mod lane;
+mod store;
+
+use lane::EmbeddedLane;
+use store::Store;
+
+/// Begins all queue names. Not a setting: a database holds one deployment.
+const PREFIX: &str = "payments";
+
+pub struct EmbeddedQueue {
+    store: Store,
+    signals: Signals,
+    /// The tasks behind lanes; they end after giving back what their lane still held.
+    lanes: TaskTracker,
+}
+
+/// Wakes the lanes of a queue when something in it changed within this process.
+#[derive(Clone, Default)]
+struct Signals(Arc<Mutex<HashMap<String, Arc<Notify>>>>);
+
+impl Signals {
+    fn of(&self, queue: &str) -> Arc<Notify> {
+        let mut signals = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(signals.entry(queue.to_owned()).or_default())
+    }
+}
+
+impl EmbeddedQueue {
+    /// Works on table `queue_messages`, which `sluicegate migrate` creates.
+    #[must_use]
+    pub fn new(pool: SqlitePool) -> Self {
+        Self { store: Store::new(pool), signals: Signals::default(), lanes: TaskTracker::new() }
+    }
+
+    /// Gives back everything that a process before this one had taken; returns how many messages. Only for `run`, at
+    /// its start: it is the one process that takes messages.
+    ///
+    /// # Errors
+    /// [`QueueError::Refused`] when the table is missing, [`QueueError::Away`] otherwise.
+    pub async fn recover(&self) -> Result<u64, QueueError> {
+        self.store.release_all().await
+    }
+
+    /// Waits until every dropped lane has given back what it held. Lanes still open keep it waiting.
+    pub async fn close(&self) {
+        self.lanes.close();
+        self.lanes.wait().await;
+    }
+}
+
+#[async_trait]
+impl Queue for EmbeddedQueue {
+    async fn declare(&self, providers: &[ProviderName]) -> Result<(), QueueError> {
+        for provider in providers {
+            names::lane_queue(PREFIX, provider)?;
+        }
+        self.ping().await
+    }
+
+    async fn open_lane(&self, provider: &ProviderName, places: u16) -> Result<Box<dyn Lane>, QueueError> {
+        if places == 0 {
+            return Err(QueueError::Refused("a lane needs at least one place".to_owned()));
+        }
+        let queue = names::lane_queue(PREFIX, provider)?;
+        self.ping().await?;
+        let signal = self.signals.of(&queue);
+        Ok(Box::new(EmbeddedLane::open(self.store.clone(), queue, signal, places, &self.lanes)))
+    }
+
+    async fn publish(&self, message: Outgoing) -> Result<(), QueueError> {
+        let properties = headers::with_destination(&message);
+        let (queue, delay_ms) = match &message.destination {
+            Destination::Lane(provider) => (names::lane_queue(PREFIX, provider)?, 0),
+            Destination::Delay { provider, step } => {
+                if !DELAY_STEPS.contains(step) {
+                    return Err(QueueError::Refused(format!("{step:?} is not one of the delay steps")));
+                }
+                (names::lane_queue(PREFIX, provider)?, millis_up(*step))
+            }
+            Destination::Invalid { .. } => (format!("{PREFIX}.invalid"), 0),
+            Destination::Outcomes { .. } => (format!("{PREFIX}.outcomes"), 0),
+        };
+        let id = self.store.insert(&queue, &message.body, &properties, delay_ms).await?;
+        if matches!(message.destination, Destination::Outcomes { .. }) {
+            self.store.trim(&queue, id).await?;
+        }
+        self.signals.of(&queue).notify_waiters();
+        Ok(())
+    }
+
+    async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError> {
+        self.store.ready(&names::lane_queue(PREFIX, provider)?).await.map(Some)
+    }
+
+    async fn ping(&self) -> Result<(), QueueError> {
+        self.store.ping().await
+    }
+}

@@ -1,0 +1,187 @@
+//! The statements on table `queue_messages`, and the one place where this queue reads the clock.
+//!
+//! Refuses to hold anything in memory: who has taken a message is written on its row (`taken`: 0, or the number of the
+//! lane that holds it), so a receipt of a closed lane finds nothing to finish.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+use sqlx::{Row as _, SqlitePool};
+
+use crate::queue::{Properties, QueueError};
+
+/// Outcome events kept.
+const OUTCOMES_KEPT: i64 = 100_000;
+/// Older ones are deleted once in so many inserts.
+const TRIM_EVERY: i64 = 500;
+
+#[derive(Clone)]
+pub(super) struct Store {
+    pool: SqlitePool,
+}
+
+/// One message, taken.
+pub(super) struct Taken {
+    pub id: i64,
+    visible_at_ms: i64,
+    pub body: Vec<u8>,
+    pub properties: Properties,
+    pub redelivered: bool,
+}
+
+/// How column `properties` is written, in JSON.
+#[derive(Default, Serialize, Deserialize)]
+struct StoredProperties {
+    message_id: Option<String>,
+    content_type: Option<String>,
+    headers: BTreeMap<String, String>,
+}
+
+impl Store {
+    pub fn new(pool: SqlitePool) -> Self {
+        Self { pool }
+    }
+
+    pub async fn ping(&self) -> Result<(), QueueError> {
+        sqlx::query("SELECT id FROM queue_messages LIMIT 1").execute(&self.pool).await.map(drop).map_err(explain)
+    }
+
+    /// Returns the new row's id once it is committed.
+    pub async fn insert(
+        &self,
+        queue: &str,
+        body: &[u8],
+        properties: &Properties,
+        delay_ms: u64,
+    ) -> Result<i64, QueueError> {
+        let properties = StoredProperties {
+            message_id: properties.message_id.clone(),
+            content_type: properties.content_type.clone(),
+            headers: properties.headers.clone(),
+        };
+        let properties =
+            serde_json::to_string(&properties).map_err(|error| QueueError::Refused(format!("properties: {error}")))?;
+        // One more, because the clock's reading is rounded down and a delay must not be short.
+        let delay_ms = if delay_ms == 0 { 0 } else { delay_ms.saturating_add(1) };
+        let visible_at_ms = now_ms().saturating_add(i64::try_from(delay_ms).unwrap_or(i64::MAX));
+        let sql = "INSERT INTO queue_messages (queue, body, properties, visible_at_ms) VALUES (?1, ?2, ?3, ?4)";
+        let done = sqlx::query(sql)
+            .bind(queue)
+            .bind(body)
+            .bind(properties)
+            .bind(visible_at_ms)
+            .execute(&self.pool)
+            .await
+            .map_err(explain)?;
+        Ok(done.last_insert_rowid())
+    }
+
+    /// Deletes the oldest messages of a queue beyond [`OUTCOMES_KEPT`], now and then.
+    pub async fn trim(&self, queue: &str, id: i64) -> Result<(), QueueError> {
+        if id % TRIM_EVERY != 0 {
+            return Ok(());
+        }
+        let sql = "DELETE FROM queue_messages WHERE queue = ?1 AND taken = 0 AND visible_at_ms < (SELECT visible_at_ms \
+                   FROM queue_messages WHERE queue = ?1 AND taken = 0 ORDER BY visible_at_ms DESC LIMIT 1 OFFSET ?2)";
+        sqlx::query(sql).bind(queue).bind(OUTCOMES_KEPT).execute(&self.pool).await.map(drop).map_err(explain)
+    }
+
+    /// Time until the queue's next message can be taken; zero when one can be now, `None` when there is none.
+    pub async fn next_in(&self, queue: &str) -> Result<Option<Duration>, QueueError> {
+        let sql = "SELECT min(visible_at_ms) FROM queue_messages WHERE queue = ?1 AND taken = 0";
+        let next: Option<i64> = sqlx::query_scalar(sql).bind(queue).fetch_one(&self.pool).await.map_err(explain)?;
+        let wait = next.map(|at| u64::try_from(at.saturating_sub(now_ms())).unwrap_or(0));
+        Ok(wait.map(Duration::from_millis))
+    }
+
+    /// Takes up to `at_most` messages for a lane, oldest first. One statement: it happens or it does not.
+    pub async fn take(&self, queue: &str, lane: i64, at_most: usize) -> Result<Vec<Taken>, QueueError> {
+        let sql = "UPDATE queue_messages SET taken = ?1 WHERE id IN (SELECT id FROM queue_messages WHERE queue = ?2 \
+                   AND taken = 0 AND visible_at_ms <= ?3 ORDER BY visible_at_ms, id LIMIT ?4) \
+                   RETURNING id, visible_at_ms, body, properties, redelivered";
+        let rows = sqlx::query(sql)
+            .bind(lane)
+            .bind(queue)
+            .bind(now_ms())
+            .bind(i64::try_from(at_most).unwrap_or(i64::MAX))
+            .fetch_all(&self.pool)
+            .await
+            .map_err(explain)?;
+        let mut taken = rows.iter().map(read).collect::<Result<Vec<_>, _>>().map_err(explain)?;
+        // RETURNING promises no order.
+        taken.sort_by_key(|message| (message.visible_at_ms, message.id));
+        Ok(taken)
+    }
+
+    /// Deletes a message that this lane holds; false when it holds it no more.
+    pub async fn finish(&self, id: i64, lane: i64) -> Result<bool, QueueError> {
+        let sql = "DELETE FROM queue_messages WHERE id = ?1 AND taken = ?2";
+        self.changed(sqlx::query(sql).bind(id).bind(lane)).await.map(|rows| rows > 0)
+    }
+
+    /// Gives back a message that this lane holds; false when it holds it no more.
+    pub async fn release(&self, id: i64, lane: i64) -> Result<bool, QueueError> {
+        let sql = "UPDATE queue_messages SET taken = 0, redelivered = 1 WHERE id = ?1 AND taken = ?2";
+        self.changed(sqlx::query(sql).bind(id).bind(lane)).await.map(|rows| rows > 0)
+    }
+
+    /// Gives back everything that a lane holds.
+    pub async fn release_lane(&self, queue: &str, lane: i64) -> Result<u64, QueueError> {
+        let sql = "UPDATE queue_messages SET taken = 0, redelivered = 1 WHERE queue = ?1 AND taken = ?2";
+        self.changed(sqlx::query(sql).bind(queue).bind(lane)).await
+    }
+
+    pub async fn release_all(&self) -> Result<u64, QueueError> {
+        self.changed(sqlx::query("UPDATE queue_messages SET taken = 0, redelivered = 1 WHERE taken <> 0")).await
+    }
+
+    /// Messages that could be taken now.
+    pub async fn ready(&self, queue: &str) -> Result<u64, QueueError> {
+        let sql = "SELECT count(*) FROM queue_messages WHERE queue = ?1 AND taken = 0 AND visible_at_ms <= ?2";
+        let count: i64 =
+            sqlx::query_scalar(sql).bind(queue).bind(now_ms()).fetch_one(&self.pool).await.map_err(explain)?;
+        Ok(u64::try_from(count).unwrap_or(0))
+    }
+
+    async fn changed(
+        &self,
+        query: sqlx::query::Query<'_, sqlx::Sqlite, sqlx::sqlite::SqliteArguments>,
+    ) -> Result<u64, QueueError> {
+        query.execute(&self.pool).await.map(|done| done.rows_affected()).map_err(explain)
+    }
+}
+
+fn read(row: &sqlx::sqlite::SqliteRow) -> Result<Taken, sqlx::Error> {
+    let id = row.try_get("id")?;
+    let properties: String = row.try_get("properties")?;
+    let stored: StoredProperties = serde_json::from_str(&properties).unwrap_or_else(|error| {
+        tracing::warn!(id, %error, "queue message has unreadable properties; going on without");
+        StoredProperties::default()
+    });
+    Ok(Taken {
+        id,
+        visible_at_ms: row.try_get("visible_at_ms")?,
+        body: row.try_get("body")?,
+        properties: Properties {
+            message_id: stored.message_id,
+            content_type: stored.content_type,
+            headers: stored.headers,
+        },
+        redelivered: row.try_get::<i64, _>("redelivered")? != 0,
+    })
+}
+
+/// Milliseconds since the Unix epoch. The wall clock, because a delay must outlive the process.
+fn now_ms() -> i64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+fn explain(error: sqlx::Error) -> QueueError {
+    let missing = error.as_database_error().is_some_and(|error| error.message().starts_with("no such table"));
+    if missing {
+        return QueueError::Refused("table `queue_messages` is missing: run `sluicegate migrate`".to_owned());
+    }
+    QueueError::Away(format!("queue in SQLite: {error}"))
+}

@@ -1,0 +1,295 @@
+//! What every queue promises, on the embedded one and on a real RabbitMQ; then what RabbitMQ alone must stand.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use sluicegate::domain::job::InvalidReason;
+use sluicegate::domain::provider::ProviderName;
+use sluicegate::queue::{Delivery, Destination, Lane, Outgoing, Properties, Queue, QueueError, headers};
+
+mod embedded;
+mod rabbitmq;
+
+/// Long enough for any answer that is going to come.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long nothing must happen for us to believe that nothing will.
+const QUIET: Duration = Duration::from_millis(600);
+
+fn provider(name: &str) -> ProviderName {
+    ProviderName::new(name).unwrap()
+}
+
+fn message(destination: Destination, body: &str) -> Outgoing {
+    let properties = Properties { message_id: Some(body.to_owned()), ..Properties::default() };
+    Outgoing { destination, body: Bytes::copy_from_slice(body.as_bytes()), properties }
+}
+
+fn to_lane(name: &str, body: &str) -> Outgoing {
+    message(Destination::Lane(provider(name)), body)
+}
+
+async fn publish_all(queue: &dyn Queue, name: &str, bodies: &[&str]) {
+    for body in bodies {
+        queue.publish(to_lane(name, body)).await.unwrap();
+    }
+}
+
+async fn take(lane: &mut dyn Lane) -> Delivery {
+    tokio::time::timeout(PATIENCE, lane.next())
+        .await
+        .expect("no message in time")
+        .unwrap()
+        .expect("the lane is stopped")
+}
+
+async fn take_many(lane: &mut dyn Lane, count: usize) -> Vec<Delivery> {
+    let mut deliveries = Vec::new();
+    while deliveries.len() < count {
+        deliveries.push(take(lane).await);
+    }
+    deliveries
+}
+
+async fn assert_quiet(lane: &mut dyn Lane) {
+    assert!(tokio::time::timeout(QUIET, lane.next()).await.is_err(), "a message that should not have come");
+}
+
+fn bodies(deliveries: &[Delivery]) -> BTreeSet<String> {
+    deliveries.iter().map(|delivery| String::from_utf8(delivery.body.to_vec()).unwrap()).collect()
+}
+
+fn set(bodies: &[&str]) -> BTreeSet<String> {
+    bodies.iter().map(|body| (*body).to_owned()).collect()
+}
+
+/// Waits until the lane has this many messages ready.
+async fn await_depth(queue: &dyn Queue, name: &str, expected: u64) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let depth = queue.depth(&provider(name)).await.unwrap();
+        if depth == Some(expected) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "depth is {depth:?} and not {expected}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+async fn published_received_acknowledged(queue: Arc<dyn Queue>) {
+    queue.declare(&[provider("stripe"), provider("adyen")]).await.unwrap();
+    queue.declare(&[provider("stripe")]).await.unwrap();
+    queue.ping().await.unwrap();
+    let mut outgoing = to_lane("stripe", "one");
+    outgoing.properties.headers.insert("tenant".to_owned(), "a".to_owned());
+    outgoing.properties.content_type = Some("application/json".to_owned());
+    let sent = outgoing.properties.clone();
+    queue.publish(outgoing).await.unwrap();
+    publish_all(&*queue, "stripe", &["two", "three"]).await;
+
+    let mut lane = queue.open_lane(&provider("stripe"), 10).await.unwrap();
+    let first = take(&mut *lane).await;
+    assert_eq!((&first.body[..], first.redelivered), (&b"one"[..], false));
+    assert_eq!(first.properties, sent);
+    let rest = take_many(&mut *lane, 2).await;
+    assert_eq!(bodies(&rest), set(&["two", "three"]));
+    for delivery in rest.into_iter().chain([first]) {
+        delivery.receipt.ack().await.unwrap();
+    }
+    drop(lane);
+    await_depth(&*queue, "stripe", 0).await;
+    let mut again = queue.open_lane(&provider("stripe"), 10).await.unwrap();
+    assert_quiet(&mut *again).await;
+    let mut other = queue.open_lane(&provider("adyen"), 10).await.unwrap();
+    assert_quiet(&mut *other).await;
+}
+
+async fn unacknowledged_comes_back_after_the_lane(queue: Arc<dyn Queue>) {
+    queue.declare(&[provider("stripe")]).await.unwrap();
+    publish_all(&*queue, "stripe", &["kept", "done", "dropped"]).await;
+    let mut lane = queue.open_lane(&provider("stripe"), 10).await.unwrap();
+    let mut kept = None;
+    for delivery in take_many(&mut *lane, 3).await {
+        match &delivery.body[..] {
+            b"done" => delivery.receipt.ack().await.unwrap(),
+            b"kept" => kept = Some(delivery.receipt),
+            _ => drop(delivery),
+        }
+    }
+    drop(lane);
+    let mut next = queue.open_lane(&provider("stripe"), 10).await.unwrap();
+    let back = take_many(&mut *next, 2).await;
+    assert_eq!(bodies(&back), set(&["kept", "dropped"]));
+    assert!(back.iter().all(|delivery| delivery.redelivered));
+    // The receipt of the closed lane is void: the message belongs to the second lane now.
+    assert!(matches!(kept.unwrap().ack().await, Err(QueueError::Away(_))));
+    for delivery in back {
+        delivery.receipt.ack().await.unwrap();
+    }
+}
+
+async fn never_more_out_than_places(queue: Arc<dyn Queue>) {
+    queue.declare(&[provider("stripe")]).await.unwrap();
+    publish_all(&*queue, "stripe", &["1", "2", "3", "4", "5", "6"]).await;
+    let mut lane = queue.open_lane(&provider("stripe"), 3).await.unwrap();
+    let mut held = take_many(&mut *lane, 3).await;
+    assert_quiet(&mut *lane).await;
+    await_depth(&*queue, "stripe", 3).await;
+    held.pop().unwrap().receipt.ack().await.unwrap();
+    held.push(take(&mut *lane).await);
+    assert_quiet(&mut *lane).await;
+    assert_eq!(held.len(), 3);
+}
+
+async fn stops_and_resumes_with_receipts_in_hand(queue: Arc<dyn Queue>) {
+    queue.declare(&[provider("stripe")]).await.unwrap();
+    publish_all(&*queue, "stripe", &["1", "2", "3"]).await;
+    let mut lane = queue.open_lane(&provider("stripe"), 3).await.unwrap();
+    let first = take(&mut *lane).await;
+    // The other two have arrived, or arrive now; they come out before the end.
+    await_depth(&*queue, "stripe", 0).await;
+    lane.stop().await.unwrap();
+    publish_all(&*queue, "stripe", &["4", "5"]).await;
+    let mut held = vec![first];
+    while let Some(delivery) = tokio::time::timeout(PATIENCE, lane.next()).await.unwrap().unwrap() {
+        held.push(delivery);
+    }
+    assert_eq!(bodies(&held), set(&["1", "2", "3"]));
+    assert!(lane.next().await.unwrap().is_none(), "still stopped");
+    held.pop().unwrap().receipt.ack().await.unwrap();
+    await_depth(&*queue, "stripe", 2).await;
+
+    lane.resume().await.unwrap();
+    // Two are still out, so one place of three is free.
+    held.push(take(&mut *lane).await);
+    assert_quiet(&mut *lane).await;
+    for delivery in held {
+        delivery.receipt.ack().await.unwrap();
+    }
+    let last = take(&mut *lane).await;
+    assert_eq!(&last.body[..], b"5");
+    last.receipt.ack().await.unwrap();
+
+    // Again and again, with nothing out.
+    for _ in 0..3 {
+        lane.stop().await.unwrap();
+        lane.stop().await.unwrap();
+        assert!(tokio::time::timeout(PATIENCE, lane.next()).await.unwrap().unwrap().is_none());
+        lane.resume().await.unwrap();
+        lane.resume().await.unwrap();
+    }
+    publish_all(&*queue, "stripe", &["6"]).await;
+    take(&mut *lane).await.receipt.ack().await.unwrap();
+}
+
+async fn handed_back_at_once(queue: Arc<dyn Queue>) {
+    queue.declare(&[provider("stripe")]).await.unwrap();
+    publish_all(&*queue, "stripe", &["one"]).await;
+    let mut lane = queue.open_lane(&provider("stripe"), 1).await.unwrap();
+    for _ in 0..3 {
+        let delivery = take(&mut *lane).await;
+        delivery.receipt.hand_back().await.unwrap();
+    }
+    let delivery = take(&mut *lane).await;
+    assert!(delivery.redelivered);
+    delivery.receipt.ack().await.unwrap();
+    assert_quiet(&mut *lane).await;
+}
+
+async fn dropping_next_loses_nothing(queue: Arc<dyn Queue>) {
+    queue.declare(&[provider("stripe")]).await.unwrap();
+    let mut lane = queue.open_lane(&provider("stripe"), 50).await.unwrap();
+    let names: Vec<String> = (0..50).map(|number| number.to_string()).collect();
+    let publishing = async {
+        for name in &names {
+            queue.publish(to_lane("stripe", name)).await.unwrap();
+        }
+    };
+    let taking = async {
+        let deadline = Instant::now() + PATIENCE;
+        let mut taken = Vec::new();
+        while taken.len() < names.len() {
+            assert!(Instant::now() < deadline, "{} of {} came", taken.len(), names.len());
+            // As a lane's select! does: the future is dropped again and again.
+            if let Ok(delivery) = tokio::time::timeout(Duration::from_micros(300), lane.next()).await {
+                taken.push(delivery.unwrap().unwrap());
+            }
+        }
+        taken
+    };
+    let ((), taken) = tokio::join!(publishing, taking);
+    assert_eq!(bodies(&taken), names.into_iter().collect());
+}
+
+async fn delayed_comes_to_its_own_lane_and_not_early(queue: Arc<dyn Queue>) {
+    queue.declare(&[provider("stripe"), provider("adyen")]).await.unwrap();
+    let mut lane = queue.open_lane(&provider("stripe"), 10).await.unwrap();
+    let mut other = queue.open_lane(&provider("adyen"), 10).await.unwrap();
+    for (name, ms) in [("stripe", 500), ("adyen", 250), ("stripe", 250)] {
+        let begun = Instant::now();
+        let step = Duration::from_millis(ms);
+        let mut parked = message(Destination::Delay { provider: provider(name), step }, name);
+        parked.properties.headers.insert("kept".to_owned(), "yes".to_owned());
+        queue.publish(parked).await.unwrap();
+        let lane = if name == "stripe" { &mut lane } else { &mut other };
+        let delivery = take(&mut **lane).await;
+        assert!(begun.elapsed() >= step, "{:?} is before {step:?}", begun.elapsed());
+        assert_eq!(&delivery.body[..], name.as_bytes());
+        assert_eq!(delivery.properties.headers.len(), 1, "the broker's own headers stay behind");
+        delivery.receipt.ack().await.unwrap();
+    }
+    let odd = Destination::Delay { provider: provider("stripe"), step: Duration::from_millis(300) };
+    assert!(matches!(queue.publish(message(odd, "x")).await, Err(QueueError::Refused(_))));
+}
+
+async fn reserved_names_are_no_lanes(queue: Arc<dyn Queue>) {
+    for name in ["invalid", "dead", "outcomes"] {
+        assert!(matches!(queue.declare(&[provider(name)]).await, Err(QueueError::Refused(_))), "{name}");
+        assert!(matches!(queue.open_lane(&provider(name), 1).await, Err(QueueError::Refused(_))), "{name}");
+        assert!(matches!(queue.publish(to_lane(name, "x")).await, Err(QueueError::Refused(_))), "{name}");
+    }
+}
+
+async fn outcomes_need_no_listener(queue: Arc<dyn Queue>) {
+    queue.declare(&[provider("stripe")]).await.unwrap();
+    let destination = Destination::Outcomes { provider: provider("stripe"), state: "succeeded" };
+    queue.publish(message(destination, "p-1")).await.unwrap();
+}
+
+fn invalid_message() -> Outgoing {
+    let detail = "amount: must be an integer".to_owned();
+    message(Destination::Invalid { reason: InvalidReason::BadAmount, detail }, "not a job")
+}
+
+fn assert_invalid_headers(headers: &std::collections::BTreeMap<String, String>) {
+    assert_eq!(headers.get(headers::REASON).map(String::as_str), Some("bad_amount"));
+    assert_eq!(headers.get(headers::DETAIL).map(String::as_str), Some("amount: must be an integer"));
+}
+
+/// Names each promise once for every implementation.
+macro_rules! conformance {
+    ($bench:path) => {
+        crate::queue::conformance!($bench:
+            published_received_acknowledged,
+            unacknowledged_comes_back_after_the_lane,
+            never_more_out_than_places,
+            stops_and_resumes_with_receipts_in_hand,
+            handed_back_at_once,
+            dropping_next_loses_nothing,
+            delayed_comes_to_its_own_lane_and_not_early,
+            reserved_names_are_no_lanes,
+            outcomes_need_no_listener
+        );
+    };
+    ($bench:path: $($promise:ident),+) => {
+        $(
+            #[tokio::test(flavor = "multi_thread")]
+            async fn $promise() {
+                let bench = $bench(stringify!($promise)).await;
+                crate::queue::$promise(bench.queue.clone()).await;
+            }
+        )+
+    };
+}
+use conformance;

@@ -1,0 +1,99 @@
+//! The embedded queue: the promises of all queues, and its own.
+
+use std::str::FromStr as _;
+use std::sync::Arc;
+
+use sluicegate::domain::provider::ProviderName;
+use sluicegate::queue::embedded::EmbeddedQueue;
+use sluicegate::queue::{Queue, QueueError};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
+use sqlx::{Row as _, SqlitePool};
+
+use super::{
+    assert_invalid_headers, bodies, conformance, invalid_message, provider, publish_all, set, take, take_many,
+};
+
+struct Bench {
+    queue: Arc<dyn Queue>,
+    pool: SqlitePool,
+    _dir: tempfile::TempDir,
+}
+
+async fn pool(dir: &tempfile::TempDir) -> SqlitePool {
+    let url = format!("sqlite://{}", dir.path().join("queue.db").display());
+    let options =
+        SqliteConnectOptions::from_str(&url).unwrap().create_if_missing(true).journal_mode(SqliteJournalMode::Wal);
+    SqlitePoolOptions::new().max_connections(4).connect_with(options).await.unwrap()
+}
+
+async fn bench(_name: &str) -> Bench {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = pool(&dir).await;
+    sqlx::query(
+        "CREATE TABLE queue_messages (id INTEGER PRIMARY KEY AUTOINCREMENT, queue TEXT NOT NULL, body BLOB NOT NULL, \
+         properties TEXT NOT NULL, visible_at_ms INTEGER NOT NULL, taken INTEGER NOT NULL DEFAULT 0, \
+         redelivered INTEGER NOT NULL DEFAULT 0)",
+    )
+    .execute(&pool)
+    .await
+    .unwrap();
+    sqlx::query("CREATE INDEX queue_messages_next ON queue_messages (queue, taken, visible_at_ms, id)")
+        .execute(&pool)
+        .await
+        .unwrap();
+    Bench { queue: Arc::new(EmbeddedQueue::new(pool.clone())), pool, _dir: dir }
+}
+
+conformance!(bench);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn invalid_messages_are_kept_with_their_reason() {
+    let bench = bench("").await;
+    bench.queue.publish(invalid_message()).await.unwrap();
+    let row = sqlx::query("SELECT body, properties FROM queue_messages WHERE queue = 'payments.invalid'")
+        .fetch_one(&bench.pool)
+        .await
+        .unwrap();
+    assert_eq!(row.get::<Vec<u8>, _>("body"), b"not a job");
+    let properties: serde_json::Value = serde_json::from_str(&row.get::<String, _>("properties")).unwrap();
+    assert_invalid_headers(&serde_json::from_value(properties["headers"].clone()).unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_process_recovers_what_the_last_one_held() {
+    let bench = bench("").await;
+    publish_all(&*bench.queue, "stripe", &["one", "two"]).await;
+    let mut lane = bench.queue.open_lane(&provider("stripe"), 10).await.unwrap();
+    let held = take_many(&mut *lane, 2).await;
+    // As after a crash: nobody gave back what was taken.
+    std::mem::forget(lane);
+    let next = EmbeddedQueue::new(bench.pool.clone());
+    assert_eq!(next.recover().await.unwrap(), 2);
+    let mut lane = next.open_lane(&provider("stripe"), 10).await.unwrap();
+    let again = take_many(&mut *lane, 2).await;
+    assert_eq!(bodies(&again), set(&["one", "two"]));
+    for delivery in held {
+        assert!(matches!(delivery.receipt.ack().await, Err(QueueError::Away(_))));
+    }
+    drop(lane);
+    next.close().await;
+    assert_eq!(next.depth(&provider("stripe")).await.unwrap(), Some(2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_process_can_publish() {
+    let bench = bench("").await;
+    let mut lane = bench.queue.open_lane(&provider("stripe"), 10).await.unwrap();
+    let other = EmbeddedQueue::new(pool(&bench._dir).await);
+    publish_all(&other, "stripe", &["from elsewhere"]).await;
+    take(&mut *lane).await.receipt.ack().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_table_names_the_mend() {
+    let bench = bench("").await;
+    sqlx::query("DROP TABLE queue_messages").execute(&bench.pool).await.unwrap();
+    let name = ProviderName::new("stripe").unwrap();
+    let error = bench.queue.declare(&[name]).await.unwrap_err();
+    assert!(matches!(&error, QueueError::Refused(text) if text.contains("sluicegate migrate")), "{error}");
+}

@@ -1,0 +1,272 @@
+//! RabbitMQ: the promises of all queues, and what a real broker adds: refusals, alarms, crashes.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use lapin::options::{BasicGetOptions, QueueDeclareOptions};
+use lapin::types::{AMQPValue, FieldTable};
+use secrecy::SecretString;
+use sluicegate::queue::rabbitmq::{RabbitMq, Settings};
+use sluicegate::queue::{Destination, Queue, QueueError};
+
+use super::{
+    PATIENCE, assert_invalid_headers, conformance, invalid_message, message, provider, publish_all, take, to_lane,
+};
+use crate::support::rabbitmq::RabbitNode;
+
+struct Bench {
+    queue: Arc<dyn Queue>,
+    url: String,
+}
+
+fn connect(url: &str) -> Arc<dyn Queue> {
+    Arc::new(RabbitMq::connect(Settings::new(&SecretString::from(url), "payments").unwrap()))
+}
+
+async fn bench(name: &'static str) -> Bench {
+    let url = tokio::task::spawn_blocking(move || RabbitNode::shared().create_vhost(name)).await.unwrap();
+    Bench { queue: connect(&url), url }
+}
+
+async fn raw_channel(url: &str) -> (lapin::Connection, lapin::Channel) {
+    let connection = lapin::Connection::connect(url, lapin::ConnectionProperties::default()).await.unwrap();
+    let channel = connection.create_channel().await.unwrap();
+    (connection, channel)
+}
+
+conformance!(bench);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn invalid_messages_are_kept_with_their_reason() {
+    let bench = bench("invalid_messages_are_kept_with_their_reason").await;
+    bench.queue.declare(&[provider("stripe")]).await.unwrap();
+    bench.queue.publish(invalid_message()).await.unwrap();
+    let (_connection, channel) = raw_channel(&bench.url).await;
+    let kept = channel.basic_get("payments.invalid".into(), BasicGetOptions { no_ack: true }).await.unwrap().unwrap();
+    assert_eq!(kept.delivery.data, b"not a job");
+    let headers = kept.delivery.properties.headers().as_ref().unwrap();
+    let headers = headers.inner().iter().map(|(key, value)| {
+        let AMQPValue::LongString(text) = value else { panic!("{key}: {value:?}") };
+        (key.as_str().to_owned(), text.to_string())
+    });
+    assert_invalid_headers(&headers.collect());
+    assert_eq!(kept.delivery.properties.delivery_mode(), &Some(2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn outcomes_reach_whoever_has_bound_a_queue() {
+    let bench = bench("outcomes_reach_whoever_has_bound_a_queue").await;
+    bench.queue.declare(&[provider("stripe")]).await.unwrap();
+    let (_connection, channel) = raw_channel(&bench.url).await;
+    let options = QueueDeclareOptions::exclusive();
+    channel.queue_declare("mine".into(), options, FieldTable::default()).await.unwrap();
+    let (bind, none) = (lapin::options::QueueBindOptions::default(), FieldTable::default());
+    channel.queue_bind("mine".into(), "payments.outcomes".into(), "*.succeeded".into(), bind, none).await.unwrap();
+    for state in ["succeeded", "dead"] {
+        let destination = Destination::Outcomes { provider: provider("stripe"), state };
+        bench.queue.publish(message(destination, state)).await.unwrap();
+    }
+    let get = || channel.basic_get("mine".into(), BasicGetOptions { no_ack: true });
+    assert_eq!(get().await.unwrap().unwrap().delivery.data, b"succeeded");
+    assert!(get().await.unwrap().is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_never_declared_is_an_error() {
+    let bench = bench("what_was_never_declared_is_an_error").await;
+    bench.queue.declare(&[provider("stripe")]).await.unwrap();
+    let error = bench.queue.publish(to_lane("adyen", "x")).await.unwrap_err();
+    assert!(matches!(&error, QueueError::Unroutable(name) if name == "adyen"), "{error}");
+    let error = bench.queue.open_lane(&provider("adyen"), 1).await.err().unwrap();
+    assert!(matches!(&error, QueueError::Unroutable(name) if name == "adyen"), "{error}");
+    assert_eq!(bench.queue.depth(&provider("adyen")).await.unwrap(), None);
+    // None of these cost the connection anything.
+    bench.queue.publish(to_lane("stripe", "x")).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_different_declaration_is_refused_by_name() {
+    let bench = bench("a_different_declaration_is_refused_by_name").await;
+    let (_connection, channel) = raw_channel(&bench.url).await;
+    let options = QueueDeclareOptions::durable();
+    channel.queue_declare("payments.stripe".into(), options, FieldTable::default()).await.unwrap();
+    let error = bench.queue.declare(&[provider("stripe")]).await.unwrap_err();
+    let names_it = |text: &str| text.contains("queue `payments.stripe`") && text.contains("delete it");
+    assert!(matches!(&error, QueueError::Refused(text) if names_it(text)), "{error}");
+    // Another lane is not concerned.
+    bench.queue.declare(&[provider("adyen")]).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_credentials_are_refused_and_not_repeated() {
+    let bench = bench("wrong_credentials_are_refused_and_not_repeated").await;
+    let error = connect(&bench.url.replace("guest:guest", "guest:hunter2")).ping().await.unwrap_err();
+    assert!(matches!(error, QueueError::Refused(_)), "{error}");
+    assert!(!error.to_string().contains("hunter2"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_return_is_told_to_its_own_publish() {
+    let bench = bench("each_return_is_told_to_its_own_publish").await;
+    bench.queue.declare(&[provider("stripe")]).await.unwrap();
+    let tasks: Vec<_> = (0..64)
+        .map(|task| {
+            let queue = Arc::clone(&bench.queue);
+            tokio::spawn(async move {
+                let name = if task % 2 == 0 { "stripe" } else { "nowhere" };
+                for number in 0..10 {
+                    let answer = queue.publish(to_lane(name, &format!("{task}-{number}"))).await;
+                    match (task % 2, &answer) {
+                        (0, Ok(())) => {}
+                        (1, Err(QueueError::Unroutable(lane))) if lane == "nowhere" => {}
+                        _ => panic!("{task} to {name}: {answer:?}"),
+                    }
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let mut lane = bench.queue.open_lane(&provider("stripe"), 400).await.unwrap();
+    let arrived = super::bodies(&super::take_many(&mut *lane, 320).await);
+    assert_eq!(arrived.len(), 320);
+    super::assert_quiet(&mut *lane).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lane_whose_queue_is_deleted_says_so() {
+    let bench = bench("a_lane_whose_queue_is_deleted_says_so").await;
+    bench.queue.declare(&[provider("stripe")]).await.unwrap();
+    let mut lane = bench.queue.open_lane(&provider("stripe"), 1).await.unwrap();
+    let (_connection, channel) = raw_channel(&bench.url).await;
+    channel.queue_delete("payments.stripe".into(), lapin::options::QueueDeleteOptions::default()).await.unwrap();
+    for _ in 0..2 {
+        let ended = tokio::time::timeout(PATIENCE, lane.next()).await.unwrap();
+        assert!(matches!(ended, Err(QueueError::Away(_))));
+    }
+    bench.queue.declare(&[provider("stripe")]).await.unwrap();
+    bench.queue.open_lane(&provider("stripe"), 1).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_that_says_nothing_is_given_up_and_hung_up_on() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("amqp://127.0.0.1:{}/?connection_timeout=300", listener.local_addr().unwrap().port());
+    let queue = connect(&url);
+    let (mut peer, _) = listener.accept().await.unwrap();
+    let mut sent = Vec::new();
+    // Ends only when the other side closes: no attempt is left behind.
+    let reading = tokio::io::AsyncReadExt::read_to_end(&mut peer, &mut sent);
+    tokio::time::timeout(PATIENCE, reading).await.expect("the connection was left open").unwrap();
+    assert_eq!(sent, b"AMQP\x00\x00\x09\x01");
+    assert!(matches!(queue.ping().await, Err(QueueError::Away(_))));
+}
+
+/// A node to be hurt, for one test at a time.
+fn hurt(fault: impl FnOnce(&RabbitNode)) {
+    static NODE: OnceLock<Mutex<RabbitNode>> = OnceLock::new();
+    let node = NODE.get_or_init(|| Mutex::new(RabbitNode::start()));
+    fault(&node.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap()
+}
+
+#[test]
+fn what_was_confirmed_outlives_a_killed_broker() {
+    hurt(|node| {
+        let runtime = runtime();
+        let queue = runtime.block_on(async { connect(&node.create_vhost("killed")) });
+        let confirmed: Arc<Mutex<BTreeSet<String>>> = Arc::default();
+        let mut lane = runtime.block_on(async {
+            queue.declare(&[provider("stripe")]).await.unwrap();
+            queue.open_lane(&provider("stripe"), 1).await.unwrap()
+        });
+        let publishers: Vec<_> = (0..16)
+            .map(|task| {
+                let (queue, confirmed) = (Arc::clone(&queue), Arc::clone(&confirmed));
+                runtime.spawn(async move {
+                    for number in 0.. {
+                        let name = format!("{task}-{number}");
+                        match queue.publish(to_lane("stripe", &name)).await {
+                            Ok(()) => confirmed.lock().unwrap().insert(name),
+                            Err(_) => break,
+                        };
+                    }
+                })
+            })
+            .collect();
+        runtime.block_on(async {
+            while confirmed.lock().unwrap().len() < 200 {
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            }
+        });
+        node.kill();
+        runtime.block_on(async {
+            // One may have been in hand; then comes the end.
+            let in_hand = tokio::time::timeout(PATIENCE, lane.next()).await.unwrap();
+            let ended = tokio::time::timeout(PATIENCE, lane.next()).await.unwrap();
+            assert!(matches!(ended, Err(QueueError::Away(_))));
+            if let Ok(Some(delivery)) = in_hand {
+                assert!(matches!(delivery.receipt.ack().await, Err(QueueError::Away(_))));
+            }
+            for publisher in publishers {
+                publisher.await.unwrap();
+            }
+            assert!(matches!(queue.ping().await, Err(QueueError::Away(_))));
+        });
+        node.restart();
+        runtime.block_on(async {
+            let mut lane = loop {
+                match queue.open_lane(&provider("stripe"), 1_000).await {
+                    Ok(lane) => break lane,
+                    Err(QueueError::Away(_)) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            };
+            let mut missing = confirmed.lock().unwrap().clone();
+            while !missing.is_empty() {
+                let delivery = take(&mut *lane).await;
+                missing.remove(std::str::from_utf8(&delivery.body).unwrap());
+                delivery.receipt.ack().await.unwrap();
+            }
+            publish_all(&*queue, "stripe", &["after"]).await;
+        });
+    });
+}
+
+#[test]
+fn a_broker_that_blocks_publishers_still_takes_acknowledgements() {
+    hurt(|node| {
+        let runtime = runtime();
+        let queue = runtime.block_on(async { connect(&node.create_vhost("blocked")) });
+        let delivery = runtime.block_on(async {
+            queue.declare(&[provider("stripe")]).await.unwrap();
+            publish_all(&*queue, "stripe", &["one"]).await;
+            let mut lane = queue.open_lane(&provider("stripe"), 1).await.unwrap();
+            (take(&mut *lane).await, lane)
+        });
+        node.ctl(&["set_vm_memory_high_watermark", "absolute", "1MB"]);
+        runtime.block_on(async {
+            // A broker blocks a connection at its next publish, so the first is in flight then and the second is not.
+            for _ in 0..2 {
+                let publishing = queue.publish(to_lane("stripe", "two"));
+                let answer = tokio::time::timeout(PATIENCE, publishing).await.expect("publish hangs");
+                assert!(matches!(answer, Err(QueueError::NotConfirmed(_))), "{answer:?}");
+            }
+            let (delivery, lane) = delivery;
+            delivery.receipt.ack().await.unwrap();
+            drop(lane);
+        });
+        node.ctl(&["set_vm_memory_high_watermark", "absolute", "1GB"]);
+        runtime.block_on(async {
+            let deadline = std::time::Instant::now() + PATIENCE;
+            while let Err(error) = queue.publish(to_lane("stripe", "three")).await {
+                assert!(matches!(error, QueueError::NotConfirmed(_)), "{error}");
+                assert!(std::time::Instant::now() < deadline, "publishes never work again");
+            }
+        });
+    });
+}

@@ -1,0 +1,140 @@
+//! A private RabbitMQ node: own ports, own epmd, own data, own cookie.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use super::process::{Server, free_port, private_dir};
+
+/// Debian's wrapper in /usr/sbin insists on a system user; these do not.
+const BIN: &str = "/usr/lib/rabbitmq/bin";
+
+/// Runs the broker whenever the file `up` is there, so that a killed one can come back on the same data while the same
+/// [`Server`] owns it.
+const LOOP: &str = r#"while :; do while [ ! -e "$HOME/up" ]; do sleep 0.05; done; "$0"; done"#;
+
+/// epmd runs apart from the node that started it, and refuses to go while it still knows a node.
+const END_EPMD: &str = r"for try in 1 2 3 4 5 6 7 8 9 10; do epmd -kill && break; sleep 0.1; done";
+
+pub struct RabbitNode {
+    dir: PathBuf,
+    port: u16,
+    env: Vec<(String, String)>,
+    server: Server,
+}
+
+impl RabbitNode {
+    /// The node that all tests of one binary share, each with a virtual host of its own.
+    pub fn shared() -> &'static Self {
+        static NODE: OnceLock<RabbitNode> = OnceLock::new();
+        NODE.get_or_init(Self::start)
+    }
+
+    /// Starts a node and waits until it takes connections (5 to 10 s).
+    pub fn start() -> Self {
+        let dir = private_dir("rabbitmq");
+        let port = free_port();
+        let env = environment(&dir, port);
+        let borrowed: Vec<(&str, &str)> = env.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+        let program = format!("{BIN}/rabbitmq-server");
+        let server =
+            Server::start(&["sh", "-c", LOOP, &program], &borrowed, &dir.join("node.log"), Some(&dir), END_EPMD);
+        let node = Self { dir, port, env, server };
+        node.restart();
+        node
+    }
+
+    /// For a client; the virtual host must have a name without special characters.
+    pub fn url(&self, vhost: &str) -> String {
+        format!("amqp://guest:guest@127.0.0.1:{}/{vhost}", self.port)
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Creates a virtual host with all rights for the default user, and returns its URL.
+    pub fn create_vhost(&self, name: &str) -> String {
+        // One call instead of two: each starts a virtual machine of its own.
+        let program = format!(
+            "rabbit_vhost:add(<<\"{name}\">>, <<\"test\">>), rabbit_auth_backend_internal:set_permissions(\
+             <<\"guest\">>, <<\"{name}\">>, <<\".*\">>, <<\".*\">>, <<\".*\">>, <<\"test\">>)."
+        );
+        self.ctl(&["eval", &program]);
+        self.url(name)
+    }
+
+    /// Kills the broker with SIGKILL, leaving its data; waits until it is gone.
+    pub fn kill(&self) {
+        std::fs::remove_file(self.dir.join("up")).unwrap();
+        let pid = std::fs::read_to_string(self.dir.join("pid")).unwrap();
+        let status = Command::new("kill").args(["-KILL", pid.trim()]).status().unwrap();
+        assert!(status.success(), "kill -KILL {pid}");
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while std::net::TcpStream::connect(("127.0.0.1", self.port)).is_ok() {
+            assert!(Instant::now() < deadline, "the broker outlived SIGKILL");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Starts the broker on the data and the port that it had, and waits until it takes connections.
+    pub fn restart(&self) {
+        std::fs::write(self.dir.join("up"), "").unwrap();
+        self.server.await_port(self.port);
+    }
+
+    /// Runs `rabbitmqctl` on this node and returns what it printed.
+    pub fn ctl(&self, args: &[&str]) -> String {
+        let output = Command::new(format!("{BIN}/rabbitmqctl"))
+            .args(["--quiet"])
+            .args(args)
+            .envs(self.env.iter().map(|(key, value)| (key, value)))
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(
+            output.status.success(),
+            "rabbitmqctl {args:?}: {text}{}\n{}",
+            String::from_utf8_lossy(&output.stderr),
+            self.server.log_text()
+        );
+        text
+    }
+}
+
+fn environment(dir: &std::path::Path, port: u16) -> Vec<(String, String)> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let path = |name: &str| dir.join(name).to_str().unwrap().to_owned();
+    let cookie = dir.join(".erlang.cookie");
+    std::fs::write(&cookie, format!("SLUICEGATE{port}")).unwrap();
+    std::fs::set_permissions(&cookie, std::fs::Permissions::from_mode(0o400)).unwrap();
+    std::fs::write(dir.join("plugins"), "[].").unwrap();
+    let config = format!(
+        "listeners.tcp.1 = 127.0.0.1:{port}\n\
+         disk_free_limit.absolute = 1MB\n\
+         vm_memory_high_watermark.absolute = 1GB\n\
+         log.console.level = warning\n"
+    );
+    std::fs::write(dir.join("rabbitmq.conf"), config).unwrap();
+    [
+        ("HOME", path("")),
+        ("RABBITMQ_NODENAME", format!("sluicegate{port}@localhost")),
+        ("RABBITMQ_NODE_PORT", port.to_string()),
+        ("RABBITMQ_DIST_PORT", free_port().to_string()),
+        ("ERL_EPMD_PORT", free_port().to_string()),
+        ("ERL_EPMD_ADDRESS", "127.0.0.1".to_owned()),
+        ("RABBITMQ_MNESIA_BASE", path("data")),
+        ("RABBITMQ_LOG_BASE", path("log")),
+        ("RABBITMQ_LOGS", "-".to_owned()),
+        ("RABBITMQ_PID_FILE", path("pid")),
+        ("RABBITMQ_ENABLED_PLUGINS_FILE", path("plugins")),
+        ("RABBITMQ_CONFIG_FILE", path("rabbitmq.conf")),
+        ("RABBITMQ_CONF_ENV_FILE", path("no-env.conf")),
+        // One scheduler, on this machine's own interface alone.
+        ("RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", "+S 1:1 -kernel inet_dist_use_interface {127,0,0,1}".to_owned()),
+    ]
+    .into_iter()
+    .map(|(key, value)| (key.to_owned(), value))
+    .collect()
+}
