@@ -4,21 +4,20 @@
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
 use sluicegate::app::App;
 use sluicegate::cli::connect::Engines as _;
 use sluicegate::cli::{self, Cli, Command, CommandError, Console, Exit};
 use sluicegate::{config, telemetry};
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::from_arguments(std::env::args_os()).unwrap_or_else(|error| error.exit());
     let mut console = Console::of_process();
     let ended = run(&cli, &mut console).and_then(|exit| Ok(console.flush().map(|()| exit)?));
     let exit = ended.unwrap_or_else(|error| {
         let exit = error.exit();
-        // With stderr closed as well the exit code is all that is left to say.
-        if exit != Exit::Fine && console.message(&format!("error: {error}")).is_err() {
-            return exit;
+        if exit != Exit::Fine {
+            // With stderr closed as well, the exit code is all that is left to say.
+            console.message(&format!("error: {error}")).unwrap_or_default();
         }
         exit
     });
@@ -40,7 +39,7 @@ fn run(cli: &Cli, console: &mut Console) -> Result<Exit, CommandError> {
         (Err(problems), Command::Check(args)) => return cli::check::misconfigured(args, &problems, console),
         (Err(problems), _) => return Err(CommandError::Configuration(problems.to_string())),
     };
-    telemetry::init(config.log).map_err(|error| CommandError::Failed(error.to_string()))?;
+    telemetry::init(cli.command.log(config.log)).map_err(|error| CommandError::Failed(error.to_string()))?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let engines = App::default();
     let ended = runtime.block_on(async {

@@ -10,10 +10,11 @@ use secrecy::SecretString;
 use tokio::sync::OnceCell;
 
 use crate::cli::CommandError;
-use crate::cli::connect::{CheckedMessage, Engines, Probe};
+use crate::cli::connect::{CheckedMessage, Engines, Probe, RunLock};
 use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl};
 use crate::domain::provider::{Provider, ProviderName};
-use crate::ledger::database::{Database, ExclusiveRun, SchemaState};
+use crate::ledger::LedgerError;
+use crate::ledger::database::{Database, SchemaState};
 use crate::ledger::provider_row::{ProviderRow, parse_provider_file};
 use crate::ledger::settings::{BadRow, Settings};
 use crate::limiter::Limiter;
@@ -52,12 +53,6 @@ impl OpenQueue {
     }
 }
 
-/// Keeps a second `run` out for as long as it lives.
-pub enum RunLock {
-    File(#[expect(dead_code, reason = "held, not read")] File),
-    Database(#[expect(dead_code, reason = "held, not read")] ExclusiveRun),
-}
-
 impl App {
     /// The database; one that is embedded is brought to the current schema by whoever opens it.
     ///
@@ -68,6 +63,9 @@ impl App {
             let database = Database::open(config.database.url.expose(), config.database.max_connections)?;
             if matches!(config.database.url, DatabaseUrl::Sqlite { .. }) {
                 database.migrate().await?;
+            }
+            if database.schema_state().await? == SchemaState::NotMigrated {
+                return Err(LedgerError::NotMigrated.into());
             }
             Ok::<_, CommandError>(database)
         };
@@ -91,40 +89,10 @@ impl App {
         };
         self.queue.get_or_try_init(open).await
     }
-
-    /// What a worker stands on, with everything that must be so before it may start.
-    ///
-    /// # Errors
-    /// A schema that is not current, a lock that another `run` holds, a configuration that cannot be used.
-    pub async fn worker_engines(&self, config: &Config) -> Result<(worker::Engines, Option<RunLock>), CommandError> {
-        let database = self.database(config).await?;
-        match database.schema_state().await? {
-            SchemaState::Current => {}
-            SchemaState::Newer => tracing::warn!("the database was migrated by a later program; going on with it"),
-            SchemaState::NotMigrated => return Err(crate::ledger::LedgerError::NotMigrated.into()),
-        }
-        let embedded = matches!(config.limiter.url, LimiterUrl::Embedded) || matches!(config.queue.url, QueueUrl::Embedded);
-        let lock = if embedded { run_lock(config, database).await? } else { None };
-        let queue = self.open_queue(config).await?;
-        if let OpenQueue::Embedded(queue) = queue {
-            let messages = queue.recover().await?;
-            tracing::debug!(messages, "messages of an earlier run are free again");
-        }
-        let outbound = OutboundPolicy::parse(&config.outbound_allow)
-            .map_err(|problems| CommandError::Configuration(format!("outbound.allow: {}", problems.join("; "))))?;
-        let engines = worker::Engines {
-            queue: queue.face(),
-            ledger: database.ledger(),
-            settings: database.settings(),
-            limiter: self.limiter(config).await?,
-            providers: Arc::new(HttpProviders(outbound)),
-        };
-        Ok((engines, lock))
-    }
 }
 
 /// An embedded limiter or queue serves one process: two would each allow the whole limit.
-async fn run_lock(config: &Config, database: &Database) -> Result<Option<RunLock>, CommandError> {
+async fn run_lock(config: &Config, database: &Database) -> Result<RunLock, CommandError> {
     let taken = || {
         CommandError::Configuration(
             "another `sluicegate run` uses this database with an embedded limiter or queue: stop it, or set limiter.url \
@@ -134,7 +102,7 @@ async fn run_lock(config: &Config, database: &Database) -> Result<Option<RunLock
     };
     match &config.database.url {
         DatabaseUrl::Postgres(_) => match database.exclusive_run().await? {
-            Some(lock) => Ok(Some(RunLock::Database(lock))),
+            Some(lock) => Ok(Some(Box::new(lock))),
             None => Err(taken()),
         },
         DatabaseUrl::Sqlite { path: None, .. } => Ok(None),
@@ -143,7 +111,7 @@ async fn run_lock(config: &Config, database: &Database) -> Result<Option<RunLock
             name.push(".lock");
             let file = File::options().create(true).truncate(false).write(true).open(&name)?;
             match file.try_lock() {
-                Ok(()) => Ok(Some(RunLock::File(file))),
+                Ok(()) => Ok(Some(Box::new(file))),
                 Err(TryLockError::WouldBlock) => Err(taken()),
                 Err(TryLockError::Error(error)) => Err(error.into()),
             }
@@ -165,9 +133,8 @@ impl Engines for App {
     async fn migrate(&self, config: &Config) -> Result<bool, CommandError> {
         let database = Database::open(config.database.url.expose(), config.database.max_connections)?;
         let behind = database.schema_state().await? == SchemaState::NotMigrated;
-        let migrated = database.migrate().await;
+        database.migrate().await?;
         database.close().await;
-        migrated?;
         Ok(behind)
     }
 
@@ -193,6 +160,28 @@ impl Engines for App {
             }
         };
         Ok(Arc::clone(self.limiter.get_or_try_init(open).await?))
+    }
+
+    async fn worker(&self, config: &Config) -> Result<(worker::Engines, RunLock), CommandError> {
+        let database = self.database(config).await?;
+        let embedded =
+            matches!(config.limiter.url, LimiterUrl::Embedded) || matches!(config.queue.url, QueueUrl::Embedded);
+        let lock = if embedded { run_lock(config, database).await? } else { None };
+        let queue = self.open_queue(config).await?;
+        if let OpenQueue::Embedded(queue) = queue {
+            let messages = queue.recover().await?;
+            tracing::debug!(messages, "messages of an earlier run are free again");
+        }
+        let outbound = OutboundPolicy::parse(&config.outbound_allow)
+            .map_err(|problems| CommandError::Configuration(format!("outbound.allow: {}", problems.join("; "))))?;
+        let engines = worker::Engines {
+            queue: queue.face(),
+            ledger: database.ledger(),
+            settings: database.settings(),
+            limiter: self.limiter(config).await?,
+            providers: Arc::new(HttpProviders(outbound)),
+        };
+        Ok((engines, lock))
     }
 
     fn probes(&self, config: &Config) -> Vec<Box<dyn Probe>> {

@@ -15,6 +15,7 @@ use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::{BadRow, Settings};
 use crate::limiter::Limiter;
 use crate::queue::Queue;
+use crate::worker;
 
 /// A message that the worker would take.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +24,9 @@ pub struct CheckedMessage {
     /// Names fields, holds no value.
     pub warnings: Vec<&'static str>,
 }
+
+/// Keeps a second embedded `run` out; nothing for engines that many may share.
+pub type RunLock = Option<Box<dyn std::any::Any + Send + Sync>>;
 
 /// Looks at one dependency for `check`; never changes anything.
 #[async_trait]
@@ -44,6 +48,9 @@ pub trait Engines: Send + Sync {
     async fn queue(&self, config: &Config) -> Result<Arc<dyn Queue>, CommandError>;
 
     async fn limiter(&self, config: &Config) -> Result<Arc<dyn Limiter>, CommandError>;
+
+    /// What a worker stands on, once everything is so that it may start. It may run while the lock lives.
+    async fn worker(&self, config: &Config) -> Result<(worker::Engines, RunLock), CommandError>;
 
     /// Probes beyond those that `check` has for every engine.
     fn probes(&self, config: &Config) -> Vec<Box<dyn Probe>>;

@@ -1,4 +1,4 @@
-//! `limits`: what each provider allows, and changing it while everything runs.
+//! `limits`: what each provider allows and has used, and changing it while everything runs.
 //!
 //! Refuses to create or remove limits: the provider file does, so that it stays the whole truth.
 
@@ -8,10 +8,13 @@ use serde_json::json;
 use super::connect::Engines;
 use super::provider::{parse_name, unknown};
 use super::rows::{LimitView, ProviderView};
-use super::{CommandError, Console, Exit};
-use crate::config::Config;
+use super::{CommandError, Console, Exit, ops_client};
+use crate::config::{Config, LimiterUrl};
 use crate::domain::limit::Rate;
 use crate::ledger::settings::Settings;
+use crate::ops::LimitUsed;
+use crate::worker::quotas::quota_spec;
+use crate::worker::settings_watch::Known;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -23,6 +26,12 @@ pub struct Args {
 enum Action {
     /// All limits of all providers.
     List {
+        #[arg(long)]
+        json: bool,
+    },
+    /// What each limit of a provider has used now; takes nothing.
+    Peek {
+        provider: String,
         #[arg(long)]
         json: bool,
     },
@@ -49,6 +58,10 @@ pub async fn run(
 ) -> Result<Exit, CommandError> {
     let settings = engines.settings(config).await?;
     match &args.action {
+        Action::Peek { provider, json } => {
+            let used = peek(provider, settings.as_ref(), config, engines).await?;
+            print_used(&used, *json, console)
+        }
         Action::List { json } => list(settings.as_ref(), *json, console).await,
         Action::Set { provider, limit, rate, json } => {
             let name = parse_name(provider)?;
@@ -66,6 +79,37 @@ pub async fn run(
             Ok(Exit::Fine)
         }
     }
+}
+
+/// Asks the store that all workers share, or the one process that has the embedded limiter.
+async fn peek(
+    provider: &str,
+    settings: &dyn Settings,
+    config: &Config,
+    engines: &dyn Engines,
+) -> Result<Vec<LimitUsed>, CommandError> {
+    let name = parse_name(provider)?;
+    if matches!(config.limiter.url, LimiterUrl::Embedded) {
+        return ops_client::get(config, &format!("/api/v1/limits/{name}")).await;
+    }
+    let known = Known::default().after(settings.load().await?);
+    let row = known.providers.get(&name).ok_or_else(|| unknown(provider))?;
+    let spec = quota_spec(&known, &row.quota)
+        .ok_or_else(|| CommandError::Failed(format!("{provider} is disabled: nothing counts for it")))?;
+    let limiter = engines.limiter(config).await?;
+    let uses = limiter.peek(&spec).await.map_err(|error| CommandError::Failed(error.to_string()))?;
+    Ok(uses.iter().map(LimitUsed::of).collect())
+}
+
+fn print_used(used: &[LimitUsed], json: bool, console: &mut Console) -> Result<Exit, CommandError> {
+    if json {
+        console.json(&used)?;
+    } else {
+        let cells =
+            used.iter().map(|l| vec![l.limit.clone(), l.allows.clone(), l.used.to_string(), l.free.to_string()]);
+        console.table(&["limit", "allows", "used", "free"], &cells.collect::<Vec<_>>())?;
+    }
+    Ok(Exit::Fine)
 }
 
 async fn list(settings: &dyn Settings, json: bool, console: &mut Console) -> Result<Exit, CommandError> {

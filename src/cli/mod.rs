@@ -2,11 +2,13 @@
 //!
 //! Data goes to stdout, messages to stderr. Refuses to ask questions, and refuses to know an engine: [`connect`] does.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{CommandFactory as _, Parser, Subcommand};
 
-use crate::config::Config;
+use crate::config::{Config, Log};
 
 pub mod check;
 pub mod completions;
@@ -18,6 +20,7 @@ pub mod fake_provider;
 pub mod limits;
 pub mod man;
 pub mod migrate;
+mod ops_client;
 pub mod provider;
 mod rows;
 pub mod run;
@@ -34,11 +37,35 @@ pub struct Cli {
     /// Configuration file (TOML); also SLUICEGATE_CONFIG.
     #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Sets one configuration key, over file and environment; repeatable.
+    /// Sets one configuration key, over file and environment; repeatable. Not for passwords: process lists show it.
     #[arg(long, global = true, value_name = "SECTION.KEY=VALUE")]
     pub set: Vec<String>,
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Cli {
+    /// Reads the command line.
+    ///
+    /// # Errors
+    /// Help and version as well as usage errors, for [`clap::Error::exit`].
+    pub fn from_arguments(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+        let arguments: Vec<OsString> = arguments.into_iter().collect();
+        let cli = Self::try_parse_from(&arguments)?;
+        // clap lets a global flag behind the command replace those before it, silently: a database.url would be lost.
+        let written = |flag: &str| {
+            let before_operands = arguments.iter().take_while(|argument| *argument != "--");
+            let texts = before_operands.filter_map(|argument| argument.to_str());
+            texts
+                .filter(|text| text.strip_prefix(flag).is_some_and(|rest| rest.is_empty() || rest.starts_with('=')))
+                .count()
+        };
+        if written("--set") > cli.set.len() || written("--config") > 1 {
+            let message = "--set and --config stand both before and behind the command: write them on one side";
+            return Err(Self::command().error(ErrorKind::ArgumentConflict, message));
+        }
+        Ok(cli)
+    }
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 fine, 1 failed, 2 usage, 78 bad configuration.\n\
@@ -56,7 +83,7 @@ pub enum Command {
     Check(check::Args),
     /// Payment providers: apply a file, list, show, pause, resume.
     Provider(provider::Args),
-    /// Limits of the providers: list, set.
+    /// Limits of the providers: list, set, peek.
     Limits(limits::Args),
     /// Publish jobs, one from flags or many from a file.
     Enqueue(Box<enqueue::Args>),
@@ -126,6 +153,17 @@ impl From<crate::queue::QueueError> for CommandError {
 }
 
 impl Command {
+    /// What the command logs: one that reports for itself stays quiet below `error`, unless somebody asks for detail.
+    #[must_use]
+    pub fn log(&self, configured: Log) -> Log {
+        if matches!(self, Self::Run(_)) {
+            return configured;
+        }
+        let detail = configured.level > tracing::Level::INFO;
+        let level = if detail { configured.level } else { tracing::Level::ERROR };
+        Log { level, ..configured }
+    }
+
     /// Runs the commands that need neither configuration nor engines; `None` for all others.
     pub fn without_config(&self, console: &mut Console) -> Option<Result<Exit, CommandError>> {
         match self {
@@ -135,6 +173,13 @@ impl Command {
             _ => None,
         }
     }
+}
+
+/// The fake provider has a runtime of its own, because it needs no configuration.
+fn fake_provider(args: &fake_provider::FakeProviderArgs) -> Result<Exit, CommandError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let ended = runtime.block_on(fake_provider::run(args.clone()));
+    ended.map(|()| Exit::Fine).map_err(|error| CommandError::Failed(format!("{error:#}")))
 }
 
 /// Runs one command with its configuration.
@@ -156,6 +201,7 @@ pub async fn execute(
         Command::Completions(args) => completions::run(args, console),
         Command::Man(args) => man::run(args, console),
         Command::FakeProvider(args) => fake_provider(args),
-        Command::Run(_) | Command::Demo(_) => Err(CommandError::Failed("this command needs the whole program".to_owned())),
+        Command::Run(_) => run::run(config, engines, console).await,
+        Command::Demo(args) => demo::run(args, engines, console).await,
     }
 }

@@ -129,8 +129,8 @@ fn print_changes(changes: &[Change], dry_run: bool, json: bool, console: &mut Co
     }
     match (changes.len(), dry_run) {
         (0, _) => console.message("nothing to change")?,
-        (n, true) => console.message(&format!("{n} changes; dry run, nothing was applied"))?,
-        (n, false) => console.message(&format!("{n} changes applied; workers follow within 2 s"))?,
+        (_, true) => console.message("dry run: nothing was applied")?,
+        (_, false) => console.message("applied; workers follow within 2 s")?,
     }
     Ok(())
 }

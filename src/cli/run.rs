@@ -7,8 +7,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::connect::Engines;
 use super::{CommandError, Console, Exit};
-use crate::app::App;
 use crate::config::Config;
 use crate::ops::{self, OpsState};
 use crate::worker::deployment::{self, DrainReport, Progress};
@@ -21,7 +21,7 @@ pub struct Args {}
 ///
 /// # Errors
 /// When the worker cannot start.
-pub async fn run(config: &Config, app: &App, console: &mut Console) -> Result<Exit, CommandError> {
+pub async fn run(config: &Config, engines: &dyn Engines, console: &mut Console) -> Result<Exit, CommandError> {
     let stop = CancellationToken::new();
     watch_signals(stop.clone())?;
     let listener = match config.ops.listen {
@@ -30,7 +30,7 @@ pub async fn run(config: &Config, app: &App, console: &mut Console) -> Result<Ex
             CommandError::Configuration(format!("ops.listen: {address}: {error}; choose another address, or `none`"))
         })?),
     };
-    let (engines, _lock) = app.worker_engines(config).await?;
+    let (engines, _lock) = engines.worker(config).await?;
     let (progress, progress_rx) = watch::channel(Progress::default());
     if let Some(listener) = listener {
         console.message(&format!("ops server on http://{}", listener.local_addr()?))?;

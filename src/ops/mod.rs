@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use secrecy::{ExposeSecret, SecretString};
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
@@ -19,7 +20,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::provider::ProviderName;
-use crate::limiter::Limiter;
+use crate::domain::time::format_duration;
+use crate::limiter::{LimitUse, Limiter};
 use crate::worker::deployment::Progress;
 use crate::worker::quotas::quota_spec;
 
@@ -29,6 +31,28 @@ pub struct OpsState {
     pub progress: watch::Receiver<Progress>,
     pub limiter: Arc<dyn Limiter>,
     pub token: Option<SecretString>,
+}
+
+/// One limit as `/api/v1/limits/{provider}` and `limits peek --json` show it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitUsed {
+    pub limit: String,
+    /// As written: `100/1s`; after what is kept in reserve.
+    pub allows: String,
+    pub used: u64,
+    pub free: u64,
+}
+
+impl LimitUsed {
+    #[must_use]
+    pub fn of(limit: &LimitUse) -> Self {
+        Self {
+            limit: limit.name.clone(),
+            allows: format!("{}/{}", limit.max_requests, format_duration(limit.window)),
+            used: limit.used,
+            free: u64::from(limit.max_requests).saturating_sub(limit.used),
+        }
+    }
 }
 
 /// Serves until the token fires.
@@ -43,7 +67,11 @@ fn router(state: OpsState) -> Router {
     let guarded = Router::new()
         .route("/api/v1/limits/{provider}", get(limits))
         .route_layer(from_fn_with_state(state.clone(), authorised));
-    Router::new().route("/livez", get(|| async { "alive\n" })).route("/readyz", get(readyz)).merge(guarded).with_state(state)
+    Router::new()
+        .route("/livez", get(|| async { "alive\n" }))
+        .route("/readyz", get(readyz))
+        .merge(guarded)
+        .with_state(state)
 }
 
 /// Asks no dependency: a probe that restarts the worker because an engine is away would lose what is in hand.
@@ -69,13 +97,12 @@ async fn limits(State(state): State<OpsState>, Path(provider): Path<String>) -> 
             .and_then(|quota| quota_spec(&known, &quota))
     };
     let Some(spec) = spec else {
-        return (StatusCode::NOT_FOUND, Json(json!({ "error": "no such provider, or it is disabled" }))).into_response();
+        return (StatusCode::NOT_FOUND, Json(json!({ "error": "no such provider, or it is disabled" })))
+            .into_response();
     };
     match state.limiter.peek(&spec).await {
-        Ok(uses) => Json(uses).into_response(),
-        Err(error) => {
-            (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "error": error.to_string() }))).into_response()
-        }
+        Ok(uses) => Json(uses.iter().map(LimitUsed::of).collect::<Vec<_>>()).into_response(),
+        Err(error) => (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "error": error.to_string() }))).into_response(),
     }
 }
 
@@ -103,11 +130,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let (progress_tx, progress) = watch::channel(Progress::default());
-        let state = OpsState {
-            progress,
-            limiter: Arc::new(EmbeddedLimiter::new()),
-            token: token.map(SecretString::from),
-        };
+        let state =
+            OpsState { progress, limiter: Arc::new(EmbeddedLimiter::new()), token: token.map(SecretString::from) };
         let stop = CancellationToken::new();
         tokio::spawn(serve(listener, state, stop.clone()));
         (address, progress_tx, stop)

@@ -61,7 +61,7 @@ async fn everything_in_order_is_said_and_exits_with_0() {
     engine.state().meant = vec![provider()];
     let ran = engine.run(&["check"]).await;
     assert_eq!(ran.result.unwrap(), Exit::Fine);
-    assert!(ran.out.contains("tightest limit 100/1s") && ran.err.contains("0 errors, 0 warnings"), "{}", ran.out);
+    assert!(ran.out.contains("tightest limit 100/1s") && ran.err.contains("errors: 0, warnings: 0"), "{}", ran.out);
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use clap::Parser as _;
-use sluicegate::cli::connect::{CheckedMessage, Engines, Probe};
+use sluicegate::cli::connect::{CheckedMessage, Engines, Probe, RunLock};
 use sluicegate::cli::console::Shape;
 use sluicegate::cli::{Cli, CommandError, Console, Exit};
 use sluicegate::config::{self, CardNumbers, Config};
@@ -128,6 +128,10 @@ impl Engines for Engine {
 
     async fn limiter(&self, _: &Config) -> Result<Arc<dyn Limiter>, CommandError> {
         Ok(Arc::new(EmbeddedLimiter::new()))
+    }
+
+    async fn worker(&self, _: &Config) -> Result<(sluicegate::worker::Engines, RunLock), CommandError> {
+        Err(CommandError::Failed("these engines carry no worker".to_owned()))
     }
 
     fn probes(&self, _: &Config) -> Vec<Box<dyn Probe>> {

@@ -26,6 +26,8 @@ fn usage_errors_exit_with_2_and_help_with_0() {
         vec!["enqueue", "--file", "x", "--amount", "1"],
         vec!["limits", "set", "acme", "second", "100"],
         vec!["provider"],
+        vec!["--set", "log.level=warn", "migrate", "--set", "log.format=json"],
+        vec!["--config=a", "migrate", "--config", "b"],
     ] {
         let output = sluicegate().args(&line).output().unwrap();
         assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(2), true), "{line:?}");
@@ -33,6 +35,16 @@ fn usage_errors_exit_with_2_and_help_with_0() {
     let output = sluicegate().arg("--help").output().unwrap();
     assert_eq!(output.status.code(), Some(0));
     assert!(text(&output.stdout).contains("78 bad configuration"));
+}
+
+#[test]
+fn one_shot_commands_log_errors_alone_unless_asked_for_detail() {
+    use sluicegate::config::{Log, LogFormat};
+    use tracing::Level;
+    let command = sluicegate::cli::Cli::from_arguments(["sluicegate", "migrate"].map(Into::into)).unwrap().command;
+    for (configured, used) in [(Level::WARN, Level::ERROR), (Level::INFO, Level::ERROR), (Level::DEBUG, Level::DEBUG)] {
+        assert_eq!(command.log(Log { level: configured, format: LogFormat::Text }).level, used);
+    }
 }
 
 #[test]

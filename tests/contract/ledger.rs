@@ -16,6 +16,7 @@ use crate::support::postgres::Postgres;
 
 mod attempts;
 mod claims;
+mod faults;
 mod outbox;
 mod schema;
 mod settings;

@@ -9,9 +9,16 @@ const LINES_MAX: usize = 450;
 const DOC_CHARS_MIN: usize = 80;
 
 /// Who reads a clock. Everybody else is given instants, so that it can be tested without waiting.
-const CLOCK_READERS: [(&str, &str); 1] = [("src/cli/check/mod.rs", "shows how long the database takes to answer")];
+const CLOCK_READERS: [(&str, &str); 3] = [
+    ("src/cli/check/mod.rs", "shows how long the database takes to answer"),
+    ("src/queue/embedded/store.rs", "is the embedded broker, whose delays need its own clock"),
+    ("src/queue/rabbitmq/supervisor.rs", "measures how long the broker blocks publishers, to say so"),
+];
 /// Who starts tasks outside a tracker, and what ends them.
-const SPAWNERS: [(&str, &str); 0] = [];
+const SPAWNERS: [(&str, &str); 2] = [
+    ("src/ledger/sql/engine.rs", "database work runs to its end though its caller is dropped or tired of waiting"),
+    ("src/queue/rabbitmq/supervisor.rs", "the supervisor ends when its owner is dropped"),
+];
 
 const CLOCKS: [&str; 4] = ["Instant::now(", "SystemTime::now(", "Timestamp::now(", "Zoned::now("];
 const SPAWNS: [&str; 2] = ["tokio::spawn(", "task::spawn("];

@@ -66,7 +66,7 @@ pub fn print(findings: &[Finding], json: bool, console: &mut Console) -> Result<
     let rows: Vec<Vec<String>> = findings.iter().map(cells).collect();
     console.table(&["", "what", "finding", "mend"], &rows)?;
     let count = |level| findings.iter().filter(|finding| finding.level == level).count();
-    console.message(&format!("{} errors, {} warnings", count(Level::Error), count(Level::Warning)))?;
+    console.message(&format!("errors: {}, warnings: {}", count(Level::Error), count(Level::Warning)))?;
     Ok(())
 }
 

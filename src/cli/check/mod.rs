@@ -110,7 +110,9 @@ async fn database(config: &Config, engines: &dyn Engines) -> Vec<Finding> {
     };
     match tokio::time::timeout(PROBE_TIMEOUT, reached).await {
         Err(_) => vec![silent(subject)],
-        Ok(Err(error)) => vec![Finding::error(subject, error.to_string(), "Check that it runs and database.url")],
+        Ok(Err(error)) => {
+            vec![Finding::error(subject, error.to_string(), "Do what it says, or check that it runs and database.url")]
+        }
         Ok(Ok((answered, snapshot))) => {
             let mut findings = vec![Finding::ok(subject, format!("answers in {} ms", answered.as_millis()))];
             findings.extend(judge::snapshot(&snapshot, config));

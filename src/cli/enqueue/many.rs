@@ -140,7 +140,7 @@ fn refuse(
     Ok(())
 }
 
-type Prepared = (u64, Vec<String>, Outgoing);
+type Prepared = (u64, Vec<&'static str>, Outgoing);
 
 /// `None` for an empty line; the error is the line's number and what is wrong with it.
 fn prepare(line: Line, order: &Order<'_>, codec: &Codec<'_>) -> Result<Option<Prepared>, (u64, String)> {

@@ -86,8 +86,7 @@ mod tests {
 
     #[test]
     fn errors_never_repeat_the_password() {
-        for url in ["http://u:hunter2@localhost", "amqp://u:hunter2@localhost?heartbeat=x", "amqp://u:hunter2@[::"]
-        {
+        for url in ["http://u:hunter2@localhost", "amqp://u:hunter2@localhost?heartbeat=x", "amqp://u:hunter2@[::"] {
             let error = settings(url).err().unwrap();
             assert!(!error.contains("hunter2"), "{error}");
         }

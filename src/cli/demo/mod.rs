@@ -1,0 +1,209 @@
+//! `demo`: the whole path in memory, against a strict provider that misbehaves by seed, with the proof at the end.
+//!
+//! Refuses to touch anything: no file, no port but two on loopback, and nothing stays. What runs is the same worker as
+//! in production, on the embedded engines.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use clap::ValueEnum;
+use futures_util::{StreamExt, TryStreamExt, stream};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::time::{Instant, interval};
+use tokio_util::sync::CancellationToken;
+
+use super::connect::Engines;
+use super::{CommandError, Console, Exit};
+use crate::config::{self, Config};
+use crate::domain::job::{Job, JobId};
+use crate::domain::limit::Rate;
+use crate::domain::provider::ProviderName;
+use crate::provider::simulated::{FakeHandle, FakeOptions, FakeProvider};
+use crate::queue::message::{CardNumbers, encode};
+use crate::queue::{Destination, Outgoing, Properties};
+use crate::worker::deployment::{self, Progress};
+use crate::worker::{self, WorkerOptions, settings_watch};
+
+mod progress;
+mod proof;
+
+use progress::Display;
+use proof::Proof;
+
+const PROVIDER: &str = "demo";
+/// About as long as somebody watches.
+const RUN_TIME: Duration = Duration::from_secs(13);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Every so many jobs one is published twice.
+const TWICE_EVERY: u64 = 50;
+/// Nothing settled for so long means that something is stuck, and the proof says so.
+const STUCK_AFTER: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Payments to make. Default: about 13 seconds' worth at the limit.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    jobs: Option<u64>,
+    /// What the provider allows, counted over every sliding window.
+    #[arg(long, value_name = "N/DURATION", default_value = "100/1s")]
+    limit: Rate,
+    /// What a job does when it is refused: wait in hand, or go back to the queue for that long.
+    #[arg(long, value_enum, default_value = "blocking")]
+    mode: DemoMode,
+    /// Decides latencies and faults.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Print the proof as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum DemoMode {
+    Blocking,
+    Requeue,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When a part cannot start. A promise that was broken is no error but exit code 1.
+pub async fn run(args: &Args, engines: &dyn Engines, console: &mut Console) -> Result<Exit, CommandError> {
+    if args.limit.max_requests() == 0 {
+        return Err(CommandError::Configuration("--limit 0/… is closed: nothing would ever be sent".to_owned()));
+    }
+    let config = in_memory()?;
+    let (worker, _lock) = engines.worker(&config).await?;
+    let fake = FakeProvider::new(FakeOptions {
+        limits: vec![args.limit],
+        latency: (Duration::from_millis(20), Duration::from_millis(80)),
+        error_rate: 0.005,
+        lost_answer_rate: 0.003,
+        decline_rate: 0.01,
+        seed: args.seed,
+        ..FakeOptions::default()
+    });
+    let provider = fake.handle();
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let url = format!("http://{}/charges", listener.local_addr()?);
+    let stop_provider = CancellationToken::new();
+    let serving = tokio::spawn(fake.serve(listener, stop_provider.clone()));
+
+    let rows = engines
+        .parse_provider_file(&provider_file(args, &url))
+        .map_err(|problems| CommandError::Failed(problems.join("; ")))?;
+    worker.settings.apply(&rows, false).await?;
+    let name = ProviderName::new(PROVIDER).map_err(CommandError::Failed)?;
+    worker.queue.declare(std::slice::from_ref(&name)).await?;
+    let jobs = args.jobs.unwrap_or_else(|| default_jobs(args.limit));
+    let published = publish(&worker, &name, jobs).await?;
+    console.message(&format!(
+        "{jobs} payments, {published} messages ({} of them twice), provider allows {}, answers in 20 to 80 ms, loses \
+         0.3 % of its answers and fails 0.5 %",
+        published - jobs,
+        args.limit
+    ))?;
+    let proof = work_off(args, &worker, &provider, jobs, console).await?;
+    stop_provider.cancel();
+    serving.await.map_err(|error| CommandError::Failed(error.to_string()))??;
+    proof.print(args.json, console)?;
+    Ok(if proof.holds() { Exit::Fine } else { Exit::Failed })
+}
+
+/// Everything embedded, in memory, and no ops server.
+fn in_memory() -> Result<Config, CommandError> {
+    let sets = ["database.url=sqlite::memory:", "ops.listen=none"].map(str::to_owned);
+    config::load(None, [], &sets).map_err(|problems| CommandError::Failed(problems.to_string()))
+}
+
+fn provider_file(args: &Args, url: &str) -> String {
+    let mode = match args.mode {
+        DemoMode::Blocking => "blocking",
+        DemoMode::Requeue => "requeue",
+    };
+    let (max_requests, window_ms) = (args.limit.max_requests(), args.limit.window().as_millis());
+    format!(
+        "[[provider]]\nname = \"{PROVIDER}\"\nurl = \"{url}\"\nmode = \"{mode}\"\ntimeout_ms = 2000\n\
+         idempotency_retention_s = 86400\n\n[[provider.limit]]\nname = \"limit\"\nmax_requests = {max_requests}\n\
+         window_ms = {window_ms}\n"
+    )
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped and positive")]
+fn default_jobs(limit: Rate) -> u64 {
+    (limit.per_second() * RUN_TIME.as_secs_f64()).clamp(20.0, 20_000.0) as u64
+}
+
+/// Publishes all jobs, some of them twice; returns the number of messages.
+async fn publish(worker: &worker::Engines, provider: &ProviderName, jobs: u64) -> Result<u64, CommandError> {
+    let numbers = (1..=jobs).flat_map(|number| {
+        let copies = if number.is_multiple_of(TWICE_EVERY) { 2 } else { 1 };
+        std::iter::repeat_n(number, copies)
+    });
+    let messages = stream::iter(numbers.map(|number| job(provider, number)).collect::<Result<Vec<_>, _>>()?);
+    let published = messages.map(|job| {
+        let message = Outgoing {
+            destination: Destination::Lane(provider.clone()),
+            body: Bytes::from(encode(&job)),
+            properties: Properties { message_id: Some(job.id.as_str().to_owned()), ..Properties::default() },
+        };
+        async move { worker.queue.publish(message).await }
+    });
+    let count = published.buffer_unordered(64).try_fold(0, |count, ()| async move { Ok(count + 1) }).await?;
+    Ok(count)
+}
+
+fn job(provider: &ProviderName, number: u64) -> Result<Job, CommandError> {
+    Ok(Job {
+        id: JobId::new(format!("demo-{number:06}")).map_err(CommandError::Failed)?,
+        provider: provider.clone(),
+        amount: i64::try_from(100 + number % 900).unwrap_or(100),
+        currency: "EUR".to_owned(),
+        account: None,
+        reference: None,
+        idempotency_key: None,
+        cost: 1,
+        priority: 0,
+        not_before: None,
+        expires_at: None,
+        payload: None,
+    })
+}
+
+/// Runs a worker until every job is settled, and collects what the provider and the ledger say of it.
+async fn work_off(
+    args: &Args,
+    engines: &worker::Engines,
+    provider: &FakeHandle,
+    jobs: u64,
+    console: &mut Console,
+) -> Result<Proof, CommandError> {
+    let stop = CancellationToken::new();
+    let options = WorkerOptions {
+        owner: "demo".to_owned(),
+        card_numbers: CardNumbers::Refuse,
+        drain_timeout: Duration::from_secs(30),
+        settings_poll: settings_watch::POLL,
+    };
+    let (progress, _) = watch::channel(Progress::default());
+    let running = tokio::spawn(deployment::run(engines.clone(), options, stop.clone(), progress));
+    let mut display = Display::new(jobs, args.limit, console.draws_progress);
+    let mut tick = interval(LOOK_EVERY);
+    let mut settled = 0;
+    let mut moved = Instant::now();
+    while settled < jobs && moved.elapsed() < STUCK_AFTER && !running.is_finished() {
+        tick.tick().await;
+        let counts = engines.ledger.state_counts().await?;
+        let now_settled = proof::settled(&counts);
+        if now_settled > settled {
+            (settled, moved) = (now_settled, Instant::now());
+        }
+        display.show(settled, &counts, &provider.arrivals_us(), console)?;
+    }
+    display.end();
+    stop.cancel();
+    running.await.map_err(|error| CommandError::Failed(error.to_string()))??;
+    let counts = engines.ledger.state_counts().await?;
+    Ok(Proof::judge(jobs, args.limit, &counts, &provider.report(), &provider.effects(), &provider.arrivals_us()))
+}

@@ -1,0 +1,110 @@
+//! The demo while it runs: how far, how fast against the limit, what waits.
+//!
+//! Refuses to draw where nobody looks: without a terminal it is a line every two seconds.
+
+use std::io;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio::time::Instant;
+
+use crate::cli::Console;
+use crate::domain::limit::Rate;
+use crate::ledger::StateCount;
+
+const LINE_EVERY: Duration = Duration::from_secs(2);
+const CHART_SECONDS: usize = 30;
+const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+pub struct Display {
+    bar: Option<ProgressBar>,
+    limit: Rate,
+    jobs: u64,
+    lined: Instant,
+}
+
+impl Display {
+    pub fn new(jobs: u64, limit: Rate, draws: bool) -> Self {
+        let bar = draws.then(|| {
+            let bar = ProgressBar::new(jobs);
+            // A template that does not parse would only cost the colours.
+            if let Ok(style) = ProgressStyle::with_template(
+                "{elapsed_precise} [{bar:40.green/blue}] {pos}/{len} payments settled, {eta} left\n         {msg}",
+            ) {
+                bar.set_style(style.progress_chars("━╸─"));
+            }
+            bar
+        });
+        Self { bar, limit, jobs, lined: Instant::now() }
+    }
+
+    pub fn show(
+        &mut self,
+        settled: u64,
+        counts: &[StateCount],
+        arrivals_us: &[u64],
+        console: &mut Console,
+    ) -> io::Result<()> {
+        let of = |state: &str| -> i64 { counts.iter().filter(|c| c.state == state).map(|c| c.jobs).sum() };
+        let recorded: i64 = counts.iter().map(|count| count.jobs).sum();
+        let waiting = self.jobs.saturating_sub(u64::try_from(recorded).unwrap_or(0)) + of("waiting").unsigned_abs();
+        let newest_us = arrivals_us.last().copied().unwrap_or(0);
+        let last_second = arrivals_us.iter().rev().take_while(|at_us| **at_us + 1_000_000 > newest_us).count();
+        let text = format!(
+            "{last_second}/s, provider allows {} · waiting {waiting} · on the wire {} · unknown {} · {}",
+            self.limit,
+            of("sending"),
+            of("unknown"),
+            chart(arrivals_us, self.limit),
+        );
+        match &self.bar {
+            Some(bar) => {
+                bar.set_position(settled);
+                bar.set_message(text);
+            }
+            None if self.lined.elapsed() >= LINE_EVERY => {
+                self.lined = Instant::now();
+                console.message(&format!("{settled} of {} settled · {text}", self.jobs))?;
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
+    pub fn end(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// Arrivals per second so far, a block each; full height is the limit's rate.
+pub fn chart(arrivals_us: &[u64], limit: Rate) -> String {
+    let Some(first_us) = arrivals_us.first() else { return String::new() };
+    let mut per_second: Vec<f64> = Vec::new();
+    for at_us in arrivals_us {
+        let second = usize::try_from((at_us - first_us) / 1_000_000).unwrap_or(0);
+        per_second.resize(per_second.len().max(second + 1), 0.0);
+        per_second[second] += 1.0;
+    }
+    let from = per_second.len().saturating_sub(CHART_SECONDS);
+    per_second[from..].iter().map(|count| block(count / limit.per_second())).collect()
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to the index range")]
+fn block(share: f64) -> char {
+    BLOCKS[(share * 7.0).round().clamp(0.0, 7.0) as usize]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_at_the_limit_is_a_full_block() {
+        let limit: Rate = "4/1s".parse().unwrap();
+        let arrivals = [0, 1, 2, 3, 1_000_000, 3_000_000, 3_000_001];
+        assert_eq!(chart(&arrivals, limit), "█▃▁▅");
+        assert_eq!(chart(&[], limit), "");
+    }
+}

@@ -1,0 +1,190 @@
+//! The proof: what the provider counted and charged, beside what the ledger says.
+//!
+//! Refuses our own word: breaches and doubles are the provider's numbers, on its own clock.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::progress::chart;
+use crate::cli::{CommandError, Console};
+use crate::domain::limit::Rate;
+use crate::domain::outcome::FinalState;
+use crate::ledger::StateCount;
+use crate::provider::simulated::{Effect, Report};
+
+/// Share of the payments over which the rate is measured: the rest is start and tail.
+const MEASURED_SHARE: f64 = 0.9;
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Proof {
+    jobs: u64,
+    settled: u64,
+    /// Jobs without a final state.
+    lost: u64,
+    /// Payments that the provider charged more than once.
+    double: u64,
+    /// Payments that one side says were made and the other does not know.
+    disagreed: u64,
+    limit: String,
+    /// Most requests in any window, on the provider's clock.
+    largest_in_any_window: u64,
+    breaches: u64,
+    refused_429: u64,
+    requests: u64,
+    /// Answers that the provider kept to itself after charging.
+    answers_lost_by_provider: u64,
+    rate_per_second: f64,
+    /// Mean time from receipt to answer, the provider's own.
+    hold_ms: f64,
+    /// Rate against the most that the proven limiter allows: L / (W + hold).
+    utilisation: f64,
+    states: BTreeMap<String, i64>,
+    #[serde(skip)]
+    chart: String,
+}
+
+/// Jobs in a final state or waiting for a person.
+pub fn settled(counts: &[StateCount]) -> u64 {
+    let ended = counts.iter().filter(|count| FinalState::from_name(&count.state).is_some());
+    ended.map(|count| count.jobs.unsigned_abs()).sum()
+}
+
+impl Proof {
+    pub fn judge(
+        jobs: u64,
+        limit: Rate,
+        counts: &[StateCount],
+        report: &Report,
+        effects: &[Effect],
+        arrivals_us: &[u64],
+    ) -> Self {
+        let states: BTreeMap<String, i64> = counts.iter().map(|count| (count.state.clone(), count.jobs)).collect();
+        let settled = settled(counts);
+        let charged = effects.iter().filter(|effect| effect.count > 0).count() as u64;
+        let succeeded = states.get(FinalState::Succeeded.name()).map_or(0, |jobs| jobs.unsigned_abs());
+        let in_review = states.get(FinalState::Review.name()).map_or(0, |jobs| jobs.unsigned_abs());
+        let hold_ms = report.answer_ms.as_ref().map_or(0.0, |times| times.mean);
+        let rate = steady_rate(arrivals_us);
+        let possible = f64::from(limit.max_requests()) / (limit.window().as_secs_f64() + hold_ms / 1_000.0);
+        Self {
+            jobs,
+            settled,
+            lost: jobs.saturating_sub(settled),
+            double: report.doubles,
+            // A review may have been charged or not: that is why a person looks.
+            disagreed: charged.abs_diff(succeeded).saturating_sub(in_review),
+            limit: limit.to_string(),
+            largest_in_any_window: report.limits.iter().map(|limit| limit.largest).max().unwrap_or(0),
+            breaches: report.limits.iter().map(|limit| limit.breaches).sum(),
+            refused_429: report.refused_429,
+            requests: report.requests,
+            answers_lost_by_provider: report.lost_answers,
+            rate_per_second: rate,
+            hold_ms,
+            utilisation: rate / possible,
+            states,
+            chart: chart(arrivals_us, limit),
+        }
+    }
+
+    /// Whether G1, G2 and G3 held.
+    pub fn holds(&self) -> bool {
+        self.breaches == 0 && self.refused_429 == 0 && self.lost == 0 && self.double == 0 && self.disagreed == 0
+    }
+
+    pub fn print(&self, json: bool, console: &mut Console) -> Result<(), CommandError> {
+        if json {
+            return Ok(console.json(self)?);
+        }
+        let mark = |held: bool| if held { "held" } else { "BROKEN" }.to_owned();
+        let states: Vec<String> = self.states.iter().map(|(state, jobs)| format!("{jobs} {state}")).collect();
+        let rows = [
+            [
+                "never more than the limit".to_owned(),
+                mark(self.breaches == 0 && self.refused_429 == 0),
+                format!(
+                    "at most {} of {} in any window, {} breaches, {} × 429, over {} requests",
+                    self.largest_in_any_window, self.limit, self.breaches, self.refused_429, self.requests
+                ),
+            ],
+            [
+                "no payment lost".to_owned(),
+                mark(self.lost == 0 && self.disagreed == 0),
+                format!("{} of {} settled: {}", self.settled, self.jobs, states.join(", ")),
+            ],
+            [
+                "none charged twice".to_owned(),
+                mark(self.double == 0),
+                format!(
+                    "{} charged twice, though the provider kept {} answers to itself",
+                    self.double, self.answers_lost_by_provider
+                ),
+            ],
+            [
+                "the limit used in full".to_owned(),
+                format!("{:.1} %", self.utilisation * 100.0),
+                format!(
+                    "{:.1}/s of the {:.1}/s that {} allows when each call is held {:.0} ms",
+                    self.rate_per_second,
+                    self.rate_per_second / self.utilisation,
+                    self.limit,
+                    self.hold_ms
+                ),
+            ],
+            ["requests per second".to_owned(), String::new(), self.chart.clone()],
+        ];
+        console.table(&["promise", "", "what the provider counted"], &rows.map(Vec::from))?;
+        Ok(())
+    }
+}
+
+/// Arrivals per second over the steady part: from the first to the last of the measured share.
+fn steady_rate(arrivals_us: &[u64]) -> f64 {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "a share")]
+    let measured = (arrivals_us.len() as f64 * MEASURED_SHARE) as usize;
+    let (Some(first_us), Some(last_us)) = (arrivals_us.first(), arrivals_us.get(measured.saturating_sub(1))) else {
+        return 0.0;
+    };
+    if last_us <= first_us {
+        return 0.0;
+    }
+    #[allow(clippy::cast_precision_loss, reason = "counts and microseconds stay far below 2^53")]
+    let rate = (measured - 1) as f64 * 1e6 / (last_us - first_us) as f64;
+    rate
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::provider::simulated::{FakeOptions, StrictProvider};
+
+    fn proof(states: &[(&str, i64)], change: impl FnOnce(&mut Report)) -> Proof {
+        let counts: Vec<StateCount> = states
+            .iter()
+            .map(|(state, jobs)| StateCount { provider: "p".into(), state: (*state).into(), jobs: *jobs })
+            .collect();
+        let limit: Rate = "10/1s".parse().unwrap();
+        let options = FakeOptions { limits: vec![limit], ..FakeOptions::default() };
+        let mut report = StrictProvider::new(options).report();
+        change(&mut report);
+        Proof::judge(3, limit, &counts, &report, &[], &[])
+    }
+
+    #[test]
+    fn each_broken_promise_breaks_the_proof() {
+        assert!(proof(&[("declined", 3)], |_| {}).holds());
+        assert!(!proof(&[("declined", 2), ("waiting", 1)], |_| {}).holds(), "lost");
+        assert!(!proof(&[("declined", 3)], |report| report.doubles = 1).holds(), "double");
+        assert!(!proof(&[("declined", 3)], |report| report.refused_429 = 1).holds(), "refused");
+        assert!(!proof(&[("declined", 3)], |report| report.limits[0].breaches = 1).holds(), "breach");
+        assert!(!proof(&[("succeeded", 3)], |_| {}).holds(), "said to be made, never charged");
+    }
+
+    #[test]
+    fn the_rate_is_measured_over_the_steady_part() {
+        let arrivals: Vec<u64> = (0..100).map(|i| i * 10_000).chain([90_000_000; 5]).collect();
+        assert!((steady_rate(&arrivals) - 100.0).abs() < 0.1);
+        assert!(steady_rate(&[5]).abs() < f64::EPSILON);
+    }
+}

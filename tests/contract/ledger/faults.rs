@@ -1,0 +1,83 @@
+//! PostgreSQL going away, coming back, and being kept waiting.
+
+use sluicegate::domain::outcome::FinalState;
+use sluicegate::ledger::{AttemptEnd, Begun, JobState, LedgerError, Written};
+use sqlx::Connection;
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_server_is_away_and_comes_back_with_every_commit() {
+    let cluster = Postgres::start();
+    let database = Database::open(&cluster.create_database("faults"), 4).unwrap();
+    database.migrate().await.unwrap();
+    let ledger = database.ledger();
+    let Claim::Claimed(claimed) = ledger.claim(&job("p1"), hash(1), "worker-a", LEASE).await.unwrap() else { panic!() };
+    assert_eq!(ledger.begin_attempt(&claimed.hold, &request("p1")).await.unwrap(), Begun::Attempt(1));
+    cluster.kill();
+    let done = JobState::Final { state: FinalState::Succeeded, reason: "accepted".to_owned(), reference: None };
+    let end = AttemptEnd { number: 1, outcome: "accepted", status: Some(200), detail: String::new(), counts: true };
+    let settings = database.settings();
+    let (ping, finish, version, state) = tokio::join!(
+        ledger.ping(),
+        ledger.finish_attempt(&claimed.hold, &end, &done),
+        settings.version(),
+        database.schema_state()
+    );
+    let errors = [ping.unwrap_err(), finish.unwrap_err(), version.unwrap_err(), state.unwrap_err()];
+    for error in errors {
+        assert!(matches!(error, LedgerError::Away(_)), "{error:?}");
+    }
+    cluster.restart();
+    // What was committed before the kill is there, and the same pool works again.
+    let claim = ledger.claim(&job("p1"), hash(1), "worker-b", LEASE).await.unwrap();
+    assert!(matches!(claim, Claim::InHand { .. }), "{claim:?}");
+    assert_eq!(ledger.finish_attempt(&claimed.hold, &end, &done).await.unwrap(), Written::Kept);
+    assert_eq!(ledger.unpublished_outcomes(10).await.unwrap().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_terminated_backend_is_away_and_replaced() {
+    let fixture = Fixture::migrated(Kind::Postgres).await;
+    fixture.ledger().ping().await.unwrap();
+    let terminate = "DO $$ BEGIN PERFORM pg_terminate_backend(pid, 5000) FROM pg_stat_activity \
+                     WHERE datname = current_database() AND pid <> pg_backend_pid(); END $$";
+    fixture.sql(terminate).await.unwrap();
+    if let Err(error) = fixture.ledger().ping().await {
+        assert!(matches!(error, LedgerError::Away(_)), "{error:?}");
+    }
+    fixture.ledger().ping().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_locked_row_keeps_nobody_waiting_for_ever() {
+    let fixture = Fixture::migrated(Kind::Postgres).await;
+    let hold = fixture.take(&job("p1")).await.hold;
+    let mut other = sqlx::PgConnection::connect(&fixture.url).await.unwrap();
+    let mut transaction = other.begin().await.unwrap();
+    sqlx::query("SELECT 1 FROM jobs FOR UPDATE").execute(&mut *transaction).await.unwrap();
+    let error = fixture.ledger().release(&hold).await.unwrap_err();
+    assert!(matches!(&error, LedgerError::Away(text) if text.contains("55P03")), "{error:?}");
+    transaction.rollback().await.unwrap();
+    assert_eq!(fixture.ledger().release(&hold).await.unwrap(), Written::Kept);
+}
+
+#[tokio::test]
+async fn what_no_repetition_mends_is_refused() {
+    let missing = Database::open(&Postgres::shared().url("no_such_database"), 1).unwrap();
+    let error = missing.ledger().ping().await.unwrap_err();
+    assert!(matches!(error, LedgerError::Refused(_)), "{error:?}");
+    let directory = tempfile::tempdir().unwrap();
+    let url = format!("sqlite://{}/absent/ledger.db", directory.path().display());
+    let error = Database::open(&url, 1).unwrap().ledger().ping().await.unwrap_err();
+    assert!(matches!(error, LedgerError::Refused(_)), "{error:?}");
+    for url in ["mysql://x/y", "", "postgres://u:secret@db.example.com/d", "sqlite://x?odd=1"] {
+        match Database::open(url, 1) {
+            Err(LedgerError::Refused(text)) => {
+                assert!(text.contains("database.url") && !text.contains("secret"), "{text}");
+            }
+            Err(other) => panic!("{url}: {other:?}"),
+            Ok(_) => panic!("{url} was opened"),
+        }
+    }
+}
