@@ -143,7 +143,7 @@ window_ms = 1000
         assert_eq!(row.limits[0].algorithm, "sliding_log");
         assert_eq!(row.headers["Authorization"], "Bearer ${env:STRIPE_KEY}");
         // What `show` prints can be applied again.
-        let printed = toml::to_string(&Table::from_iter([("provider", vec![row])])).unwrap();
+        let printed = toml::to_string(&std::collections::BTreeMap::from([("provider", [row])])).unwrap();
         assert_eq!(parse_provider_file(&printed).unwrap(), rows, "{printed}");
     }
 

@@ -21,8 +21,9 @@ use super::postgres::away_or_corrupt;
 use super::row::{Cell, Row};
 use crate::ledger::LedgerError;
 
-/// A caller that gets no connection in this time is told that the database is away.
-const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long a statement waits for its turn on the one connection. Longer than PostgreSQL's, because a queue here is
+/// work on a slow disk, not an outage.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long a statement waits for another process's write. Commands are short; only a migration holds on longer.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
