@@ -167,6 +167,7 @@ workers = 0
 template = { at = 2026-01-01 }
 [[provider]]
 url = "https://example.com/"
+mode = "drop"
 "#;
         let problems = parse_provider_file(text).unwrap_err();
         for part in [
@@ -176,6 +177,7 @@ url = "https://example.com/"
             "provider `stripe`, limit `per-second`: `max_requests`: invalid type",
             "provider `Bad Name`: `request`: JSON has no dates",
             "provider number 3: name",
+            "provider number 3: mode is `drop`",
             "provider number 3: a provider without an enabled limit",
         ] {
             assert!(problems.iter().any(|problem| problem.contains(part)), "{part}: {problems:#?}");
