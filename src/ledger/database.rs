@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use sqlx::migrate::{Migrate, MigrateError, Migrator};
 use sqlx::pool::PoolConnection;
-use sqlx::{PgConnection, PgPool, SqlitePool};
+use sqlx::{Connection, PgConnection, PgPool, SqlitePool};
 
 use super::settings::Settings;
 use super::sql::engine::to_the_end;
@@ -119,7 +119,7 @@ impl Database {
                     schema_state(&mut *connection, &POSTGRES, postgres::meaning).await
                 }
                 Pool::Sqlite(pool) => {
-                    let mut connection = pool.acquire().await.map_err(|error| sqlite::meaning(&error))?;
+                    let mut connection = sqlite::acquire(&pool).await.map_err(|error| sqlite::meaning(&error))?;
                     schema_state(&mut *connection, &SQLITE, sqlite::meaning).await
                 }
             }
@@ -164,7 +164,8 @@ async fn migrate_connection(connection: &mut PgConnection) -> Result<(), LedgerE
 /// SQLite's migrator takes no lock, so the whole run is one transaction that holds the write lock from its first moment.
 async fn migrate_sqlite(pool: &SqlitePool) -> Result<(), LedgerError> {
     let away = |error: sqlx::Error| sqlite::meaning(&error);
-    let mut transaction = pool.begin_with("BEGIN IMMEDIATE").await.map_err(away)?;
+    let mut connection = sqlite::acquire(pool).await.map_err(away)?;
+    let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await.map_err(away)?;
     SQLITE
         .run_direct(None, &mut *transaction, false)
         .await
