@@ -17,7 +17,11 @@ on_every_database!(
 );
 
 async fn four_migrators_at_once_make_one_schema(kind: Kind) {
-    four_migrators(&Fixture::empty(kind), kind).await;
+    // A new file is switched to WAL by whoever comes first; the race is short, so it is run often.
+    let rounds = if kind == Kind::SqliteFile { 20 } else { 1 };
+    for _ in 0..rounds {
+        four_migrators(&Fixture::empty(kind), kind).await;
+    }
 }
 
 async fn four_migrators_at_once_finish_what_was_begun(kind: Kind) {
