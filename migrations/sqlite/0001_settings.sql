@@ -274,7 +274,8 @@ BEGIN
     UPDATE providers SET version = (SELECT version FROM settings_version),
         updated_at = CAST(round(unixepoch('subsec') * 1000) AS INTEGER) WHERE name = NEW.provider;
     INSERT INTO settings_audit (who, table_name, row_key, old_row, new_row)
-    SELECT 'database file', 'account_overrides', NEW.provider || '/' || NEW.account || '/' || coalesce(NEW.limit_name, '*'),
+    SELECT 'database file', 'account_overrides',
+        NEW.provider || '/' || NEW.account || '/' || coalesce(NEW.limit_name, '*'),
         old_row, new_row
     FROM (SELECT NULL AS old_row,
         json_object(
@@ -291,7 +292,8 @@ BEGIN
     UPDATE providers SET version = (SELECT version FROM settings_version),
         updated_at = CAST(round(unixepoch('subsec') * 1000) AS INTEGER) WHERE name IN (OLD.provider, NEW.provider);
     INSERT INTO settings_audit (who, table_name, row_key, old_row, new_row)
-    SELECT 'database file', 'account_overrides', NEW.provider || '/' || NEW.account || '/' || coalesce(NEW.limit_name, '*'),
+    SELECT 'database file', 'account_overrides',
+        NEW.provider || '/' || NEW.account || '/' || coalesce(NEW.limit_name, '*'),
         old_row, new_row
     FROM (SELECT json_object(
             'id', OLD.id, 'provider', OLD.provider, 'account', OLD.account, 'limit_name', OLD.limit_name,
@@ -308,7 +310,8 @@ BEGIN
     UPDATE providers SET version = (SELECT version FROM settings_version),
         updated_at = CAST(round(unixepoch('subsec') * 1000) AS INTEGER) WHERE name = OLD.provider;
     INSERT INTO settings_audit (who, table_name, row_key, old_row, new_row)
-    SELECT 'database file', 'account_overrides', OLD.provider || '/' || OLD.account || '/' || coalesce(OLD.limit_name, '*'),
+    SELECT 'database file', 'account_overrides',
+        OLD.provider || '/' || OLD.account || '/' || coalesce(OLD.limit_name, '*'),
         old_row, new_row
     FROM (SELECT json_object(
             'id', OLD.id, 'provider', OLD.provider, 'account', OLD.account, 'limit_name', OLD.limit_name,

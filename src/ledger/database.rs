@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use sqlx::migrate::{Migrate, MigrateError, Migrator};
 use sqlx::pool::PoolConnection;
-use sqlx::{PgPool, SqlitePool};
+use sqlx::{Connection, PgConnection, PgPool, SqlitePool};
 
 use super::settings::Settings;
 use super::sql::engine::to_the_end;
@@ -104,13 +104,14 @@ impl Database {
     /// [`LedgerError::Refused`] when the database is newer than this program, or an applied migration differs.
     pub async fn migrate(&self) -> Result<(), LedgerError> {
         let pool = self.pool.clone();
-        to_the_end(async move {
+        // Never cancelled, like every transaction, but as long as it takes: a migration may rewrite a large table.
+        let migration = tokio::spawn(async move {
             match pool {
                 Pool::Postgres(pool) => migrate_postgres(&pool).await,
                 Pool::Sqlite(pool) => migrate_sqlite(&pool).await,
             }
-        })
-        .await
+        });
+        migration.await.map_err(|ended| LedgerError::Away(format!("the migration ended early: {ended}")))?
     }
 
     /// Compares the applied migrations with this program's.
@@ -126,7 +127,7 @@ impl Database {
                     schema_state(&mut *connection, &POSTGRES, postgres::meaning).await
                 }
                 Pool::Sqlite(pool) => {
-                    let mut connection = pool.acquire().await.map_err(|error| sqlite::meaning(&error))?;
+                    let mut connection = sqlite::acquire(&pool).await.map_err(|error| sqlite::meaning(&error))?;
                     schema_state(&mut *connection, &SQLITE, sqlite::meaning).await
                 }
             }
@@ -168,6 +169,14 @@ impl Database {
 async fn migrate_postgres(pool: &PgPool) -> Result<(), LedgerError> {
     let away = |error: sqlx::Error| postgres::meaning(&error);
     let mut connection: PoolConnection<sqlx::Postgres> = pool.acquire().await.map_err(away)?;
+    let result = migrate_connection(&mut connection).await;
+    // Its limits were changed, and after an error the session may still hold the advisory lock: out of the pool with it.
+    connection.close().await.map_err(away)?;
+    result
+}
+
+async fn migrate_connection(connection: &mut PgConnection) -> Result<(), LedgerError> {
+    let away = |error: sqlx::Error| postgres::meaning(&error);
     let encoding: String =
         sqlx::query_scalar("SHOW server_encoding").fetch_one(&mut *connection).await.map_err(away)?;
     if encoding != "UTF8" {
@@ -175,18 +184,17 @@ async fn migrate_postgres(pool: &PgPool) -> Result<(), LedgerError> {
             "the database's encoding is {encoding}: create it with ENCODING 'UTF8'"
         )));
     }
-    let result = POSTGRES.run_direct(None, &mut *connection, false).await;
-    if result.is_err() {
-        // The advisory lock belongs to the session: it must not go back to the pool with it.
-        connection.close().await.map_err(away)?;
-    }
-    result.map_err(|error| migration_failed(error, postgres::meaning))
+    // The pool's limits are for payments. A migration may take long; another process's is waited for, but not for ever.
+    let limits = sqlx::raw_sql("SET statement_timeout = 0; SET lock_timeout = '5min'");
+    limits.execute(&mut *connection).await.map_err(away)?;
+    POSTGRES.run_direct(None, connection, false).await.map_err(|error| migration_failed(error, postgres::meaning))
 }
 
 /// SQLite's migrator takes no lock, so the whole run is one transaction that holds the write lock from its first moment.
 async fn migrate_sqlite(pool: &SqlitePool) -> Result<(), LedgerError> {
     let away = |error: sqlx::Error| sqlite::meaning(&error);
-    let mut transaction = pool.begin_with("BEGIN IMMEDIATE").await.map_err(away)?;
+    let mut connection = sqlite::acquire(pool).await.map_err(away)?;
+    let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await.map_err(away)?;
     SQLITE
         .run_direct(None, &mut *transaction, false)
         .await

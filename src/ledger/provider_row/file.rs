@@ -143,7 +143,7 @@ window_ms = 1000
         assert_eq!(row.limits[0].algorithm, "sliding_log");
         assert_eq!(row.headers["Authorization"], "Bearer ${env:STRIPE_KEY}");
         // What `show` prints can be applied again.
-        let printed = toml::to_string(&Table::from_iter([("provider", vec![row])])).unwrap();
+        let printed = toml::to_string(&std::collections::BTreeMap::from([("provider", [row])])).unwrap();
         assert_eq!(parse_provider_file(&printed).unwrap(), rows, "{printed}");
     }
 
@@ -167,6 +167,7 @@ workers = 0
 template = { at = 2026-01-01 }
 [[provider]]
 url = "https://example.com/"
+mode = "drop"
 "#;
         let problems = parse_provider_file(text).unwrap_err();
         for part in [
@@ -176,6 +177,7 @@ url = "https://example.com/"
             "provider `stripe`, limit `per-second`: `max_requests`: invalid type",
             "provider `Bad Name`: `request`: JSON has no dates",
             "provider number 3: name",
+            "provider number 3: mode is `drop`",
             "provider number 3: a provider without an enabled limit",
         ] {
             assert!(problems.iter().any(|problem| problem.contains(part)), "{part}: {problems:#?}");

@@ -38,53 +38,63 @@ impl ProviderRow {
         }
     }
 
+    /// Checks everything before it gives up on anything.
     fn read(&self, version: i64, check: &mut Check) -> Option<Provider> {
         let name = check.name("name", &self.name);
         let quota = self.quota.as_ref().map_or_else(|| name.clone(), |quota| check.name("quota", quota));
         check.one_of("kind", &self.kind, &[("http", ())]);
         check.url(&self.url);
+        let mode = check.one_of("mode", &self.mode, &[("blocking", Mode::Blocking), ("requeue", Mode::Requeue)]);
         let transit_jitter = check.ms("transit_jitter_ms", self.transit_jitter_ms, 0..=60_000);
-        let grant = SlotRelease::Grant { transit_jitter };
-        let share_of = check.share_of(&self.store_down, self.share_of);
-        let provider = Provider {
+        let releases = [("response", SlotRelease::Response), ("grant", SlotRelease::Grant { transit_jitter })];
+        let slot_release = check.one_of("slot_release", &self.slot_release, &releases);
+        let pacing = check.one_of("pacing", &self.pacing, &[("burst", Pacing::Burst), ("even", Pacing::Even)]);
+        let of = check.share_of(&self.store_down, self.share_of);
+        let ways = [("wait", StoreDown::Wait), ("share", StoreDown::Share { of })];
+        let store_down = check.one_of("store_down", &self.store_down, &ways);
+        let reserve_percent = check.number("reserve_percent", self.reserve_percent, 0..=99);
+        let timeout = check.ms("timeout_ms", self.timeout_ms, 1..=600_000);
+        let send_budget = check.ms("send_budget_ms", self.send_budget_ms, 1..=60_000);
+        let workers = check.number("workers", self.workers, 1..=10_000);
+        let bucket_capacity = check.number("bucket_capacity", self.bucket_capacity, 1..=65_535);
+        let leak_per_second = check.leak(self.leak_per_second);
+        let max_wait = check.ms("max_wait_ms", self.max_wait_ms, 0..=60_000);
+        let max_attempts = check.number("max_attempts", self.max_attempts, 1..=1_000);
+        let max_age = check.seconds("max_age_s", self.max_age_s);
+        let backoff = check.backoff(self.backoff_base_ms, self.backoff_max_ms);
+        let retention = self.idempotency_retention_s.map(|seconds| check.seconds("idempotency_retention_s", seconds));
+        let headers = check.headers(&self.headers);
+        let request = check.request(self.request.as_ref());
+        let statuses = check.statuses(self.statuses.as_ref());
+        let limits = check.limits(&self.limits);
+        check.accounts(&self.accounts, &self.limits);
+        Some(Provider {
             name: name?,
             quota: quota?,
             enabled: self.enabled,
             paused: self.paused,
             url: self.url.clone(),
-            mode: check.one_of("mode", &self.mode, &[("blocking", Mode::Blocking), ("requeue", Mode::Requeue)])?,
-            slot_release: check.one_of(
-                "slot_release",
-                &self.slot_release,
-                &[("response", SlotRelease::Response), ("grant", grant)],
-            )?,
-            pacing: check.one_of("pacing", &self.pacing, &[("burst", Pacing::Burst), ("even", Pacing::Even)])?,
-            reserve_percent: u8::try_from(check.number("reserve_percent", self.reserve_percent, 0..=99)).ok()?,
-            store_down: check.one_of(
-                "store_down",
-                &self.store_down,
-                &[("wait", StoreDown::Wait), ("share", StoreDown::Share { of: share_of })],
-            )?,
-            timeout: check.ms("timeout_ms", self.timeout_ms, 1..=600_000),
-            send_budget: check.ms("send_budget_ms", self.send_budget_ms, 1..=60_000),
-            workers: check.number("workers", self.workers, 1..=10_000),
-            bucket_capacity: check.number("bucket_capacity", self.bucket_capacity, 1..=65_535),
-            leak_per_second: check.leak(self.leak_per_second),
-            max_wait: check.ms("max_wait_ms", self.max_wait_ms, 0..=60_000),
-            max_attempts: check.number("max_attempts", self.max_attempts, 1..=1_000),
-            max_age: check.seconds("max_age_s", self.max_age_s),
-            backoff: check.backoff(self.backoff_base_ms, self.backoff_max_ms),
-            idempotency_retention: self
-                .idempotency_retention_s
-                .map(|seconds| check.seconds("idempotency_retention_s", seconds)),
-            headers: check.headers(&self.headers),
-            request: check.request(self.request.as_ref()),
-            statuses: check.statuses(self.statuses.as_ref()),
+            mode: mode?,
+            slot_release: slot_release?,
+            pacing: pacing?,
+            reserve_percent: u8::try_from(reserve_percent).ok()?,
+            store_down: store_down?,
+            timeout,
+            send_budget,
+            workers,
+            bucket_capacity,
+            leak_per_second,
+            max_wait,
+            max_attempts,
+            max_age,
+            backoff,
+            idempotency_retention: retention,
+            headers,
+            request,
+            statuses,
             version,
-            limits: check.limits(&self.limits),
-        };
-        check.accounts(&self.accounts, &self.limits);
-        Some(provider)
+            limits,
+        })
     }
 }
 

@@ -149,3 +149,112 @@ pub struct AccountRow {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window_ms: Option<i64>,
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::domain::provider::{SlotRelease, StatusMeaning};
+
+    fn good() -> ProviderRow {
+        let limit = LimitRow { name: "all".to_owned(), max_requests: 5, window_ms: 1_000, ..LimitRow::default() };
+        let url = "https://api.example.com/charges".to_owned();
+        ProviderRow { name: "stripe".to_owned(), url, limits: vec![limit], ..ProviderRow::default() }
+    }
+
+    /// The good row with some columns replaced, as JSON by the names of the contract.
+    fn with(columns: Value) -> ProviderRow {
+        let mut row = serde_json::to_value(good()).unwrap();
+        for (column, value) in columns.as_object().unwrap() {
+            row[column] = value.clone();
+        }
+        serde_json::from_value(row).unwrap()
+    }
+
+    #[test]
+    fn a_good_row_is_meant_as_written() {
+        let row = with(json!({
+            "slot_release": "grant", "headers": {"X-Account": "${job:account}"}, "idempotency_retention_s": 60,
+            "request": {"method": "PUT", "body": "form", "template": {"a": "${id}"}, "reference": "/data/id"},
+            "statuses": {"402": "review"},
+        }));
+        let provider = row.meant(7).unwrap();
+        assert_eq!((provider.version, provider.quota.as_str()), (7, "stripe"));
+        assert_eq!(provider.slot_release, SlotRelease::Grant { transit_jitter: Duration::from_millis(50) });
+        assert_eq!(provider.request.template.as_deref(), Some(r#"{"a":"${id}"}"#));
+        assert!(provider.request.form_encoded);
+        assert_eq!(provider.statuses[&402], StatusMeaning::Review);
+        assert_eq!(provider.idempotency_retention, Some(Duration::from_secs(60)));
+        assert_eq!(provider.hold_max(), Duration::from_millis(10_500));
+    }
+
+    #[test]
+    fn each_bad_column_is_named() {
+        let limit = |change: Value| {
+            let mut limit = json!({"name": "all", "max_requests": 5, "window_ms": 1000});
+            limit.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+            json!({"limit": [limit]})
+        };
+        let account = |change: Value| json!({"account": [change]});
+        let table = [
+            (json!({"name": "Stripe"}), "name:"),
+            (json!({"quota": ""}), "quota:"),
+            (json!({"kind": "grpc"}), "kind is `grpc`: must be http"),
+            (json!({"url": "api.example.com"}), "url is not an absolute URL"),
+            (json!({"url": "ftp://example.com/"}), "url must begin with https://"),
+            (json!({"url": "https://u:p@example.com/"}), "url holds a user name"),
+            (json!({"url": "https://example.com/\r\nX: y"}), "url holds spaces or control"),
+            (json!({"mode": "drop"}), "mode is `drop`: must be blocking or requeue"),
+            (json!({"slot_release": "x"}), "slot_release"),
+            (json!({"transit_jitter_ms": -1}), "transit_jitter_ms is -1"),
+            (json!({"reserve_percent": 100}), "reserve_percent is 100: must lie between 0 and 99"),
+            (json!({"store_down": "share"}), "share_of is missing"),
+            (json!({"timeout_ms": 0}), "timeout_ms is 0"),
+            (json!({"send_budget_ms": -1}), "send_budget_ms is -1"),
+            (json!({"workers": 0}), "workers is 0"),
+            (json!({"workers": 4_294_967_297_i64}), "workers is 4294967297"),
+            (json!({"bucket_capacity": 65_536}), "bucket_capacity is 65536"),
+            (json!({"leak_per_second": 0.0}), "leak_per_second"),
+            (json!({"max_wait_ms": 60_001}), "max_wait_ms is 60001"),
+            (json!({"max_attempts": 0}), "max_attempts is 0"),
+            (json!({"max_age_s": 0}), "max_age_s is 0"),
+            (json!({"backoff_base_ms": 60_001}), "backoff_base_ms is 60001: must be at most backoff_max_ms"),
+            (json!({"idempotency_retention_s": 0}), "idempotency_retention_s is 0"),
+            (json!({"headers": {"X Y": "v"}}), "headers: `X Y` is no header name"),
+            (json!({"headers": {"X": "a\r\nEvil: b"}}), "headers: the value of `X` holds control characters"),
+            (json!({"headers": {"X": 1}}), "headers: the value of `X` must be text"),
+            (json!({"request": {"metod": "POST"}}), "request: unknown field `metod`"),
+            (json!({"request": {"method": "GET"}}), "request.method is `GET`"),
+            (json!({"request": {"body": "xml"}}), "request.body is `xml`"),
+            (json!({"request": {"reference": "id"}}), "request.reference"),
+            (json!({"request": {"key_header": "a:b"}}), "request.key_header"),
+            (json!({"statuses": {"99": "declined"}}), "statuses: `99`"),
+            (json!({"statuses": {"402": "refused"}}), "statuses: the meaning of 402"),
+            (json!({"limit": []}), "a provider without an enabled limit is closed, not unlimited"),
+            (limit(json!({"enabled": false})), "a provider without an enabled limit"),
+            (limit(json!({"name": ""})), "limit ``: name:"),
+            (limit(json!({"max_requests": 1_000_001})), "limit `all`: max_requests is 1000001"),
+            (limit(json!({"window_ms": 0})), "limit `all`: window_ms must lie"),
+            (limit(json!({"burst": 0})), "limit `all`: burst is 0"),
+            (limit(json!({"algorithm": "guess"})), "limit `all`: algorithm is `guess`"),
+            (limit(json!({"algorithm": "gcra"})), "limit `all`: algorithm `gcra` is not supported yet"),
+            (limit(json!({"scope": "account"})), "limit `all`: scope `account` is not supported yet"),
+            (limit(json!({"applies_to": "lookup"})), "limit `all`: applies_to `lookup` is not supported yet"),
+            (limit(json!({"shadow": true})), "limit `all`: shadow is not supported yet"),
+            (account(json!({"account": "a b", "rule": "exempt"})), "account `a b`: account must be"),
+            (account(json!({"account": "a", "rule": "limit"})), "account `a`: rule `limit` needs max_requests"),
+            (account(json!({"account": "a", "rule": "blocked", "window_ms": 5})), "go with rule `limit` only"),
+            (account(json!({"account": "a", "rule": "exempt", "limit_name": "x"})), "limit_name `x` is no limit"),
+            (json!({"pacing": "even"}), "pacing `even` is not supported yet"),
+            (json!({"lookup": {}}), "lookup is not supported yet"),
+        ];
+        assert!(good().meant(1).is_ok());
+        for (columns, problem) in table {
+            let bad = with(columns.clone()).meant(1).unwrap_err();
+            assert!(bad.problems.iter().any(|line| line.contains(problem)), "{columns}: {:#?}", bad.problems);
+        }
+    }
+}

@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::TryStreamExt;
+use sqlx::pool::PoolConnection;
 use sqlx::query::Query;
 use sqlx::sqlite::{
     SqliteArguments, SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool, SqlitePoolOptions,
     SqliteRow, SqliteSynchronous,
 };
-use sqlx::{AssertSqlSafe, Column, ConnectOptions, Either, Executor, Row as _, Sqlite, TypeInfo, ValueRef};
+use sqlx::{AssertSqlSafe, Column, ConnectOptions, Connection, Either, Executor, Row as _, Sqlite, TypeInfo, ValueRef};
 
 use super::dialect::Dialect;
 use super::engine::{Args, Engine, Sql, Step, Value, to_the_end};
@@ -21,10 +22,13 @@ use super::postgres::away_or_corrupt;
 use super::row::{Cell, Row};
 use crate::ledger::LedgerError;
 
-/// A caller that gets no connection in this time is told that the database is away.
-const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long a statement waits for its turn on the one connection. Longer than PostgreSQL's, because a queue here is
+/// work on a slow disk, not an outage.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long a statement waits for another process's write. Commands are short; only a migration holds on longer.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
+const OPEN_AGAIN_AFTER: Duration = Duration::from_millis(20);
+const SQLITE_BUSY: i64 = 5;
 
 pub struct SqliteEngine {
     pool: SqlitePool,
@@ -73,7 +77,7 @@ impl Engine for SqliteEngine {
         let step = Step { sql: sql.clone(), args, must_affect: false };
         let pool = self.pool.clone();
         let work = async move {
-            let mut connection = pool.acquire().await?;
+            let mut connection = acquire(&pool).await?;
             run(&mut connection, &step).await.map(|(rows, _)| rows)
         };
         to_the_end(async move { work.await.map_err(|error| meaning(&error)) }).await
@@ -85,9 +89,26 @@ impl Engine for SqliteEngine {
     }
 }
 
+/// A connection, opened if need be. While processes open one new file at the same moment, the switch to WAL is refused
+/// as busy without asking the busy handler (<https://www.sqlite.org/wal.html#activating_and_configuring_wal_mode>), so
+/// opening is tried again here.
+pub async fn acquire(pool: &SqlitePool) -> Result<PoolConnection<Sqlite>, sqlx::Error> {
+    let mut tries_left = BUSY_TIMEOUT.as_millis() / OPEN_AGAIN_AFTER.as_millis();
+    loop {
+        match pool.acquire().await {
+            Err(error) if tries_left > 0 && primary_code(&error) == Some(SQLITE_BUSY) => {
+                tries_left -= 1;
+                tokio::time::sleep(OPEN_AGAIN_AFTER).await;
+            }
+            result => return result,
+        }
+    }
+}
+
 async fn transaction(pool: &SqlitePool, steps: &[Step]) -> Result<Option<Vec<Vec<Row>>>, sqlx::Error> {
     // IMMEDIATE: a transaction that reads first and writes later cannot wait for the write lock, it fails.
-    let mut transaction = pool.begin_with("BEGIN IMMEDIATE").await?;
+    let mut connection = acquire(pool).await?;
+    let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await?;
     let mut all = Vec::with_capacity(steps.len());
     for step in steps {
         let (rows, affected) = run(&mut transaction, step).await?;
@@ -155,16 +176,22 @@ fn cell(row: &SqliteRow, at: usize) -> Result<Cell, sqlx::Error> {
 
 /// What an error means for the ledger's callers, by SQLite's primary result code (<https://www.sqlite.org/rescode.html>).
 pub fn meaning(error: &sqlx::Error) -> LedgerError {
-    let Some(database) = error.as_database_error() else { return away_or_corrupt(error) };
-    let code: i64 = database.code().and_then(|code| code.parse().ok()).unwrap_or(1);
+    let (Some(database), Some(code)) = (error.as_database_error(), primary_code(error)) else {
+        return away_or_corrupt(error);
+    };
     let message = database.message();
     let text = format!("{message} (SQLite {code})");
-    match code & 0xff {
+    match code {
         // BUSY, LOCKED, NOMEM, INTERRUPT, IOERR, FULL, PROTOCOL
-        5 | 6 | 7 | 9 | 10 | 13 | 15 => LedgerError::Away(text),
+        SQLITE_BUSY | 6 | 7 | 9 | 10 | 13 | 15 => LedgerError::Away(text),
         // CORRUPT, NOTADB
         11 | 26 => LedgerError::Corrupt(text),
         1 if message.starts_with("no such table") || message.contains("no such column") => LedgerError::NotMigrated,
         _ => LedgerError::Refused(text),
     }
+}
+
+fn primary_code(error: &sqlx::Error) -> Option<i64> {
+    let extended: i64 = error.as_database_error()?.code()?.parse().ok()?;
+    Some(extended & 0xff)
 }

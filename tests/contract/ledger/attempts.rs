@@ -133,6 +133,19 @@ async fn an_unknown_job_stays_unknown(kind: Kind) {
     assert_eq!(fixture.one("SELECT count(*) FROM outcome_events").await, "0");
     let next = JobState::Final { state: FinalState::Review, reason: "x".to_owned(), reference: None };
     assert_eq!(ledger.put_down(&again.hold, &next).await.unwrap(), Written::Kept);
+    // The outcome's own word counts, even against what the caller says comes next.
+    let flag =
+        |id: &str| format!("SELECT CASE WHEN maybe_charged THEN 'maybe' ELSE 'no' END FROM jobs WHERE id = '{id}'");
+    for (id, outcome, next, state, charged) in [
+        ("p2", "unknown", waiting(), "unknown", "maybe"),
+        ("p3", "in_progress", waiting(), "unknown", "maybe"),
+        ("p4", "unknown", next.clone(), "review", "maybe"),
+        ("p5", "rejected", next, "review", "no"),
+        ("p6", "throttled", waiting(), "waiting", "no"),
+    ] {
+        fixture.attempt(&super::job(id), outcome, &next).await;
+        assert_eq!((fixture.state(id).await.as_str(), fixture.one(&flag(id)).await.as_str()), (state, charged), "{id}");
+    }
 }
 
 async fn only_a_first_sending_that_never_happened_is_taken_back(kind: Kind) {
