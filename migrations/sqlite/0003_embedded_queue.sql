@@ -7,7 +7,8 @@ CREATE TABLE queue_messages (
     properties TEXT NOT NULL DEFAULT '{}'
         CONSTRAINT properties_is_an_object CHECK (json_valid(properties) AND json_type(properties) = 'object'),
     visible_at_ms INTEGER NOT NULL,
-    taken INTEGER NOT NULL DEFAULT 0 CONSTRAINT taken_is_0_or_1 CHECK (taken IN (0, 1)),
+    -- 0: free. Else the number of the lane that has it.
+    taken INTEGER NOT NULL DEFAULT 0 CONSTRAINT taken_is_not_negative CHECK (taken >= 0),
     redelivered INTEGER NOT NULL DEFAULT 0 CONSTRAINT redelivered_is_0_or_1 CHECK (redelivered IN (0, 1))
 ) STRICT;
 CREATE INDEX queue_messages_next ON queue_messages (queue, taken, visible_at_ms, id);
