@@ -2,20 +2,55 @@
 //!
 //! Refuses to delete or to change: what exists with other arguments is an error that a person mends.
 
-use lapin::Channel;
+use std::time::Duration;
+
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
+use lapin::{Channel, Connection};
 
 use super::failure::{Failure, limited};
 use super::topology::{Declaration, table};
 use crate::queue::QueueError;
 
-/// Declares everything on a channel of its own, which an error closes.
-pub(super) async fn declare_all(channel: &Channel, declarations: &[Declaration]) -> Result<(), QueueError> {
+/// How long after a queue's creation its name may still be lost in a crash, and with it what was confirmed.
+///
+/// RabbitMQ writes the registry of quorum queues to disk between 0.5 and 1 s after it last changed (`auto_save` in ra's
+/// `ra_directory.erl`); a broker killed before that starts the queue anew, empty and without a leader (seen with 3.10.8).
+const REGISTRY_SETTLES: Duration = Duration::from_millis(1_500);
+
+/// Declares everything, and returns when it would outlive a crash of the broker.
+pub(super) async fn declare_all(connection: &Connection, declarations: &[Declaration]) -> Result<(), QueueError> {
+    let mut creates = false;
     for declaration in declarations {
-        declare(channel, declaration).await.map_err(|failure| explain(declaration, failure))?;
+        if let Declaration::Queue { name, .. } = declaration {
+            creates = creates || depth(connection, name).await?.is_none();
+        }
+    }
+    // A channel of its own, because an error closes it.
+    let channel = open_channel(connection).await?;
+    for declaration in declarations {
+        declare(&channel, declaration).await.map_err(|failure| explain(declaration, failure))?;
+    }
+    if creates {
+        tokio::time::sleep(REGISTRY_SETTLES).await;
     }
     Ok(())
+}
+
+/// Messages ready in a queue; `None` when it is not there.
+pub(super) async fn depth(connection: &Connection, queue: &str) -> Result<Option<u64>, QueueError> {
+    // A channel of its own here too: asking for a queue that is not there closes it.
+    let channel = open_channel(connection).await?;
+    let options = QueueDeclareOptions::durable().passive();
+    match limited(channel.queue_declare(queue.into(), options, FieldTable::default())).await {
+        Ok(queue) => Ok(Some(u64::from(queue.message_count()))),
+        Err(failure) if failure.is_not_found() => Ok(None),
+        Err(failure) => Err(failure.into_error(&format!("look at queue `{queue}`"))),
+    }
+}
+
+pub(super) async fn open_channel(connection: &Connection) -> Result<Channel, QueueError> {
+    limited(connection.create_channel()).await.map_err(|failure| failure.into_error("open a channel"))
 }
 
 async fn declare(channel: &Channel, declaration: &Declaration) -> Result<(), Failure> {

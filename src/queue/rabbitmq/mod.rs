@@ -6,8 +6,6 @@
 //! frames at TRACE, so telemetry must filter it to `lapin=error`.
 
 use async_trait::async_trait;
-use lapin::options::QueueDeclareOptions;
-use lapin::types::FieldTable;
 
 use super::{Lane, Outgoing, Queue, QueueError};
 use crate::domain::provider::ProviderName;
@@ -17,6 +15,7 @@ mod declare;
 mod failure;
 mod handshake;
 mod publisher;
+mod receipt;
 mod settings;
 mod supervisor;
 mod topology;
@@ -25,7 +24,6 @@ mod wire;
 pub use settings::Settings;
 
 use consumer::RabbitLane;
-use failure::limited;
 use publisher::Publisher;
 use supervisor::{Declared, Link};
 use topology::Topology;
@@ -80,22 +78,11 @@ impl Queue for RabbitMq {
     async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError> {
         let queue = self.topology.lane_queue(provider)?;
         let generation = self.consuming.generation().await?;
-        // A channel of its own, because asking for a queue that is not there closes the channel.
-        let asking = async {
-            let channel = generation.connection.create_channel().await?;
-            let options = QueueDeclareOptions::durable().passive();
-            channel.queue_declare(queue.as_str().into(), options, FieldTable::default()).await
-        };
-        match limited(asking).await {
-            Ok(queue) => Ok(Some(u64::from(queue.message_count()))),
-            Err(failure) if failure.is_not_found() => Ok(None),
-            Err(failure) => Err(failure.into_error("ask for a queue's depth")),
-        }
+        declare::depth(&generation.connection, &queue).await
     }
 
     async fn ping(&self) -> Result<(), QueueError> {
         let generation = self.consuming.generation().await?;
-        let opening = generation.connection.create_channel();
-        limited(opening).await.map(drop).map_err(|failure| failure.into_error("open a channel"))
+        declare::open_channel(&generation.connection).await.map(drop)
     }
 }

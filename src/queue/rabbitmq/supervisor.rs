@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::declare::declare_all;
-use super::failure::{CALL_LIMIT, limited};
+use super::failure::CALL_LIMIT;
 use super::handshake::connect;
 use super::settings::Settings;
 use super::topology::Topology;
@@ -181,6 +181,5 @@ pub(super) async fn declare(
     for provider in providers {
         declarations.extend(topology.lane(provider)?);
     }
-    let channel = limited(connection.create_channel()).await.map_err(|failure| failure.into_error("open a channel"))?;
-    declare_all(&channel, &declarations).await
+    declare_all(connection, &declarations).await
 }
