@@ -121,6 +121,8 @@ CREATE TABLE outcome_events (
     reason text,
     attempts bigint NOT NULL,
     at timestamptz NOT NULL,
+    -- Somebody is publishing it; others look again after this.
+    taken_until timestamptz,
     published_at timestamptz
 );
 CREATE INDEX outcome_events_unpublished ON outcome_events (sequence) WHERE published_at IS NULL;

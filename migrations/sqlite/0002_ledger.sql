@@ -119,6 +119,8 @@ CREATE TABLE outcome_events (
     reason TEXT,
     attempts INTEGER NOT NULL,
     at INTEGER NOT NULL,
+    -- Somebody is publishing it; others look again after this.
+    taken_until INTEGER,
     published_at INTEGER
 ) STRICT;
 CREATE INDEX outcome_events_unpublished ON outcome_events (sequence) WHERE published_at IS NULL;

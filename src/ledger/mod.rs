@@ -175,8 +175,8 @@ pub trait Ledger: Send + Sync {
 
     async fn reject(&self, message: &RejectedMessage) -> Result<(), LedgerError>;
 
-    /// Oldest unpublished events.
-    async fn unpublished_outcomes(&self, at_most: u32) -> Result<Vec<OutcomeEvent>, LedgerError>;
+    /// Takes the oldest unpublished events: nobody else is given them while the lease lasts.
+    async fn take_outcomes(&self, at_most: u32, lease: Duration) -> Result<Vec<OutcomeEvent>, LedgerError>;
 
     async fn outcomes_published(&self, sequences: &[i64]) -> Result<(), LedgerError>;
 

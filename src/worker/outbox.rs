@@ -14,6 +14,8 @@ use crate::queue::message::outcome_event_json;
 use crate::queue::{Destination, Outgoing, Properties, QueueError};
 
 const BATCH: u32 = 100;
+/// How long a batch is ours: longer than publishing takes, short enough that a dead worker's events are not late.
+const TAKEN_FOR: Duration = Duration::from_secs(10);
 /// Other workers' leftovers and missed wake-ups are looked for this often.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const AWAY_PAUSE: Duration = Duration::from_secs(1);
@@ -38,7 +40,7 @@ pub async fn run(worker: Worker) {
 
 /// Publishes one batch; `None` when an engine is away.
 pub async fn publish_some(worker: &Worker) -> Option<usize> {
-    let events = match worker.engines.ledger.unpublished_outcomes(BATCH).await {
+    let events = match worker.engines.ledger.take_outcomes(BATCH, TAKEN_FOR).await {
         Ok(events) => events,
         Err(error) => {
             tracing::debug!(%error, "outcome events cannot be read");

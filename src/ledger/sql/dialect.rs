@@ -41,7 +41,8 @@ impl Chain {
 impl Dialect {
     /// Renders a template. Places: `{now}`; `{ms:T}` instant to epoch ms; `{at:MS}` the reverse; `{after:MS}` now plus
     /// that; `{until:T}` and `{since:T}` ms from and to now, `until` rounded up; `{json:X}` text to JSON; `{text:X}`
-    /// JSON to text; `{ints:X}` rows of a JSON array of integers; `{held:X}` rows (id, fence) of a JSON array; `{job}`.
+    /// JSON to text; `{ints:X}` rows of a JSON array of integers; `{held:X}` rows (id, fence) of a JSON array;
+    /// `{unlocked}` rows that nobody else is taking; `{job}`.
     #[must_use]
     pub fn sql(self, template: &str) -> Sql {
         let mut out = String::with_capacity(template.len() * 2);
@@ -87,6 +88,7 @@ impl Dialect {
                 "after" => format!("(statement_timestamp() + {x} * interval '1 millisecond')"),
                 "until" => format!("ceil(extract(epoch FROM ({x}) - statement_timestamp()) * 1000)::bigint"),
                 "since" => format!("floor(extract(epoch FROM statement_timestamp() - ({x})) * 1000)::bigint"),
+                "unlocked" => "FOR UPDATE SKIP LOCKED".to_owned(),
                 "json" => format!("{x}::jsonb"),
                 "text" => format!("{x}::text"),
                 "ints" => format!("SELECT value::bigint FROM jsonb_array_elements_text({x}::jsonb)"),
@@ -98,6 +100,8 @@ impl Dialect {
             },
             Self::Sqlite => match name {
                 "now" => SQLITE_NOW.to_owned(),
+                // One writer: there is nobody else whose rows could be locked.
+                "unlocked" => String::new(),
                 "ms" | "at" | "json" | "text" => x.to_owned(),
                 "after" => format!("({SQLITE_NOW} + {x})"),
                 "until" => format!("(({x}) - {SQLITE_NOW})"),

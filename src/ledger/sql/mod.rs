@@ -85,8 +85,8 @@ impl Ledger for SqlLedger {
         self.outbox.reject(&*self.engine, message).await
     }
 
-    async fn unpublished_outcomes(&self, at_most: u32) -> Result<Vec<OutcomeEvent>, LedgerError> {
-        self.outbox.unpublished(&*self.engine, at_most).await
+    async fn take_outcomes(&self, at_most: u32, lease: Duration) -> Result<Vec<OutcomeEvent>, LedgerError> {
+        self.outbox.take(&*self.engine, at_most, lease).await
     }
 
     async fn outcomes_published(&self, sequences: &[i64]) -> Result<(), LedgerError> {

@@ -1,6 +1,7 @@
 //! What leaves the ledger: outcome events, published at least once, and the record of messages that never became jobs.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::dialect::Dialect;
 use super::engine::{Engine, Sql, Value};
@@ -23,8 +24,11 @@ impl Statements {
     pub fn new(dialect: Dialect) -> Self {
         Self {
             unpublished: dialect.sql(
-                "SELECT sequence, job_id, provider, state, provider_reference, reason, attempts, {ms:at} AS at_ms \
-                 FROM outcome_events WHERE published_at IS NULL ORDER BY sequence LIMIT $1",
+                "UPDATE outcome_events SET taken_until = {after:$2} WHERE sequence IN (\
+                     SELECT sequence FROM outcome_events \
+                     WHERE published_at IS NULL AND (taken_until IS NULL OR taken_until <= {now}) \
+                     ORDER BY sequence LIMIT $1 {unlocked}) \
+                 RETURNING sequence, job_id, provider, state, provider_reference, reason, attempts, {ms:at} AS at_ms",
             ),
             published: dialect.sql(
                 "UPDATE outcome_events SET published_at = {now} \
@@ -37,9 +41,17 @@ impl Statements {
         }
     }
 
-    pub async fn unpublished(&self, engine: &dyn Engine, at_most: u32) -> Result<Vec<OutcomeEvent>, LedgerError> {
-        let rows = engine.query(&self.unpublished, Arc::from([at_most.into()])).await?;
-        rows.iter().map(event).collect()
+    pub async fn take(
+        &self,
+        engine: &dyn Engine,
+        at_most: u32,
+        lease: Duration,
+    ) -> Result<Vec<OutcomeEvent>, LedgerError> {
+        let rows = engine.query(&self.unpublished, Arc::from([at_most.into(), lease.into()])).await?;
+        let mut events: Vec<OutcomeEvent> = rows.iter().map(event).collect::<Result<_, _>>()?;
+        // RETURNING promises no order.
+        events.sort_by_key(|event| event.sequence);
+        Ok(events)
     }
 
     pub async fn published(&self, engine: &dyn Engine, sequences: &[i64]) -> Result<(), LedgerError> {

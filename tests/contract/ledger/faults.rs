@@ -33,7 +33,7 @@ async fn a_killed_server_is_away_and_comes_back_with_every_commit() {
     let claim = ledger.claim(&job("p1"), hash(1), "worker-b", LEASE).await.unwrap();
     assert!(matches!(claim, Claim::InHand { .. }), "{claim:?}");
     assert_eq!(ledger.finish_attempt(&claimed.hold, &end, &done).await.unwrap(), Written::Kept);
-    assert_eq!(ledger.unpublished_outcomes(10).await.unwrap().len(), 1);
+    assert_eq!(ledger.take_outcomes(10, LEASE).await.unwrap().len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

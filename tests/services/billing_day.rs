@@ -1,0 +1,191 @@
+//! Billing day: two providers, two workers, thousands of payments from a foreign client, some of them twice, some that
+//! can never be payments; and the same with a worker and each engine killed in the middle.
+//!
+//! The judges are the strict providers and the broker, not us: every job has exactly one effect and one outcome event,
+//! every malformed message is in `payments.invalid` with its reason, no window of the provider holds more than its limit.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use sluicegate::provider::simulated::FakeOptions;
+
+use crate::stand::Stand;
+
+const ROWS: &str = r#"
+[[provider]]
+name = "acme"
+url = "{url:acme}"
+mode = "blocking"
+idempotency_retention_s = 86400
+timeout_ms = 2000
+
+[[provider.limit]]
+name = "per-second"
+max_requests = 100
+window_ms = 1000
+
+[[provider]]
+name = "bolt"
+url = "{url:bolt}"
+mode = "requeue"
+idempotency_retention_s = 86400
+timeout_ms = 2000
+
+[[provider.limit]]
+name = "per-second"
+max_requests = 50
+window_ms = 1000
+
+[[provider.limit]]
+name = "per-minute"
+max_requests = 600
+window_ms = 60000
+"#;
+
+/// What is published, and what must become of it.
+struct Load {
+    /// Distinct jobs per provider.
+    acme: u64,
+    bolt: u64,
+    twice: u64,
+    malformed: u64,
+}
+
+impl Load {
+    fn jobs(&self) -> u64 {
+        self.acme + self.bolt
+    }
+
+    fn messages(&self) -> Vec<Value> {
+        let job = |provider: &str, number: u64| {
+            let body = json!({ "id": format!("{provider}-{number}"), "amount": 100 + number, "currency": "EUR",
+                               "reference": format!("invoice {number}"), "payload": { "n": number } });
+            json!({ "key": provider, "body": body.to_string() })
+        };
+        let jobs = (0..self.acme).map(|n| job("acme", n)).chain((0..self.bolt).map(|n| job("bolt", n)));
+        let mut messages: Vec<Value> = jobs.collect();
+        let again: Vec<Value> = (0..self.twice).map(|n| messages[usize::try_from(n * 7).unwrap()].clone()).collect();
+        messages.extend(again);
+        // Spread between the good ones.
+        for number in 0..self.malformed {
+            let place = usize::try_from(number * 11).unwrap() % messages.len();
+            messages.insert(place, malformed(number));
+        }
+        messages
+    }
+}
+
+/// Ways in which a message is no job, with the reason that must be named.
+const MALFORMED: [(&str, &str); 12] = [
+    ("", "malformed"),
+    ("{", "malformed"),
+    ("[]", "malformed"),
+    (r#"{"id":"m-1","amount":1,"amount":2,"currency":"EUR"}"#, "malformed"),
+    (r#"{"id":"m 1","amount":1,"currency":"EUR"}"#, "bad_id"),
+    (r#"{"amount":1,"currency":"EUR"}"#, "bad_id"),
+    (r#"{"id":"m-1","amount":0,"currency":"EUR"}"#, "bad_amount"),
+    (r#"{"id":"m-1","amount":10.5,"currency":"EUR"}"#, "bad_amount"),
+    (r#"{"id":"m-1","amount":1,"currency":"EURO"}"#, "bad_currency"),
+    (r#"{"id":"m-1","amount":1,"currency":"EUR","colour":"red"}"#, "unknown_field"),
+    (r#"{"id":"m-1","amount":1,"currency":"EUR","provider":"bolt"}"#, "wrong_provider"),
+    (r#"{"id":"m-1","amount":1,"currency":"EUR","payload":{"card":"4242 4242 4242 4242"}}"#, "card_number"),
+];
+
+fn malformed(number: u64) -> Value {
+    match MALFORMED.get(usize::try_from(number).unwrap() % (MALFORMED.len() + 1)) {
+        Some((body, _)) => json!({ "key": "acme", "body": body }),
+        None => json!({ "key": "acme", "hex": "fffe7b7d" }),
+    }
+}
+
+fn reason(number: u64) -> &'static str {
+    MALFORMED.get(usize::try_from(number).unwrap() % (MALFORMED.len() + 1)).map_or("malformed", |(_, reason)| reason)
+}
+
+async fn opened() -> Stand {
+    let mut stand = Stand::start();
+    let latency = (Duration::from_millis(20), Duration::from_millis(80));
+    let limits = |limits: &[&str]| limits.iter().map(|limit| limit.parse().unwrap()).collect();
+    stand.add_provider("acme", FakeOptions { limits: limits(&["100/1s"]), latency, ..FakeOptions::default() }).await;
+    let options = FakeOptions { limits: limits(&["50/1s", "600/1m"]), latency, ..FakeOptions::default() };
+    stand.add_provider("bolt", options).await;
+    stand.apply(ROWS);
+    stand.bind("test.outcomes", "payments.outcomes");
+    stand.add_worker();
+    stand.add_worker();
+    stand
+}
+
+/// What must hold whatever happened. Events are at least once; without faults exactly once.
+fn judge(stand: &Stand, load: &Load, exactly_once: bool) {
+    let states = stand.states();
+    assert_eq!(states, BTreeMap::from([("succeeded".to_owned(), load.jobs())]));
+    for (name, fake) in &stand.providers {
+        let report = fake.report();
+        println!("{name}: {}", serde_json::to_string(&report).unwrap());
+        assert_eq!((report.doubles, report.several_keys, report.refused_429), (0, 0, 0), "{name}");
+        for limit in &report.limits {
+            assert_eq!(limit.breaches, 0, "{name} {}: {} at most", limit.limit, limit.largest);
+        }
+        let jobs = if *name == "acme" { load.acme } else { load.bolt };
+        let effects = fake.effects();
+        let ids: BTreeSet<String> = effects.iter().map(|effect| effect.id.clone()).collect();
+        assert_eq!((effects.len() as u64, ids.len() as u64, report.charges), (jobs, jobs, jobs), "{name}");
+        for effect in effects {
+            let number: i64 = effect.id.rsplit('-').next().unwrap().parse().unwrap();
+            assert_eq!((effect.amount, effect.currency.as_str(), effect.count), (100 + number, "EUR", 1));
+            assert_eq!(effect.key.as_deref(), Some(effect.id.as_str()));
+        }
+    }
+    let events = stand.drain("test.outcomes");
+    let ids: BTreeSet<&str> = events.iter().map(|event| event.id.as_deref().unwrap()).collect();
+    assert_eq!(ids.len() as u64, load.jobs());
+    if exactly_once {
+        assert_eq!(events.len() as u64, load.jobs());
+    }
+    for event in &events {
+        let body: Value = serde_json::from_str(&event.body).unwrap();
+        assert_eq!((body["id"].as_str(), body["state"].as_str()), (event.id.as_deref(), Some("succeeded")));
+        assert_eq!(event.key, format!("{}.succeeded", body["provider"].as_str().unwrap()));
+    }
+    let mut reasons: BTreeMap<String, u64> = BTreeMap::new();
+    for message in stand.drain("payments.invalid") {
+        *reasons.entry(message.headers["x-sluicegate-reason"].clone()).or_default() += 1;
+    }
+    let mut expected: BTreeMap<String, u64> = BTreeMap::new();
+    for number in 0..load.malformed {
+        *expected.entry(reason(number).to_owned()).or_default() += 1;
+    }
+    if exactly_once {
+        assert_eq!(reasons, expected);
+    } else {
+        // A message may be judged twice when its acknowledgement is lost; none may be missing.
+        assert!(expected.iter().all(|(reason, count)| reasons.get(reason) >= Some(count)), "{reasons:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn everything_is_paid_once_within_every_limit() {
+    let mut stand = opened().await;
+    let load = Load { acme: 2_200, bolt: 800, twice: 100, malformed: 50 };
+    let messages = load.messages();
+    assert_eq!(stand.publish(&messages), messages.len());
+    stand.await_settled(load.jobs(), Duration::from_secs(240));
+    judge(&stand, &load, true);
+
+    let report = stand.providers["acme"].report();
+    let hold = report.answer_ms.unwrap().mean / 1_000.0;
+    let possible = 100.0 / (1.0 + hold);
+    // From a full first window on, to where the last one begins to run dry.
+    let arrivals = stand.providers["acme"].arrivals_us();
+    let steady = &arrivals[200..arrivals.len() - 200];
+    let rate = (steady.len() - 1) as f64 * 1e6 / (steady[steady.len() - 1] - steady[0]) as f64;
+    println!("acme: {rate:.2}/s of {possible:.2}/s, {:.1} %", 100.0 * rate / possible);
+    assert!(rate >= 0.95 * possible, "{rate:.2}/s of {possible:.2}/s");
+
+    for worker in 0..2 {
+        let log = stand.stop_worker(worker);
+        assert!(log.contains("everything was finished or handed back"), "{log}");
+    }
+}

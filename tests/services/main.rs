@@ -1,0 +1,8 @@
+//! The program as operators run it, on real RabbitMQ, Redis and PostgreSQL, fed by a client that is not ours.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod billing_day;
+mod stand;

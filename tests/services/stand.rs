@@ -1,0 +1,253 @@
+//! A whole deployment on loopback: engines, fake providers, worker processes, a foreign producer.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use sluicegate::provider::simulated::{Effect, FakeHandle, FakeOptions, FakeProvider, Report};
+use tokio_util::sync::CancellationToken;
+
+use crate::support::postgres::Postgres;
+use crate::support::process::{Server, free_port, private_dir};
+use crate::support::rabbitmq::RabbitNode;
+use crate::support::redis::Redis;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_sluicegate");
+/// Debian's own interpreter, which sees Debian's python3-pika.
+const PYTHON: &str = "/usr/bin/python3";
+const VHOST: &str = "billing";
+const DATABASE: &str = "billing";
+
+pub struct Stand {
+    pub postgres: Postgres,
+    pub redis: Redis,
+    pub rabbit: RabbitNode,
+    broker_url: String,
+    dir: PathBuf,
+    pub providers: BTreeMap<&'static str, Fake>,
+    workers: Vec<Option<Worker>>,
+}
+
+pub struct Fake {
+    handle: FakeHandle,
+    url: String,
+    _serving: tokio_util::sync::DropGuard,
+}
+
+struct Worker {
+    server: Server,
+    ops_port: u16,
+}
+
+/// A message that the broker had.
+#[derive(Debug, Deserialize)]
+pub struct Message {
+    pub body: String,
+    pub headers: BTreeMap<String, String>,
+    pub key: String,
+    pub id: Option<String>,
+}
+
+impl Fake {
+    pub fn report(&self) -> Report {
+        self.handle.report()
+    }
+
+    pub fn effects(&self) -> Vec<Effect> {
+        self.handle.effects()
+    }
+
+    pub fn arrivals_us(&self) -> Vec<u64> {
+        self.handle.arrivals_us()
+    }
+}
+
+impl Stand {
+    /// Engines up, database migrated, nothing else.
+    pub fn start() -> Self {
+        let (postgres, redis, rabbit) = (Postgres::start(), Redis::start(), RabbitNode::start());
+        let broker_url = rabbit.create_vhost(VHOST);
+        postgres.create_database(DATABASE);
+        let stand = Self {
+            postgres,
+            redis,
+            rabbit,
+            broker_url,
+            dir: private_dir("billing"),
+            providers: BTreeMap::new(),
+            workers: Vec::new(),
+        };
+        stand.sluicegate(&["migrate"]);
+        stand
+    }
+
+    /// Starts a strict provider; its row names the place `{url:NAME}`.
+    pub async fn add_provider(&mut self, name: &'static str, options: FakeOptions) {
+        let fake = FakeProvider::new(options);
+        let handle = fake.handle();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/charges", listener.local_addr().unwrap());
+        let stop = CancellationToken::new();
+        tokio::spawn(fake.serve(listener, stop.clone()));
+        self.providers.insert(name, Fake { handle, url, _serving: stop.drop_guard() });
+    }
+
+    pub fn apply(&self, file: &str) {
+        let mut file = file.to_owned();
+        for (name, provider) in &self.providers {
+            file = file.replace(&format!("{{url:{name}}}"), &provider.url);
+        }
+        let path = self.dir.join("providers.toml");
+        std::fs::write(&path, file).unwrap();
+        self.sluicegate(&["provider", "apply", path.to_str().unwrap()]);
+    }
+
+    /// Runs a command to its end and expects success.
+    pub fn sluicegate(&self, args: &[&str]) -> String {
+        let output = Command::new(PROGRAM).args(args).envs(self.environment("none")).output().unwrap();
+        assert!(output.status.success(), "{args:?}: {}", text(&output));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn environment(&self, ops: &str) -> Vec<(String, String)> {
+        [
+            ("SLUICEGATE_DATABASE__URL", self.postgres.url(DATABASE)),
+            ("SLUICEGATE_QUEUE__URL", self.broker_url.clone()),
+            ("SLUICEGATE_LIMITER__URL", self.redis.url()),
+            ("SLUICEGATE_OPS__LISTEN", ops.to_owned()),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .to_vec()
+    }
+
+    /// Starts one more worker and returns its number.
+    pub fn add_worker(&mut self) -> usize {
+        self.workers.push(None);
+        let number = self.workers.len() - 1;
+        self.start_worker(number);
+        number
+    }
+
+    pub fn start_worker(&mut self, number: usize) {
+        let ops_port = free_port();
+        let environment = self.environment(&format!("127.0.0.1:{ops_port}"));
+        let environment: Vec<(&str, &str)> =
+            environment.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let log = self.dir.join(format!("worker-{number}-{ops_port}.log"));
+        let server = Server::start(&[PROGRAM, "run"], &environment, &log, None, "");
+        server.await_port(ops_port);
+        self.workers[number] = Some(Worker { server, ops_port });
+    }
+
+    pub fn kill_worker(&mut self, number: usize) {
+        if let Some(worker) = self.workers[number].take() {
+            worker.server.kill();
+        }
+    }
+
+    /// SIGTERM; returns the exit line of the worker's log.
+    pub fn stop_worker(&mut self, number: usize) -> String {
+        let worker = self.workers[number].take().unwrap();
+        worker.server.signal("TERM");
+        let deadline = Instant::now() + Duration::from_secs(40);
+        while std::net::TcpStream::connect(("127.0.0.1", worker.ops_port)).is_ok() {
+            assert!(Instant::now() < deadline, "worker {number} does not stop:\n{}", worker.server.log_text());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        worker.server.log_text()
+    }
+
+    pub fn worker_log(&self, number: usize) -> String {
+        self.workers[number].as_ref().map(|worker| worker.server.log_text()).unwrap_or_default()
+    }
+
+    fn python(&self, args: &[&str], input: &str) -> String {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/services/broker.py");
+        let mut child = Command::new(PYTHON)
+            .arg(script)
+            .args([args[0], &self.broker_url])
+            .args(&args[1..])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        let input = input.to_owned();
+        let writer = std::thread::spawn(move || stdin.write_all(input.as_bytes()));
+        let output = child.wait_with_output().unwrap();
+        writer.join().unwrap().unwrap();
+        assert!(output.status.success(), "{args:?}: {}", text(&output));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Publishes with pika; returns how many messages the broker confirmed.
+    pub fn publish(&self, lines: &[serde_json::Value]) -> usize {
+        let input: String = lines.iter().map(|line| format!("{line}\n")).collect();
+        self.python(&["publish"], &input).trim().parse().unwrap()
+    }
+
+    pub fn bind(&self, queue: &str, exchange: &str) {
+        self.python(&["bind", queue, exchange, "#"], "");
+    }
+
+    pub fn ready(&self, queue: &str) -> usize {
+        self.python(&["count", queue], "").trim().parse().unwrap()
+    }
+
+    pub fn drain(&self, queue: &str) -> Vec<Message> {
+        self.python(&["drain", queue], "").lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    /// Jobs per state, from the ledger.
+    pub fn states(&self) -> BTreeMap<String, u64> {
+        let mut psql = self.postgres.psql(DATABASE);
+        let output = psql.args(["-At", "-F", " ", "-c", "SELECT state, count(*) FROM jobs GROUP BY state"]).output();
+        let output = output.unwrap();
+        let lines = String::from_utf8(output.stdout).unwrap();
+        let pair = |line: &str| line.split_once(' ').map(|(state, jobs)| (state.to_owned(), jobs.parse().unwrap()));
+        lines.lines().filter_map(pair).collect()
+    }
+
+    /// Waits until so many jobs have ended and every outcome has been published.
+    pub fn await_settled(&self, jobs: u64, within: Duration) {
+        let deadline = Instant::now() + within;
+        loop {
+            let states = self.states();
+            let open: u64 = ["waiting", "sending", "unknown"].iter().filter_map(|state| states.get(*state)).sum();
+            let settled = states.values().sum::<u64>() - open;
+            if settled >= jobs && self.unpublished() == 0 {
+                return;
+            }
+            let logs: Vec<String> = (0..self.workers.len()).map(|number| tail(&self.worker_log(number))).collect();
+            assert!(Instant::now() < deadline, "{states:?} after {within:?}\n{}", logs.join("\n---\n"));
+            std::thread::sleep(Duration::from_millis(250));
+        }
+    }
+
+    fn unpublished(&self) -> u64 {
+        let mut psql = self.postgres.psql(DATABASE);
+        let sql = "SELECT count(*) FROM outcome_events WHERE published_at IS NULL";
+        let output = psql.args(["-At", "-c", sql]).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().trim().parse().unwrap_or(u64::MAX)
+    }
+}
+
+impl Drop for Stand {
+    fn drop(&mut self) {
+        self.workers.clear();
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+fn tail(log: &str) -> String {
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(15)..].join("\n")
+}
