@@ -2,7 +2,6 @@
 
 publish HOST-URL            JSON lines on stdin: {"key": routing key, "body": text, "hex": bytes}; prints how many were confirmed
 bind HOST-URL QUEUE EXCHANGE PATTERN
-count HOST-URL QUEUE        prints the number of messages ready
 drain HOST-URL QUEUE        prints and takes every message: {"body": text, "headers": {...}, "key": ..., "id": ...}
 """
 import json
@@ -30,8 +29,6 @@ def main():
         queue, exchange, pattern = rest
         channel.queue_declare(queue, durable=True)
         channel.queue_bind(queue, exchange, pattern)
-    elif command == "count":
-        print(channel.queue_declare(rest[0], passive=True).method.message_count)
     elif command == "drain":
         while True:
             method, properties, body = channel.basic_get(rest[0], auto_ack=True)

@@ -194,10 +194,6 @@ impl Stand {
         self.python(&["bind", queue, exchange, "#"], "");
     }
 
-    pub fn ready(&self, queue: &str) -> usize {
-        self.python(&["count", queue], "").trim().parse().unwrap()
-    }
-
     pub fn drain(&self, queue: &str) -> Vec<Message> {
         self.python(&["drain", queue], "").lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
@@ -214,17 +210,28 @@ impl Stand {
 
     /// Waits until so many jobs have ended and every outcome has been published.
     pub fn await_settled(&self, jobs: u64, within: Duration) {
+        self.await_that(within, || self.settled() >= jobs && self.unpublished() == 0);
+    }
+
+    /// Waits until so many jobs have ended.
+    pub fn await_progress(&self, jobs: u64) {
+        self.await_that(Duration::from_secs(120), || self.settled() >= jobs);
+    }
+
+    fn settled(&self) -> u64 {
+        let states = self.states();
+        let open: u64 = ["waiting", "sending", "unknown"].iter().filter_map(|state| states.get(*state)).sum();
+        states.values().sum::<u64>() - open
+    }
+
+    fn await_that(&self, within: Duration, condition: impl Fn() -> bool) {
         let deadline = Instant::now() + within;
-        loop {
-            let states = self.states();
-            let open: u64 = ["waiting", "sending", "unknown"].iter().filter_map(|state| states.get(*state)).sum();
-            let settled = states.values().sum::<u64>() - open;
-            if settled >= jobs && self.unpublished() == 0 {
-                return;
+        while !condition() {
+            if Instant::now() > deadline {
+                let logs: Vec<String> = (0..self.workers.len()).map(|number| tail(&self.worker_log(number))).collect();
+                panic!("{:?} after {within:?}\n{}", self.states(), logs.join("\n---\n"));
             }
-            let logs: Vec<String> = (0..self.workers.len()).map(|number| tail(&self.worker_log(number))).collect();
-            assert!(Instant::now() < deadline, "{states:?} after {within:?}\n{}", logs.join("\n---\n"));
-            std::thread::sleep(Duration::from_millis(250));
+            std::thread::sleep(Duration::from_millis(100));
         }
     }
 
