@@ -4,7 +4,7 @@
 --
 -- KEYS  all under one hash tag {quota}:
 --   1        meta: hash; run, born, warm, last, version, paused, oldest (deadline), in_flight, fields (of leases),
---            limits (names joined by "|"), l:<name> = window|entries|logged|held_until|tail_ms
+--            limits (names joined by "|"), l:<name> = window|entries|logged|held_until|tail_ms|max
 --   2        leases: hash; c:<incarnation>:<call> = deadline|outstanding, r:<incarnation> = packed last reply
 --   3..2+k   log of each limit: list, oldest first, of (ms - BASE_MS) * 4096 + count
 -- ARGV  integers unless noted; instants and durations in µs
@@ -94,11 +94,12 @@ local function whole()
   if redis.call('HLEN', leases_key) ~= tonumber(stored[9]) then return false end
   for i, limit in ipairs(limits) do
     if stored[9 + i] then
-      local window, entries, logged, held, tail = string.match(stored[9 + i], '^(%d+)|(%d+)|(%d+)|(%d+)|(%d+)$')
+      local window, entries, logged, held, tail, max =
+        string.match(stored[9 + i], '^(%d+)|(%d+)|(%d+)|(%d+)|(%d+)|(%d+)$')
       if not window then return false end
       limit.known = tonumber(window)
       limit.entries, limit.logged = tonumber(entries), tonumber(logged)
-      limit.held, limit.tail = tonumber(held), tonumber(tail)
+      limit.held, limit.tail, limit.known_max = tonumber(held), tonumber(tail), tonumber(max)
       if redis.call('LLEN', limit.key) ~= limit.entries then return false end
     end
   end
@@ -111,10 +112,11 @@ if whole() then
             in_flight = tonumber(stored[8]) }
 else
   redis.call('DEL', unpack(KEYS))
-  state = { born = clock, warm = clock + longest + hold, last = clock, version = version, paused = 0, oldest = 0,
+  state = { born = clock, warm = clock + longest + hold + horizon, last = clock, version = version, paused = 0, oldest = 0,
             in_flight = 0 }
   for _, limit in ipairs(limits) do
     limit.known, limit.entries, limit.logged, limit.held, limit.tail = limit.window, 0, 0, 0, 0
+    limit.known_max = limit.max
   end
 end
 local now = math.max(clock, state.last)
@@ -139,6 +141,14 @@ local function push(limit, ms, count)
   end
   redis.call('RPUSH', limit.key, packed(ms, count))
   limit.entries = limit.entries + 1
+end
+
+local function push_many(limit, ms, count)
+  while count > 0 do
+    local part = math.min(count, COUNT - 1)
+    push(limit, ms, part)
+    count = count - part
+  end
 end
 
 local function restore(limit, ms, count)
@@ -190,10 +200,10 @@ local function write_state()
   for _, limit in ipairs(limits) do
     pairs_[#pairs_ + 1] = 'l:' .. limit.name
     pairs_[#pairs_ + 1] = table.concat({ digits(limit.known), digits(limit.entries), digits(limit.logged),
-                                         digits(limit.held), digits(limit.tail) }, '|')
+                                         digits(limit.held), digits(limit.tail), digits(limit.known_max) }, '|')
   end
   redis.call('HSET', meta_key, unpack(pairs_))
-  local ttl = digits(math.ceil((longest + hold) / 1000) + IDLE_TTL_MS)
+  local ttl = digits(math.ceil((longest + hold + horizon) / 1000) + IDLE_TTL_MS)
   for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, ttl) end
 end
 
@@ -278,7 +288,9 @@ end
 if pause > 0 then state.paused = math.max(state.paused, now + pause) end
 if vouched > 0 and vouched == state.born then state.warm = math.min(state.warm, now) end
 
--- Limits as the caller knows them: new ones and longer windows wait one window, lower ones forget their oldest uses.
+-- Limits as the caller knows them. A new limit or a longer window does not know its past, so nothing starts until
+-- whatever may still count has left the window. Uses beyond a lowered limit stay in the log: they still count, and would
+-- count again if the limit were raised.
 local function adopt()
   local known = redis.call('HGET', meta_key, 'limits')
   if known and known ~= table.concat(names, '|') then
@@ -289,14 +301,16 @@ local function adopt()
     end
   end
   for _, limit in ipairs(limits) do
+    local past = now + horizon + hold + limit.window
     if not limit.known then
       redis.call('DEL', limit.key)
       limit.known, limit.entries, limit.logged, limit.tail = limit.window, 0, 0, 0
-      limit.held = now + limit.window
+      limit.held, limit.known_max = past, limit.max
     end
-    if limit.window > limit.known then limit.held = now + limit.window end
-    limit.known = limit.window
-    forget_oldest(limit, limit.logged - math.max(0, limit.max - state.in_flight))
+    if limit.window > limit.known then limit.held = past end
+    -- A start that is booked may have taken the place of uses that are not over yet.
+    if limit.max > limit.known_max then limit.held = math.max(limit.held, now + horizon) end
+    limit.known, limit.known_max = limit.window, limit.max
   end
 end
 
@@ -316,9 +330,8 @@ local function find(limit, cost)
 end
 
 local function take(limit, cost)
-  local from_unused = math.min(cost, limit.unused)
-  limit.unused = limit.unused - from_unused
-  local missing = cost - from_unused
+  local missing = math.max(0, cost - limit.unused)
+  limit.unused = math.max(0, limit.unused - cost)
   limit.popped = limit.popped + missing
   while missing > 0 do
     local _, count = entry(limit.heads[limit.index])
@@ -335,7 +348,8 @@ end
 
 local function grant()
   for _, limit in ipairs(limits) do
-    limit.unused = math.max(0, limit.max - limit.logged - state.in_flight)
+    -- Below zero, that many uses must end before one more may begin.
+    limit.unused = limit.max - limit.logged - state.in_flight
     limit.index, limit.left, limit.popped = 1, nil, 0
     local needed = wanted - limit.unused
     limit.heads = needed > 0 and redis.call('LRANGE', limit.key, 0, needed - 1) or {}
@@ -384,10 +398,10 @@ local function grant()
     state.oldest = state.oldest == 0 and deadline or math.min(state.oldest, deadline)
   elseif granted > 0 then
     for _, run in ipairs(runs) do
-      for _, limit in ipairs(limits) do push(limit, math.ceil((now + run.wait + jitter) / 1000), run.cost) end
+      for _, limit in ipairs(limits) do push_many(limit, math.ceil((now + run.wait + jitter) / 1000), run.cost) end
     end
   end
-  return answer(code, index, wait, exact, unused, runs)
+  return answer(code, index, wait, exact, math.max(0, unused), runs)
 end
 
 state.version = version

@@ -24,6 +24,7 @@ pub(super) struct Log {
     pub entries: VecDeque<Entry>,
     pub logged: u64,
     pub window_us: u64,
+    pub max_requests: u32,
     /// Nothing starts before: a new limit, or a window that grew, does not know its past.
     pub held_until_us: u64,
     pub tail_ms: u64,
@@ -31,7 +32,7 @@ pub(super) struct Log {
 
 impl Log {
     pub fn of(limit: &LimitSpec, held_until_us: u64) -> Self {
-        Self { window_us: limit.padded_window_us(), held_until_us, ..Self::default() }
+        Self { window_us: limit.padded_window_us(), max_requests: limit.max_requests, held_until_us, ..Self::default() }
     }
 
     pub fn push(&mut self, ms: u64, count: u64) {
@@ -53,13 +54,23 @@ impl Log {
         self.tail_ms = self.tail_ms.max(ms);
     }
 
-    /// Forgets the oldest uses beyond what the limit allows; the newest are the ones that still count.
-    pub fn shrink_to(&mut self, slots: u64) {
-        while self.logged > slots {
+    /// As [`Log::push`], in as many entries as the count needs.
+    pub fn push_many(&mut self, ms: u64, mut count: u64) {
+        while count > 0 {
+            let part = count.min(ENTRY_COUNT_MAX);
+            self.push(ms, part);
+            count -= part;
+        }
+    }
+
+    /// Forgets the oldest uses; their slots have been taken again.
+    pub fn forget_oldest(&mut self, mut uses: u64) {
+        while uses > 0 {
             let Some(head) = self.entries.front_mut() else { break };
-            let dropped = head.count.min(self.logged - slots);
+            let dropped = head.count.min(uses);
             head.count -= dropped;
             self.logged -= dropped;
+            uses -= dropped;
             if head.count == 0 {
                 self.entries.pop_front();
             }
@@ -71,7 +82,8 @@ impl Log {
 pub(super) struct Cursor<'a> {
     pub entries: vec_deque::Iter<'a, Entry>,
     pub head: Option<Entry>,
-    pub unused: u64,
+    /// Slots that were never used; below zero, that many uses must end before one more may begin.
+    pub unused: i64,
     pub window_us: u64,
     pub popped: u64,
 }
@@ -87,7 +99,7 @@ impl Cursor<'_> {
     /// Looks for `cost` slots from here on; `None` when all others are in flight.
     pub fn find(&self, cost: u64, now_us: u64, held_until_us: u64) -> Option<Found> {
         let mut found = Found { start_us: now_us.max(held_until_us), origin_ms: 0 };
-        let mut missing = cost.saturating_sub(self.unused);
+        let mut missing = self.missing(cost);
         let rest = self.entries.clone();
         for entry in self.head.into_iter().chain(rest.copied()) {
             if missing == 0 {
@@ -101,9 +113,8 @@ impl Cursor<'_> {
     }
 
     pub fn take(&mut self, cost: u64) {
-        let from_unused = cost.min(self.unused);
-        self.unused -= from_unused;
-        let mut missing = cost - from_unused;
+        let mut missing = self.missing(cost);
+        self.unused = (self.unused - cost.cast_signed()).max(0);
         self.popped += missing;
         while missing > 0 {
             let Some(mut head) = self.head.take() else { break };
@@ -112,5 +123,10 @@ impl Cursor<'_> {
             missing -= taken;
             self.head = if head.count > 0 { Some(head) } else { self.entries.next().copied() };
         }
+    }
+
+    /// Used slots that a cost needs to see the end of.
+    fn missing(&self, cost: u64) -> u64 {
+        (cost.cast_signed() - self.unused).max(0).cast_unsigned()
     }
 }

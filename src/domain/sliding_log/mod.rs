@@ -16,6 +16,8 @@ use crate::domain::provider::BOOKING_HORIZON;
 use crate::domain::time::{Micros, micros_down, micros_up};
 
 mod log;
+#[cfg(test)]
+mod tests;
 
 use log::{Cursor, Found, Log};
 
@@ -189,17 +191,25 @@ impl State {
         self.grant(now_us, spec, call)
     }
 
-    /// Takes over the limits of the spec: new ones and longer windows wait one window, lower ones forget oldest uses.
+    /// Takes over the limits of the spec. A new limit or a longer window does not know its past, so nothing starts until
+    /// whatever may still count has left the window. Uses beyond a lowered limit stay in the log: they still count, and
+    /// would count again if the limit were raised.
     fn adopt(&mut self, now_us: u64, spec: &QuotaSpec) {
         self.logs.retain(|name, _| spec.limits.iter().any(|limit| limit.name == *name));
+        let horizon_us = micros_up(BOOKING_HORIZON);
         for limit in &spec.limits {
             let window_us = limit.padded_window_us();
-            let log = self.logs.entry(limit.name.clone()).or_insert_with(|| Log::of(limit, now_us + window_us));
+            let past_us = now_us + horizon_us + micros_up(spec.hold_max) + window_us;
+            let log = self.logs.entry(limit.name.clone()).or_insert_with(|| Log::of(limit, past_us));
             if window_us > log.window_us {
-                log.held_until_us = now_us + window_us;
+                log.held_until_us = past_us;
+            }
+            // A start that is booked may have taken the place of uses that are not over yet.
+            if limit.max_requests > log.max_requests {
+                log.held_until_us = log.held_until_us.max(now_us + horizon_us);
             }
             log.window_us = window_us;
-            log.shrink_to(u64::from(limit.max_requests).saturating_sub(self.in_flight));
+            log.max_requests = limit.max_requests;
         }
     }
 
@@ -211,7 +221,7 @@ impl State {
             let Some(log) = self.logs.get(&limit.name) else { continue };
             let mut entries = log.entries.iter();
             let head = entries.next().copied();
-            let unused = u64::from(limit.max_requests).saturating_sub(log.logged + in_flight);
+            let unused = i64::from(limit.max_requests) - log.logged.cast_signed() - in_flight.cast_signed();
             let cursor = Cursor { entries, head, unused, window_us: log.window_us, popped: 0 };
             cursors.push((cursor, log.held_until_us));
         }
@@ -238,7 +248,8 @@ impl State {
                 _ => runs.push(Run { permits: 1, wait_us, origins }),
             }
         }
-        let remaining = cursors.iter().map(|(cursor, _)| cursor.unused).min().unwrap_or(0);
+        let unused = cursors.iter().map(|(cursor, _)| cursor.unused).min().unwrap_or(0);
+        let remaining = unused.max(0).cast_unsigned();
         let popped = cursors.iter().map(|(cursor, _)| cursor.popped).collect();
         let taken = Taken { runs, slots: granted, latest_us, popped };
         if granted > 0 {
@@ -279,8 +290,7 @@ impl State {
     fn record(&mut self, now_us: u64, spec: &QuotaSpec, call: &Call, taken: &Taken) {
         for (limit, popped) in spec.limits.iter().zip(&taken.popped) {
             if let Some(log) = self.logs.get_mut(&limit.name) {
-                let kept = log.logged - popped;
-                log.shrink_to(kept);
+                log.forget_oldest(*popped);
             }
         }
         match spec.grant_jitter {
@@ -299,7 +309,7 @@ impl State {
                     let ms = (now_us + run.wait_us + micros_up(jitter)).div_ceil(1_000);
                     for limit in &spec.limits {
                         if let Some(log) = self.logs.get_mut(&limit.name) {
-                            log.push(ms, cost);
+                            log.push_many(ms, cost);
                         }
                     }
                 }

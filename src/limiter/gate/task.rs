@@ -20,6 +20,10 @@ use crate::limiter::LimiterError;
 /// How long before the announced instant the gate asks again: within the booking horizon, so that the permit comes with
 /// its exact start and the attempt can be committed meanwhile.
 const ASK_AHEAD: Duration = Duration::from_millis(100);
+/// Shortest time between a refusal and the next call that only asks again.
+const ASK_PAUSE: Duration = Duration::from_millis(5);
+/// How long a gate with old settings waits for the new ones before it asks again.
+const STALE_PAUSE: Duration = Duration::from_millis(100);
 /// How long settlements wait for company.
 const SETTLE_AFTER: Duration = Duration::from_millis(10);
 const RETRY_FIRST: Duration = Duration::from_millis(50);
@@ -42,6 +46,8 @@ pub(super) struct GateTask {
     standing: Option<Standing>,
     ask_at: Instant,
     cold: Option<Cold>,
+    /// Our settings are older than the store's; said once.
+    stale: bool,
 }
 
 /// A call whose reply has not arrived.
@@ -89,6 +95,7 @@ impl GateTask {
             standing: None,
             ask_at: Instant::now(),
             cold: None,
+            stale: false,
         }
     }
 
@@ -188,6 +195,7 @@ impl GateTask {
                 return Ok(unanswered);
             }
             tracing::warn!(quota = %unanswered.spec.quota, "limiter store has become another; its state is not trusted");
+            self.keep_pause(&unanswered);
         }
         let spec = self.parts.spec.borrow_and_update().clone();
         self.calls += 1;
@@ -206,6 +214,11 @@ impl GateTask {
             run_id,
         };
         Ok(Unanswered { call, spec, departed, places })
+    }
+
+    /// A pause that the store has not heard, or may not remember, is told again.
+    fn keep_pause(&mut self, unheard: &Unanswered) {
+        self.pause_until = unheard.call.pause.map(|pause| unheard.departed + pause).max(self.pause_until);
     }
 
     fn failed(&mut self, error: &LimiterError) {
@@ -229,13 +242,19 @@ impl GateTask {
             return;
         };
         if refused.by == Refusal::StaleVersion {
+            self.keep_pause(&outgoing);
             // Nothing was settled: the newer settings may hold limits that these settlements must reach.
             self.settled.extend(outgoing.call.settlements.into_iter().map(|settlement| {
                 let origins = outgoing.spec.limits.iter().map(|limit| limit.name.clone());
                 unsettle(settlement, origins, outgoing.departed)
             }));
-            self.pause_until = outgoing.call.pause.map(|pause| outgoing.departed + pause).max(self.pause_until);
+            if !self.stale {
+                let (ours, theirs) = (outgoing.spec.version, reply.version);
+                tracing::warn!(quota = %outgoing.spec.quota, ours, theirs, "no permits: the limiter knows newer settings");
+            }
+            self.settle_at = (!self.settled.is_empty()).then(|| arrived + STALE_PAUSE);
         }
+        self.stale = refused.by == Refusal::StaleVersion;
         self.stand(&outgoing.spec, refused, reply, arrived).await;
     }
 
@@ -276,14 +295,12 @@ impl GateTask {
             }
             Refusal::Paused => (RefusedBy::Paused, until),
             Refusal::Cold => (RefusedBy::Cold, self.warm_up(spec, reply.born, until).await),
-            Refusal::StaleVersion => (RefusedBy::StaleSettings, arrived + Duration::from_millis(100)),
+            Refusal::StaleVersion => (RefusedBy::StaleSettings, arrived + STALE_PAUSE),
             Refusal::StaleCall => (RefusedBy::StoreAway("call overtaken".to_owned()), arrived + RETRY_FIRST),
         };
-        let ahead = if matches!(by, RefusedBy::Limit(_)) { ASK_AHEAD } else { Duration::ZERO };
-        self.ask_at = until.checked_sub(ahead).unwrap_or(until);
-        // A start within the horizon could have been booked, so a standing line waits at least until it can be.
-        let booked_from = until.checked_sub(BOOKING_HORIZON).unwrap_or(until);
-        self.ask_at = self.ask_at.max(booked_from);
+        // Only an exact start can be booked; asking early for anything else would hear the same again.
+        let ahead = if refused.exact { ASK_AHEAD } else { Duration::ZERO };
+        self.ask_at = until.checked_sub(ahead).unwrap_or(until).max(arrived + ASK_PAUSE);
         self.standing = Some(Standing { by, until, exact: refused.exact });
     }
 
