@@ -26,7 +26,7 @@ CREATE TABLE providers (
     slot_release text NOT NULL DEFAULT 'response'
         CONSTRAINT slot_release_is_response_or_grant CHECK (slot_release IN ('response', 'grant')),
     transit_jitter_ms bigint NOT NULL DEFAULT 50
-        CONSTRAINT transit_jitter_ms_is_0_to_60000 CHECK (transit_jitter_ms BETWEEN 0 AND 60000),
+        CONSTRAINT transit_jitter_ms_is_10_to_60000 CHECK (transit_jitter_ms BETWEEN 10 AND 60000),
     pacing text NOT NULL DEFAULT 'burst' CONSTRAINT pacing_is_burst_or_even CHECK (pacing IN ('burst', 'even')),
     reserve_percent bigint NOT NULL DEFAULT 0
         CONSTRAINT reserve_percent_is_0_to_99 CHECK (reserve_percent BETWEEN 0 AND 99),

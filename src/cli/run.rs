@@ -74,8 +74,8 @@ fn watch_signals(stop: CancellationToken) -> Result<(), CommandError> {
 }
 
 fn say(report: DrainReport, console: &mut Console) -> std::io::Result<Exit> {
-    let DrainReport { left_in_hand, abandoned_on_wire } = report;
-    if left_in_hand == 0 {
+    let DrainReport { timed_out, left_in_hand, abandoned_on_wire } = report;
+    if !timed_out {
         console.message("stopped: everything was finished or handed back")?;
         return Ok(Exit::Fine);
     }

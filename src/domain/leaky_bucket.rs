@@ -22,9 +22,10 @@ impl LeakyBucket {
         Self { interval: interval(jobs_per_second), next: Duration::ZERO }
     }
 
-    /// A changed rate counts from the next job on.
-    pub fn set_rate(&mut self, jobs_per_second: f64) {
+    /// A changed rate counts from `now` on: nobody waits longer than its own interval.
+    pub fn set_rate(&mut self, jobs_per_second: f64, now: Duration) {
         self.interval = interval(jobs_per_second);
+        self.next = self.next.min(now + self.interval);
     }
 
     /// How long until the next job may leave, at `now` on any monotonic clock.
@@ -77,6 +78,15 @@ mod tests {
         assert_eq!(try_leak(&mut bucket, ms(60_000)), Duration::ZERO);
         assert_eq!(try_leak(&mut bucket, ms(60_000)), Duration::ZERO);
         assert_eq!(try_leak(&mut bucket, ms(60_000)), ms(10));
+    }
+
+    #[test]
+    fn a_bucket_that_is_opened_again_does_not_wait_as_if_closed() {
+        let mut bucket = LeakyBucket::new(0.0);
+        let now = Duration::from_secs(5);
+        assert!(try_leak(&mut bucket, now).is_zero());
+        bucket.set_rate(100.0, now);
+        assert_eq!(bucket.wait(now), Duration::from_millis(10));
     }
 
     #[test]

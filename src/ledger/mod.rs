@@ -57,10 +57,12 @@ pub struct Claimed {
     pub unknown: bool,
     /// Time until the job may be worked on (a wait not yet over, `not_before`); zero when it is due.
     pub wait: Duration,
-    /// Since the ledger first recorded the job.
+    /// Since the job could first be worked on: since it was recorded, or since its `not_before`.
     pub age: Duration,
-    /// `expires_at` has passed by the database's clock.
-    pub expired: bool,
+    /// Until `expires_at`, by the database's clock; zero when it has passed.
+    pub expires_in: Option<Duration>,
+    /// Number of the last attempt that was begun; 0 for none.
+    pub last_attempt: u32,
     /// What the first attempt froze, and how long ago the first request that may have left was begun; zero when every
     /// request so far surely stayed unsent.
     pub frozen: Option<(FrozenRequest, Duration)>,

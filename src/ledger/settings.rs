@@ -14,6 +14,10 @@ use crate::domain::provider::{Provider, ProviderName};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadRow {
     pub provider: String,
+    /// What it counts on; nothing may be granted there without its limits.
+    pub quota: String,
+    /// Whether the row, bad as it is, says that nothing shall be sent: that much is always obeyed.
+    pub stopped: bool,
     /// One line per problem: column, what is wrong, the mend.
     pub problems: Vec<String>,
 }

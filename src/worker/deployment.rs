@@ -5,9 +5,10 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -17,9 +18,12 @@ use super::patience::{GivenUp, until_back};
 use super::pool::Pool;
 use super::quotas::Quotas;
 use super::settings_watch::{self, Known};
-use super::{Engines, Worker, WorkerOptions, outbox};
+use super::{Engines, Worker, WorkerOptions, outbox, topology};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
+
+/// Longest time after the drain for settling permits and publishing events, even when the drain took all of its own.
+const LAST_WORDS_MAX: Duration = Duration::from_secs(3);
 
 /// What a worker says of itself to health checks and status.
 #[derive(Clone, Debug, Default)]
@@ -33,6 +37,8 @@ pub struct Progress {
 /// What the drain left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DrainReport {
+    /// Something was still under way when the time was over.
+    pub timed_out: bool,
     /// Jobs still in hand when the time was over; the broker and the leases give them back.
     pub left_in_hand: usize,
     /// Requests whose outcome is not written down.
@@ -81,15 +87,23 @@ pub async fn run(
     services.spawn(Arc::clone(&worker.in_hand).keep(Arc::clone(&worker.engines.ledger), leases_end.clone()));
     let quotas = Quotas::new(Arc::clone(&worker.engines.limiter), Arc::clone(&worker.engines.ledger));
 
+    services.spawn(topology::keep_declared(worker.clone(), known_rx.clone(), progress.clone()));
+
     lanes(&worker, &quotas, known_rx, &progress).await;
 
     progress.send_modify(|progress| progress.draining = true);
-    let report = drain(&worker).await;
-    quotas.close().await;
+    let over_at = Instant::now() + worker.options.drain_timeout;
+    let report = drain(&worker, over_at).await;
     leases_end.cancel();
     services.close();
-    services.wait().await;
-    outbox::publish_some(&worker).await;
+    let last_words = async {
+        quotas.close().await;
+        services.wait().await;
+        outbox::publish_some(&worker).await;
+    };
+    if timeout_at(over_at.max(Instant::now() + LAST_WORDS_MAX), last_words).await.is_err() {
+        tracing::warn!("not every settlement and outcome event is out; leases run out, and other workers publish");
+    }
     Ok(report)
 }
 
@@ -103,22 +117,17 @@ async fn lanes(
     let mut running: HashMap<ProviderName, RunningLane> = HashMap::new();
     while !worker.stop.is_cancelled() {
         let now = known.borrow_and_update().clone();
-        let names: Vec<ProviderName> = now.providers.keys().cloned().collect();
-        let declared = until_back("declare the topology", &worker.stop, || worker.engines.queue.declare(&names));
-        if let Err(GivenUp::Failed(error)) = declared.await {
-            tracing::error!(%error, "topology not declared; lanes that exist go on");
-        } else {
-            progress.send_modify(|progress| progress.ready = true);
-        }
         progress.send_modify(|progress| progress.known = Arc::clone(&now));
         quotas.follow(&now);
         running.retain(|name, lane| {
-            let wanted = now.providers.get(name).is_some_and(|row| row.enabled);
-            if !wanted {
-                tracing::info!(provider = %name, "lane ends: the provider is disabled or gone");
+            let row = now.providers.get(name).filter(|row| row.enabled);
+            // Another quota is another gate: the lane ends, and a new one begins behind that.
+            let goes_on = row.is_some_and(|row| row.quota == lane.settings.borrow().provider.quota);
+            if !goes_on {
+                tracing::info!(provider = %name, "lane ends: its row is disabled, gone, or names another quota");
                 lane.stop.cancel();
             }
-            wanted
+            goes_on
         });
         for row in now.providers.values().filter(|row| row.enabled) {
             if let Some(lane) = running.get(&row.name) {
@@ -178,16 +187,18 @@ fn start_lane(worker: &Worker, quotas: &Quotas, row: &Arc<Provider>) -> Option<R
     Some(RunningLane { settings, pool, parts, stop })
 }
 
-/// Intake has stopped; waits for what is in hand, at most the drain's time, then says what was left.
-async fn drain(worker: &Worker) -> DrainReport {
+/// Intake has stopped; waits for what is in hand, at most until the drain's time is over, then says what was left.
+async fn drain(worker: &Worker, over_at: Instant) -> DrainReport {
     worker.jobs.close();
-    if timeout(worker.options.drain_timeout, worker.jobs.wait()).await.is_err() {
-        let report =
-            DrainReport { left_in_hand: worker.in_hand.jobs(), abandoned_on_wire: worker.in_hand.requests_on_wire() };
-        worker.abandon.cancel();
-        tracing::warn!(?report, "drain time is over; leases and the broker give the rest back");
-        return report;
-    }
+    let timed_out = timeout_at(over_at, worker.jobs.wait()).await.is_err();
+    let report = DrainReport {
+        timed_out,
+        left_in_hand: worker.in_hand.jobs(),
+        abandoned_on_wire: worker.in_hand.requests_on_wire(),
+    };
     worker.abandon.cancel();
-    DrainReport::default()
+    if timed_out {
+        tracing::warn!(?report, "drain time is over; leases and the broker give the rest back");
+    }
+    report
 }

@@ -25,20 +25,24 @@ use crate::queue::DELAY_STEPS;
 /// How long jobs of a lane that must not send are parked before they are looked at again.
 const HELD_WAIT: Duration = Duration::from_secs(5);
 
+/// How long a job is parked for which the bucket had no place in time.
+const BUCKET_WAIT: Duration = Duration::from_secs(5);
+/// How long a lane takes nothing after a permit came too late to be used: what is slow must catch up first.
+const LATE_REST: Duration = Duration::from_secs(1);
+
 /// A job that this process holds.
 pub struct JobInHand {
     pub job: Job,
     pub claimed: Claimed,
     pub held: Held,
     pub delivered_at: Instant,
+    pub claimed_at: Instant,
 }
 
 /// Takes one claimed job as far as it can go now.
 pub async fn execute(lane: &LaneParts, job: &JobInHand) -> End {
     let settings = lane.settings.borrow().clone();
-    let (history, policy) = (history(&job.claimed), retry_policy(&settings.provider));
-    let stopped_before = before_start(&history, &policy, job.claimed.expired);
-    if let Some(next) = stopped_before.or_else(|| before_resend(&history, &policy)) {
+    if let Some(next) = may_not_be_sent(job, &settings.provider) {
         return put_down_next(lane, job, next).await;
     }
     let request = match request(&settings, job) {
@@ -51,16 +55,34 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand) -> End {
         }
     };
     let turn = tokio::select! {
-        turn = lane.pool.turn(job.job.priority) => turn,
-        () = lane.stop.cancelled() => None,
+        turn = timeout_at(job.delivered_at + settings.provider.max_wait, lane.pool.turn(job.job.priority)) => turn,
+        () = lane.stop.cancelled() => Ok(None),
     };
-    let Some(_turn) = turn else { return give_back(lane, job).await };
+    let _turn = match turn {
+        Ok(Some(turn)) => turn,
+        Ok(None) => return give_back(lane, job).await,
+        Err(_) => return park(lane, job, BUCKET_WAIT, "waits for a place in the steady outflow").await,
+    };
     match permit(lane, &settings.provider, job).await {
-        Pass::Granted(permit) => send(lane, &settings, job, &request, permit).await,
+        Pass::Granted(permit) => match may_not_be_sent(job, &settings.provider) {
+            // Its time has passed while it waited; the permit drops and goes back.
+            Some(next) => put_down_next(lane, job, next).await,
+            None => send(lane, &settings, job, &request, permit).await,
+        },
         Pass::Refused(refusal) => refused(lane, job, &refusal).await,
         Pass::Held(cause) => park(lane, job, HELD_WAIT, &cause).await,
         Pass::Stopping => give_back(lane, job).await,
     }
+}
+
+/// Why a job must not be sent as things stand now; asked when it is taken and again when its permit has come.
+fn may_not_be_sent(job: &JobInHand, provider: &Provider) -> Option<Next> {
+    let (mut history, policy) = (history(&job.claimed), retry_policy(provider));
+    let since_claim = job.claimed_at.elapsed();
+    history.age += since_claim;
+    history.first_sent_age = history.first_sent_age.map(|age| age + since_claim);
+    let expired = job.claimed.expires_in.is_some_and(|left| left <= since_claim);
+    before_start(&history, &policy, expired).or_else(|| before_resend(&history, &policy))
 }
 
 /// Commits where a job stands; `None` when the ledger cannot be had and the worker is leaving.
@@ -171,6 +193,8 @@ async fn send(
             answer
         }
         Err(_late) => {
+            tracing::warn!(provider = %lane.name, "an attempt was written down too slowly for its permit; nothing was sent");
+            lane.pauses.stop_taking(LATE_REST, "the ledger is slower than the send budget");
             let outcome = Outcome::NotSent { cause: "the permit came too late".to_owned() };
             return finish_unsent(lane, job, number, &outcome).await;
         }
@@ -241,7 +265,7 @@ async fn write_end(lane: &LaneParts, job: &JobInHand, end: &AttemptEnd, state: &
 async fn retract(lane: &LaneParts, job: &JobInHand) -> End {
     let ledger = &lane.worker.engines.ledger;
     let outcome = Outcome::NotSent { cause: "the ledger was away".to_owned() };
-    let open = attempt_end(0, None, &outcome, false);
+    let open = attempt_end(job.claimed.last_attempt + 1, None, &outcome, false);
     let wait = DELAY_STEPS[0];
     let reason = "the ledger was away, nothing was sent".to_owned();
     let state =

@@ -26,6 +26,9 @@ const NEWER_VERSION_WAIT: Duration = Duration::from_secs(60);
 /// Pause before a message goes back after a fault that is its own, so that it does not come round at once.
 const FAULT_PAUSE: Duration = Duration::from_secs(1);
 
+/// How long a lane takes nothing after such a fault: with 1,000 deliveries allowed, most of a working day.
+const FAULT_REST: Duration = Duration::from_secs(30);
+
 /// How a delivery ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
@@ -56,20 +59,28 @@ pub async fn work_off(lane: Arc<LaneParts>, delivery: Delivery) {
             Ok(()) => receipt.ack().await,
             Err(error) => {
                 tracing::warn!(provider = %lane.name, ?error, "not parked; the message goes back");
+                rest_after_fault(&lane).await;
                 receipt.hand_back().await
             }
         },
         End::HandBack => receipt.hand_back().await,
         End::Fault => {
-            tokio::select! {
-                () = sleep(FAULT_PAUSE) => {}
-                () = lane.stop.cancelled() => {}
-            }
+            rest_after_fault(&lane).await;
             receipt.hand_back().await
         }
     };
     if let Err(error) = finished {
         tracing::debug!(%error, "delivery not finished; the broker will deliver it again and the ledger knows it");
+    }
+}
+
+/// Something is wrong that is not the message's fault: it goes back, and the lane takes nothing for a while, because
+/// every delivery counts against the broker's delivery limit.
+async fn rest_after_fault(lane: &LaneParts) {
+    lane.pauses.stop_taking(FAULT_REST, "an engine refuses what we ask of it");
+    tokio::select! {
+        () = sleep(FAULT_PAUSE) => {}
+        () = lane.stop.cancelled() => {}
     }
 }
 
@@ -105,8 +116,13 @@ async fn claim(lane: &LaneParts, decoded: &Decoded) -> Option<Claim> {
 /// A claimed job whose time has come is executed; one that must wait is put down for that long.
 async fn begin(lane: &LaneParts, decoded: Decoded, claimed: Claimed, delivered_at: Instant) -> End {
     let wait = claimed.wait;
-    let job =
-        JobInHand { job: decoded.job, held: lane.worker.in_hand.hold(claimed.hold.clone()), claimed, delivered_at };
+    let job = JobInHand {
+        job: decoded.job,
+        held: lane.worker.in_hand.hold(claimed.hold.clone()),
+        claimed,
+        delivered_at,
+        claimed_at: Instant::now(),
+    };
     if wait < DELAY_STEPS[0] {
         sleep(wait).await;
         return execute::execute(lane, &job).await;

@@ -135,25 +135,22 @@ pub fn places(provider: &Provider) -> u16 {
     u16::try_from(places).unwrap_or(u16::MAX)
 }
 
-/// Why serving a lane ended.
-enum Ended {
-    Stopped,
-    /// The number of places has changed: open it anew.
-    Resized,
-}
-
 /// Runs one lane until it is stopped, over as many connections as that takes.
 pub async fn run(parts: Arc<LaneParts>) {
     let mut failed = 0;
     while !parts.stop.is_cancelled() {
         let places = places(&parts.settings.borrow().provider);
-        let error = match parts.worker.engines.queue.open_lane(&parts.name, places).await {
+        let error = match open(&parts, places).await {
             Ok(mut lane) => {
                 failed = 0;
                 tracing::info!(provider = %parts.name, places, "lane open");
-                match serve(&parts, lane.as_mut(), places).await {
-                    Ok(Ended::Stopped) => return,
-                    Ok(Ended::Resized) => continue,
+                let jobs = TaskTracker::new();
+                match serve(&parts, lane.as_mut(), places, &jobs).await {
+                    // Stopped, or to be opened anew with other places: what is in hand is finished on this lane.
+                    Ok(()) => {
+                        parts.worker.jobs.spawn(retire(Arc::clone(&parts), lane, jobs));
+                        continue;
+                    }
                     Err(error) => error,
                 }
             }
@@ -168,14 +165,26 @@ pub async fn run(parts: Arc<LaneParts>) {
     }
 }
 
-async fn serve(parts: &Arc<LaneParts>, lane: &mut dyn queue::Lane, places: u16) -> Result<Ended, QueueError> {
+/// Opens the lane over a topology that is declared, whatever became of it since the last time.
+async fn open(parts: &LaneParts, places: u16) -> Result<Box<dyn queue::Lane>, QueueError> {
+    let queue = &parts.worker.engines.queue;
+    queue.declare(std::slice::from_ref(&parts.name)).await?;
+    queue.open_lane(&parts.name, places).await
+}
+
+/// Takes jobs until the lane is stopped or its number of places has changed.
+async fn serve(
+    parts: &Arc<LaneParts>,
+    lane: &mut dyn queue::Lane,
+    places: u16,
+    jobs: &TaskTracker,
+) -> Result<(), QueueError> {
     let free = Arc::new(Semaphore::new(usize::from(places)));
-    let jobs = TaskTracker::new();
     let mut settings = parts.settings.clone();
     let mut intake = parts.pauses.intake.subscribe();
     let mut taking = true;
     let mut arrived = true;
-    let ended = loop {
+    loop {
         let rests_until = rest(&settings.borrow_and_update().provider, intake.borrow_and_update().as_ref());
         if taking && rests_until.is_some() {
             lane.stop().await?;
@@ -186,10 +195,11 @@ async fn serve(parts: &Arc<LaneParts>, lane: &mut dyn queue::Lane, places: u16) 
         }
         tokio::select! {
             biased;
-            () = parts.stop.cancelled() => break Ended::Stopped,
-            _ = settings.changed() => {
-                if self::places(&settings.borrow().provider) != places {
-                    break Ended::Resized;
+            () = parts.stop.cancelled() => break,
+            changed = settings.changed() => {
+                // A lane that nobody steers any more is about to be stopped.
+                if changed.is_err() || self::places(&settings.borrow().provider) != places {
+                    break;
                 }
             }
             _ = intake.changed() => {}
@@ -206,22 +216,27 @@ async fn serve(parts: &Arc<LaneParts>, lane: &mut dyn queue::Lane, places: u16) 
                 None => arrived = false,
             },
         }
-    };
-    // What had arrived goes back untouched; what is in hand needs this lane for its acknowledgements.
+    }
     if taking {
         lane.stop().await?;
     }
+    // What had arrived goes back untouched.
     while let Some(delivery) = lane.next().await? {
         if let Err(error) = delivery.receipt.hand_back().await {
             tracing::debug!(%error, "not handed back; the broker will do it");
         }
     }
+    Ok(())
+}
+
+/// Keeps a lane that takes no more until its last job is done: acknowledgements need it.
+async fn retire(parts: Arc<LaneParts>, lane: Box<dyn queue::Lane>, jobs: TaskTracker) {
     jobs.close();
     tokio::select! {
         () = jobs.wait() => {}
         () = parts.worker.abandon.cancelled() => {}
     }
-    Ok(ended)
+    drop(lane);
 }
 
 /// The next delivery and a place for it; cancel-safe, because the place is had first.

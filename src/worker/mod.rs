@@ -27,6 +27,7 @@ pub mod patience;
 pub mod pool;
 pub mod quotas;
 pub mod settings_watch;
+pub mod topology;
 
 /// The engines that a worker stands on.
 #[derive(Clone)]

@@ -100,7 +100,7 @@ impl PoolTask {
             Message::Left => self.working = self.working.saturating_sub(1),
             Message::Settings { workers, jobs_per_second } => {
                 self.workers = workers;
-                self.bucket.set_rate(jobs_per_second);
+                self.bucket.set_rate(jobs_per_second, self.started.elapsed());
             }
         }
     }

@@ -22,9 +22,12 @@ use crate::limiter::{Limiter, RecentAttempts};
 /// Incarnations must stay exact in a Lua number.
 const INCARNATION_BITS: u32 = 53;
 
-/// What a quota's rows allow together; `None` when no enabled row names it.
+/// What a quota's rows allow together; `None` when no enabled row names it, or one of its rows cannot be meant.
 #[must_use]
 pub fn quota_spec(known: &Known, quota: &ProviderName) -> Option<QuotaSpec> {
+    if !known.knows_limits_of(quota) {
+        return None;
+    }
     let rows: Vec<&Provider> =
         known.providers.values().map(AsRef::as_ref).filter(|row| row.enabled && row.quota == *quota).collect();
     let mut limits: BTreeMap<String, LimitSpec> = BTreeMap::new();
@@ -89,11 +92,15 @@ impl Quotas {
         }
     }
 
-    /// Tells every open gate what its quota allows now, and opens gates for new quotas.
+    /// Tells every open gate what its quota allows now, opens gates for new quotas and closes those that nobody names.
     pub fn follow(&self, known: &Known) {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         for quota in known.providers.values().filter(|row| row.enabled).map(|row| &row.quota) {
-            let Some(spec) = quota_spec(known, quota) else { continue };
+            let Some(spec) = quota_spec(known, quota) else {
+                tracing::error!(%quota, "nothing is granted: a row of this quota cannot be meant, and its limits are unknown");
+                open.remove(quota);
+                continue;
+            };
             match open.get(quota) {
                 Some(gate) => {
                     gate.spec.send_if_modified(|current| {
@@ -107,6 +114,12 @@ impl Quotas {
                 }
             }
         }
+        Self::close_unnamed(&mut open, known);
+    }
+
+    /// Forgets gates that no enabled row names; what they had in flight keeps its slots to its deadline.
+    fn close_unnamed(open: &mut HashMap<ProviderName, OpenGate>, known: &Known) {
+        open.retain(|quota, _| known.providers.values().any(|row| row.enabled && row.quota == *quota));
     }
 
     #[must_use]

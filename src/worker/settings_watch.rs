@@ -39,13 +39,24 @@ impl Known {
                 Err(bad) => {
                     let last_good = self.providers.iter().find(|(name, _)| name.as_str() == bad.provider);
                     if let Some((name, provider)) = last_good {
-                        next.providers.insert(name.clone(), Arc::clone(provider));
+                        let mut kept = Provider::clone(provider);
+                        kept.paused |= bad.stopped;
+                        next.providers.insert(name.clone(), Arc::new(kept));
                     }
                     next.bad.push(bad);
                 }
             }
         }
         next
+    }
+}
+
+impl Known {
+    /// Whether a quota's limits are known in full: a bad row without a last good one may hold some of them.
+    #[must_use]
+    pub fn knows_limits_of(&self, quota: &ProviderName) -> bool {
+        let unknown = |bad: &&BadRow| !self.providers.keys().any(|name| name.as_str() == bad.provider);
+        !self.bad.iter().filter(unknown).any(|bad| bad.quota == quota.as_str())
     }
 }
 

@@ -88,7 +88,12 @@ async fn what_costs_or_risks_something_is_a_warning_with_a_mend() {
 #[tokio::test]
 async fn engines_that_fail_and_bad_rows_are_errors() {
     let engine = Engine::default();
-    engine.state().bad_rows = vec![BadRow { provider: "bad".to_owned(), problems: vec!["url: is empty".to_owned()] }];
+    engine.state().bad_rows = vec![BadRow {
+        provider: "bad".to_owned(),
+        quota: "bad".to_owned(),
+        stopped: false,
+        problems: vec!["url: is empty".to_owned()],
+    }];
     engine.state().broker_away = true;
     let ran = engine.run(&["check", "--json"]).await;
     assert_eq!(*ran.result.as_ref().unwrap(), Exit::Failed);

@@ -34,7 +34,12 @@ impl ProviderRow {
         check.0.extend(unsupported(self));
         match provider {
             Some(provider) if check.0.is_empty() => Ok(provider),
-            _ => Err(BadRow { provider: self.name.clone(), problems: check.0 }),
+            _ => Err(BadRow {
+                provider: self.name.clone(),
+                quota: self.quota.clone().unwrap_or_else(|| self.name.clone()),
+                stopped: self.paused || !self.enabled,
+                problems: check.0,
+            }),
         }
     }
 
@@ -48,7 +53,7 @@ impl ProviderRow {
         check.one_of("kind", &self.kind, &[("http", ())]);
         check.url(&self.url);
         let mode = check.one_of("mode", &self.mode, &[("blocking", Mode::Blocking), ("requeue", Mode::Requeue)]);
-        let transit_jitter = check.ms("transit_jitter_ms", self.transit_jitter_ms, 0..=60_000);
+        let transit_jitter = check.ms("transit_jitter_ms", self.transit_jitter_ms, 10..=60_000);
         let releases = [("response", SlotRelease::Response), ("grant", SlotRelease::Grant { transit_jitter })];
         let slot_release = check.one_of("slot_release", &self.slot_release, &releases);
         let pacing = check.one_of("pacing", &self.pacing, &[("burst", Pacing::Burst), ("even", Pacing::Even)]);

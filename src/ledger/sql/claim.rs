@@ -19,7 +19,8 @@ const LOOKS_MAX: u32 = 4;
 
 const CLAIMED_COLUMNS: &str = "fence, attempts, maybe_charged, \
      {until:CASE WHEN not_before > wake_at THEN not_before ELSE wake_at END} AS wait_ms, \
-     {since:created_at} AS age_ms, COALESCE(expires_at <= {now}, false) AS expired, \
+     {since:CASE WHEN not_before > created_at THEN not_before ELSE created_at END} AS age_ms, \
+     {until:expires_at} AS expires_in_ms, last_attempt, \
      frozen_method, frozen_url, frozen_key, frozen_content_type, frozen_body, frozen_account, frozen_fingerprint, \
      {since:first_sent_at} AS sent_age_ms";
 
@@ -156,7 +157,8 @@ fn claimed(job: &Job, row: &Row) -> Result<Claim, LedgerError> {
         unknown: row.bool("maybe_charged")?,
         wait: row.ms("wait_ms")?,
         age: row.ms("age_ms")?,
-        expired: row.bool("expired")?,
+        expires_in: row.opt_ms("expires_in_ms")?,
+        last_attempt: row.count("last_attempt")?,
         frozen: frozen(row)?,
     })))
 }

@@ -96,7 +96,10 @@ impl Settings for SqlSettings {
         let meant = |(name, row): Stamped| -> Result<Provider, BadRow> {
             match row {
                 Ok((row, version)) => row.meant(version),
-                Err(error) => Err(BadRow { provider: name, problems: vec![error.to_string()] }),
+                Err(error) => {
+                    let problems = vec![error.to_string()];
+                    Err(BadRow { quota: name.clone(), provider: name, stopped: false, problems })
+                }
             }
         };
         Ok(Snapshot { version, providers: rows.into_iter().map(meant).collect() })

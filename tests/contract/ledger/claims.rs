@@ -24,7 +24,10 @@ async fn a_new_job_is_in_hand_at_once(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let claimed = fixture.take(&job("p1")).await;
     assert_eq!((claimed.hold.fence, claimed.attempts, claimed.unknown), (1, 0, false));
-    assert_eq!((claimed.wait, claimed.expired, claimed.frozen), (Duration::ZERO, false, None));
+    assert_eq!(
+        (claimed.wait, claimed.expires_in, claimed.last_attempt, claimed.frozen),
+        (Duration::ZERO, None, 0, None)
+    );
     assert!(claimed.age < Duration::from_secs(30), "{:?}", claimed.age);
     let row = "SELECT provider || '|' || idempotency_key || '|' || account || '|' || reference || '|' || payload";
     assert_eq!(fixture.one(&format!("{row} FROM jobs")).await, r#"stripe|p1|acct_1|invoice 7|{"token": "tok_1"}"#);
@@ -45,7 +48,13 @@ async fn a_job_waits_for_its_time(kind: Kind) {
     assert_eq!(fixture.ledger().release(&again.hold).await.unwrap(), Written::Kept);
     assert!(fixture.take(&later).await.wait <= Duration::from_secs(600));
     let expired = Job { expires_at: Some(EpochMs(now_ms - 1_000)), ..job("late") };
-    assert!(fixture.take(&expired).await.expired);
+    assert_eq!(fixture.take(&expired).await.expires_in, Some(Duration::ZERO));
+    let expiring = Job { expires_at: Some(EpochMs(now_ms + 3_600_000)), ..job("in-time") };
+    let left = fixture.take(&expiring).await.expires_in.unwrap();
+    assert!(left > Duration::from_secs(3_500) && left <= Duration::from_secs(3_600), "{left:?}");
+    // A job that was scheduled is not old when its time comes.
+    let scheduled = Job { not_before: Some(EpochMs(now_ms + 3_600_000)), ..job("scheduled") };
+    assert_eq!(fixture.take(&scheduled).await.age, Duration::ZERO);
 }
 
 async fn the_same_again_changes_nothing(kind: Kind) {

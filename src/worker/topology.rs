@@ -1,0 +1,52 @@
+//! Keeps the broker's side of every provider declared, beside the lanes and never in their way.
+//!
+//! Refuses to give up: a declaration that the broker refuses is said and tried again, and one provider's does not stop
+//! the others'.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use super::Worker;
+use super::deployment::Progress;
+use super::settings_watch::Known;
+use crate::domain::provider::ProviderName;
+
+const TRY_AGAIN: Duration = Duration::from_secs(2);
+
+/// Declares each provider's topology once it is known, until the worker stops. The worker is ready when all that it knew
+/// at its start is declared.
+pub async fn keep_declared(worker: Worker, mut known: watch::Receiver<Arc<Known>>, progress: watch::Sender<Progress>) {
+    let mut declared: BTreeSet<ProviderName> = BTreeSet::new();
+    let mut said: BTreeSet<ProviderName> = BTreeSet::new();
+    loop {
+        let names: Vec<ProviderName> = known.borrow_and_update().providers.keys().cloned().collect();
+        let mut missing = false;
+        // What all lanes share must be there even before the first provider is.
+        let shared = names.is_empty() && worker.engines.queue.declare(&[]).await.is_err();
+        for name in names.iter().filter(|name| !declared.contains(name)).cloned().collect::<Vec<_>>() {
+            match worker.engines.queue.declare(std::slice::from_ref(&name)).await {
+                Ok(()) => {
+                    declared.insert(name);
+                }
+                Err(error) => {
+                    missing = true;
+                    if said.insert(name.clone()) {
+                        tracing::error!(provider = %name, %error, "queues not declared, will try again");
+                    }
+                }
+            }
+        }
+        if !missing && !shared {
+            progress.send_if_modified(|progress| !std::mem::replace(&mut progress.ready, true));
+        }
+        tokio::select! {
+            () = worker.stop.cancelled() => return,
+            changed = known.changed() => if changed.is_err() { return },
+            () = sleep(TRY_AGAIN), if missing || shared => {}
+        }
+    }
+}
