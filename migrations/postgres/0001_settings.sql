@@ -11,7 +11,8 @@ INSERT INTO settings_version (version) VALUES (1);
 
 CREATE TABLE providers (
     name text NOT NULL PRIMARY KEY
-        CONSTRAINT name_is_1_to_63_of_a_z_0_9_underscore_dash CHECK (name ~ '^[a-z0-9][a-z0-9_-]{0,62}$'),
+        CONSTRAINT name_is_1_to_63_of_a_z_0_9_underscore_dash CHECK (name ~ '^[a-z0-9][a-z0-9_-]{0,62}$')
+        CONSTRAINT name_is_not_one_of_our_queues CHECK (name NOT IN ('invalid', 'dead', 'outcomes')),
     kind text NOT NULL DEFAULT 'http' CONSTRAINT kind_is_http CHECK (kind = 'http'),
     quota text
         CONSTRAINT quota_is_1_to_63_of_a_z_0_9_underscore_dash CHECK (quota ~ '^[a-z0-9][a-z0-9_-]{0,62}$'),

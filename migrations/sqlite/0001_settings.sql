@@ -12,7 +12,8 @@ INSERT INTO settings_version (version) VALUES (1);
 CREATE TABLE providers (
     name TEXT NOT NULL PRIMARY KEY
         CONSTRAINT name_is_1_to_63_of_a_z_0_9_underscore_dash
-            CHECK (name GLOB '[a-z0-9]*' AND name NOT GLOB '*[^a-z0-9_-]*' AND length(name) <= 63),
+            CHECK (name GLOB '[a-z0-9]*' AND name NOT GLOB '*[^a-z0-9_-]*' AND length(name) <= 63)
+        CONSTRAINT name_is_not_one_of_our_queues CHECK (name NOT IN ('invalid', 'dead', 'outcomes')),
     kind TEXT NOT NULL DEFAULT 'http' CONSTRAINT kind_is_http CHECK (kind = 'http'),
     quota TEXT
         CONSTRAINT quota_is_1_to_63_of_a_z_0_9_underscore_dash

@@ -11,7 +11,7 @@ fn with(variables: &[(&str, &str)], sets: &[&str]) -> Result<Config, Problems> {
 
 /// The problems as `key: text`, one per line.
 fn refused(variables: &[(&str, &str)], sets: &[&str]) -> String {
-    with(variables, sets).expect_err("must be refused").to_string()
+    with(variables, sets).unwrap_err().to_string()
 }
 
 fn from_file(text: &str) -> Result<Config, Problems> {

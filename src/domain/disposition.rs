@@ -99,7 +99,7 @@ pub fn after_outcome(outcome: &Outcome, history: &History, policy: &RetryPolicy,
 /// Decides whether a job whose outcome is unknown may be sent once more, at the moment of sending: `None` says yes.
 #[must_use]
 pub fn before_resend(history: &History, policy: &RetryPolicy) -> Option<Next> {
-    let Some(first_sent_age) = history.first_sent_age.filter(|_| history.unknown) else { return None };
+    let first_sent_age = history.first_sent_age.filter(|_| history.unknown)?;
     match policy.idempotency_retention {
         None => Some(review("the outcome is unknown and the provider does not deduplicate")),
         Some(retention) if first_sent_age >= retention / 2 => {
@@ -213,8 +213,9 @@ mod tests {
         let declined = Outcome::Declined { reason: "402".to_owned() };
         let accepted = Outcome::Accepted { reference: None };
         let misconfigured = Outcome::Misconfigured { status: 401 };
+        type Row<'a> = (&'a Outcome, Option<Duration>, u32, bool, Option<FinalState>, bool, bool);
         // outcome, retention, attempts so far, unknown so far → final state (None: again), counts, pauses somebody
-        let table: [(&Outcome, Option<Duration>, u32, bool, Option<FinalState>, bool, bool); 14] = [
+        let table: [Row<'_>; 14] = [
             (&accepted, None, 0, false, Some(FinalState::Succeeded), true, false),
             (&declined, None, 0, false, Some(FinalState::Declined), true, false),
             (&rejected, day, 0, false, Some(FinalState::Review), true, false),

@@ -13,6 +13,9 @@ use super::limit::{Limit, Rate, Scope};
 /// Longest time that a permit may be booked ahead of its start.
 pub const BOOKING_HORIZON: Duration = Duration::from_millis(250);
 
+/// Names that no provider can have, because queues of our own have them.
+pub const RESERVED_NAMES: [&str; 3] = ["invalid", "dead", "outcomes"];
+
 /// `[a-z0-9][a-z0-9_-]{0,62}`: safe as a routing key, in a Redis key and as a metric label.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProviderName(String);

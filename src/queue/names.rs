@@ -3,16 +3,14 @@
 //! Refuses nothing else: what a provider may be called is the domain's to say.
 
 use super::QueueError;
-use crate::domain::provider::ProviderName;
-
-pub(super) const RESERVED: [&str; 3] = ["invalid", "dead", "outcomes"];
+use crate::domain::provider::{ProviderName, RESERVED_NAMES};
 
 /// The lane's queue.
 ///
 /// # Errors
 /// [`QueueError::Refused`] when the provider has the name of one of our own queues.
 pub(super) fn lane_queue(prefix: &str, provider: &ProviderName) -> Result<String, QueueError> {
-    if RESERVED.contains(&provider.as_str()) {
+    if RESERVED_NAMES.contains(&provider.as_str()) {
         return Err(QueueError::Refused(format!("provider `{provider}`: this name is reserved, choose another")));
     }
     Ok(format!("{prefix}.{provider}"))

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::in_hand::Held;
 use super::intake::End;
@@ -160,7 +160,13 @@ async fn send(
     sleep_until(permit.start_at).await;
     let answer = match permit.begin() {
         Ok(in_flight) => {
-            let answer = settings.client.send(request).await;
+            // The row's own timeout ends a request before this, unless the row changed since the permit was asked for.
+            let sent = timeout_at(in_flight.answer_before, settings.client.send(request)).await;
+            let answer = sent.unwrap_or(Answer {
+                outcome: Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None },
+                status: None,
+                answer_age: Duration::ZERO,
+            });
             settle_permit(in_flight, &answer);
             answer
         }

@@ -49,7 +49,6 @@ struct PoolTask {
 
 impl Pool {
     /// The pool and the task that runs it, for the caller to spawn and track.
-    #[must_use]
     pub fn new(workers: u32, jobs_per_second: f64, stop: CancellationToken) -> (Self, impl Future<Output = ()> + Send) {
         let (messages, inbox) = mpsc::unbounded_channel();
         let task = PoolTask {

@@ -59,7 +59,7 @@ impl Ran {
 
     /// The error's text and exit.
     pub fn failure(&self) -> (String, Exit) {
-        let error = self.result.as_ref().expect_err("must fail");
+        let error = self.result.as_ref().err().unwrap();
         (error.to_string(), error.exit())
     }
 }

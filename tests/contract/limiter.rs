@@ -146,7 +146,8 @@ fn run_history(prefix: &str, jitter: bool, steps: &[Step]) -> Result<(), TestCas
             },
             Step::OldSettings { caller } => {
                 let old = QuotaSpec { version: current.version - 1, ..current.clone() };
-                (*caller, old, new_call(*caller, numbers[*caller as usize] + 1, run))
+                numbers[*caller as usize] += 1;
+                (*caller, old, new_call(*caller, numbers[*caller as usize], run))
             }
             Step::Call { caller, wants, settle, pause_ms, warm } => {
                 numbers[*caller as usize] += 1;

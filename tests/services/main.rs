@@ -1,5 +1,5 @@
 //! The program as operators run it, on real RabbitMQ, Redis and PostgreSQL, fed by a client that is not ours.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 #[path = "../support/mod.rs"]
 mod support;

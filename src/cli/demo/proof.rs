@@ -13,7 +13,7 @@ use crate::domain::outcome::FinalState;
 use crate::ledger::StateCount;
 use crate::provider::simulated::{Effect, Report};
 
-/// Share of the payments over which the rate is measured: the rest is start and tail.
+/// Share of the requests up to which the rate is measured: the rest is the tail, in which slots stay unused.
 const MEASURED_SHARE: f64 = 0.9;
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -65,7 +65,7 @@ impl Proof {
         let succeeded = states.get(FinalState::Succeeded.name()).map_or(0, |jobs| jobs.unsigned_abs());
         let in_review = states.get(FinalState::Review.name()).map_or(0, |jobs| jobs.unsigned_abs());
         let hold_ms = report.answer_ms.as_ref().map_or(0.0, |times| times.mean);
-        let rate = steady_rate(arrivals_us);
+        let rate = steady_rate(arrivals_us, limit);
         let possible = f64::from(limit.max_requests()) / (limit.window().as_secs_f64() + hold_ms / 1_000.0);
         Self {
             jobs,
@@ -139,19 +139,23 @@ impl Proof {
     }
 }
 
-/// Arrivals per second over the steady part: from the first to the last of the measured share.
-fn steady_rate(arrivals_us: &[u64]) -> f64 {
+/// Arrivals per second while every slot is in use: from the second L requests on (the first L find slots that were never
+/// used, and need not wait) to where the tail begins. A short run is measured as a whole.
+fn steady_rate(arrivals_us: &[u64], limit: Rate) -> f64 {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "a share")]
-    let measured = (arrivals_us.len() as f64 * MEASURED_SHARE) as usize;
-    let (Some(first_us), Some(last_us)) = (arrivals_us.first(), arrivals_us.get(measured.saturating_sub(1))) else {
-        return 0.0;
+    let to = (arrivals_us.len() as f64 * MEASURED_SHARE) as usize;
+    let from = usize::try_from(limit.max_requests()).unwrap_or(0) * 2;
+    let steady = match arrivals_us.get(from..to) {
+        Some(steady) if steady.len() >= from => steady,
+        _ => arrivals_us,
     };
-    if last_us <= first_us {
-        return 0.0;
+    match (steady.first(), steady.last()) {
+        #[allow(clippy::cast_precision_loss, reason = "counts and microseconds stay far below 2^53")]
+        (Some(first_us), Some(last_us)) if last_us > first_us => {
+            (steady.len() - 1) as f64 * 1e6 / (last_us - first_us) as f64
+        }
+        _ => 0.0,
     }
-    #[allow(clippy::cast_precision_loss, reason = "counts and microseconds stay far below 2^53")]
-    let rate = (measured - 1) as f64 * 1e6 / (last_us - first_us) as f64;
-    rate
 }
 
 #[cfg(test)]
@@ -183,8 +187,11 @@ mod tests {
 
     #[test]
     fn the_rate_is_measured_over_the_steady_part() {
-        let arrivals: Vec<u64> = (0..100).map(|i| i * 10_000).chain([90_000_000; 5]).collect();
-        assert!((steady_rate(&arrivals) - 100.0).abs() < 0.1);
-        assert!(steady_rate(&[5]).abs() < f64::EPSILON);
+        let limit: Rate = "10/1s".parse().unwrap();
+        let burst = std::iter::repeat_n(0, 20);
+        let arrivals: Vec<u64> = burst.chain((1..=100).map(|i| i * 10_000)).chain([90_000_000; 10]).collect();
+        assert!((steady_rate(&arrivals, limit) - 100.0).abs() < 0.1);
+        assert!((steady_rate(&[0, 500_000, 1_000_000], limit) - 2.0).abs() < 0.1, "a short run as a whole");
+        assert!(steady_rate(&[5], limit).abs() < f64::EPSILON);
     }
 }

@@ -16,7 +16,7 @@ use crate::domain::backoff::BackoffPolicy;
 use crate::domain::job::Token;
 use crate::domain::limit::{Algorithm, AppliesTo, Limit, MAX_REQUESTS, MAX_WINDOW, Rate, Scope};
 use crate::domain::provider::{
-    Mode, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StatusMeaning, StoreDown,
+    Mode, Pacing, Provider, ProviderName, RESERVED_NAMES, RequestShape, SlotRelease, StatusMeaning, StoreDown,
 };
 use crate::ledger::settings::BadRow;
 
@@ -41,6 +41,9 @@ impl ProviderRow {
     /// Checks everything before it gives up on anything.
     fn read(&self, version: i64, check: &mut Check) -> Option<Provider> {
         let name = check.name("name", &self.name);
+        if RESERVED_NAMES.contains(&self.name.as_str()) {
+            check.problem(format!("name: `{}` is the name of one of our own queues: choose another", self.name));
+        }
         let quota = self.quota.as_ref().map_or_else(|| name.clone(), |quota| check.name("quota", quota));
         check.one_of("kind", &self.kind, &[("http", ())]);
         check.url(&self.url);

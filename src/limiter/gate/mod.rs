@@ -86,7 +86,6 @@ pub struct GateParts {
 
 impl Gate {
     /// The gate and the task that runs it, for the caller to spawn and track.
-    #[must_use]
     pub fn new(parts: GateParts) -> (Self, impl Future<Output = ()> + Send) {
         let (messages, inbox) = mpsc::unbounded_channel();
         let (view_tx, view) = watch::channel(GateView::default());

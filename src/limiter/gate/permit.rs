@@ -16,6 +16,8 @@ pub struct Permit {
     pub start_at: Instant,
     /// Not after.
     pub use_before: Instant,
+    /// The slots are held for this request's answer until here, and no longer.
+    answer_before: Instant,
     slots: Option<Slots>,
 }
 
@@ -37,6 +39,8 @@ pub(super) struct Slots {
 #[derive(Debug)]
 #[must_use = "an answer that is not reported keeps its slot until the deadline"]
 pub struct InFlight {
+    /// After this the provider must not be waited for: the slots may go to others a window later.
+    pub answer_before: Instant,
     slots: Slots,
 }
 
@@ -54,8 +58,8 @@ pub(super) enum SettledFate {
 }
 
 impl Permit {
-    pub(super) fn new(start_at: Instant, use_before: Instant, slots: Slots) -> Self {
-        Self { start_at, use_before, slots: Some(slots) }
+    pub(super) fn new(start_at: Instant, use_before: Instant, answer_before: Instant, slots: Slots) -> Self {
+        Self { start_at, use_before, answer_before, slots: Some(slots) }
     }
 
     /// Begins the one request that this permit is for.
@@ -67,7 +71,8 @@ impl Permit {
         if now < self.start_at || now > self.use_before {
             return Err(Late);
         }
-        self.slots.take().map(|slots| InFlight { slots }).ok_or(Late)
+        let answer_before = self.answer_before;
+        self.slots.take().map(|slots| InFlight { answer_before, slots }).ok_or(Late)
     }
 }
 

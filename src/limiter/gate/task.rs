@@ -255,7 +255,9 @@ impl GateTask {
                     origins: origins.clone(),
                     gate: self.outbox.clone(),
                 };
-                let permit = Permit::new(arrived + wait, outgoing.departed + wait + budget, slots);
+                let departed = outgoing.departed;
+                let answer_before = departed + wait + outgoing.spec.hold_max;
+                let permit = Permit::new(arrived + wait, departed + wait + budget, answer_before, slots);
                 if let Some(waiter) = self.line.leave(*place) {
                     // Sent to somebody who has gone away, the permit drops and gives its slots back.
                     let _ = waiter.reply.send(Grant::Granted(permit));

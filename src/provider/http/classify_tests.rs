@@ -37,7 +37,7 @@ fn every_status_means_what_the_contract_says() {
             408 => "unknown",
             409 => "in progress",
             429 => "throttled",
-            300..=399 | 400..=499 => "review",
+            300..=499 => "review",
             _ => "unknown",
         };
         assert_eq!(word(&read(&reading(status, r#"{"id":"ch_1"}"#))), meant, "{status}");

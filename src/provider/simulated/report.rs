@@ -1,4 +1,6 @@
 //! What the strict provider saw, as it is printed and served.
+//!
+//! Refuses to judge: it gives counts and times, and whoever reads them knows what was promised.
 
 use std::collections::BTreeMap;
 

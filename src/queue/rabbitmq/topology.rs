@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn no_lane_can_take_the_name_of_another_queue() {
         let topology = Topology::new("payments");
-        for name in names::RESERVED {
+        for name in crate::domain::provider::RESERVED_NAMES {
             assert!(topology.lane(&ProviderName::new(name).unwrap()).is_err(), "{name}");
         }
         assert!(topology.lane(&ProviderName::new("delay").unwrap()).is_ok());

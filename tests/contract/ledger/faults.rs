@@ -73,7 +73,7 @@ async fn what_no_repetition_mends_is_refused() {
     let url = format!("sqlite://{}/absent/ledger.db", directory.path().display());
     let error = Database::open(&url, 1).unwrap().ledger().ping().await.unwrap_err();
     assert!(matches!(error, LedgerError::Refused(_)), "{error:?}");
-    for url in ["mysql://x/y", "", "postgres://u:secret@db.example.com/d", "sqlite://x?odd=1"] {
+    for url in ["mysql://x/y", "", "postgres://u:secret@db:port/d", "sqlite://x?odd=1"] {
         match Database::open(url, 1) {
             Err(LedgerError::Refused(text)) => {
                 assert!(text.contains("database.url") && !text.contains("secret"), "{text}");

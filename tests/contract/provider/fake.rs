@@ -151,7 +151,8 @@ async fn a_lost_answer_has_had_its_effect() {
 #[tokio::test]
 async fn declines_faults_and_refusals_reach_the_client_as_meant() {
     install_tls_provider();
-    let cases: [(FakeOptions, fn(&Outcome) -> bool); 3] = [
+    type Case = (FakeOptions, fn(&Outcome) -> bool);
+    let cases: [Case; 3] = [
         (FakeOptions { decline_rate: 1.0, ..FakeOptions::default() }, |outcome| {
             *outcome == Outcome::Declined { reason: "provider answered 402: card_declined".to_owned() }
         }),

@@ -7,72 +7,20 @@
 //!
 //! Refuses to read a clock, and refuses to make a slot: whatever is doubtful costs throughput, never safety.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
-use super::decision::{
+use crate::domain::decision::{
     BATCH_MAX, Call, Fate, Incarnation, LimitSpec, QuotaSpec, Refusal, Refused, Reply, Run, Settlement, SlotInstant,
 };
-use super::provider::BOOKING_HORIZON;
-use super::time::{Micros, micros_down, micros_up};
+use crate::domain::provider::BOOKING_HORIZON;
+use crate::domain::time::{Micros, micros_down, micros_up};
 
-/// Most slots in one entry of a log, so that instant and count fit one exact integer in Lua.
-pub const ENTRY_COUNT_MAX: u64 = 4_095;
+mod log;
+
+use log::{Cursor, Found, Log};
+
 /// How long the reply to a caller's last call is kept for a repeat, in microseconds.
 pub const REPLY_KEPT_US: u64 = 600_000_000;
-/// How far from the head a slot that is given back looks for its place.
-pub const RESTORE_DEPTH: usize = 16;
-
-/// Slots answered at one millisecond.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Entry {
-    ms: u64,
-    count: u64,
-}
-
-/// Used slots of one limit, oldest first, with what is known about the limit itself.
-#[derive(Clone, Debug, Default)]
-struct Log {
-    entries: VecDeque<Entry>,
-    logged: u64,
-    window_us: u64,
-    /// Nothing starts before: a new limit, or a window that grew, does not know its past.
-    held_until_us: u64,
-    tail_ms: u64,
-}
-
-impl Log {
-    fn push(&mut self, ms: u64, count: u64) {
-        let ms = ms.max(self.tail_ms);
-        self.tail_ms = ms;
-        self.logged += count;
-        match self.entries.back_mut() {
-            Some(tail) if tail.ms == ms && tail.count + count <= ENTRY_COUNT_MAX => tail.count += count,
-            _ => self.entries.push_back(Entry { ms, count }),
-        }
-    }
-
-    /// Puts slots back with the instant they had: before the first younger entry among those near the head. Further in
-    /// is still safe, since every entry carries its own instant.
-    fn restore(&mut self, ms: SlotInstant, count: u64) {
-        let place = self.entries.iter().take(RESTORE_DEPTH).take_while(|entry| entry.ms < ms).count();
-        self.entries.insert(place, Entry { ms, count });
-        self.logged += count;
-        self.tail_ms = self.tail_ms.max(ms);
-    }
-
-    /// Forgets the oldest uses beyond what the limit allows; the newest are the ones that still count.
-    fn shrink_to(&mut self, slots: u64) {
-        while self.logged > slots {
-            let Some(head) = self.entries.front_mut() else { break };
-            let dropped = head.count.min(self.logged - slots);
-            head.count -= dropped;
-            self.logged -= dropped;
-            if head.count == 0 {
-                self.entries.pop_front();
-            }
-        }
-    }
-}
 
 /// Permits of one call that have not been settled.
 #[derive(Clone, Copy, Debug)]
@@ -81,52 +29,14 @@ struct Lease {
     outstanding: u64,
 }
 
-/// Slots that one limit could give, while a call decides.
-struct Cursor<'a> {
-    entries: std::collections::vec_deque::Iter<'a, Entry>,
-    head: Option<Entry>,
-    unused: u64,
-    window_us: u64,
-    popped: u64,
-}
-
-/// Where a want finds its slots in one limit.
-#[derive(Clone, Copy)]
-struct Found {
-    start_us: u64,
-    origin_ms: SlotInstant,
-}
-
-impl Cursor<'_> {
-    /// Looks for `cost` slots from here on; `None` when all others are in flight.
-    fn find(&self, cost: u64, now_us: u64, held_until_us: u64) -> Option<Found> {
-        let mut found = Found { start_us: now_us.max(held_until_us), origin_ms: 0 };
-        let mut missing = cost.saturating_sub(self.unused);
-        let rest = self.entries.clone();
-        for entry in self.head.into_iter().chain(rest.copied()) {
-            if missing == 0 {
-                break;
-            }
-            missing = missing.saturating_sub(entry.count);
-            found.start_us = found.start_us.max(entry.ms * 1_000 + self.window_us);
-            found.origin_ms = found.origin_ms.max(entry.ms);
-        }
-        (missing == 0).then_some(found)
-    }
-
-    fn take(&mut self, cost: u64) {
-        let from_unused = cost.min(self.unused);
-        self.unused -= from_unused;
-        let mut missing = cost - from_unused;
-        self.popped += missing;
-        while missing > 0 {
-            let Some(mut head) = self.head.take() else { break };
-            let taken = missing.min(head.count);
-            head.count -= taken;
-            missing -= taken;
-            self.head = if head.count > 0 { Some(head) } else { self.entries.next().copied() };
-        }
-    }
+/// What one call takes.
+struct Taken {
+    runs: Vec<Run>,
+    slots: u64,
+    /// The latest start among them.
+    latest_us: u64,
+    /// Per limit, how many slots leave its log.
+    popped: Vec<u64>,
 }
 
 /// The limiter of one quota. Empty until its first call, which finds it cold.
@@ -329,10 +239,13 @@ impl State {
             }
         }
         let remaining = cursors.iter().map(|(cursor, _)| cursor.unused).min().unwrap_or(0);
-        let popped: Vec<u64> = cursors.iter().map(|(cursor, _)| cursor.popped).collect();
-        self.record(now_us, spec, call, &runs, granted, latest_us, &popped);
+        let popped = cursors.iter().map(|(cursor, _)| cursor.popped).collect();
+        let taken = Taken { runs, slots: granted, latest_us, popped };
+        if granted > 0 {
+            self.record(now_us, spec, call, &taken);
+        }
         let (by, wait) = refused.map_or((None, (0, false)), |(by, wait)| (Some(by), wait));
-        self.reply(now_us, runs, remaining, by, wait)
+        self.reply(now_us, taken.runs, remaining, by, wait)
     }
 
     /// Which limit refuses a want, and for how long: the one whose slot comes last.
@@ -363,20 +276,8 @@ impl State {
         if possible { answered_now.min(self.oldest_deadline_us) } else { answered_now }
     }
 
-    fn record(
-        &mut self,
-        now_us: u64,
-        spec: &QuotaSpec,
-        call: &Call,
-        runs: &[Run],
-        granted: u64,
-        latest_us: u64,
-        popped: &[u64],
-    ) {
-        if granted == 0 {
-            return;
-        }
-        for (limit, popped) in spec.limits.iter().zip(popped) {
+    fn record(&mut self, now_us: u64, spec: &QuotaSpec, call: &Call, taken: &Taken) {
+        for (limit, popped) in spec.limits.iter().zip(&taken.popped) {
             if let Some(log) = self.logs.get_mut(&limit.name) {
                 let kept = log.logged - popped;
                 log.shrink_to(kept);
@@ -385,15 +286,15 @@ impl State {
         match spec.grant_jitter {
             None => {
                 let longest_us = spec.limits.iter().map(LimitSpec::padded_window_us).max().unwrap_or(0);
-                let deadline_us = latest_us + micros_up(spec.hold_max) + longest_us;
-                self.leases.insert((call.incarnation, call.number), Lease { deadline_us, outstanding: granted });
-                self.in_flight += granted;
+                let deadline_us = taken.latest_us + micros_up(spec.hold_max) + longest_us;
+                self.leases.insert((call.incarnation, call.number), Lease { deadline_us, outstanding: taken.slots });
+                self.in_flight += taken.slots;
                 let oldest_us = self.oldest_deadline_us;
                 self.oldest_deadline_us = if oldest_us == 0 { deadline_us } else { oldest_us.min(deadline_us) };
             }
             Some(jitter) => {
                 let mut wants = call.wants.iter();
-                for run in runs {
+                for run in &taken.runs {
                     let cost: u64 = wants.by_ref().take(run.permits).map(|cost| u64::from(*cost)).sum();
                     let ms = (now_us + run.wait_us + micros_up(jitter)).div_ceil(1_000);
                     for limit in &spec.limits {
@@ -416,11 +317,5 @@ impl State {
     ) -> Reply {
         let refused = by.map(|by| Refused { by, wait_us, exact });
         Reply { now: Micros(now_us), version: self.version, born: Micros(self.born_us), granted, remaining, refused }
-    }
-}
-
-impl Log {
-    fn of(limit: &LimitSpec, held_until_us: u64) -> Self {
-        Self { window_us: limit.padded_window_us(), held_until_us, ..Self::default() }
     }
 }
