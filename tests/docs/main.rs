@@ -1,0 +1,13 @@
+//! Holds the documentation to the code: commands parse, keys exist, tables say what the functions do, snippets run.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod architecture;
+mod commands;
+mod lua;
+mod message;
+mod page;
+mod producers;
+mod settings;

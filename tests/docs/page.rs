@@ -1,0 +1,78 @@
+//! A documentation page, taken apart: code blocks, inline code, tables.
+
+use std::path::Path;
+
+pub struct Page {
+    pub path: String,
+    pub text: String,
+}
+
+/// A fenced block with its language.
+pub struct Block {
+    pub language: String,
+    pub text: String,
+}
+
+impl Page {
+    pub fn read(path: &str) -> Self {
+        let full = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+        let text = std::fs::read_to_string(full).unwrap_or_else(|error| panic!("{path}: {error}"));
+        Self { path: path.to_owned(), text }
+    }
+
+    pub fn all() -> Vec<Self> {
+        let docs = ["architecture", "guarantees", "message", "topology"].map(|name| format!("docs/{name}.md"));
+        ["README.md".to_owned()].into_iter().chain(docs).map(|path| Self::read(&path)).collect()
+    }
+
+    pub fn blocks(&self) -> Vec<Block> {
+        self.text
+            .split("\n```")
+            .skip(1)
+            .step_by(2)
+            .map(|block| {
+                let (language, text) = block.split_once('\n').unwrap_or((block, ""));
+                Block { language: language.to_owned(), text: text.to_owned() }
+            })
+            .collect()
+    }
+
+    pub fn blocks_of(&self, language: &str) -> Vec<String> {
+        let blocks = self.blocks().into_iter().filter(|block| block.language == language);
+        blocks.map(|block| block.text).collect()
+    }
+
+    /// Inline code outside of blocks.
+    pub fn spans(&self) -> Vec<String> {
+        let prose = self.text.split("\n```").step_by(2);
+        prose.flat_map(|part| part.split('`').skip(1).step_by(2)).map(|span| span.replace('\n', " ")).collect()
+    }
+
+    /// Rows of the table whose header begins with this cell, below `heading`; cells without their surrounding blanks.
+    pub fn table(&self, heading: &str, first: &str) -> Vec<Vec<String>> {
+        let section = self.text.split(heading).nth(1).unwrap_or_else(|| panic!("{}: no `{heading}`", self.path));
+        let mut lines = section.lines().skip_while(|line| !line.starts_with(&format!("| {first} |")));
+        lines.next().unwrap_or_else(|| panic!("{}: no table of `{first}` below `{heading}`", self.path));
+        let rows: Vec<Vec<String>> = lines
+            .skip(1)
+            .take_while(|line| line.starts_with('|'))
+            .map(|line| line.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect())
+            .collect();
+        assert!(!rows.is_empty(), "{}: the table of `{first}` is empty", self.path);
+        rows
+    }
+}
+
+/// A cell without its code marks.
+pub fn plain(cell: &str) -> &str {
+    cell.trim_matches('`')
+}
+
+#[test]
+fn a_page_is_taken_apart() {
+    let text = "# T\n\na `b\nc` d\n\n```sh\nls `x`\n```\n\n`e`\n\n## H\n\n| k | v |\n|---|---|\n| `a` | 1 |\n\nend";
+    let page = Page { path: "p".to_owned(), text: text.to_owned() };
+    assert_eq!(page.blocks_of("sh"), ["ls `x`"]);
+    assert_eq!(page.spans(), ["b c", "e", "a"]);
+    assert_eq!(page.table("## H", "k"), [["`a`", "1"]]);
+}

@@ -1,0 +1,138 @@
+//! Configuration keys, variables, provider files and SQL in the documentation are those of the program.
+
+use std::collections::BTreeSet;
+
+use sluicegate::config::DEFAULTS;
+use sluicegate::domain::limit::Rate;
+use sluicegate::ledger::database::Database;
+use sluicegate::ledger::provider_row::parse_provider_file;
+
+use crate::page::{Page, plain};
+
+/// What producers, operators and scripts may rely on: none of these may go or be renamed.
+const PUBLIC_KEYS: [&str; 13] = [
+    "database.url",
+    "database.max_connections",
+    "queue.url",
+    "queue.prefix",
+    "limiter.url",
+    "limiter.prefix",
+    "outbound.allow",
+    "ops.listen",
+    "ops.token",
+    "worker.drain_timeout_ms",
+    "worker.card_numbers",
+    "ledger.scrub_after_days",
+    "tls.plaintext_hosts",
+];
+const SECRETS: [&str; 4] = ["database.url", "queue.url", "limiter.url", "ops.token"];
+
+fn defaults() -> toml::Table {
+    DEFAULTS.parse().unwrap()
+}
+
+fn keys() -> BTreeSet<String> {
+    let sections = defaults().into_iter();
+    sections
+        .flat_map(|(section, values)| {
+            let keys: Vec<String> = values.as_table().unwrap().keys().map(|key| format!("{section}.{key}")).collect();
+            keys
+        })
+        .collect()
+}
+
+/// What is wrong with a word that looks like a key (`queue.url`) or a variable of ours.
+fn wrong(word: &str, keys: &BTreeSet<String>) -> Option<String> {
+    let sections: BTreeSet<&str> = keys.iter().filter_map(|key| key.split('.').next()).collect();
+    let key = match word.strip_prefix("SLUICEGATE_") {
+        Some("CONFIG") => return None,
+        Some(name) => {
+            let (name, secret) = name.strip_suffix("_FILE").map_or((name, false), |name| (name, true));
+            let key = name.to_ascii_lowercase().replace("__", ".");
+            if secret && !SECRETS.contains(&key.as_str()) {
+                return Some(format!("{word}: {key} is no secret key"));
+            }
+            key
+        }
+        None => word.to_owned(),
+    };
+    let looks_like_a_key = key.split_once('.').is_some_and(|(section, _)| sections.contains(section));
+    let ours = word.starts_with("SLUICEGATE_") || looks_like_a_key;
+    (ours && !keys.contains(&key)).then(|| format!("{word}: there is no such key"))
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    // Slashes belong to the word: `tests/limiter.rs` is a path.
+    text.split(|c: char| !(c.is_alphanumeric() || matches!(c, '_' | '.' | '/'))).map(|word| word.trim_matches('.'))
+}
+
+#[test]
+fn every_key_and_variable_named_exists() {
+    let keys = keys();
+    for key in PUBLIC_KEYS {
+        assert!(keys.contains(key), "{key} is gone from config/default.toml");
+    }
+    let mut problems = Vec::new();
+    let mut named = BTreeSet::new();
+    for page in Page::all() {
+        let code = page.spans().into_iter().chain(page.blocks_of("sh"));
+        for text in code.filter(|text| !text.contains('<')) {
+            for word in words(&text) {
+                problems.extend(wrong(word, &keys).map(|problem| format!("{}: {problem}", page.path)));
+                named.extend(keys.contains(word).then(|| word.to_owned()));
+            }
+        }
+    }
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+    assert!(named.len() > 8, "keys were not found: {named:?}");
+}
+
+#[test]
+fn wrong_keys_are_found() {
+    let keys = keys();
+    for word in ["queue.uri", "SLUICEGATE_QUEUE__URI", "SLUICEGATE_QUEUE__PREFIX_FILE", "worker.threads"] {
+        assert!(wrong(word, &keys).is_some(), "{word}");
+    }
+    for word in ["queue.url", "SLUICEGATE_QUEUE__URL_FILE", "SLUICEGATE_CONFIG", "payments.invalid", "1.2"] {
+        assert_eq!(wrong(word, &keys), None);
+    }
+}
+
+#[test]
+fn the_defaults_shown_are_the_defaults() {
+    let defaults = defaults();
+    for row in Page::read("README.md").table("## Configuration", "key") {
+        let (section, key) = plain(&row[0]).split_once('.').unwrap();
+        let value = &defaults[section][key];
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        assert_eq!(plain(&row[1]), text, "{section}.{key}");
+    }
+}
+
+/// The provider file and the SQL of the README, on a database of their own.
+#[tokio::test]
+async fn the_provider_file_applies_and_the_sql_changes_its_limit() {
+    let readme = Page::read("README.md");
+    let files: Vec<String> = readme.blocks_of("toml");
+    assert_eq!(files.len(), 1);
+    let rows = parse_provider_file(&files[0]).unwrap();
+    rows.iter().for_each(|row| drop(row.meant(0).unwrap()));
+    let database = Database::open("sqlite::memory:", 1).unwrap();
+    database.migrate().await.unwrap();
+    let settings = database.settings();
+    settings.apply(&rows, false).await.unwrap();
+    let rate = async || {
+        let snapshot = settings.load().await.unwrap();
+        snapshot.providers[0].as_ref().unwrap().limits[0].rate
+    };
+    assert_eq!(rate().await, "100/1s".parse::<Rate>().unwrap());
+    for statement in readme.blocks_of("sql") {
+        let done = sqlx::query(sqlx::AssertSqlSafe(statement)).execute(&database.sqlite_pool().unwrap()).await.unwrap();
+        assert_eq!(done.rows_affected(), 1);
+    }
+    assert_eq!(rate().await, "200/1s".parse::<Rate>().unwrap());
+    let counted = readme.blocks_of("sh").join("\n");
+    let query = counted.split("sqlite3 sluicegate.db '").nth(1).unwrap().split('\'').next().unwrap().to_owned();
+    sqlx::query(sqlx::AssertSqlSafe(query)).fetch_all(&database.sqlite_pool().unwrap()).await.unwrap();
+    database.close().await;
+}
