@@ -1,5 +1,7 @@
 //! What leaves the ledger.
 
+use std::time::Instant;
+
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::ledger::{AttemptEnd, Begun, JobState, RejectedMessage, StateCount, Written};
 
