@@ -4,7 +4,7 @@
 --
 -- KEYS  all under one hash tag {quota}:
 --   1        meta: hash; run, born, warm, last, version, paused, oldest (deadline), in_flight, fields (of leases),
---            limits (names joined by "|"), l:<name> = window|entries|logged|held_until|tail_ms
+--            limits (names joined by "|"), l:<name> = window|entries|logged|held_until|tail_ms|forgotten_ms
 --   2        leases: hash; c:<incarnation>:<call> = deadline|outstanding, r:<incarnation> = packed last reply
 --   3..2+k   log of each limit: list, oldest first, of (ms - BASE_MS) * 4096 + count
 -- ARGV  integers unless noted; instants and durations in µs
@@ -94,11 +94,12 @@ local function whole()
   if redis.call('HLEN', leases_key) ~= tonumber(stored[9]) then return false end
   for i, limit in ipairs(limits) do
     if stored[9 + i] then
-      local window, entries, logged, held, tail = string.match(stored[9 + i], '^(%d+)|(%d+)|(%d+)|(%d+)|(%d+)$')
+      local window, entries, logged, held, tail, forgotten =
+        string.match(stored[9 + i], '^(%d+)|(%d+)|(%d+)|(%d+)|(%d+)|(%d+)$')
       if not window then return false end
       limit.known = tonumber(window)
       limit.entries, limit.logged = tonumber(entries), tonumber(logged)
-      limit.held, limit.tail = tonumber(held), tonumber(tail)
+      limit.held, limit.tail, limit.forgotten = tonumber(held), tonumber(tail), tonumber(forgotten)
       if redis.call('LLEN', limit.key) ~= limit.entries then return false end
     end
   end
@@ -111,10 +112,10 @@ if whole() then
             in_flight = tonumber(stored[8]) }
 else
   redis.call('DEL', unpack(KEYS))
-  state = { born = clock, warm = clock + longest + hold, last = clock, version = version, paused = 0, oldest = 0,
+  state = { born = clock, warm = clock + horizon + hold + longest, last = clock, version = version, paused = 0, oldest = 0,
             in_flight = 0 }
   for _, limit in ipairs(limits) do
-    limit.known, limit.entries, limit.logged, limit.held, limit.tail = limit.window, 0, 0, 0, 0
+    limit.known, limit.entries, limit.logged, limit.held, limit.tail, limit.forgotten = limit.window, 0, 0, 0, 0, 0
   end
 end
 local now = math.max(clock, state.last)
@@ -157,12 +158,14 @@ end
 
 local function forget_oldest(limit, uses)
   uses = math.min(uses, limit.logged)
+  local newest = 0
   while uses > 0 do
     local whole_entries, rest = 0, nil
     local heads = redis.call('LRANGE', limit.key, 0, 127)
-    if #heads == 0 then return end
+    if #heads == 0 then break end
     for _, value in ipairs(heads) do
       local ms, count = entry(value)
+      newest = math.max(newest, ms)
       if count > uses then
         rest = packed(ms, count - uses)
         limit.logged = limit.logged - uses
@@ -180,6 +183,7 @@ local function forget_oldest(limit, uses)
     end
     if rest then redis.call('LSET', limit.key, 0, rest) end
   end
+  return newest
 end
 
 local function write_state()
@@ -190,7 +194,7 @@ local function write_state()
   for _, limit in ipairs(limits) do
     pairs_[#pairs_ + 1] = 'l:' .. limit.name
     pairs_[#pairs_ + 1] = table.concat({ digits(limit.known), digits(limit.entries), digits(limit.logged),
-                                         digits(limit.held), digits(limit.tail) }, '|')
+                                         digits(limit.held), digits(limit.tail), digits(limit.forgotten) }, '|')
   end
   redis.call('HSET', meta_key, unpack(pairs_))
   local ttl = digits(math.ceil((longest + hold) / 1000) + IDLE_TTL_MS)
@@ -278,7 +282,8 @@ end
 if pause > 0 then state.paused = math.max(state.paused, now + pause) end
 if vouched > 0 and vouched == state.born then state.warm = math.min(state.warm, now) end
 
--- Limits as the caller knows them: new ones and longer windows wait one window, lower ones forget their oldest uses.
+-- Limits as the caller knows them: new ones and longer windows wait one window, lower ones forget their oldest uses,
+-- and slots that are unused because of it wait until the forgotten ones count no more.
 local function adopt()
   local known = redis.call('HGET', meta_key, 'limits')
   if known and known ~= table.concat(names, '|') then
@@ -292,17 +297,22 @@ local function adopt()
     if not limit.known then
       redis.call('DEL', limit.key)
       limit.known, limit.entries, limit.logged, limit.tail = limit.window, 0, 0, 0
-      limit.held = now + limit.window
+      limit.held, limit.forgotten = now + limit.window, 0
     end
     if limit.window > limit.known then limit.held = now + limit.window end
     limit.known = limit.window
-    forget_oldest(limit, limit.logged - math.max(0, limit.max - state.in_flight))
+    local newest = forget_oldest(limit, limit.logged - math.max(0, limit.max - state.in_flight))
+    limit.forgotten = math.max(limit.forgotten, newest)
+    if limit.forgotten * 1000 + limit.window <= now then limit.forgotten = 0 end
   end
 end
 
 -- Looks for `cost` slots of a limit from its cursor on: start and youngest origin, or nil when all are in flight.
 local function find(limit, cost)
   local start, origin = math.max(now, limit.held), 0
+  if limit.unused > 0 and limit.forgotten > 0 then
+    start, origin = math.max(start, limit.forgotten * 1000 + limit.window), limit.forgotten
+  end
   local missing, index, left = math.max(0, cost - limit.unused), limit.index, limit.left
   while missing > 0 do
     if not limit.heads[index] then return nil end

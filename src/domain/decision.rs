@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use super::provider::ProviderName;
+use super::provider::{BOOKING_HORIZON, ProviderName};
 use super::time::{Micros, micros_up};
 
 /// Most permits, and most settlements, in one call.
@@ -44,11 +44,12 @@ pub struct QuotaSpec {
 }
 
 impl QuotaSpec {
-    /// How long after its state was lost a limiter must grant nothing: the longest window and the longest hold.
+    /// How long after its state was lost a limiter must grant nothing: a permit granted the moment before may start at
+    /// the end of the booking horizon, is counted within the longest hold, and counts for the longest window.
     #[must_use]
     pub fn cold_us(&self) -> u64 {
         let longest = self.limits.iter().map(LimitSpec::padded_window_us).max().unwrap_or(0);
-        longest + micros_up(self.hold_max)
+        micros_up(BOOKING_HORIZON) + micros_up(self.hold_max) + longest
     }
 
     /// The largest cost that could ever be granted.

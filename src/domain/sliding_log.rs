@@ -38,6 +38,9 @@ struct Log {
     /// Nothing starts before: a new limit, or a window that grew, does not know its past.
     held_until_us: u64,
     tail_ms: u64,
+    /// The newest use that was forgotten for a lower limit and still counts; 0 when there is none. Slots that are unused
+    /// because of it (the limit was raised again, calls were given back) wait until it no longer does.
+    forgotten_ms: u64,
 }
 
 impl Log {
@@ -60,10 +63,13 @@ impl Log {
         self.tail_ms = self.tail_ms.max(ms);
     }
 
-    /// Forgets the oldest uses beyond what the limit allows; the newest are the ones that still count.
-    fn shrink_to(&mut self, slots: u64) {
+    /// Forgets the oldest uses beyond what the limit allows, and says when the newest of them was; the newest of all are
+    /// the ones that count longest.
+    fn shrink_to(&mut self, slots: u64) -> u64 {
+        let mut newest_ms = 0;
         while self.logged > slots {
             let Some(head) = self.entries.front_mut() else { break };
+            newest_ms = newest_ms.max(head.ms);
             let dropped = head.count.min(self.logged - slots);
             head.count -= dropped;
             self.logged -= dropped;
@@ -71,6 +77,7 @@ impl Log {
                 self.entries.pop_front();
             }
         }
+        newest_ms
     }
 }
 
@@ -86,6 +93,7 @@ struct Cursor<'a> {
     entries: std::collections::vec_deque::Iter<'a, Entry>,
     head: Option<Entry>,
     unused: u64,
+    forgotten_ms: u64,
     window_us: u64,
     popped: u64,
 }
@@ -101,6 +109,10 @@ impl Cursor<'_> {
     /// Looks for `cost` slots from here on; `None` when all others are in flight.
     fn find(&self, cost: u64, now_us: u64, held_until_us: u64) -> Option<Found> {
         let mut found = Found { start_us: now_us.max(held_until_us), origin_ms: 0 };
+        if self.unused > 0 && self.forgotten_ms > 0 {
+            found.start_us = found.start_us.max(self.forgotten_ms * 1_000 + self.window_us);
+            found.origin_ms = self.forgotten_ms;
+        }
         let mut missing = cost.saturating_sub(self.unused);
         let rest = self.entries.clone();
         for entry in self.head.into_iter().chain(rest.copied()) {
@@ -289,7 +301,11 @@ impl State {
                 log.held_until_us = now_us + window_us;
             }
             log.window_us = window_us;
-            log.shrink_to(u64::from(limit.max_requests).saturating_sub(self.in_flight));
+            let newest_ms = log.shrink_to(u64::from(limit.max_requests).saturating_sub(self.in_flight));
+            log.forgotten_ms = log.forgotten_ms.max(newest_ms);
+            if log.forgotten_ms * 1_000 + window_us <= now_us {
+                log.forgotten_ms = 0;
+            }
         }
     }
 
@@ -302,7 +318,8 @@ impl State {
             let mut entries = log.entries.iter();
             let head = entries.next().copied();
             let unused = u64::from(limit.max_requests).saturating_sub(log.logged + in_flight);
-            let cursor = Cursor { entries, head, unused, window_us: log.window_us, popped: 0 };
+            let (forgotten_ms, window_us) = (log.forgotten_ms, log.window_us);
+            let cursor = Cursor { entries, head, unused, forgotten_ms, window_us, popped: 0 };
             cursors.push((cursor, log.held_until_us));
         }
         let mut runs: Vec<Run> = Vec::new();
