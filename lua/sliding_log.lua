@@ -4,7 +4,7 @@
 --
 -- KEYS  all under one hash tag {quota}:
 --   1        meta: hash; run, born, warm, last, version, paused, oldest (deadline), in_flight, fields (of leases),
---            limits (names joined by "|"), l:<name> = window|entries|logged|held_until|tail_ms|max
+--            limits (names joined by "|"), l:<name> = window|entries|logged|held_until|tail_ms|excess_until
 --   2        leases: hash; c:<incarnation>:<call> = deadline|outstanding, r:<incarnation> = packed last reply
 --   3..2+k   log of each limit: list, oldest first, of (ms - BASE_MS) * 4096 + count
 -- ARGV  integers unless noted; instants and durations in µs
@@ -94,12 +94,12 @@ local function whole()
   if redis.call('HLEN', leases_key) ~= tonumber(stored[9]) then return false end
   for i, limit in ipairs(limits) do
     if stored[9 + i] then
-      local window, entries, logged, held, tail, max =
+      local window, entries, logged, held, tail, excess =
         string.match(stored[9 + i], '^(%d+)|(%d+)|(%d+)|(%d+)|(%d+)|(%d+)$')
       if not window then return false end
       limit.known = tonumber(window)
       limit.entries, limit.logged = tonumber(entries), tonumber(logged)
-      limit.held, limit.tail, limit.known_max = tonumber(held), tonumber(tail), tonumber(max)
+      limit.held, limit.tail, limit.excess = tonumber(held), tonumber(tail), tonumber(excess)
       if redis.call('LLEN', limit.key) ~= limit.entries then return false end
     end
   end
@@ -116,7 +116,7 @@ else
             in_flight = 0 }
   for _, limit in ipairs(limits) do
     limit.known, limit.entries, limit.logged, limit.held, limit.tail = limit.window, 0, 0, 0, 0
-    limit.known_max = limit.max
+    limit.excess = 0
   end
 end
 local now = math.max(clock, state.last)
@@ -200,7 +200,7 @@ local function write_state()
   for _, limit in ipairs(limits) do
     pairs_[#pairs_ + 1] = 'l:' .. limit.name
     pairs_[#pairs_ + 1] = table.concat({ digits(limit.known), digits(limit.entries), digits(limit.logged),
-                                         digits(limit.held), digits(limit.tail), digits(limit.known_max) }, '|')
+                                         digits(limit.held), digits(limit.tail), digits(limit.excess) }, '|')
   end
   redis.call('HSET', meta_key, unpack(pairs_))
   local ttl = digits(math.ceil((longest + hold + horizon) / 1000) + IDLE_TTL_MS)
@@ -305,18 +305,17 @@ local function adopt()
     if not limit.known then
       redis.call('DEL', limit.key)
       limit.known, limit.entries, limit.logged, limit.tail = limit.window, 0, 0, 0
-      limit.held, limit.known_max = past, limit.max
+      limit.held, limit.excess = past, 0
     end
     if limit.window > limit.known then limit.held = past end
-    -- A start that is booked may have taken the place of uses that are not over yet.
-    if limit.max > limit.known_max then limit.held = math.max(limit.held, now + horizon) end
-    limit.known, limit.known_max = limit.window, limit.max
+    limit.known = limit.window
   end
 end
 
 -- Looks for `cost` slots of a limit from its cursor on: start and youngest origin, or nil when all are in flight.
 local function find(limit, cost)
   local start, origin = math.max(now, limit.held), 0
+  if limit.unused > 0 then start = math.max(start, limit.excess) end
   local missing, index, left = math.max(0, cost - limit.unused), limit.index, limit.left
   while missing > 0 do
     if not limit.heads[index] then return nil end
@@ -389,6 +388,8 @@ local function grant()
   local unused = nil
   for _, limit in ipairs(limits) do
     unused = math.min(unused or limit.unused, limit.unused)
+    -- Uses beyond a lowered limit leave the log for a start that is booked: a slot never used must not begin before.
+    if granted > 0 and limit.logged + state.in_flight > limit.max then limit.excess = math.max(limit.excess, latest) end
     forget_oldest(limit, limit.popped)
   end
   if granted > 0 and jitter < 0 then

@@ -1,4 +1,5 @@
-//! Whole parts at work on paused time: nothing waits for real, every instant is exact, a seed tells the same story twice.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+//! Whole parts at work: the gate on paused time, where every instant is exact, and the worker on its embedded engines.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 mod gate;
+mod worker;

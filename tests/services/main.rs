@@ -5,4 +5,6 @@
 mod support;
 
 mod billing_day;
+mod drain;
+mod program;
 mod stand;

@@ -24,15 +24,17 @@ pub(super) struct Log {
     pub entries: VecDeque<Entry>,
     pub logged: u64,
     pub window_us: u64,
-    pub max_requests: u32,
     /// Nothing starts before: a new limit, or a window that grew, does not know its past.
     pub held_until_us: u64,
     pub tail_ms: u64,
+    /// Uses beyond a lowered limit left the log for a start that was booked; all of them are over by then. A slot that
+    /// was never used must not begin before.
+    pub excess_until_us: u64,
 }
 
 impl Log {
     pub fn of(limit: &LimitSpec, held_until_us: u64) -> Self {
-        Self { window_us: limit.padded_window_us(), max_requests: limit.max_requests, held_until_us, ..Self::default() }
+        Self { window_us: limit.padded_window_us(), held_until_us, ..Self::default() }
     }
 
     pub fn push(&mut self, ms: u64, count: u64) {
@@ -84,7 +86,7 @@ pub(super) struct Cursor<'a> {
     pub head: Option<Entry>,
     /// Slots that were never used; below zero, that many uses must end before one more may begin.
     pub unused: i64,
-    pub window_us: u64,
+    pub log: &'a Log,
     pub popped: u64,
 }
 
@@ -97,8 +99,11 @@ pub(super) struct Found {
 
 impl Cursor<'_> {
     /// Looks for `cost` slots from here on; `None` when all others are in flight.
-    pub fn find(&self, cost: u64, now_us: u64, held_until_us: u64) -> Option<Found> {
-        let mut found = Found { start_us: now_us.max(held_until_us), origin_ms: 0 };
+    pub fn find(&self, cost: u64, now_us: u64) -> Option<Found> {
+        let mut found = Found { start_us: now_us.max(self.log.held_until_us), origin_ms: 0 };
+        if self.unused > 0 {
+            found.start_us = found.start_us.max(self.log.excess_until_us);
+        }
         let mut missing = self.missing(cost);
         let rest = self.entries.clone();
         for entry in self.head.into_iter().chain(rest.copied()) {
@@ -106,7 +111,7 @@ impl Cursor<'_> {
                 break;
             }
             missing = missing.saturating_sub(entry.count);
-            found.start_us = found.start_us.max(entry.ms * 1_000 + self.window_us);
+            found.start_us = found.start_us.max(entry.ms * 1_000 + self.log.window_us);
             found.origin_ms = found.origin_ms.max(entry.ms);
         }
         (missing == 0).then_some(found)

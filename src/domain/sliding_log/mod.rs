@@ -204,26 +204,21 @@ impl State {
             if window_us > log.window_us {
                 log.held_until_us = past_us;
             }
-            // A start that is booked may have taken the place of uses that are not over yet.
-            if limit.max_requests > log.max_requests {
-                log.held_until_us = log.held_until_us.max(now_us + horizon_us);
-            }
             log.window_us = window_us;
-            log.max_requests = limit.max_requests;
         }
     }
 
     fn grant(&mut self, now_us: u64, spec: &QuotaSpec, call: &Call) -> Reply {
         let horizon_us = now_us + micros_up(BOOKING_HORIZON);
         let in_flight = self.in_flight;
-        let mut cursors: Vec<(Cursor<'_>, u64)> = Vec::with_capacity(spec.limits.len());
+        let mut cursors: Vec<Cursor<'_>> = Vec::with_capacity(spec.limits.len());
         for limit in &spec.limits {
             let Some(log) = self.logs.get(&limit.name) else { continue };
             let mut entries = log.entries.iter();
             let head = entries.next().copied();
             let unused = i64::from(limit.max_requests) - log.logged.cast_signed() - in_flight.cast_signed();
-            let cursor = Cursor { entries, head, unused, window_us: log.window_us, popped: 0 };
-            cursors.push((cursor, log.held_until_us));
+            let cursor = Cursor { entries, head, unused, log, popped: 0 };
+            cursors.push(cursor);
         }
         let mut runs: Vec<Run> = Vec::new();
         let mut granted = 0;
@@ -231,15 +226,14 @@ impl State {
         let mut refused = None;
         for &want in call.wants.iter().take(BATCH_MAX) {
             let cost = u64::from(want);
-            let found: Vec<Option<Found>> =
-                cursors.iter().map(|(cursor, held)| cursor.find(cost, now_us, *held)).collect();
+            let found: Vec<Option<Found>> = cursors.iter().map(|cursor| cursor.find(cost, now_us)).collect();
             if let Some(refusal) = self.refusal(now_us, horizon_us, spec, cost, &found) {
                 refused = Some(refusal);
                 break;
             }
             let start_us = found.iter().flatten().map(|found| found.start_us).max().unwrap_or(now_us);
             let origins: Vec<SlotInstant> = found.iter().flatten().map(|found| found.origin_ms).collect();
-            cursors.iter_mut().for_each(|(cursor, _)| cursor.take(cost));
+            cursors.iter_mut().for_each(|cursor| cursor.take(cost));
             granted += cost;
             latest_us = latest_us.max(start_us);
             let wait_us = start_us - now_us;
@@ -248,9 +242,9 @@ impl State {
                 _ => runs.push(Run { permits: 1, wait_us, origins }),
             }
         }
-        let unused = cursors.iter().map(|(cursor, _)| cursor.unused).min().unwrap_or(0);
+        let unused = cursors.iter().map(|cursor| cursor.unused).min().unwrap_or(0);
         let remaining = unused.max(0).cast_unsigned();
-        let popped = cursors.iter().map(|(cursor, _)| cursor.popped).collect();
+        let popped = cursors.iter().map(|cursor| cursor.popped).collect();
         let taken = Taken { runs, slots: granted, latest_us, popped };
         if granted > 0 {
             self.record(now_us, spec, call, &taken);
@@ -290,6 +284,10 @@ impl State {
     fn record(&mut self, now_us: u64, spec: &QuotaSpec, call: &Call, taken: &Taken) {
         for (limit, popped) in spec.limits.iter().zip(&taken.popped) {
             if let Some(log) = self.logs.get_mut(&limit.name) {
+                let excess = log.logged + self.in_flight > u64::from(limit.max_requests);
+                if excess {
+                    log.excess_until_us = log.excess_until_us.max(taken.latest_us);
+                }
                 log.forget_oldest(*popped);
             }
         }

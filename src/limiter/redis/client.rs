@@ -164,6 +164,8 @@ fn fault(error: &RedisError) -> LimiterError {
             matches!(kind, ServerErrorKind::ResponseError | ServerErrorKind::NoPerm | ServerErrorKind::CrossSlot)
         }
         ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig | ErrorKind::UnexpectedReturnType => true,
+        // Somebody else's key has our key's name; the library has no kind of its own for it.
+        ErrorKind::Extension => error.code() == Some("WRONGTYPE"),
         _ => false,
     };
     let text = error.to_string();

@@ -1,0 +1,426 @@
+//! What every limiter does, embedded or in Redis. Instants are compared on the limiter's own clock, which each reply
+//! carries, so that they can be exact.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use sluicegate::domain::provider::BOOKING_HORIZON;
+use sluicegate::domain::time::micros_up;
+use sluicegate::limiter::embedded::EmbeddedLimiter;
+use sluicegate::limiter::redis::client::RedisLimiter;
+
+use super::*;
+use crate::support::redis::Redis;
+
+/// A limiter of one test's own.
+fn embedded() -> Arc<dyn Limiter> {
+    Arc::new(EmbeddedLimiter::new())
+}
+
+fn in_redis() -> Arc<dyn Limiter> {
+    static PREFIXES: AtomicU32 = AtomicU32::new(0);
+    let prefix = format!("conformance-{}", PREFIXES.fetch_add(1, Ordering::Relaxed));
+    Arc::new(RedisLimiter::new(&Redis::shared().url(), &prefix).unwrap())
+}
+
+macro_rules! on_every_limiter {
+    ($($test:ident),+ $(,)?) => {
+        mod embedded {
+            $(#[tokio::test] async fn $test() { super::$test(super::embedded()).await })+
+        }
+        mod redis {
+            $(#[tokio::test] async fn $test() { super::$test(super::in_redis()).await })+
+        }
+    };
+}
+
+on_every_limiter!(
+    a_first_call_finds_it_cold,
+    cold_ends_by_itself_or_when_the_ledger_vouches,
+    the_limit_is_granted_and_no_more,
+    an_answered_slot_is_free_exactly_a_window_later,
+    an_unused_slot_goes_back_as_it_was,
+    a_booked_slot_given_back_is_booked_again_for_the_same_start,
+    an_unsettled_slot_comes_back_at_its_deadline_and_not_before,
+    a_settlement_counts_once_and_for_its_own_call,
+    a_repeated_call_takes_and_settles_nothing_twice,
+    several_limits_are_taken_all_or_nothing,
+    a_lowered_limit_forgets_the_oldest_uses,
+    a_limit_lowered_and_raised_again_has_forgotten_nothing,
+    calls_in_flight_count_against_a_lowered_limit,
+    a_raised_limit_grants_the_difference,
+    a_limit_that_is_new_or_grew_its_window_waits_one_window,
+    a_shorter_window_counts_at_once,
+    older_settings_get_and_settle_nothing,
+    a_pause_holds_everybody_and_never_shortens,
+    peeking_takes_nothing,
+    costs_are_granted_in_line,
+    a_start_frees_its_slot_by_the_allowance_for_jitter,
+    a_closed_limit_grants_nothing,
+    a_full_batch_is_one_call,
+    quotas_know_nothing_of_each_other,
+);
+
+async fn a_first_call_finds_it_cold(limiter: Arc<dyn Limiter>) {
+    let spec = spec(&[("long", 5, 700), ("short", 3, 100)]);
+    let mut caller = Caller::new(&limiter, spec.clone());
+    let reply = caller.call(&[1, 1]).await;
+    // What was booked just before the loss, its hold, and the longest window.
+    let wait_us = micros_up(BOOKING_HORIZON) + 1_000_000 + padded_us(&spec, 0);
+    let cold = Refused { by: Refusal::Cold, wait_us, exact: false };
+    assert_eq!((reply.granted.len(), reply.refused), (0, Some(cold)));
+    assert_eq!(spec.cold_us(), cold.wait_us);
+    assert_eq!(reply.born, reply.now);
+    let again = caller.call(&[1]).await;
+    assert_eq!((again.born, refused(&again).by), (reply.born, Refusal::Cold));
+    assert_eq!(promised_us(&again), promised_us(&reply), "asking does not prolong it");
+    assert!(limiter.peek(&spec).await.unwrap().iter().all(|limit| limit.used == 0));
+}
+
+async fn cold_ends_by_itself_or_when_the_ledger_vouches(limiter: Arc<dyn Limiter>) {
+    let short = QuotaSpec { hold_max: Duration::from_millis(300), ..spec(&[("all", 1, 40)]) };
+    let mut caller = Caller::new(&limiter, short.clone());
+    let cold = caller.call(&[1]).await;
+    // For another birth nobody has vouched.
+    caller.warm = Some(Micros(cold.born.0 - 1));
+    assert_eq!(refused(&caller.call(&[1]).await).by, Refusal::Cold);
+    caller.warm = None;
+    until_us(&caller, promised_us(&cold)).await;
+    assert_eq!(caller.call(&[1]).await.permits(), 1);
+    let vouched = QuotaSpec { quota: ProviderName::new("vouched").unwrap(), ..short };
+    assert_eq!(Caller::warm(&limiter, vouched).await.call(&[1]).await.permits(), 1);
+}
+
+async fn the_limit_is_granted_and_no_more(limiter: Arc<dyn Limiter>) {
+    let spec = spec(&[("all", 3, 500)]);
+    let mut caller = Caller::warm(&limiter, spec.clone()).await;
+    let reply = caller.call(&[1, 1]).await;
+    assert_eq!((reply.permits(), reply.remaining, reply.refused), (2, 1, None));
+    assert!(reply.granted.iter().all(|run| run.wait_us == 0), "{reply:?}");
+    let mut other = Caller::new(&limiter, spec.clone());
+    let reply = other.call(&[1, 1]).await;
+    assert_eq!((reply.permits(), reply.remaining), (1, 0), "processes share the limit");
+    let refusal = refused(&reply);
+    assert_eq!((refusal.by, refusal.exact), (Refusal::Limit { index: 0 }, false), "all are in flight");
+    assert_eq!(refusal.wait_us, padded_us(&spec, 0), "the earliest: one is answered now");
+}
+
+async fn an_answered_slot_is_free_exactly_a_window_later(limiter: Arc<dyn Limiter>) {
+    let spec = spec(&[("all", 2, 400)]);
+    let window_us = padded_us(&spec, 0);
+    let mut caller = Caller::warm(&limiter, spec).await;
+    let granted = caller.call(&[1, 1]).await;
+    assert_eq!(granted.permits(), 2);
+    let call = caller.number;
+    let reply = caller.settle(vec![used(call, 1, 7_300), used(call, 1, 0)], &[1]).await;
+    let refusal = refused(&reply);
+    assert_eq!((refusal.by, refusal.exact), (Refusal::Limit { index: 0 }, true));
+    let first_us = free_again_us(&reply, 7_300, window_us);
+    assert_eq!(promised_us(&reply), first_us);
+    // Within the horizon it is booked, for exactly the promised start.
+    until_us(&caller, first_us - micros_up(BOOKING_HORIZON)).await;
+    let booked = caller.call(&[1, 1]).await;
+    let starts: Vec<u64> = booked.granted.iter().map(|run| booked.now.0 + run.wait_us).collect();
+    assert_eq!(starts.first(), Some(&first_us.max(booked.now.0)), "{booked:?}");
+    let second_us = free_again_us(&reply, 0, window_us);
+    let second_start = starts.get(1).copied().unwrap_or_else(|| promised_us(&booked));
+    assert_eq!(second_start, second_us.max(booked.now.0), "each slot has its own instant");
+}
+
+async fn an_unused_slot_goes_back_as_it_was(limiter: Arc<dyn Limiter>) {
+    let spec = spec(&[("all", 1, 600)]);
+    let mut caller = Caller::warm(&limiter, spec).await;
+    let granted = caller.call(&[1]).await;
+    let origins = granted.granted[0].origins.clone();
+    let again = caller.settle(vec![not_sent(caller.number, 1, &origins)], &[1]).await;
+    assert_eq!((again.permits(), again.granted[0].wait_us), (1, 0), "as if it had never been taken");
+}
+
+async fn a_booked_slot_given_back_is_booked_again_for_the_same_start(limiter: Arc<dyn Limiter>) {
+    let spec = spec(&[("all", 1, 600)]);
+    let window_us = padded_us(&spec, 0);
+    let mut caller = Caller::warm(&limiter, spec).await;
+    caller.call(&[1]).await;
+    let settled = caller.settle(vec![used(caller.number, 1, 0)], &[1]).await;
+    let start_us = free_again_us(&settled, 0, window_us);
+    assert_eq!(promised_us(&settled), start_us);
+    until_us(&caller, start_us - 200_000).await;
+    let booked = caller.call(&[1]).await;
+    assert_eq!(booked.now.0 + booked.granted[0].wait_us, start_us.max(booked.now.0));
+    let origins = booked.granted[0].origins.clone();
+    let again = caller.settle(vec![not_sent(caller.number, 1, &origins)], &[1]).await;
+    assert_eq!(again.now.0 + again.granted[0].wait_us, start_us.max(again.now.0), "not free at once");
+    assert_eq!(again.granted[0].origins, origins, "and with the instant that it had");
+}
+
+async fn an_unsettled_slot_comes_back_at_its_deadline_and_not_before(limiter: Arc<dyn Limiter>) {
+    let hold_us = 500_000;
+    let spec = QuotaSpec { hold_max: Duration::from_micros(hold_us), ..spec(&[("all", 2, 600)]) };
+    let window_us = padded_us(&spec, 0);
+    let mut caller = Caller::warm(&limiter, spec).await;
+    let first = caller.call(&[1]).await;
+    let deadline_us = first.now.0 + hold_us + window_us;
+    until_us(&caller, first.now.0 + 100_000).await;
+    let second = caller.call(&[1]).await;
+    assert_eq!(second.permits(), 1);
+    until_us(&caller, first.now.0 + 600_000).await;
+    let reply = caller.call(&[1]).await;
+    assert_eq!((promised_us(&reply), refused(&reply).exact), (deadline_us.min(reply.now.0 + window_us), false));
+    let mut granted = reply;
+    while granted.permits() == 0 {
+        granted = caller.call(&[1]).await;
+        tokio::time::sleep(Duration::from_millis(3)).await;
+    }
+    assert!(granted.now.0 >= deadline_us, "{} µs before its deadline", deadline_us - granted.now.0);
+    let next = second.now.0 + hold_us + window_us;
+    let refusal = caller.call(&[1]).await;
+    assert!(refusal.permits() == 0 || refusal.now.0 >= next, "one slot came back, not two: {refusal:?}");
+}
+
+async fn a_settlement_counts_once_and_for_its_own_call(limiter: Arc<dyn Limiter>) {
+    let spec = spec(&[("all", 2, 100)]);
+    let mut caller = Caller::warm(&limiter, spec.clone()).await;
+    caller.call(&[1, 1]).await;
+    let call = caller.number;
+    let mut stranger = Caller::new(&limiter, spec);
+    stranger.settle(vec![used(call, 2, 0), not_sent(call, 2, &[0])], &[]).await;
+    assert_eq!(caller.call(&[1]).await.permits(), 0, "another's permits");
+    caller.settle(vec![not_sent(call + 40, 1, &[0])], &[]).await;
+    assert_eq!(caller.call(&[1]).await.permits(), 0, "a call that never was");
+    let all_of_it = vec![used(call, 1, 0), not_sent(call, 1, &[0]), not_sent(call, 5, &[0]), not_sent(call, 1, &[0])];
+    let reply = caller.settle(all_of_it, &[1, 1, 1]).await;
+    // The unused slot at once, the answered one booked a window later, and no third.
+    let starts: Vec<bool> = reply.granted.iter().map(|run| run.wait_us == 0).collect();
+    assert_eq!((reply.permits(), starts), (2, vec![true, false]), "{reply:?}");
+}
+
+async fn a_repeated_call_takes_and_settles_nothing_twice(limiter: Arc<dyn Limiter>) {
+    let spec = spec(&[("all", 4, 100)]);
+    let mut caller = Caller::warm(&limiter, spec.clone()).await;
+    let first = caller.call(&[1, 1]).await;
+    for _ in 0..3 {
+        assert_eq!(caller.repeat(&[1, 1]).await.unwrap(), first, "the same answer, to the last number");
+    }
+    caller.settlements = vec![not_sent(caller.number, 1, &[0])];
+    let second = caller.call(&[1]).await;
+    assert_eq!((second.permits(), second.remaining), (1, 2));
+    assert_eq!(caller.repeat(&[1]).await.unwrap(), second);
+    caller.settlements.clear();
+    assert_eq!(limiter.peek(&spec).await.unwrap()[0].used, 2);
+    let late = Caller { number: caller.number - 1, ..caller.clone() };
+    let overtaken = late.repeat(&[1, 1]).await.unwrap();
+    assert_eq!((overtaken.permits(), refused(&overtaken).by), (0, Refusal::StaleCall));
+    assert_eq!(caller.call(&[1, 1, 1]).await.permits(), 2);
+}
+
+async fn several_limits_are_taken_all_or_nothing(limiter: Arc<dyn Limiter>) {
+    let spec = spec(&[("hour", 3, 900), ("second", 2, 300)]);
+    let (hour_us, second_us) = (padded_us(&spec, 0), padded_us(&spec, 1));
+    let mut caller = Caller::warm(&limiter, spec.clone()).await;
+    let first = caller.call(&[1, 1, 1]).await;
+    assert_eq!((first.permits(), refused(&first).by), (2, Refusal::Limit { index: 1 }), "the second is full");
+    let uses: Vec<u64> = limiter.peek(&spec).await.unwrap().iter().map(|limit| limit.used).collect();
+    assert_eq!(uses, [2, 2], "what the one refuses the other has not taken");
+    let settled = caller.settle(vec![used(caller.number, 2, 0)], &[1]).await;
+    let free_us = free_again_us(&settled, 0, second_us);
+    assert_eq!((promised_us(&settled), refused(&settled).by), (free_us, Refusal::Limit { index: 1 }));
+    until_us(&caller, free_us).await;
+    let third = caller.call(&[1, 1]).await;
+    assert_eq!(third.permits(), 1, "the hour has one left, the second two: {third:?}");
+    assert_eq!(refused(&third).by, Refusal::Limit { index: 0 });
+    assert_eq!((promised_us(&third), refused(&third).exact), (free_again_us(&settled, 0, hour_us), true));
+}
+
+async fn a_lowered_limit_forgets_the_oldest_uses(limiter: Arc<dyn Limiter>) {
+    let mut caller = Caller::warm(&limiter, spec(&[("all", 3, 600)])).await;
+    let window_us = padded_us(&caller.spec, 0);
+    caller.call(&[1, 1, 1]).await;
+    let call = caller.number;
+    caller.settle(vec![used(call, 1, 0)], &[]).await;
+    let begun_us = caller.call(&[]).await.now.0;
+    until_us(&caller, begun_us + 30_000).await;
+    caller.settle(vec![used(call, 1, 0)], &[]).await;
+    until_us(&caller, begun_us + 60_000).await;
+    let last = caller.settle(vec![used(call, 1, 0)], &[]).await;
+    caller.spec.version = 2;
+    caller.spec.limits[0].max_requests = 1;
+    let reply = caller.call(&[1]).await;
+    assert_eq!(promised_us(&reply), free_again_us(&last, 0, window_us), "the newest use is the one that counts");
+    assert_eq!((reply.version, refused(&reply).exact), (2, true));
+}
+
+async fn a_limit_lowered_and_raised_again_has_forgotten_nothing(limiter: Arc<dyn Limiter>) {
+    let mut caller = Caller::warm(&limiter, spec(&[("all", 3, 600)])).await;
+    let window_us = padded_us(&caller.spec, 0);
+    caller.call(&[1, 1, 1]).await;
+    let settled = caller.settle(vec![used(caller.number, 3, 0)], &[]).await;
+    for (version, max_requests, permits) in [(2, 0, 0), (3, 5, 2)] {
+        caller.spec.version = version;
+        caller.spec.limits[0].max_requests = max_requests;
+        let reply = caller.call(&[1; 6]).await;
+        assert_eq!(
+            reply.permits(),
+            permits,
+            "three calls are within the window, {max_requests} are allowed: {reply:?}"
+        );
+    }
+    let reply = caller.call(&[1]).await;
+    assert_eq!((promised_us(&reply), refused(&reply).exact), (free_again_us(&settled, 0, window_us), true));
+    until_us(&caller, promised_us(&reply)).await;
+    assert_eq!(caller.call(&[1; 6]).await.permits(), 3, "two are in flight");
+}
+
+async fn calls_in_flight_count_against_a_lowered_limit(limiter: Arc<dyn Limiter>) {
+    let mut caller = Caller::warm(&limiter, spec(&[("all", 3, 100)])).await;
+    caller.call(&[1, 1, 1]).await;
+    let call = caller.number;
+    caller.spec.version = 2;
+    caller.spec.limits[0].max_requests = 2;
+    let reply = caller.settle(vec![not_sent(call, 1, &[0])], &[1]).await;
+    assert_eq!(reply.permits(), 0, "two are in flight, two are allowed");
+    let reply = caller.settle(vec![not_sent(call, 1, &[0])], &[1, 1]).await;
+    assert_eq!((reply.permits(), reply.remaining), (1, 0));
+}
+
+async fn a_raised_limit_grants_the_difference(limiter: Arc<dyn Limiter>) {
+    let mut caller = Caller::warm(&limiter, spec(&[("all", 2, 600)])).await;
+    caller.call(&[1, 1]).await;
+    caller.settle(vec![used(caller.number, 2, 0)], &[]).await;
+    caller.spec.version = 2;
+    caller.spec.limits[0].max_requests = 5;
+    let reply = caller.call(&[1; 5]).await;
+    assert_eq!((reply.permits(), reply.granted[0].wait_us), (3, 0), "{reply:?}");
+}
+
+async fn a_limit_that_is_new_or_grew_its_window_waits_one_window(limiter: Arc<dyn Limiter>) {
+    let mut caller = Caller::warm(&limiter, spec(&[("old", 5, 400)])).await;
+    caller.spec = QuotaSpec { version: 2, ..spec(&[("new", 9, 700), ("old", 5, 400)]) };
+    let new_us = unknown_past_us(&caller.spec, 0);
+    let reply = caller.call(&[1]).await;
+    assert_eq!((reply.permits(), refused(&reply).by), (0, Refusal::Limit { index: 0 }));
+    assert_eq!((refused(&reply).wait_us, refused(&reply).exact), (new_us, true), "its past is not known");
+    until_us(&caller, promised_us(&reply)).await;
+    assert_eq!(caller.call(&[1]).await.permits(), 1);
+    caller.spec = QuotaSpec { version: 3, ..spec(&[("new", 9, 700), ("old", 5, 500)]) };
+    let reply = caller.call(&[1]).await;
+    assert_eq!(refused(&reply).by, Refusal::Limit { index: 1 });
+    assert_eq!(refused(&reply).wait_us, unknown_past_us(&caller.spec, 1), "uses beyond the old window are forgotten");
+    // A limit that went and came back is new.
+    caller.spec = QuotaSpec { version: 4, ..spec(&[("new", 9, 700)]) };
+    caller.call(&[]).await;
+    caller.spec = QuotaSpec { version: 5, ..spec(&[("new", 9, 700), ("old", 5, 500)]) };
+    let back = caller.call(&[1]).await;
+    assert_eq!((back.permits(), promised_us(&back)), (0, back.now.0 + unknown_past_us(&caller.spec, 1)));
+}
+
+async fn a_shorter_window_counts_at_once(limiter: Arc<dyn Limiter>) {
+    let mut caller = Caller::warm(&limiter, spec(&[("all", 1, 5_000)])).await;
+    caller.call(&[1]).await;
+    let settled = caller.settle(vec![used(caller.number, 1, 0)], &[]).await;
+    caller.spec = QuotaSpec { version: 2, ..spec(&[("all", 1, 600)]) };
+    let reply = caller.call(&[1]).await;
+    assert_eq!(promised_us(&reply), free_again_us(&settled, 0, padded_us(&caller.spec, 0)));
+}
+
+async fn older_settings_get_and_settle_nothing(limiter: Arc<dyn Limiter>) {
+    let mut caller = Caller::warm(&limiter, spec(&[("all", 1, 100)])).await;
+    let mut newer = Caller::new(&limiter, QuotaSpec { version: 7, ..caller.spec.clone() });
+    caller.call(&[1]).await;
+    let call = caller.number;
+    newer.call(&[]).await;
+    let stale = caller.settle(vec![not_sent(call, 1, &[0])], &[1]).await;
+    assert_eq!((stale.permits(), refused(&stale).by, stale.version), (0, Refusal::StaleVersion, 7));
+    assert_eq!(newer.call(&[1]).await.permits(), 0, "nothing was settled either");
+    caller.spec.version = 7;
+    assert_eq!(caller.settle(vec![not_sent(call, 1, &[0])], &[1]).await.permits(), 1, "it is still to be settled");
+}
+
+async fn a_pause_holds_everybody_and_never_shortens(limiter: Arc<dyn Limiter>) {
+    let mut caller = Caller::warm(&limiter, spec(&[("all", 9, 100)])).await;
+    let mut other = Caller::new(&limiter, caller.spec.clone());
+    caller.pause = Some(Duration::from_millis(400));
+    let paused = caller.call(&[1]).await;
+    assert_eq!((paused.permits(), refused(&paused).by, refused(&paused).wait_us), (0, Refusal::Paused, 400_000));
+    caller.pause = None;
+    other.pause = Some(Duration::from_millis(1));
+    let reply = other.call(&[1]).await;
+    assert_eq!((refused(&reply).by, promised_us(&reply)), (Refusal::Paused, promised_us(&paused)));
+    other.pause = None;
+    until_us(&caller, promised_us(&paused)).await;
+    assert_eq!(other.call(&[1]).await.permits(), 1);
+}
+
+async fn peeking_takes_nothing(limiter: Arc<dyn Limiter>) {
+    let spec = spec(&[("a", 3, 900), ("b", 5, 100)]);
+    let mut caller = Caller::warm(&limiter, spec.clone()).await;
+    caller.call(&[1, 1]).await;
+    let settled = caller.settle(vec![used(caller.number, 1, 0)], &[]).await;
+    let uses = || async { limiter.peek(&spec).await.unwrap().iter().map(|limit| limit.used).collect::<Vec<_>>() };
+    for _ in 0..5 {
+        assert_eq!(uses().await[0], 2);
+    }
+    until_us(&caller, free_again_us(&settled, 0, padded_us(&spec, 1))).await;
+    assert_eq!(uses().await, [2, 1], "one in flight, one within the longer window");
+    let names: Vec<String> = limiter.peek(&spec).await.unwrap().into_iter().map(|limit| limit.name).collect();
+    assert_eq!(names, ["a", "b"]);
+    assert_eq!(caller.call(&[1, 1]).await.permits(), 1);
+}
+
+async fn costs_are_granted_in_line(limiter: Arc<dyn Limiter>) {
+    let spec = spec(&[("all", 5, 100)]);
+    let mut caller = Caller::warm(&limiter, spec.clone()).await;
+    let reply = caller.call(&[3, 3, 1]).await;
+    assert_eq!((reply.permits(), reply.remaining), (1, 2), "the cheap one does not pass the costly one");
+    let call = caller.number;
+    assert_eq!(caller.call(&[2]).await.remaining, 0);
+    let reply = caller.settle(vec![not_sent(call, 3, &[0])], &[4, 1]).await;
+    assert_eq!(reply.permits(), 0);
+    assert_eq!(limiter.peek(&spec).await.unwrap()[0].used, 2);
+    let never = caller.call(&[6]).await;
+    assert_eq!((never.permits(), refused(&never).exact), (0, false), "more than the limit is never granted");
+}
+
+async fn a_start_frees_its_slot_by_the_allowance_for_jitter(limiter: Arc<dyn Limiter>) {
+    let jitter = Duration::from_millis(30);
+    let spec = QuotaSpec { grant_jitter: Some(jitter), ..spec(&[("all", 2, 400)]) };
+    let window_us = padded_us(&spec, 0);
+    let mut caller = Caller::warm(&limiter, spec).await;
+    let first = caller.call(&[1, 1]).await;
+    assert_eq!(first.permits(), 2);
+    let free_us = (first.now.0 + 30_000).div_ceil(1_000) * 1_000 + window_us;
+    let reply = caller.call(&[1]).await;
+    assert_eq!((promised_us(&reply), refused(&reply).exact), (free_us, true));
+    let call = caller.number - 1;
+    let settled = caller.settle(vec![used(call, 2, 0), not_sent(call, 2, &[0])], &[1]).await;
+    assert_eq!(promised_us(&settled), free_us, "answers change nothing");
+    until_us(&caller, free_us).await;
+    assert_eq!(caller.call(&[1, 1, 1]).await.permits(), 2);
+}
+
+async fn a_closed_limit_grants_nothing(limiter: Arc<dyn Limiter>) {
+    let mut caller = Caller::warm(&limiter, spec(&[("all", 0, 300), ("other", 5, 100)])).await;
+    let reply = caller.call(&[1]).await;
+    let closed = Refused { by: Refusal::Limit { index: 0 }, wait_us: padded_us(&caller.spec, 0), exact: false };
+    assert_eq!((reply.permits(), reply.refused), (0, Some(closed)));
+}
+
+async fn a_full_batch_is_one_call(limiter: Arc<dyn Limiter>) {
+    let mut caller = Caller::warm(&limiter, spec(&[("all", 1_500, 300)])).await;
+    let reply = caller.call(&[1; 1_000]).await;
+    assert_eq!((reply.permits(), reply.granted.len(), reply.remaining), (1_000, 1, 500));
+    let call = caller.number;
+    let answers: Vec<Settlement> = (0..1_000).map(|age_us| used(call, 1, age_us * 20)).collect();
+    let reply = caller.settle(answers, &[1; 1_000]).await;
+    assert_eq!(reply.permits(), 500, "the answered ones are a window away");
+}
+
+async fn quotas_know_nothing_of_each_other(limiter: Arc<dyn Limiter>) {
+    let mut one = Caller::warm(&limiter, spec(&[("all", 1, 300)])).await;
+    let other = QuotaSpec { quota: ProviderName::new("other").unwrap(), version: 9, ..spec(&[("all", 1, 300)]) };
+    let mut other = Caller::warm(&limiter, other).await;
+    assert_eq!(one.call(&[1]).await.permits(), 1);
+    assert_eq!(other.call(&[1]).await.permits(), 1);
+    other.pause = Some(SECOND);
+    other.call(&[]).await;
+    let reply = one.settle(vec![not_sent(one.number, 1, &[0])], &[1]).await;
+    assert_eq!((reply.permits(), reply.version), (1, 1));
+}

@@ -1,0 +1,153 @@
+//! A refusal that calls its wait exact is right to the microsecond: with nothing else happening, the next permit starts
+//! then, whenever it is asked for, and never earlier.
+
+use std::cell::Cell;
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use sluicegate::domain::provider::BOOKING_HORIZON;
+use sluicegate::domain::sliding_log::Carousel;
+use sluicegate::domain::time::micros_up;
+
+use super::*;
+
+const START_US: u64 = 1_800_000_000_000_000;
+
+/// A step of the history that leads to the refusal.
+#[derive(Clone, Debug)]
+struct Step {
+    gap_us: u64,
+    wants: Vec<u32>,
+    /// By position among the open permits; `None` gives it back unsent.
+    settle: Vec<(usize, Option<u64>)>,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let gap = prop_oneof![3 => 0_u64..2_000, 3 => 0_u64..200_000, 1 => Just(700_000)];
+    let fate = prop_oneof![5 => (0_u64..50_000).prop_map(Some), 1 => Just(None)];
+    let wants = prop::collection::vec(prop_oneof![5 => Just(1_u32), 1 => 2_u32..4], 0..5);
+    let settle = prop::collection::vec((any::<usize>(), fate), 0..5);
+    (gap, wants, settle).prop_map(|(gap_us, wants, settle)| Step { gap_us, wants, settle })
+}
+
+struct Open {
+    call: u64,
+    cost: u32,
+    origins: Vec<u64>,
+}
+
+struct History {
+    carousel: Carousel,
+    spec: QuotaSpec,
+    now_us: u64,
+    calls: u64,
+    born: Option<Micros>,
+    open: Vec<Open>,
+}
+
+impl History {
+    fn new(limits: &[(&str, u32, u64)]) -> Self {
+        // Leases outlive every history: one that ran out would free a slot that no refusal can foresee.
+        let spec = QuotaSpec { hold_max: Duration::from_secs(3_600), ..spec(limits) };
+        let (carousel, open) = (Carousel::default(), Vec::new());
+        let mut history = Self { carousel, spec, now_us: START_US, calls: 0, born: None, open };
+        history.born = Some(history.call(START_US, &[], Vec::new()).born);
+        history
+    }
+
+    fn call(&mut self, at_us: u64, wants: &[u32], settlements: Vec<Settlement>) -> Reply {
+        self.calls += 1;
+        let call = Call {
+            incarnation: 1,
+            number: self.calls,
+            wants: wants.to_vec(),
+            settlements,
+            pause: None,
+            warm: self.born,
+            run_id: "run".to_owned(),
+        };
+        self.carousel.call(Micros(at_us), &self.spec, &call)
+    }
+
+    fn live(&mut self, step: &Step) -> Reply {
+        self.now_us += step.gap_us;
+        let mut settlements = Vec::new();
+        for (position, fate) in &step.settle {
+            if self.open.is_empty() {
+                break;
+            }
+            let open = self.open.remove(position % self.open.len());
+            settlements.push(match fate {
+                Some(age_us) => used(open.call, open.cost, *age_us),
+                None => not_sent(open.call, open.cost, &open.origins),
+            });
+        }
+        let reply = self.call(self.now_us, &step.wants, settlements);
+        let mut costs = step.wants.iter();
+        for run in &reply.granted {
+            for cost in costs.by_ref().take(run.permits) {
+                self.open.push(Open { call: self.calls, cost: *cost, origins: run.origins.clone() });
+            }
+        }
+        reply
+    }
+
+    /// The same state, asked once more at another instant.
+    fn ask(&self, at_us: u64, cost: u32) -> Reply {
+        let mut copy = Self {
+            carousel: self.carousel.clone(),
+            spec: self.spec.clone(),
+            now_us: at_us,
+            calls: self.calls,
+            born: self.born,
+            open: Vec::new(),
+        };
+        copy.call(at_us, &[cost], Vec::new())
+    }
+}
+
+/// Checks a refusal from every side; says whether it was exact.
+fn hold_to(history: &History, reply: &Reply, wants: &[u32]) -> Result<bool, TestCaseError> {
+    let Some(refusal) = reply.refused.filter(|refusal| matches!(refusal.by, Refusal::Limit { .. })) else {
+        return Ok(false);
+    };
+    let (now_us, cost) = (history.now_us, wants[reply.permits()]);
+    let promised_us = now_us + refusal.wait_us;
+    let horizon_us = micros_up(BOOKING_HORIZON);
+    let start = |reply: &Reply| reply.granted.first().map(|run| reply.now.0 + run.wait_us);
+    if !refusal.exact {
+        // Slots in flight are missing: with no answer nothing can be granted at the instant that it is named.
+        prop_assert_eq!(start(&history.ask(promised_us.max(now_us), cost)), None);
+        return Ok(false);
+    }
+    prop_assert!(promised_us > now_us + horizon_us, "what starts within the horizon is granted, not refused");
+    let before = history.ask(promised_us - horizon_us - 1, cost);
+    prop_assert_eq!(start(&before), None, "one microsecond before it can be booked it is refused");
+    prop_assert_eq!(before.now.0 + before.refused.unwrap().wait_us, promised_us, "for the same instant");
+    for at_us in [promised_us - horizon_us, promised_us - 1_000, promised_us - 1, promised_us] {
+        let then = history.ask(at_us, cost);
+        prop_assert_eq!(start(&then), Some(promised_us), "asked {} µs before", promised_us - at_us);
+    }
+    prop_assert_eq!(start(&history.ask(promised_us + 1, cost)), Some(promised_us + 1), "later it starts at once");
+    Ok(true)
+}
+
+#[test]
+fn an_exact_wait_is_exact_to_the_microsecond() {
+    let limits = (1_u32..6, prop_oneof![Just(300_u64), Just(1_000)], 1_u32..9, prop_oneof![Just(600_u64), Just(5_000)]);
+    let histories = (limits, prop::collection::vec(step(), 1..40));
+    let exact = Cell::new(0_u32);
+    let mut runner = TestRunner::new(Config { cases: 2_000, failure_persistence: None, ..Config::default() });
+    let outcome = runner.run(&histories, |((short, short_ms, long, long_ms), steps)| {
+        let mut history = History::new(&[("long", long, long_ms), ("short", short, short_ms)]);
+        for step in &steps {
+            let reply = history.live(step);
+            exact.set(exact.get() + u32::from(hold_to(&history, &reply, &step.wants)?));
+        }
+        Ok(())
+    });
+    if let Err(failure) = outcome {
+        panic!("{failure}");
+    }
+    assert!(exact.get() > 1_000, "only {} exact refusals were met", exact.get());
+}

@@ -1,0 +1,305 @@
+//! A Redis that lost its state, answers nonsense, refuses writes or answers nothing: no permit comes of it, the error
+//! says which it was, and work goes on where it should.
+
+use sluicegate::limiter::redis::client::RedisLimiter;
+use sluicegate::limiter::redis::keys::call_keys;
+use sluicegate::limiter::redis::script::{SLIDING_LOG, SLIDING_LOG_PEEK, arguments};
+
+use super::*;
+use crate::support::redis::Redis;
+
+fn limiter(redis: &Redis, prefix: &str) -> Arc<dyn Limiter> {
+    Arc::new(RedisLimiter::new(&redis.url(), prefix).unwrap())
+}
+
+fn command(redis: &Redis, line: &str) {
+    let mut words = line.split(' ');
+    let mut command = redis::cmd(words.next().unwrap());
+    words.for_each(|word| {
+        command.arg(word);
+    });
+    command.exec(&mut redis.connection()).unwrap();
+}
+
+/// A caller that has one of two slots in flight and the other one answered just now.
+async fn busy(limiter: &Arc<dyn Limiter>) -> Caller {
+    let mut caller = Caller::warm(limiter, spec(&[("all", 2, 20_000)])).await;
+    caller.call(&[1, 1]).await;
+    caller.settle(vec![used(caller.number, 1, 0)], &[]).await;
+    assert_eq!(caller.limiter.peek(&caller.spec).await.unwrap()[0].used, 2);
+    caller
+}
+
+/// The next call finds a limiter that knows nothing; once the ledger vouches it works again.
+async fn expect_cold_start(caller: &mut Caller, before: Micros) {
+    caller.warm = None;
+    let cold = caller.call(&[1]).await;
+    assert_eq!((cold.permits(), refused(&cold).by), (0, Refusal::Cold), "{cold:?}");
+    assert!(cold.born > before);
+    caller.warm = Some(cold.born);
+    assert_eq!(caller.call(&[1, 1, 1]).await.permits(), 2);
+}
+
+#[tokio::test]
+async fn a_flushed_store_starts_cold() {
+    let redis = Redis::start();
+    let limiter = limiter(&redis, "flushed");
+    let mut caller = busy(&limiter).await;
+    let born = caller.call(&[]).await.born;
+    command(&redis, "FLUSHALL");
+    expect_cold_start(&mut caller, born).await;
+}
+
+#[tokio::test]
+async fn a_killed_store_is_away_and_comes_back_cold_as_another() {
+    let redis = Redis::start();
+    let limiter = limiter(&redis, "killed");
+    let mut caller = busy(&limiter).await;
+    let (born, run_id) = (caller.call(&[]).await.born, limiter.run_id().await.unwrap());
+    redis.kill();
+    for _ in 0..3 {
+        let error = caller.try_call(&[1]).await.unwrap_err();
+        assert!(matches!(error, LimiterError::Away(_)), "{error:?}");
+    }
+    assert!(matches!(limiter.ping().await, Err(LimiterError::Away(_))));
+    redis.restart();
+    // A call for the process that is gone is not made to the one that has come.
+    let old = Call {
+        incarnation: caller.incarnation,
+        number: caller.number,
+        wants: vec![1],
+        settlements: Vec::new(),
+        pause: None,
+        warm: None,
+        run_id: run_id.clone(),
+    };
+    let error = limiter.call(&caller.spec, &old).await.unwrap_err();
+    assert!(matches!(&error, LimiterError::Away(why) if why.contains("changed")), "{error:?}");
+    assert_ne!(limiter.run_id().await.unwrap(), run_id);
+    expect_cold_start(&mut caller, born).await;
+}
+
+#[tokio::test]
+async fn flushed_scripts_are_loaded_again_unseen() {
+    // Of its own, because scripts are the whole server's.
+    let redis = Redis::start();
+    let limiter = limiter(&redis, "scripts");
+    let mut caller = Caller::warm(&limiter, spec(&[("all", 20, 20_000)])).await;
+    for granted in 1..=20 {
+        command(&redis, "SCRIPT FLUSH");
+        assert_eq!(caller.call(&[1]).await.permits(), 1);
+        command(&redis, "SCRIPT FLUSH");
+        assert_eq!(limiter.peek(&caller.spec).await.unwrap()[0].used, granted);
+    }
+    assert_eq!(caller.call(&[1]).await.permits(), 0);
+}
+
+#[tokio::test]
+async fn a_lost_key_makes_everything_cold() {
+    let redis = Redis::shared();
+    for key in 0..3 {
+        let prefix = format!("lost-{key}");
+        let limiter = limiter(redis, &prefix);
+        let mut caller = busy(&limiter).await;
+        let born = caller.call(&[]).await.born;
+        command(redis, &format!("DEL {}", call_keys(&prefix, &caller.spec)[key]));
+        expect_cold_start(&mut caller, born).await;
+    }
+}
+
+#[tokio::test]
+async fn state_that_does_not_add_up_makes_everything_cold() {
+    let redis = Redis::shared();
+    let damages = [
+        "HSET {0} in_flight many",
+        "HSET {0} born -",
+        "HSET {0} l:all 1|2",
+        "HDEL {0} warm",
+        "HSET {1} c:7:7 9|9",
+        "RPUSH {2} 5",
+        "LPOP {2}",
+    ];
+    for (number, damage) in damages.into_iter().enumerate() {
+        let prefix = format!("damaged-{number}");
+        let limiter = limiter(redis, &prefix);
+        let mut caller = busy(&limiter).await;
+        let born = caller.call(&[]).await.born;
+        let keys = call_keys(&prefix, &caller.spec);
+        let damage = keys
+            .iter()
+            .enumerate()
+            .fold(damage.to_owned(), |line, (number, key)| line.replace(&format!("{{{number}}}"), key));
+        command(redis, &damage);
+        expect_cold_start(&mut caller, born).await;
+    }
+}
+
+#[tokio::test]
+async fn a_key_of_another_type_is_refused_until_it_is_gone() {
+    let redis = Redis::shared();
+    for key in 0..3 {
+        let prefix = format!("type-{key}");
+        let limiter = limiter(redis, &prefix);
+        let mut caller = busy(&limiter).await;
+        let born = caller.call(&[]).await.born;
+        let key = &call_keys(&prefix, &caller.spec)[key];
+        command(redis, &format!("SET {key} x"));
+        for _ in 0..2 {
+            let error = caller.try_call(&[1]).await.unwrap_err();
+            assert!(matches!(&error, LimiterError::Refused(why) if why.contains("WRONGTYPE")), "{key}: {error:?}");
+        }
+        command(redis, &format!("DEL {key}"));
+        expect_cold_start(&mut caller, born).await;
+    }
+}
+
+/// A primary that became a replica passes: it, or another, will be a primary again.
+#[tokio::test]
+async fn a_read_only_store_grants_nothing_and_keeps_what_it_knew() {
+    let redis = Redis::start();
+    let limiter = limiter(&redis, "readonly");
+    let mut caller = Caller::warm(&limiter, spec(&[("all", 3, 20_000)])).await;
+    let first = caller.call(&[1]).await;
+    command(&redis, "REPLICAOF 127.0.0.1 1");
+    let error = caller.try_call(&[1]).await.unwrap_err();
+    assert!(matches!(&error, LimiterError::Away(why) if why.to_uppercase().contains("READ")), "{error:?}");
+    command(&redis, "REPLICAOF NO ONE");
+    let reply = caller.repeat(&[1]).await.unwrap();
+    assert_eq!((reply.permits(), reply.born, reply.remaining), (1, first.born, 1));
+}
+
+/// Without memory a call comes through whole or not at all.
+#[tokio::test]
+async fn a_store_without_memory_makes_no_permit() {
+    let redis = Redis::start();
+    let limiter = limiter(&redis, "memory");
+    let mut caller = Caller::warm(&limiter, spec(&[("all", 3, 20_000)])).await;
+    caller.call(&[1]).await;
+    let call = caller.number;
+    command(&redis, "CONFIG SET maxmemory 1");
+    for _ in 0..3 {
+        let error = caller.try_call(&[1]).await.unwrap_err();
+        assert!(matches!(&error, LimiterError::Away(why) if why.contains("OOM")), "{error:?}");
+    }
+    // A call that begins with a deletion may come through: then it has settled and granted, or else neither.
+    caller.settlements = vec![used(call, 1, 0)];
+    let came_through = caller.try_call(&[1]).await.map_or(0, |reply| reply.permits());
+    command(&redis, "CONFIG SET maxmemory 0");
+    let again = caller.repeat(&[1]).await.unwrap();
+    assert!(came_through == 0 || came_through == again.permits());
+    caller.settlements.clear();
+    let left = caller.call(&[1, 1, 1]).await;
+    assert_eq!(again.permits() + left.permits(), 2, "one of three was used before");
+}
+
+/// Whether the call ran while nobody answered is not known: under its number it has run once.
+#[tokio::test]
+async fn a_call_that_got_no_answer_is_repeated_and_runs_once() {
+    let redis = Redis::start();
+    let limiter = limiter(&redis, "silent");
+    let mut caller = Caller::warm(&limiter, spec(&[("all", 5, 20_000)])).await;
+    for granted in 1..=3 {
+        redis.signal("STOP");
+        let error = caller.try_call(&[1]).await.unwrap_err();
+        assert!(matches!(error, LimiterError::Away(_)), "{error:?}");
+        redis.signal("CONT");
+        assert_eq!(caller.repeat(&[1]).await.unwrap().permits(), 1);
+        assert_eq!(limiter.peek(&caller.spec).await.unwrap()[0].used, granted);
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_forbids_scripts_refuses() {
+    let redis = Redis::start();
+    command(&redis, "ACL SETUSER limited on >word ~* +@all -eval -evalsha");
+    let url = redis.url().replace("redis://", "redis://limited:word@");
+    let limiter: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&url, "forbidden").unwrap());
+    let mut caller = Caller::new(&limiter, spec(&[("all", 5, 1_000)]));
+    let error = caller.try_call(&[1]).await.unwrap_err();
+    assert!(matches!(&error, LimiterError::Refused(_)), "{error:?}");
+    assert!(!error.to_string().contains("word"), "{error}");
+    let wrong = redis.url().replace("redis://", "redis://limited:secret@");
+    let limiter: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&wrong, "forbidden").unwrap());
+    let error = limiter.run_id().await.unwrap_err();
+    assert!(matches!(&error, LimiterError::Refused(_)), "{error:?}");
+    assert!(!error.to_string().contains("secret"), "{error}");
+}
+
+/// The script checks everything before its first write.
+#[tokio::test]
+async fn a_missing_or_malformed_argument_writes_nothing() {
+    let redis = Redis::shared();
+    let limiter = limiter(redis, "arguments");
+    let mut caller = Caller::warm(&limiter, spec(&[("a", 9, 20_000), ("b", 9, 1_000)])).await;
+    caller.call(&[1, 2]).await;
+    caller.settle(vec![used(caller.number, 1, 0)], &[]).await;
+    let keys = call_keys("arguments", &caller.spec);
+    let call = Call {
+        incarnation: caller.incarnation,
+        number: caller.number + 1,
+        wants: vec![1, 2],
+        settlements: vec![used(caller.number - 1, 1, 5), not_sent(caller.number - 1, 1, &[0, 0])],
+        pause: Some(SECOND),
+        warm: Some(Micros(1)),
+        run_id: limiter.run_id().await.unwrap(),
+    };
+    let good = arguments(&caller.spec, &call);
+    let mut connection = redis.connection();
+    let before = dump(&mut connection, &keys);
+    let all_keys = keys.clone();
+    let mut refuse = |keys: &[String], arguments: &[String], what: &str| {
+        let script = redis::Script::new(SLIDING_LOG);
+        let mut call = script.prepare_invoke();
+        keys.iter().for_each(|key| {
+            call.key(key);
+        });
+        arguments.iter().for_each(|argument| {
+            call.arg(argument);
+        });
+        let outcome: Result<Vec<i64>, redis::RedisError> = call.invoke(&mut connection);
+        assert!(outcome.as_ref().is_err_and(|error| error.to_string().contains("ARGUMENT")), "{what}: {outcome:?}");
+        assert_eq!(dump(&mut connection, &all_keys), before, "{what} wrote something");
+    };
+    for length in 0..good.len() {
+        refuse(&keys, &good[..length], &format!("only {length} arguments"));
+    }
+    refuse(&keys, &[good.as_slice(), &["1".to_owned()]].concat(), "one argument too many");
+    refuse(&keys[..3], &good, "a key too few");
+    // Texts: the run id, the incarnation, the limits' names.
+    let texts = [0, 2, 10, 13];
+    for at in (0..good.len()).filter(|at| !texts.contains(at)) {
+        for garbage in ["", "x", "1.5", "-7", "nan", "inf", "99999999999999999999"] {
+            let mut bad = good.clone();
+            garbage.clone_into(&mut bad[at]);
+            refuse(&keys, &bad, &format!("`{garbage}` as argument {}", at + 1));
+        }
+    }
+    // And the good one does write.
+    let reply = caller.limiter.call(&caller.spec, &call).await.unwrap();
+    assert_eq!(refused(&reply).by, Refusal::Paused);
+    assert_ne!(dump(&mut redis.connection(), &keys), before);
+}
+
+/// The stored bytes of every key.
+fn dump(connection: &mut redis::Connection, keys: &[String]) -> Vec<Option<Vec<u8>>> {
+    keys.iter().map(|key| redis::cmd("DUMP").arg(key).query(connection).unwrap()).collect()
+}
+
+#[tokio::test]
+async fn a_look_writes_nothing() {
+    let redis = Redis::shared();
+    let limiter = limiter(redis, "look");
+    let caller = busy(&limiter).await;
+    let keys = call_keys("look", &caller.spec);
+    let mut connection = redis.connection();
+    let before = dump(&mut connection, &keys);
+    limiter.peek(&caller.spec).await.unwrap();
+    let script = redis::Script::new(SLIDING_LOG_PEEK);
+    let mut without = script.prepare_invoke();
+    keys.iter().for_each(|key| {
+        without.key(key);
+    });
+    let outcome: Result<Vec<i64>, redis::RedisError> = without.invoke(&mut connection);
+    assert!(outcome.is_err_and(|error| error.to_string().contains("ARGUMENT")));
+    assert_eq!(dump(&mut connection, &keys), before);
+}

@@ -1,0 +1,14 @@
+//! The whole worker on its embedded engines: SQLite in memory as ledger and queue, the limiter in process, and a
+//! provider that does what each test's script says.
+//!
+//! The judges are what the provider was sent, what the ledger says and which events left. SQLite keeps its own time, so
+//! nothing here is paused; waits are short, and instants are compared in one direction only.
+
+mod bench;
+mod drain;
+mod faults;
+mod lanes;
+mod messages;
+mod outcomes;
+mod pauses;
+mod script;

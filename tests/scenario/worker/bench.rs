@@ -1,0 +1,290 @@
+//! A worker on its embedded engines, with ways to look at what it does.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use sluicegate::domain::provider::ProviderName;
+use sluicegate::ledger::LedgerError;
+use sluicegate::ledger::database::Database;
+use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
+use sluicegate::ledger::settings::Settings;
+use sluicegate::limiter::embedded::EmbeddedLimiter;
+use sluicegate::queue::embedded::EmbeddedQueue;
+use sluicegate::queue::message::CardNumbers;
+use sluicegate::queue::{Destination, Outgoing, Properties, Queue};
+use sluicegate::worker::deployment::{self, DrainReport, Progress};
+use sluicegate::worker::{Engines, WorkerOptions};
+use sqlx::{AssertSqlSafe, Row as _, SqlitePool};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::script::{Factory, Script};
+
+/// No condition of these tests takes longer on a machine that works.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How often a condition is looked at.
+const LOOK: Duration = Duration::from_millis(10);
+
+pub struct Bench {
+    database: Database,
+    pool: SqlitePool,
+    queue: Arc<EmbeddedQueue>,
+    pub script: Arc<Script>,
+    drain_timeout: Duration,
+    runs: u32,
+    running: Option<Running>,
+}
+
+struct Running {
+    stop: CancellationToken,
+    progress: watch::Receiver<Progress>,
+    task: JoinHandle<Result<DrainReport, LedgerError>>,
+}
+
+/// A job as the ledger has it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ledgered {
+    pub state: String,
+    pub attempts: i64,
+    pub reason: String,
+    pub reference: Option<String>,
+    /// Some worker has it in hand.
+    pub held: bool,
+}
+
+/// A message beside the lanes: an outcome event, or one that can never be a job.
+#[derive(Clone, Debug)]
+pub struct Published {
+    pub body: Value,
+    pub properties: Value,
+}
+
+/// A row that never stands in a test's way: change what the test is about.
+pub fn row(name: &str) -> ProviderRow {
+    ProviderRow {
+        name: name.to_owned(),
+        url: format!("https://{name}.test/charges"),
+        send_budget_ms: 200,
+        timeout_ms: 60_000,
+        max_wait_ms: 30_000,
+        max_attempts: 3,
+        backoff_base_ms: 20,
+        backoff_max_ms: 40,
+        idempotency_retention_s: Some(86_400),
+        limits: vec![limit(1_000, 100)],
+        ..ProviderRow::default()
+    }
+}
+
+pub fn limit(max_requests: i64, window_ms: i64) -> LimitRow {
+    LimitRow { name: "all".to_owned(), max_requests, window_ms, ..LimitRow::default() }
+}
+
+pub fn name(provider: &str) -> ProviderName {
+    ProviderName::new(provider).unwrap()
+}
+
+impl Bench {
+    /// A worker that runs on these rows.
+    pub async fn open(rows: &[ProviderRow]) -> Self {
+        let mut bench = Self::prepared(rows).await;
+        bench.run();
+        bench
+    }
+
+    /// The same without a worker.
+    pub async fn prepared(rows: &[ProviderRow]) -> Self {
+        let database = Database::open("sqlite::memory:", 1).unwrap();
+        database.migrate().await.unwrap();
+        let pool = database.sqlite_pool().unwrap();
+        let bench = Self {
+            queue: Arc::new(EmbeddedQueue::new(pool.clone())),
+            database,
+            pool,
+            script: Script::new(),
+            drain_timeout: Duration::from_secs(30),
+            runs: 0,
+            running: None,
+        };
+        bench.apply(rows).await;
+        bench
+    }
+
+    pub fn drain_timeout(&mut self, drain_timeout: Duration) {
+        self.drain_timeout = drain_timeout;
+    }
+
+    /// Starts a worker, with a limiter that knows nothing yet, like a process that has just begun.
+    pub fn run(&mut self) {
+        self.runs += 1;
+        let engines = Engines {
+            queue: self.queue.clone(),
+            ledger: self.database.ledger(),
+            settings: self.database.settings(),
+            limiter: Arc::new(EmbeddedLimiter::new()),
+            providers: Arc::new(Factory(Arc::clone(&self.script))),
+        };
+        let options = WorkerOptions {
+            owner: format!("worker-{}", self.runs),
+            card_numbers: CardNumbers::Refuse,
+            drain_timeout: self.drain_timeout,
+            settings_poll: Duration::from_millis(20),
+        };
+        let stop = CancellationToken::new();
+        let (progress, progress_rx) = watch::channel(Progress::default());
+        let task = tokio::spawn(deployment::run(engines, options, stop.clone(), progress));
+        self.running = Some(Running { stop, progress: progress_rx, task });
+    }
+
+    /// Asks the worker to stop, as SIGTERM does; for the end of it there is [`Bench::stopped`].
+    pub fn ask_to_stop(&self) {
+        self.running.as_ref().unwrap().stop.cancel();
+    }
+
+    pub async fn stopped(&mut self) -> DrainReport {
+        let running = self.running.take().unwrap();
+        tokio::time::timeout(PATIENCE, running.task).await.expect("the worker does not stop").unwrap().unwrap()
+    }
+
+    pub async fn stop(&mut self) -> DrainReport {
+        self.ask_to_stop();
+        self.stopped().await
+    }
+
+    pub fn settings(&self) -> Arc<dyn Settings> {
+        self.database.settings()
+    }
+
+    pub async fn apply(&self, rows: &[ProviderRow]) {
+        self.settings().apply(rows, false).await.unwrap();
+    }
+
+    /// Waits until the worker knows the settings as they are now.
+    pub async fn settings_known(&self) -> Progress {
+        let version = self.settings().version().await.unwrap();
+        let mut progress = self.running.as_ref().unwrap().progress.clone();
+        let known = progress.wait_for(|progress| progress.ready && progress.known.version >= version);
+        tokio::time::timeout(PATIENCE, known).await.expect("settings not loaded").unwrap().clone()
+    }
+
+    /// Publishes a plain job.
+    pub async fn pay(&self, provider: &str, id: &str) {
+        self.publish(provider, &json!({ "id": id, "amount": 1299, "currency": "EUR" }).to_string()).await;
+    }
+
+    pub async fn publish(&self, provider: &str, body: &str) {
+        let destination = Destination::Lane(name(provider));
+        let body = body.as_bytes().to_vec().into();
+        self.queue.publish(Outgoing { destination, body, properties: Properties::default() }).await.unwrap();
+    }
+
+    pub async fn sql(&self, sql: &str) {
+        sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&self.pool).await.unwrap();
+    }
+
+    pub async fn count(&self, sql: &str) -> i64 {
+        sqlx::query_scalar(AssertSqlSafe(sql.to_owned())).fetch_one(&self.pool).await.unwrap()
+    }
+
+    pub async fn job(&self, id: &str) -> Option<Ledgered> {
+        let sql = "SELECT state, attempts, reason, provider_reference, lease_owner FROM jobs WHERE id = ?1";
+        let row = sqlx::query(sql).bind(id).fetch_optional(&self.pool).await.unwrap()?;
+        Some(Ledgered {
+            state: row.get(0),
+            attempts: row.get(1),
+            reason: row.get::<Option<String>, _>(2).unwrap_or_default(),
+            reference: row.get(3),
+            held: row.get::<Option<String>, _>(4).is_some(),
+        })
+    }
+
+    /// What became of a job's attempts: outcome, and whether it counts.
+    pub async fn attempts(&self, id: &str) -> Vec<(String, bool)> {
+        let sql =
+            "SELECT coalesce(outcome, 'open'), coalesce(counted, 0) FROM attempts WHERE job_id = ?1 ORDER BY number";
+        let rows = sqlx::query(sql).bind(id).fetch_all(&self.pool).await.unwrap();
+        rows.iter().map(|row| (row.get(0), row.get::<i64, _>(1) == 1)).collect()
+    }
+
+    pub async fn events(&self) -> Vec<Published> {
+        self.published("payments.outcomes").await
+    }
+
+    pub async fn events_of(&self, id: &str) -> Vec<Published> {
+        self.events().await.into_iter().filter(|event| event.body["id"] == id).collect()
+    }
+
+    pub async fn published(&self, queue: &str) -> Vec<Published> {
+        let sql = "SELECT body, properties FROM queue_messages WHERE queue = ?1 ORDER BY id";
+        let rows = sqlx::query(sql).bind(queue).fetch_all(&self.pool).await.unwrap();
+        let json = |bytes: &[u8]| serde_json::from_slice(bytes).unwrap();
+        rows.iter().map(|row| Published { body: json(row.get(0)), properties: json(row.get(1)) }).collect()
+    }
+
+    /// Messages in a lane that nobody has taken, whether they may be taken yet or not.
+    pub async fn queued(&self, provider: &str) -> i64 {
+        self.count(&format!("SELECT count(*) FROM queue_messages WHERE queue = 'payments.{provider}' AND taken = 0"))
+            .await
+    }
+
+    /// Messages of a lane that come back later.
+    pub async fn parked(&self, provider: &str) -> i64 {
+        let sql = "SELECT count(*) FROM queue_messages WHERE taken = 0 AND visible_at_ms > unixepoch('subsec') * 1000";
+        self.count(&format!("{sql} AND queue = 'payments.{provider}'")).await
+    }
+
+    /// Jobs that a worker has in hand and has not begun to send.
+    pub async fn in_hand(&self) -> i64 {
+        self.count("SELECT count(*) FROM jobs WHERE lease_until IS NOT NULL AND state <> 'sending'").await
+    }
+
+    /// Looks until the condition holds.
+    pub async fn until(&self, what: &str, condition: impl AsyncFn() -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !condition().await {
+            let running = self.running.as_ref().is_none_or(|running| !running.task.is_finished());
+            assert!(running && Instant::now() < deadline, "not so: {what}\n{}", self.picture().await);
+            sleep(LOOK).await;
+        }
+    }
+
+    pub async fn until_state(&self, id: &str, state: &str) -> Ledgered {
+        let there = async || self.job(id).await.is_some_and(|job| job.state == state && !job.held);
+        self.until(&format!("{id} is {state}"), there).await;
+        self.job(id).await.unwrap()
+    }
+
+    /// Waits until a job is in the queue again, for later, because of this.
+    pub async fn until_put_down(&self, id: &str, reason: &str) -> Ledgered {
+        let there = async || self.job(id).await.is_some_and(|job| !job.held && job.reason.contains(reason));
+        self.until(&format!("{id} is put down: {reason}"), there).await;
+        self.job(id).await.unwrap()
+    }
+
+    /// Waits until the provider has been sent so many requests.
+    pub async fn until_sent(&self, provider: &str, requests: usize) {
+        let there = async || self.script.sent_to(provider).len() >= requests;
+        self.until(&format!("{requests} requests to {provider}"), there).await;
+    }
+
+    /// Everything there is to know, for a test that fails.
+    async fn picture(&self) -> String {
+        let mut lines = Vec::new();
+        for table in ["jobs", "attempts", "queue_messages"] {
+            let columns = match table {
+                "jobs" => "id, state, attempts, reason, lease_owner, fence",
+                "attempts" => "job_id, number, outcome, counted, detail",
+                _ => "queue, taken, visible_at_ms - unixepoch('subsec') * 1000, CAST(body AS text)",
+            };
+            let sql = format!("SELECT json_array({columns}) FROM {table} LIMIT 60");
+            let rows: Vec<String> = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_all(&self.pool).await.unwrap();
+            lines.extend(rows.into_iter().map(|row| format!("{table} {row}")));
+        }
+        lines.push(format!("sent {:?}", self.script.order()));
+        lines.join("\n")
+    }
+}

@@ -1,0 +1,152 @@
+//! Lanes follow the provider rows: they start, end and keep what they knew, and lose nothing on the way.
+
+use std::time::Duration;
+
+use sluicegate::domain::limit::Rate;
+use sluicegate::ledger::provider_row::ProviderRow;
+
+use super::bench::{Bench, limit, name, row};
+use super::script::{Act, accepted};
+
+#[tokio::test]
+async fn a_disabled_provider_keeps_its_messages_until_it_is_enabled() {
+    let bench = Bench::open(&[row("acme"), row("bolt")]).await;
+    bench.pay("acme", "before").await;
+    bench.until_state("before", "succeeded").await;
+    bench.apply(&[ProviderRow { enabled: false, ..row("acme") }]).await;
+    bench.settings_known().await;
+    for id in ["one", "two", "three"] {
+        bench.pay("acme", id).await;
+    }
+    bench.pay("bolt", "sentinel").await;
+    bench.until_state("sentinel", "succeeded").await;
+    bench.until("the messages stay queued", async || bench.queued("acme").await == 3).await;
+    assert_eq!(bench.script.order(), ["before", "sentinel"]);
+    bench.apply(&[row("acme")]).await;
+    for id in ["one", "two", "three"] {
+        bench.until_state(id, "succeeded").await;
+    }
+    assert_eq!(bench.script.sent_to("acme").len(), 4);
+}
+
+/// What waits for a permit is handed back at once; what is on the wire is finished and written down.
+#[tokio::test]
+async fn a_lane_that_ends_hands_back_what_waits_and_finishes_what_is_on_the_wire() {
+    let one_slot = ProviderRow {
+        limits: vec![limit(1, 30_000)],
+        max_wait_ms: 60_000,
+        leak_per_second: Some(1_000.0),
+        ..row("acme")
+    };
+    let bench = Bench::open(std::slice::from_ref(&one_slot)).await;
+    bench.script.plan("first", [Act::Hold]);
+    bench.pay("acme", "first").await;
+    bench.until_sent("acme", 1).await;
+    for id in ["second", "third"] {
+        bench.pay("acme", id).await;
+    }
+    bench.until("two wait in hand", async || bench.in_hand().await == 2).await;
+    bench.apply(&[ProviderRow { enabled: false, ..one_slot.clone() }]).await;
+    let free = async || bench.in_hand().await == 0 && bench.queued("acme").await == 2;
+    bench.until("those that wait are free, in ledger and queue", free).await;
+    bench.script.let_go();
+    bench.until_state("first", "succeeded").await;
+    bench.until("it is acknowledged", async || bench.count(LANE_ROWS).await == 2).await;
+    bench.apply(&[one_slot]).await;
+    bench.settings().set_rate(&name("acme"), "all", Rate::new(9, Duration::from_secs(30)).unwrap()).await.unwrap();
+    for id in ["second", "third"] {
+        assert_eq!(bench.until_state(id, "succeeded").await.attempts, 1);
+    }
+    assert_eq!(bench.script.sent().len(), 3);
+}
+
+const LANE_ROWS: &str = "SELECT count(*) FROM queue_messages WHERE queue = 'payments.acme'";
+
+#[tokio::test]
+async fn a_new_row_gets_a_lane_without_a_restart() {
+    let bench = Bench::open(&[row("acme")]).await;
+    bench.settings_known().await;
+    bench.pay("bolt", "job").await;
+    bench.apply(&[row("bolt")]).await;
+    bench.until_state("job", "succeeded").await;
+}
+
+/// A provider without an enabled limit is an error, not unlimited: the lane goes on with the row that it knew.
+#[tokio::test]
+async fn a_bad_row_keeps_the_last_good_one() {
+    let bench = Bench::open(&[ProviderRow { limits: vec![limit(2, 700)], ..row("acme") }, row("bolt")]).await;
+    bench.settings_known().await;
+    bench.sql("UPDATE provider_limits SET enabled = 0 WHERE provider = 'acme'").await;
+    let progress = bench.settings_known().await;
+    assert_eq!(progress.known.bad.iter().map(|bad| bad.provider.as_str()).collect::<Vec<_>>(), ["acme"]);
+    for number in 0..4 {
+        bench.pay("acme", &format!("job-{number}")).await;
+    }
+    for number in 0..4 {
+        bench.until_state(&format!("job-{number}"), "succeeded").await;
+    }
+    let sent = bench.script.sent_to("acme");
+    assert!(sent[2].at - sent[0].at >= Duration::from_millis(700), "the last good limit is in force");
+    // The other provider's changes arrive all the same.
+    bench.settings().set_paused(&name("bolt"), true).await.unwrap();
+    assert!(bench.settings_known().await.known.providers[&name("bolt")].paused);
+}
+
+/// A row that reads well but cannot be called keeps the client that could.
+#[tokio::test]
+async fn a_row_that_cannot_be_called_keeps_the_last_good_client() {
+    let bench = Bench::open(&[row("acme")]).await;
+    bench.pay("acme", "one").await;
+    bench.until_state("one", "succeeded").await;
+    bench.apply(&[ProviderRow { url: "https://refused.test/".to_owned(), ..row("acme") }]).await;
+    bench.settings_known().await;
+    bench.pay("acme", "two").await;
+    bench.until_state("two", "succeeded").await;
+    bench.apply(&[ProviderRow { url: "https://moved.test/".to_owned(), ..row("acme") }]).await;
+    bench.settings_known().await;
+    bench.pay("acme", "three").await;
+    bench.until_state("three", "succeeded").await;
+    let urls: Vec<String> = bench.script.sent().into_iter().map(|sent| sent.request.url).collect();
+    assert_eq!(urls, ["https://acme.test/charges", "https://acme.test/charges", "https://moved.test/"]);
+}
+
+/// With no good row to keep, only its own provider stands still.
+#[tokio::test]
+async fn a_row_that_was_never_good_stops_its_own_provider_alone() {
+    let bench = Bench::prepared(&[row("acme"), row("bolt"), row("cool")]).await;
+    bench.sql("UPDATE provider_limits SET enabled = 0 WHERE provider = 'acme'").await;
+    bench.apply(&[ProviderRow { url: "https://refused.test/".to_owned(), ..row("cool") }]).await;
+    let mut bench = bench;
+    bench.run();
+    for provider in ["acme", "bolt", "cool"] {
+        bench.pay(provider, &format!("for-{provider}")).await;
+    }
+    bench.until_state("for-bolt", "succeeded").await;
+    assert_eq!(bench.script.order(), ["for-bolt"]);
+    assert_eq!((bench.queued("acme").await, bench.queued("cool").await), (1, 1));
+    bench.sql("UPDATE provider_limits SET enabled = 1 WHERE provider = 'acme'").await;
+    bench.apply(&[row("cool")]).await;
+    bench.until_state("for-acme", "succeeded").await;
+    bench.until_state("for-cool", "succeeded").await;
+}
+
+/// A change of workers or limits opens the lane anew; what is in hand lives through it.
+#[tokio::test]
+async fn a_resized_lane_loses_nothing() {
+    let bench = Bench::open(&[ProviderRow { workers: 2, bucket_capacity: 4, ..row("acme") }]).await;
+    bench.script.always("acme", Act::Hold);
+    for number in 0..20 {
+        bench.pay("acme", &format!("job-{number}")).await;
+    }
+    bench.until_sent("acme", 2).await;
+    bench.apply(&[ProviderRow { workers: 5, bucket_capacity: 9, ..row("acme") }]).await;
+    bench.settings_known().await;
+    bench.script.always("acme", Act::Answer(accepted()));
+    bench.script.let_go();
+    for number in 0..20 {
+        let id = format!("job-{number}");
+        assert_eq!(bench.until_state(&id, "succeeded").await.attempts, 1, "{id}");
+        assert_eq!(bench.script.charges("acme", &id), 1);
+    }
+    assert_eq!(bench.script.sent().len(), 20);
+}

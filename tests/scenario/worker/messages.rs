@@ -1,0 +1,148 @@
+//! What a message says of itself: when, how urgent, how costly, and which payment it is.
+
+use std::time::{Duration, SystemTime};
+
+use jiff::Timestamp;
+use serde_json::json;
+use sluicegate::ledger::provider_row::ProviderRow;
+
+use super::bench::{Bench, limit, row};
+use super::script::Act;
+
+#[tokio::test]
+async fn a_job_past_its_expiry_is_not_sent() {
+    let bench = Bench::open(&[row("acme")]).await;
+    let past = json!({ "id": "late", "amount": 1, "currency": "EUR", "expires_at": "2020-01-01T00:00:00Z" });
+    bench.publish("acme", &past.to_string()).await;
+    let job = bench.until_state("late", "expired").await;
+    assert_eq!((job.attempts, bench.script.sent().len()), (0, 0));
+    bench.until("the event", async || bench.events_of("late").await.len() == 1).await;
+    assert_eq!(bench.events_of("late").await[0].body["state"], "expired");
+}
+
+/// It expires while it waits for a permit's turn in the queue, not only on arrival.
+#[tokio::test]
+async fn a_job_that_expires_while_it_is_put_down_is_not_sent() {
+    let bench = Bench::open(&[row("acme")]).await;
+    let soon = Timestamp::now() + Duration::from_millis(600);
+    let later = soon + Duration::from_millis(200);
+    let job = json!({ "id": "job", "amount": 1, "currency": "EUR", "not_before": later.to_string(),
+                      "expires_at": soon.to_string() });
+    bench.publish("acme", &job.to_string()).await;
+    bench.until_state("job", "expired").await;
+    assert_eq!(bench.script.sent().len(), 0);
+}
+
+#[tokio::test]
+async fn a_job_is_not_sent_before_its_time() {
+    let bench = Bench::open(&[row("acme")]).await;
+    for (id, wait_ms) in [("soon", 130), ("later", 800), ("odd", 1_113)] {
+        let not_before = Timestamp::now() + Duration::from_millis(wait_ms);
+        let job = json!({ "id": id, "amount": 1, "currency": "EUR", "not_before": not_before.to_string() });
+        bench.publish("acme", &job.to_string()).await;
+        let job = bench.until_state(id, "succeeded").await;
+        assert_eq!(job.attempts, 1, "{id}: waiting is no attempt");
+        let sent = bench.script.sent_for(id)[0].clock;
+        let due_ms = not_before.as_millisecond();
+        assert!(millis(sent) >= due_ms, "{id} was sent {} ms early", due_ms - millis(sent));
+    }
+}
+
+fn millis(clock: SystemTime) -> i64 {
+    i64::try_from(clock.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis()).unwrap()
+}
+
+#[tokio::test]
+async fn a_cost_that_no_window_admits_goes_to_a_person() {
+    let limits = vec![limit(10, 100)];
+    let bench = Bench::open(&[ProviderRow { limits, ..row("acme") }]).await;
+    for (id, cost) in [("fits", 10), ("too-much", 11)] {
+        bench.publish("acme", &json!({ "id": id, "amount": 1, "currency": "EUR", "cost": cost }).to_string()).await;
+    }
+    let job = bench.until_state("too-much", "review").await;
+    assert!(job.reason.contains("cost"), "{job:?}");
+    bench.until_state("fits", "succeeded").await;
+    assert_eq!(bench.script.order(), ["fits"]);
+}
+
+#[tokio::test]
+async fn the_same_payment_twice_is_made_once() {
+    let bench = Bench::open(&[row("acme"), row("bolt")]).await;
+    bench.script.plan("pay-1", [Act::Hold]);
+    bench.publish("acme", r#"{"id":"pay-1","amount":1299,"currency":"EUR","payload":{"a":1,"b":2}}"#).await;
+    bench.until_sent("acme", 1).await;
+    // While the first is on the wire, and in another formatting.
+    bench.publish("acme", r#"{ "payload": {"b":2, "a":1}, "currency": "EUR", "amount": 1299, "id": "pay-1" }"#).await;
+    bench.until("the second copy is parked", async || bench.parked("acme").await == 1).await;
+    bench.script.let_go();
+    bench.until_state("pay-1", "succeeded").await;
+    // After it is settled.
+    bench.publish("acme", r#"{"id":"pay-1","amount":1299,"currency":"EUR","payload":{"a":1,"b":2}}"#).await;
+    bench.sql("UPDATE queue_messages SET visible_at_ms = 0 WHERE queue = 'payments.acme'").await;
+    bench.until("all copies are acknowledged", async || bench.count(LANE_ROWS).await == 0).await;
+    assert_eq!(bench.script.sent().len(), 1);
+    bench.until("the event", async || !bench.events().await.is_empty()).await;
+    assert_eq!(bench.events().await.len(), 1);
+    assert!(bench.published("payments.invalid").await.is_empty());
+}
+
+const LANE_ROWS: &str = "SELECT count(*) FROM queue_messages WHERE queue LIKE 'payments.acme'";
+
+#[tokio::test]
+async fn a_payment_that_contradicts_another_is_a_conflict() {
+    let bench = Bench::open(&[row("acme"), row("bolt")]).await;
+    bench.publish("acme", r#"{"id":"pay-1","amount":1299,"currency":"EUR","idempotency_key":"key-1"}"#).await;
+    bench.until_state("pay-1", "succeeded").await;
+    let conflicts = [
+        ("acme", r#"{"id":"pay-1","amount":1300,"currency":"EUR","idempotency_key":"key-1"}"#),
+        ("acme", r#"{"id":"pay-1","amount":1299,"currency":"EUR"}"#),
+        ("acme", r#"{"id":"pay-2","amount":1299,"currency":"EUR","idempotency_key":"key-1"}"#),
+        ("bolt", r#"{"id":"pay-1","amount":1299,"currency":"EUR","idempotency_key":"key-1"}"#),
+    ];
+    for (provider, body) in conflicts {
+        bench.publish(provider, body).await;
+    }
+    // A key is unique per provider, so this is another payment.
+    bench.publish("bolt", r#"{"id":"pay-3","amount":1299,"currency":"EUR","idempotency_key":"key-1"}"#).await;
+    bench.until_state("pay-3", "succeeded").await;
+    let kept = async || bench.published("payments.invalid").await.len() == conflicts.len();
+    bench.until("four conflicts are kept", kept).await;
+    for message in bench.published("payments.invalid").await {
+        assert_eq!(message.properties["headers"]["x-sluicegate-reason"], "conflict", "{message:?}");
+        assert!(
+            conflicts.iter().any(|(_, body)| serde_json::from_str::<serde_json::Value>(body).unwrap() == message.body)
+        );
+    }
+    bench.until("they are acknowledged", async || bench.count(LANES).await == 0).await;
+    assert_eq!(bench.script.order(), ["pay-1", "pay-3"]);
+    assert_eq!(bench.count("SELECT count(*) FROM rejected_messages WHERE reason = 'conflict'").await, 4);
+    assert_eq!(bench.events_of("pay-1").await.len(), 1, "a conflict changes nothing of the first");
+}
+
+const LANES: &str = "SELECT count(*) FROM queue_messages WHERE queue IN ('payments.acme', 'payments.bolt')";
+
+/// Jobs wait for the one worker, or for the one slot: either way the more urgent leaves first, then the older.
+#[tokio::test]
+async fn the_more_urgent_of_those_that_wait_leaves_first() {
+    let one_worker = ProviderRow { workers: 1, ..row("acme") };
+    let one_slot = ProviderRow { limits: vec![limit(1, 150)], leak_per_second: Some(10_000.0), ..row("bolt") };
+    for row in [one_worker, one_slot] {
+        let provider = row.name.clone();
+        let bench = Bench::open(&[row]).await;
+        bench.script.plan("first", [Act::Hold]);
+        bench.pay(&provider, "first").await;
+        bench.until_sent(&provider, 1).await;
+        for (id, priority) in [("a0", 0), ("b3", 3), ("c9", 9), ("d3", 3), ("e5", 5)] {
+            let job = json!({ "id": id, "amount": 1, "currency": "EUR", "priority": priority });
+            bench.publish(&provider, &job.to_string()).await;
+        }
+        bench.until("five wait in hand", async || bench.in_hand().await == 5).await;
+        // From the claim, which the ledger shows, to the line there is nothing to wait for but the scheduler.
+        for _ in 0..1_000 {
+            tokio::task::yield_now().await;
+        }
+        bench.script.let_go();
+        bench.until_sent(&provider, 6).await;
+        assert_eq!(bench.script.order(), ["first", "c9", "e5", "b3", "d3", "a0"], "{provider}");
+    }
+}

@@ -1,0 +1,237 @@
+//! Each outcome of a request leads where the decision table says: state, counted attempts, event, and what is re-sent.
+
+use std::time::Duration;
+
+use sluicegate::domain::outcome::{Outcome, UnknownCause};
+use sluicegate::ledger::provider_row::ProviderRow;
+use sluicegate::provider::FrozenRequest;
+
+use super::bench::{Bench, row};
+use super::script::{Act, accepted, not_sent, rejected, throttled, timeout};
+
+struct Case {
+    id: &'static str,
+    provider: &'static str,
+    acts: Vec<Act>,
+    state: &'static str,
+    /// Outcome words of all attempts; a star marks one that does not count.
+    attempts: &'static str,
+    charges: u32,
+}
+
+fn answers(outcomes: impl IntoIterator<Item = Outcome>) -> Vec<Act> {
+    outcomes.into_iter().map(Act::Answer).collect()
+}
+
+fn server_error() -> Outcome {
+    Outcome::Unknown { cause: UnknownCause::ServerError(500), retry_after: None }
+}
+
+fn declined() -> Outcome {
+    Outcome::Declined { reason: "provider answered 402".to_owned() }
+}
+
+/// `acme` deduplicates, `bolt` does not; both allow three attempts.
+fn cases() -> Vec<Case> {
+    let case = |id, provider, acts, state, attempts, charges| Case { id, provider, acts, state, attempts, charges };
+    let lost_then = |outcome: Outcome| vec![Act::ChargeAndLose, Act::Answer(outcome)];
+    let progress = || Outcome::InProgress;
+    vec![
+        case("accepted", "acme", vec![], "succeeded", "accepted", 1),
+        case("declined", "acme", answers([declined()]), "declined", "declined", 0),
+        case("rejected", "acme", answers([rejected()]), "review", "rejected", 0),
+        case("in-progress", "acme", answers([progress(), accepted()]), "succeeded", "in_progress accepted", 1),
+        case(
+            "always-in-progress",
+            "acme",
+            answers([progress(), progress(), progress()]),
+            "review",
+            "in_progress in_progress in_progress",
+            0,
+        ),
+        case("lost", "acme", lost_then(accepted()), "succeeded", "unknown accepted", 1),
+        case("lost-declined", "acme", lost_then(declined()), "declined", "unknown declined", 1),
+        case(
+            "failing",
+            "acme",
+            answers([server_error(), server_error(), server_error()]),
+            "review",
+            "unknown unknown unknown",
+            0,
+        ),
+        case(
+            "unreachable",
+            "acme",
+            answers([not_sent(), not_sent(), not_sent()]),
+            "dead",
+            "not_sent not_sent not_sent",
+            0,
+        ),
+        case(
+            "lost-then-unreachable",
+            "acme",
+            vec![Act::ChargeAndLose, Act::Answer(not_sent()), Act::Answer(not_sent())],
+            "review",
+            "unknown not_sent not_sent",
+            1,
+        ),
+        case("forgetful-accepted", "bolt", vec![], "succeeded", "accepted", 1),
+        case("forgetful-lost", "bolt", lost_then(accepted()), "review", "unknown", 1),
+        case("forgetful-timeout", "bolt", answers([timeout()]), "review", "unknown", 0),
+        case("forgetful-unreachable", "bolt", answers([not_sent(), accepted()]), "succeeded", "not_sent accepted", 1),
+        case("forgetful-in-progress", "bolt", answers([progress()]), "review", "in_progress", 0),
+    ]
+}
+
+#[tokio::test]
+async fn every_outcome_leads_where_the_table_says() {
+    let forgetful = ProviderRow { idempotency_retention_s: None, ..row("bolt") };
+    let bench = Bench::open(&[row("acme"), forgetful]).await;
+    for case in cases() {
+        bench.script.plan(case.id, case.acts);
+        bench.pay(case.provider, case.id).await;
+    }
+    for case in cases() {
+        let job = bench.until_state(case.id, case.state).await;
+        let id = case.id;
+        let attempts = bench.attempts(id).await;
+        let words: Vec<&str> = attempts.iter().map(|(outcome, _)| outcome.as_str()).collect();
+        assert_eq!(words.join(" "), case.attempts, "{id}");
+        assert!(attempts.iter().all(|(_, counts)| *counts), "{id}: {attempts:?}");
+        assert_eq!(job.attempts, attempts.len() as i64, "{id}");
+        assert_eq!(job.reference, (case.state == "succeeded").then(|| format!("ch_{id}")), "{id}");
+        let sent = bench.script.sent_for(id);
+        assert_eq!(sent.len(), attempts.len(), "{id}: one request per attempt");
+        assert!(sent.iter().all(|sent| sent.request == sent_first(&bench, id)), "{id}: a later request differs");
+        assert_eq!(bench.script.charges(case.provider, id), case.charges, "{id}");
+    }
+    let all = cases().len();
+    bench.until("every job has its event", async || bench.events().await.len() >= all).await;
+    for case in cases() {
+        let events = bench.events_of(case.id).await;
+        assert_eq!(events.len(), 1, "{}: {events:?}", case.id);
+        let job = bench.job(case.id).await.unwrap();
+        let (body, properties) = (&events[0].body, &events[0].properties);
+        assert_eq!(body["state"], case.state);
+        assert_eq!(body["attempts"], job.attempts);
+        assert_eq!(body["reason"], job.reason.as_str());
+        assert_eq!(body["provider_reference"].as_str(), job.reference.as_deref());
+        assert_eq!(properties["message_id"], case.id);
+    }
+    assert_eq!(bench.queued("acme").await + bench.queued("bolt").await, 0, "everything is acknowledged");
+}
+
+fn sent_first(bench: &Bench, id: &str) -> FrozenRequest {
+    bench.script.sent_for(id)[0].request.clone()
+}
+
+/// Two rows share a quota; a 429 at one of them holds both, and costs nobody an attempt.
+#[tokio::test]
+async fn a_429_pauses_the_quota_and_counts_for_nothing() {
+    let shared = |name: &str| ProviderRow { quota: Some("shared".into()), ..row(name) };
+    let bench = Bench::open(&[shared("acme"), shared("bolt")]).await;
+    let wait = Duration::from_millis(900);
+    bench.script.plan("first", [Act::Answer(throttled(wait))]);
+    bench.pay("acme", "first").await;
+    let put_down = bench.until_put_down("first", "throttled").await;
+    assert_eq!((put_down.state.as_str(), put_down.attempts), ("waiting", 0));
+    for id in ["second", "third"] {
+        bench.pay("acme", id).await;
+    }
+    bench.pay("bolt", "fourth").await;
+    for id in ["first", "second", "third", "fourth"] {
+        let job = bench.until_state(id, "succeeded").await;
+        assert_eq!(job.attempts, 1, "{id}: waiting is no attempt");
+    }
+    let words = [("throttled".to_owned(), false), ("accepted".to_owned(), true)];
+    assert_eq!(bench.attempts("first").await, words);
+    let resumes = bench.script.sent_for("first")[0].at + wait;
+    for sent in bench.script.sent().iter().skip(1) {
+        assert!(sent.at >= resumes, "{} was sent {:?} before the pause ended", sent.id, resumes - sent.at);
+    }
+}
+
+/// However often the provider says 429, the job waits and is never given up for it.
+#[tokio::test]
+async fn any_number_of_429s_uses_up_no_attempt() {
+    let bench = Bench::open(&[row("acme")]).await;
+    bench.script.plan("job", std::iter::repeat_n(Act::Answer(throttled(Duration::from_millis(20))), 5));
+    bench.pay("acme", "job").await;
+    let job = bench.until_state("job", "succeeded").await;
+    assert_eq!((job.attempts, bench.script.sent_for("job").len()), (1, 6));
+}
+
+/// 401: our credentials are wrong, so the lane stops before it declines a whole billing day.
+#[tokio::test]
+async fn a_401_rests_the_lane_until_the_row_is_mended() {
+    let bench = Bench::open(&[row("acme"), row("bolt")]).await;
+    bench.script.plan("first", [Act::Answer(Outcome::Misconfigured { status: 401 })]);
+    bench.pay("acme", "first").await;
+    let first = bench.until_put_down("first", "401").await;
+    assert_eq!((first.state.as_str(), first.attempts), ("waiting", 0));
+    assert_eq!(bench.attempts("first").await, [("misconfigured".to_owned(), false)]);
+    bench.pay("acme", "second").await;
+    bench.pay("bolt", "other").await;
+    bench.until_state("other", "succeeded").await;
+    assert_eq!(bench.script.order(), ["first", "other"], "a resting lane sends nothing");
+    let mended = serde_json::Map::from_iter([("authorization".to_owned(), "new".into())]);
+    bench.apply(&[ProviderRow { headers: mended, ..row("acme") }]).await;
+    bench.until_state("second", "succeeded").await;
+    assert_eq!(bench.script.sent_for("second")[0].request.credential_fingerprint, "h-new");
+}
+
+/// 503 with a wait: this lane rests, the quota's other row goes on.
+#[tokio::test]
+async fn a_503_with_a_wait_rests_its_lane_alone() {
+    let shared = |name: &str| ProviderRow { quota: Some("shared".into()), ..row(name) };
+    let bench = Bench::open(&[shared("acme"), shared("bolt")]).await;
+    let busy = Outcome::Unknown { cause: UnknownCause::ServerError(503), retry_after: Some(Duration::from_secs(600)) };
+    bench.script.plan("first", [Act::Answer(busy)]);
+    bench.pay("acme", "first").await;
+    let first = bench.until_put_down("first", "503").await;
+    assert_eq!((first.state.as_str(), first.attempts), ("unknown", 1));
+    bench.pay("acme", "second").await;
+    bench.pay("bolt", "other").await;
+    bench.until_state("other", "succeeded").await;
+    assert_eq!(bench.script.order(), ["first", "other"]);
+}
+
+/// Several payments in a row that a person must judge: it is not the payments that are wrong.
+#[tokio::test]
+async fn five_rejected_in_a_row_rest_the_lane() {
+    let one_by_one = ProviderRow { workers: 1, ..row("acme") };
+    let bench = Bench::open(std::slice::from_ref(&one_by_one)).await;
+    bench.script.always("acme", Act::Answer(rejected()));
+    // A good answer in between begins the count anew.
+    bench.script.plan("job-2", [Act::Answer(accepted())]);
+    for number in 0..12 {
+        bench.pay("acme", &format!("job-{number}")).await;
+        if number < 3 {
+            bench.until_sent("acme", number + 1).await;
+        }
+    }
+    let resting = async || bench.count("SELECT count(*) FROM jobs WHERE reason LIKE '%rejected several%'").await > 0;
+    bench.until("the lane rests", resting).await;
+    let sent = bench.script.sent().len();
+    assert_eq!(sent, 8, "two, a good one, five");
+    bench.script.always("acme", Act::Answer(accepted()));
+    bench.apply(&[ProviderRow { workers: 2, ..one_by_one }]).await;
+    let done = async || bench.count("SELECT count(*) FROM jobs WHERE state = 'succeeded'").await == 5;
+    bench.until("the rest goes on once the row is mended", done).await;
+    assert_eq!(bench.count("SELECT count(*) FROM jobs WHERE state = 'review'").await, 7);
+}
+
+/// A re-send after an unknown outcome carries the first one's credential or goes to a person.
+#[tokio::test]
+async fn an_unknown_outcome_is_not_re_sent_with_another_credential() {
+    let slow = ProviderRow { backoff_base_ms: 2_000, backoff_max_ms: 2_000, ..row("acme") };
+    let bench = Bench::open(std::slice::from_ref(&slow)).await;
+    bench.script.plan("job", [Act::ChargeAndLose]);
+    bench.pay("acme", "job").await;
+    bench.until_state("job", "unknown").await;
+    let other = serde_json::Map::from_iter([("authorization".to_owned(), "other".into())]);
+    bench.apply(&[ProviderRow { headers: other, ..slow }]).await;
+    let job = bench.until_state("job", "review").await;
+    assert!(job.reason.contains("credential"), "{job:?}");
+    assert_eq!(bench.script.sent().len(), 1);
+}

@@ -1,0 +1,169 @@
+//! Refusals, pauses and changed limits reach the jobs that wait, and cost them nothing.
+
+use std::time::Duration;
+
+use sluicegate::domain::limit::Rate;
+use sluicegate::ledger::provider_row::ProviderRow;
+use tokio::time::Instant;
+
+use super::bench::{Bench, limit, name, row};
+use super::script::{Act, throttled};
+
+/// One slot in half a minute: whoever waits for it waits longer than a test.
+fn nearly_closed() -> ProviderRow {
+    ProviderRow { limits: vec![limit(1, 30_000)], leak_per_second: Some(1_000.0), max_wait_ms: 60_000, ..row("acme") }
+}
+
+/// A bench whose one slot is used, with jobs that wait for it at the gate.
+async fn waiting_at_the_gate(row: ProviderRow, ids: &[&str]) -> Bench {
+    let bench = Bench::open(&[row]).await;
+    bench.pay("acme", "first").await;
+    bench.until_state("first", "succeeded").await;
+    for id in ids {
+        bench.pay("acme", id).await;
+    }
+    let waiting = async || bench.in_hand().await == ids.len() as i64;
+    bench.until("the others wait in hand", waiting).await;
+    bench
+}
+
+#[tokio::test]
+async fn a_pause_reaches_those_that_wait_and_ends_with_resume() {
+    let bench = waiting_at_the_gate(nearly_closed(), &["second", "third"]).await;
+    bench.settings().set_paused(&name("acme"), true).await.unwrap();
+    for id in ["second", "third"] {
+        let job = bench.until_put_down(id, "paused").await;
+        assert_eq!((job.state.as_str(), job.attempts), ("waiting", 0));
+    }
+    // Paused, it sends nothing though there is room; what is published meanwhile stays where it is.
+    bench
+        .settings()
+        .set_rate(&name("acme"), "all", Rate::new(1_000, Duration::from_millis(100)).unwrap())
+        .await
+        .unwrap();
+    bench.settings_known().await;
+    bench.pay("acme", "fourth").await;
+    bench.sql("UPDATE queue_messages SET visible_at_ms = 0 WHERE queue = 'payments.acme'").await;
+    bench.until("all three are in the queue", async || bench.queued("acme").await == 3).await;
+    assert_eq!(bench.script.order(), ["first"]);
+    bench.sql("UPDATE jobs SET wake_at = created_at WHERE state = 'waiting'").await;
+    bench.settings().set_paused(&name("acme"), false).await.unwrap();
+    for id in ["second", "third", "fourth"] {
+        assert_eq!(bench.until_state(id, "succeeded").await.attempts, 1, "{id}");
+    }
+}
+
+#[tokio::test]
+async fn a_raised_limit_is_in_force_at_once_for_those_that_wait() {
+    let begun = Instant::now();
+    let bench = waiting_at_the_gate(nearly_closed(), &["second", "third", "fourth"]).await;
+    let rate = Rate::new(4, Duration::from_secs(30)).unwrap();
+    bench.settings().set_rate(&name("acme"), "all", rate).await.unwrap();
+    for id in ["second", "third", "fourth"] {
+        bench.until_state(id, "succeeded").await;
+    }
+    assert!(begun.elapsed() < Duration::from_secs(30), "they waited for the old limit");
+    // What was used before the change still counts.
+    bench.pay("acme", "fifth").await;
+    bench.until("the fifth waits", async || bench.in_hand().await == 1).await;
+    assert_eq!(bench.script.order().len(), 4);
+}
+
+#[tokio::test]
+async fn a_shorter_window_is_in_force_at_once_for_those_that_wait() {
+    let bench = waiting_at_the_gate(nearly_closed(), &["second"]).await;
+    let rate = Rate::new(1, Duration::from_millis(300)).unwrap();
+    bench.settings().set_rate(&name("acme"), "all", rate).await.unwrap();
+    bench.until_state("second", "succeeded").await;
+    let apart = bench.script.sent_for("second")[0].at - bench.script.answered_at("first");
+    assert!(apart >= Duration::from_millis(300), "{apart:?}");
+    assert!(apart < Duration::from_secs(30), "{apart:?}");
+}
+
+/// A lowered limit: the uses of before count against it.
+#[tokio::test]
+async fn a_lowered_limit_keeps_what_was_used() {
+    let window = Duration::from_millis(1_500);
+    let bench = Bench::open(&[ProviderRow { limits: vec![limit(3, 1_500)], ..row("acme") }]).await;
+    for id in ["a", "b", "c"] {
+        bench.pay("acme", id).await;
+    }
+    bench.until_sent("acme", 3).await;
+    for id in ["a", "b", "c"] {
+        bench.until_state(id, "succeeded").await;
+    }
+    bench.settings().set_rate(&name("acme"), "all", Rate::new(1, window).unwrap()).await.unwrap();
+    bench.settings_known().await;
+    bench.pay("acme", "d").await;
+    bench.until_state("d", "succeeded").await;
+    let last = ["a", "b", "c"].map(|id| bench.script.answered_at(id)).into_iter().max().unwrap();
+    let apart = bench.script.sent_for("d")[0].at - last;
+    assert!(apart >= window, "{apart:?} after the last of three");
+}
+
+/// Requeue mode waits in the queue, never in hand, and a refusal is no attempt.
+#[tokio::test]
+async fn requeue_mode_parks_and_counts_no_attempt() {
+    let limits = vec![limit(1, 1_200)];
+    let requeue = ProviderRow { mode: "requeue".to_owned(), limits, leak_per_second: Some(1_000.0), ..row("acme") };
+    let bench = Bench::open(&[requeue]).await;
+    for number in 0..4 {
+        bench.pay("acme", &format!("job-{number}")).await;
+    }
+    let parked = async || bench.parked("acme").await >= 1 && bench.count(PUT_DOWN).await >= 1;
+    bench.until("refused jobs are parked", parked).await;
+    for number in 0..4 {
+        let id = format!("job-{number}");
+        let job = bench.until_state(&id, "succeeded").await;
+        assert_eq!(job.attempts, 1, "{id}");
+        assert_eq!(bench.attempts(&id).await, [("accepted".to_owned(), true)], "{id}");
+    }
+    let sent = bench.script.sent();
+    assert_eq!(sent.len(), 4);
+    for pair in sent.windows(2) {
+        let apart = pair[1].at - pair[0].at;
+        assert!(apart >= Duration::from_millis(1_200), "{apart:?}");
+    }
+}
+
+const PUT_DOWN: &str = "SELECT count(*) FROM jobs WHERE lease_until IS NULL AND reason = 'waits for limit all'";
+
+/// Longer than `max_wait_ms` nobody waits in hand: the backlog stays in the queue.
+#[tokio::test]
+async fn a_wait_beyond_max_wait_is_parked_in_blocking_mode_too() {
+    let bench = Bench::open(&[ProviderRow { max_wait_ms: 500, ..nearly_closed() }]).await;
+    bench.pay("acme", "first").await;
+    bench.until_state("first", "succeeded").await;
+    bench.pay("acme", "second").await;
+    let job = bench.until_put_down("second", "waits for limit all").await;
+    assert_eq!((job.state.as_str(), job.attempts), ("waiting", 0));
+    assert_eq!(bench.parked("acme").await, 1);
+    let wait_ms = bench.count("SELECT wake_at - updated_at FROM jobs WHERE id = 'second'").await;
+    assert!((20_000..=30_100).contains(&wait_ms), "{wait_ms} ms");
+    // The lane takes no more until shortly before it ends.
+    bench.pay("acme", "third").await;
+    bench.until("the third stays in the queue", async || bench.queued("acme").await == 2).await;
+    assert!(bench.job("third").await.is_none());
+}
+
+/// A provider that never answers and one that always says 429 cost the third nothing.
+#[tokio::test]
+async fn one_provider_never_delays_another() {
+    let few = |name: &str| ProviderRow { workers: 4, ..row(name) };
+    let bench = Bench::open(&[few("slow"), few("full"), few("well")]).await;
+    bench.script.always("slow", Act::Hold);
+    bench.script.always("full", Act::Answer(throttled(Duration::from_millis(20))));
+    for number in 0..30 {
+        for provider in ["slow", "full", "well"] {
+            bench.pay(provider, &format!("{provider}-{number}")).await;
+        }
+    }
+    let done = |provider: &'static str| {
+        format!("SELECT count(*) FROM jobs WHERE state = 'succeeded' AND provider = '{provider}'")
+    };
+    bench.until("all of one provider are paid", async || bench.count(&done("well")).await == 30).await;
+    assert_eq!((bench.count(&done("slow")).await, bench.count(&done("full")).await), (0, 0));
+    bench.until_sent("full", 3).await;
+    assert_eq!(bench.script.sent_to("slow").len(), 4, "its four workers wait for four answers");
+    assert_eq!(bench.count("SELECT count(*) FROM jobs WHERE provider = 'full' AND attempts > 0").await, 0);
+}

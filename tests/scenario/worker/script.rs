@@ -1,0 +1,205 @@
+//! A payment provider in memory that follows a script, and remembers everything it was sent.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+use sluicegate::domain::job::Job;
+use sluicegate::domain::outcome::{Outcome, UnknownCause};
+use sluicegate::domain::provider::Provider;
+use sluicegate::provider::{Answer, FreezeError, FrozenRequest, PaymentProvider, ProviderFactory};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// What the provider does with one request.
+#[derive(Clone, Debug)]
+pub enum Act {
+    Answer(Outcome),
+    /// Charges, and the answer never arrives.
+    ChargeAndLose,
+    /// Answers only once the test says so, and accepts then.
+    Hold,
+    Panic,
+}
+
+/// One request, as the provider saw it.
+#[derive(Clone, Debug)]
+pub struct Sent {
+    pub id: String,
+    pub provider: String,
+    pub request: FrozenRequest,
+    pub at: Instant,
+    pub clock: SystemTime,
+}
+
+#[derive(Default)]
+struct State {
+    acts: HashMap<String, VecDeque<Act>>,
+    always: HashMap<String, Act>,
+    sent: Vec<Sent>,
+    answered: HashMap<String, Instant>,
+    /// Charges per provider and key; a provider that deduplicates charges a key once.
+    charges: HashMap<(String, String), u32>,
+}
+
+/// The script of all providers of a test.
+pub struct Script {
+    state: Mutex<State>,
+    let_go: watch::Sender<bool>,
+}
+
+impl Script {
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self { state: Mutex::default(), let_go: watch::Sender::new(false) })
+    }
+
+    /// What the next requests of a job meet, in order; after that they are accepted.
+    pub fn plan(&self, id: &str, acts: impl IntoIterator<Item = Act>) {
+        self.state.lock().unwrap().acts.insert(id.to_owned(), acts.into_iter().collect());
+    }
+
+    /// What every request at a provider meets that has no plan of its own.
+    pub fn always(&self, provider: &str, act: Act) {
+        self.state.lock().unwrap().always.insert(provider.to_owned(), act);
+    }
+
+    /// Lets every held request be answered, now and from now on.
+    pub fn let_go(&self) {
+        self.let_go.send_replace(true);
+    }
+
+    pub fn sent(&self) -> Vec<Sent> {
+        self.state.lock().unwrap().sent.clone()
+    }
+
+    /// Requests for one job, oldest first.
+    pub fn sent_for(&self, id: &str) -> Vec<Sent> {
+        self.sent().into_iter().filter(|sent| sent.id == id).collect()
+    }
+
+    pub fn sent_to(&self, provider: &str) -> Vec<Sent> {
+        self.sent().into_iter().filter(|sent| sent.provider == provider).collect()
+    }
+
+    /// Ids in the order in which their requests came.
+    pub fn order(&self) -> Vec<String> {
+        self.sent().into_iter().map(|sent| sent.id).collect()
+    }
+
+    pub fn answered_at(&self, id: &str) -> Instant {
+        self.state.lock().unwrap().answered[id]
+    }
+
+    /// How often this key was charged.
+    pub fn charges(&self, provider: &str, key: &str) -> u32 {
+        let key = (provider.to_owned(), key.to_owned());
+        self.state.lock().unwrap().charges.get(&key).copied().unwrap_or(0)
+    }
+
+    fn arrive(&self, provider: &Provider, request: &FrozenRequest) -> (String, Act) {
+        let id = String::from_utf8(request.body.clone()).unwrap();
+        let mut state = self.state.lock().unwrap();
+        state.sent.push(Sent {
+            id: id.clone(),
+            provider: provider.name.to_string(),
+            request: request.clone(),
+            at: Instant::now(),
+            clock: SystemTime::now(),
+        });
+        let planned = state.acts.get_mut(&id).and_then(VecDeque::pop_front);
+        let act = planned.or_else(|| state.always.get(provider.name.as_str()).cloned());
+        (id, act.unwrap_or(Act::Answer(accepted())))
+    }
+
+    fn charge(&self, provider: &Provider, key: &str) {
+        let mut state = self.state.lock().unwrap();
+        let charges = state.charges.entry((provider.name.to_string(), key.to_owned())).or_default();
+        if provider.idempotency_retention.is_none() || *charges == 0 {
+            *charges += 1;
+        }
+    }
+}
+
+pub fn accepted() -> Outcome {
+    Outcome::Accepted { reference: None }
+}
+
+pub fn timeout() -> Outcome {
+    Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None }
+}
+
+pub fn not_sent() -> Outcome {
+    Outcome::NotSent { cause: "connection refused".to_owned() }
+}
+
+pub fn rejected() -> Outcome {
+    Outcome::Rejected { reason: "provider answered 400".to_owned() }
+}
+
+pub fn throttled(wait: Duration) -> Outcome {
+    Outcome::Throttled { retry_after: Some(wait) }
+}
+
+/// Makes rows callable; one whose URL holds `refused` it refuses.
+pub struct Factory(pub Arc<Script>);
+
+struct Scripted {
+    row: Provider,
+    script: Arc<Script>,
+}
+
+impl ProviderFactory for Factory {
+    fn build(&self, provider: &Provider) -> Result<Arc<dyn PaymentProvider>, FreezeError> {
+        if provider.url.contains("refused") {
+            return Err(FreezeError::Url { url: provider.url.clone(), problem: "not today".to_owned() });
+        }
+        Ok(Arc::new(Scripted { row: provider.clone(), script: Arc::clone(&self.0) }))
+    }
+}
+
+#[async_trait]
+impl PaymentProvider for Scripted {
+    /// The body is the job's id, so that the script knows whom it serves.
+    fn freeze(&self, job: &Job) -> Result<FrozenRequest, FreezeError> {
+        Ok(FrozenRequest {
+            method: "POST".to_owned(),
+            url: self.row.url.clone(),
+            idempotency_key: job.effective_key().as_str().to_owned(),
+            content_type: "text/plain".to_owned(),
+            body: job.id.as_str().as_bytes().to_vec(),
+            account: None,
+            credential_fingerprint: self.credential_fingerprint(None)?,
+        })
+    }
+
+    fn credential_fingerprint(&self, _: Option<&str>) -> Result<String, FreezeError> {
+        Ok(self.row.headers.get("authorization").map_or_else(|| "none".to_owned(), |value| format!("h-{value}")))
+    }
+
+    async fn send(&self, request: &FrozenRequest) -> Answer {
+        let (id, act) = self.script.arrive(&self.row, request);
+        let outcome = match act {
+            Act::Answer(outcome) => outcome,
+            Act::ChargeAndLose => {
+                self.script.charge(&self.row, &request.idempotency_key);
+                timeout()
+            }
+            Act::Hold => {
+                let mut let_go = self.script.let_go.subscribe();
+                let_go.wait_for(|go| *go).await.unwrap();
+                accepted()
+            }
+            Act::Panic => panic!("the script says so"),
+        };
+        let outcome = match outcome {
+            Outcome::Accepted { .. } => {
+                self.script.charge(&self.row, &request.idempotency_key);
+                Outcome::Accepted { reference: Some(format!("ch_{id}")) }
+            }
+            other => other,
+        };
+        self.script.state.lock().unwrap().answered.insert(id, Instant::now());
+        Answer { outcome, status: None, answer_age: Duration::ZERO }
+    }
+}

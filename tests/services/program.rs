@@ -1,0 +1,69 @@
+//! One run of the program whose exit code matters: killed with its test, its output in a file.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub struct Program {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Program {
+    /// Starts `sluicegate` with these arguments; output goes to `log`.
+    pub fn start(args: &[&str], environment: &[(String, String)], log: &Path) -> Self {
+        let output = File::create(log).unwrap();
+        let mut command = Command::new("setpriv");
+        // The kernel kills it when this test's thread ends, however that ends. The process id stays the program's.
+        command.args(["--pdeathsig", "KILL", env!("CARGO_BIN_EXE_sluicegate")]).args(args);
+        command.envs(environment.iter().map(|(name, value)| (name, value)));
+        command.stdin(Stdio::null()).stdout(output.try_clone().unwrap()).stderr(output);
+        Self { child: command.spawn().unwrap(), log: log.to_owned() }
+    }
+
+    /// Waits until the log holds this text.
+    pub fn await_log(&mut self, text: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.log_text().contains(text) {
+            let running = self.child.try_wait().unwrap().is_none();
+            assert!(running && Instant::now() < deadline, "`{text}` is not in the log:\n{}", self.log_text());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status().unwrap();
+        assert!(status.success(), "kill -{name}");
+    }
+
+    pub fn running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// Waits for its end: exit code and everything it wrote.
+    pub fn ended(mut self) -> (Option<i32>, String) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return (status.code(), self.log_text());
+            }
+            assert!(Instant::now() < deadline, "it does not end:\n{}", self.log_text());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    pub fn log_text(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // An error here means that it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
