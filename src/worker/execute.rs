@@ -256,7 +256,7 @@ async fn write_end(lane: &LaneParts, job: &JobInHand, end: &AttemptEnd, state: &
         Err(GivenUp::Stopped) => End::HandBack,
         Err(GivenUp::Failed(error)) => {
             tracing::error!(job = %job.job.id, %error, "outcome not written down; the ledger says `sending`");
-            End::Fault
+            End::Refused
         }
     }
 }
@@ -287,7 +287,7 @@ async fn put_down_next(lane: &LaneParts, job: &JobInHand, next: Next) -> End {
     match put_down(lane, job, &state).await {
         Some(Written::Kept) => kept(lane, &state),
         Some(Written::Lost) => End::HandBack,
-        None => End::Fault,
+        None => End::Refused,
     }
 }
 

@@ -26,8 +26,8 @@ const NEWER_VERSION_WAIT: Duration = Duration::from_secs(60);
 /// Pause before a message goes back after a fault that is its own, so that it does not come round at once.
 const FAULT_PAUSE: Duration = Duration::from_secs(1);
 
-/// How long a lane takes nothing after such a fault: with 1,000 deliveries allowed, most of a working day.
-const FAULT_REST: Duration = Duration::from_secs(30);
+/// How long a lane takes nothing after an engine's refusal: 1,000 deliveries allowed are then most of a working day.
+const REFUSAL_REST: Duration = Duration::from_secs(30);
 
 /// How a delivery ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,8 +38,10 @@ pub enum End {
     Park(Duration),
     /// To the queue again, for whoever is next.
     HandBack,
-    /// The same, after a pause: something is wrong here.
+    /// The same, after a pause: something is wrong with this job.
     Fault,
+    /// The same, and the lane rests: something is wrong with an engine.
+    Refused,
 }
 
 /// Works one delivery off.
@@ -59,13 +61,17 @@ pub async fn work_off(lane: Arc<LaneParts>, delivery: Delivery) {
             Ok(()) => receipt.ack().await,
             Err(error) => {
                 tracing::warn!(provider = %lane.name, ?error, "not parked; the message goes back");
-                rest_after_fault(&lane).await;
+                rest_after_refusal(&lane).await;
                 receipt.hand_back().await
             }
         },
         End::HandBack => receipt.hand_back().await,
         End::Fault => {
-            rest_after_fault(&lane).await;
+            pause_after_fault(&lane).await;
+            receipt.hand_back().await
+        }
+        End::Refused => {
+            rest_after_refusal(&lane).await;
             receipt.hand_back().await
         }
     };
@@ -74,10 +80,14 @@ pub async fn work_off(lane: Arc<LaneParts>, delivery: Delivery) {
     }
 }
 
-/// Something is wrong that is not the message's fault: it goes back, and the lane takes nothing for a while, because
-/// every delivery counts against the broker's delivery limit.
-async fn rest_after_fault(lane: &LaneParts) {
-    lane.pauses.stop_taking(FAULT_REST, "an engine refuses what we ask of it");
+/// What is wrong is not the message's fault: it goes back, and the lane takes nothing for a while, because every delivery
+/// counts against the broker's delivery limit.
+async fn rest_after_refusal(lane: &LaneParts) {
+    lane.pauses.stop_taking(REFUSAL_REST, "an engine refuses what we ask of it");
+    pause_after_fault(lane).await;
+}
+
+async fn pause_after_fault(lane: &LaneParts) {
     tokio::select! {
         () = sleep(FAULT_PAUSE) => {}
         () = lane.stop.cancelled() => {}
@@ -100,7 +110,7 @@ async fn steps(lane: &LaneParts, copy: &Copy, delivered_at: Instant) -> End {
         Some(Claim::InHand { lease_left }) => End::Park(lease_left.clamp(DELAY_STEPS[0], LEASE / 2)),
         Some(Claim::Conflict(invalid)) => reject(lane, copy, &invalid, Some(decoded.job.id.clone())).await,
         None if lane.worker.stop.is_cancelled() => End::HandBack,
-        None => End::Fault,
+        None => End::Refused,
     }
 }
 
@@ -133,7 +143,7 @@ async fn begin(lane: &LaneParts, decoded: Decoded, claimed: Claimed, delivered_a
     match execute::put_down(lane, &job, &state).await {
         Some(Written::Kept) => End::Park(wait),
         Some(Written::Lost) => End::HandBack,
-        None => End::Fault,
+        None => End::Refused,
     }
 }
 
@@ -157,14 +167,14 @@ async fn reject(lane: &LaneParts, copy: &Copy, invalid: &Invalid, job_id: Option
     let kept = until_back("keep an invalid message", &lane.stop, || worker.engines.queue.publish(outgoing.clone()));
     if let Err(error) = kept.await {
         tracing::warn!(?error, "invalid message not kept; it goes back");
-        return End::Fault;
+        return End::Refused;
     }
     let noted = until_back("note an invalid message", &lane.stop, || worker.engines.ledger.reject(&message));
     match noted.await {
         Ok(()) => End::Ack,
         Err(error) => {
             tracing::warn!(?error, "invalid message not noted; it goes back");
-            End::Fault
+            End::Refused
         }
     }
 }
