@@ -14,6 +14,7 @@ use crate::domain::job::InvalidReason;
 use crate::domain::provider::ProviderName;
 
 pub mod embedded;
+mod fault;
 pub mod headers;
 pub mod message;
 mod names;
@@ -103,7 +104,8 @@ pub struct Delivery {
 /// The right to finish one delivery, once.
 #[async_trait]
 pub trait Receipt: Send + Sync {
-    /// The message is done with. An error means that it will be delivered again, which the ledger absorbs.
+    /// The message is done with. An error means that it will be delivered again, which the ledger absorbs; where the
+    /// broker may still count it as out, the lane ends ([`Lane::next`] says so).
     async fn ack(self: Box<Self>) -> Result<(), QueueError>;
 
     /// Gives the message back to the lane, for another worker to take at once. Dropping a receipt keeps the message
@@ -117,7 +119,8 @@ pub trait Lane: Send {
     /// The next message; waits for one. After [`Lane::stop`] it returns what had already arrived, then `Ok(None)`.
     ///
     /// # Errors
-    /// The lane is gone with its connection; open another. Its receipts can no longer acknowledge.
+    /// The lane is gone with its connection, or a receipt could not be finished; open another. What is still in hand is
+    /// delivered again, and its receipts can no longer acknowledge once the lane is dropped.
     async fn next(&mut self) -> Result<Option<Delivery>, QueueError>;
 
     /// Takes no more messages from the broker; receipts in hand stay good.

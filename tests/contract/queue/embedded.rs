@@ -10,7 +10,8 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
 use sqlx::{Row as _, SqlitePool};
 
 use super::{
-    assert_invalid_headers, bodies, conformance, invalid_message, provider, publish_all, set, take, take_many,
+    PATIENCE, assert_invalid_headers, bodies, conformance, invalid_message, provider, publish_all, set, take,
+    take_many,
 };
 
 struct Bench {
@@ -96,4 +97,48 @@ async fn a_missing_table_names_the_mend() {
     let name = ProviderName::new("stripe").unwrap();
     let error = bench.queue.declare(&[name]).await.unwrap_err();
     assert!(matches!(&error, QueueError::Refused(text) if text.contains("sluicegate migrate")), "{error}");
+}
+
+/// One place, and a message in it whose finishing fails: the lane must end or go on, and never just fall silent.
+async fn after_a_failed_finish(trigger: &str, ack: bool) {
+    let bench = bench("").await;
+    publish_all(&*bench.queue, "stripe", &["one"]).await;
+    let mut lane = bench.queue.open_lane(&provider("stripe"), 1).await.unwrap();
+    let delivery = take(&mut *lane).await;
+    sqlx::query(sqlx::AssertSqlSafe(format!("CREATE TRIGGER fault {trigger}"))).execute(&bench.pool).await.unwrap();
+    let finished = if ack { delivery.receipt.ack().await } else { delivery.receipt.hand_back().await };
+    assert!(matches!(finished, Err(QueueError::Away(_))), "{finished:?}");
+    let ended = tokio::time::timeout(PATIENCE, lane.next()).await.expect("the lane fell silent");
+    assert!(matches!(ended, Err(QueueError::Away(_))));
+    assert!(matches!(lane.resume().await, Err(QueueError::Away(_))), "ended for good");
+    drop(lane);
+    sqlx::query("DROP TRIGGER fault").execute(&bench.pool).await.unwrap();
+    let mut lane = bench.queue.open_lane(&provider("stripe"), 1).await.unwrap();
+    let again = take(&mut *lane).await;
+    assert!(again.redelivered);
+    again.receipt.ack().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_acknowledgement_ends_the_lane() {
+    let trigger = "BEFORE DELETE ON queue_messages BEGIN SELECT RAISE(ABORT, 'disk I/O error'); END";
+    after_a_failed_finish(trigger, true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_hand_back_ends_the_lane() {
+    let trigger = "BEFORE UPDATE ON queue_messages BEGIN SELECT RAISE(ABORT, 'disk I/O error'); END";
+    after_a_failed_finish(trigger, false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_somebody_deleted_costs_no_place() {
+    let bench = bench("").await;
+    publish_all(&*bench.queue, "stripe", &["one"]).await;
+    let mut lane = bench.queue.open_lane(&provider("stripe"), 1).await.unwrap();
+    let delivery = take(&mut *lane).await;
+    sqlx::query("DELETE FROM queue_messages").execute(&bench.pool).await.unwrap();
+    assert!(matches!(delivery.receipt.ack().await, Err(QueueError::Away(_))));
+    publish_all(&*bench.queue, "stripe", &["two"]).await;
+    assert_eq!(&take(&mut *lane).await.body[..], b"two");
 }
