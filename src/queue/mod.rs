@@ -141,7 +141,7 @@ pub trait Queue: Send + Sync {
     /// Publishes persistently and mandatorily; returns once the broker has confirmed.
     async fn publish(&self, message: Outgoing) -> Result<(), QueueError>;
 
-    /// Messages ready in a lane, for status; `None` when nobody can say.
+    /// Messages ready in a lane, for status; `None` when the lane has no queue: what is published to it is lost or refused.
     async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError>;
 
     /// Whether the broker answers now.
