@@ -112,6 +112,36 @@ async fn each_return_is_told_to_its_own_publish() {
     bench.queue.declare(&[provider("stripe")]).await.unwrap();
     let tasks: Vec<_> = (0..64)
         .map(|task| {
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_after_the_first_connection_will_pass() {
+    const VHOST: &str = "a_refusal_after_the_first_connection_will_pass";
+    let ctl = async |args: &'static [&'static str]| {
+        tokio::task::spawn_blocking(move || RabbitNode::shared().ctl(args)).await.unwrap();
+    };
+    let bench = bench(VHOST).await;
+    bench.queue.declare(&[provider("stripe")]).await.unwrap();
+    publish_all(&*bench.queue, "stripe", &["before"]).await;
+    ctl(&["set_vhost_limits", "-p", VHOST, r#"{"max-connections":0}"#]).await;
+    ctl(&["close_all_connections", "--vhost", VHOST, "test"]).await;
+    let deadline = std::time::Instant::now() + PATIENCE;
+    loop {
+        let publish = bench.queue.publish(to_lane("stripe", "during")).await.unwrap_err();
+        let ping = bench.queue.ping().await.unwrap_err();
+        // Nothing but what passes, whatever the broker says to the attempts to come back.
+        assert!(matches!(publish, QueueError::Away(_) | QueueError::NotConfirmed(_)), "{publish}");
+        assert!(matches!(ping, QueueError::Away(_)), "{ping}");
+        if [&publish, &ping].into_iter().all(|error| error.to_string().contains("NOT_ALLOWED")) {
+            break;
+        }
+        assert!(std::time::Instant::now() < deadline, "{publish}; {ping}");
+    }
+    ctl(&["clear_vhost_limits", "-p", VHOST]).await;
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while let Err(error) = bench.queue.publish(to_lane("stripe", "after")).await {
+        assert!(matches!(error, QueueError::Away(_)) && std::time::Instant::now() < deadline, "{error}");
+    }
+}
+
             let queue = Arc::clone(&bench.queue);
             tokio::spawn(async move {
                 let name = if task % 2 == 0 { "stripe" } else { "nowhere" };
