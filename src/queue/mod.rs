@@ -81,7 +81,16 @@ pub enum Destination {
 pub struct Properties {
     pub message_id: Option<String>,
     pub content_type: Option<String>,
-    /// String-valued headers only; the broker's own (`x-death`, `x-delivery-count`, …) are left behind.
+    pub content_encoding: Option<String>,
+    pub correlation_id: Option<String>,
+    pub reply_to: Option<String>,
+    /// AMQP's `type`.
+    pub kind: Option<String>,
+    pub app_id: Option<String>,
+    /// When the producer says that it was made, in seconds since the Unix epoch.
+    pub timestamp_s: Option<u64>,
+    /// Values that were no strings are text: numbers and booleans as such, tables and arrays as JSON, bytes in
+    /// hexadecimal. The broker's own headers (`x-death`, `x-delivery-count`, …) are left behind.
     pub headers: BTreeMap<String, String>,
 }
 

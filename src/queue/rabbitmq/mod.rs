@@ -14,6 +14,7 @@ mod consumer;
 mod declare;
 mod failure;
 mod handshake;
+mod header_text;
 mod publisher;
 mod receipt;
 mod settings;

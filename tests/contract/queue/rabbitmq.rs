@@ -14,6 +14,8 @@ use super::{
 };
 use crate::support::rabbitmq::RabbitNode;
 
+mod properties;
+
 struct Bench {
     queue: Arc<dyn Queue>,
     url: String,
@@ -44,14 +46,18 @@ async fn invalid_messages_are_kept_with_their_reason() {
     let (_connection, channel) = raw_channel(&bench.url).await;
     let kept = channel.basic_get("payments.invalid".into(), BasicGetOptions { no_ack: true }).await.unwrap().unwrap();
     assert_eq!(kept.delivery.data, b"not a job");
-    let headers = kept.delivery.properties.headers().as_ref().unwrap();
+    assert_invalid_headers(&string_headers(&kept.delivery.properties));
+    assert_eq!(kept.delivery.properties.delivery_mode(), &Some(2));
+}
+
+fn string_headers(properties: &lapin::BasicProperties) -> std::collections::BTreeMap<String, String> {
+    let headers = properties.headers().as_ref().unwrap();
     // The broker adds numbers of its own.
-    let headers = headers.inner().iter().filter_map(|(key, value)| match value {
+    let strings = headers.inner().iter().filter_map(|(key, value)| match value {
         AMQPValue::LongString(text) => Some((key.as_str().to_owned(), text.to_string())),
         _ => None,
     });
-    assert_invalid_headers(&headers.collect());
-    assert_eq!(kept.delivery.properties.delivery_mode(), &Some(2));
+    strings.collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -107,12 +113,6 @@ async fn wrong_credentials_are_refused_and_not_repeated() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_return_is_told_to_its_own_publish() {
-    let bench = bench("each_return_is_told_to_its_own_publish").await;
-    bench.queue.declare(&[provider("stripe")]).await.unwrap();
-    let tasks: Vec<_> = (0..64)
-        .map(|task| {
-#[tokio::test(flavor = "multi_thread")]
 async fn a_refusal_after_the_first_connection_will_pass() {
     const VHOST: &str = "a_refusal_after_the_first_connection_will_pass";
     let ctl = async |args: &'static [&'static str]| {
@@ -142,6 +142,12 @@ async fn a_refusal_after_the_first_connection_will_pass() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn each_return_is_told_to_its_own_publish() {
+    let bench = bench("each_return_is_told_to_its_own_publish").await;
+    bench.queue.declare(&[provider("stripe")]).await.unwrap();
+    let tasks: Vec<_> = (0..64)
+        .map(|task| {
             let queue = Arc::clone(&bench.queue);
             tokio::spawn(async move {
                 let name = if task % 2 == 0 { "stripe" } else { "nowhere" };
