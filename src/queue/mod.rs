@@ -14,6 +14,7 @@ use crate::domain::job::InvalidReason;
 use crate::domain::provider::ProviderName;
 
 pub mod embedded;
+mod fault;
 pub mod headers;
 pub mod message;
 mod names;
@@ -80,7 +81,16 @@ pub enum Destination {
 pub struct Properties {
     pub message_id: Option<String>,
     pub content_type: Option<String>,
-    /// String-valued headers only; the broker's own (`x-death`, `x-delivery-count`, …) are left behind.
+    pub content_encoding: Option<String>,
+    pub correlation_id: Option<String>,
+    pub reply_to: Option<String>,
+    /// AMQP's `type`.
+    pub kind: Option<String>,
+    pub app_id: Option<String>,
+    /// When the producer says that it was made, in seconds since the Unix epoch.
+    pub timestamp_s: Option<u64>,
+    /// Values that were no strings are text: numbers and booleans as such, tables and arrays as JSON, bytes in
+    /// hexadecimal. The broker's own headers (`x-death`, `x-delivery-count`, …) are left behind.
     pub headers: BTreeMap<String, String>,
 }
 
@@ -103,7 +113,8 @@ pub struct Delivery {
 /// The right to finish one delivery, once.
 #[async_trait]
 pub trait Receipt: Send + Sync {
-    /// The message is done with. An error means that it will be delivered again, which the ledger absorbs.
+    /// The message is done with. An error means that it will be delivered again, which the ledger absorbs; where the
+    /// broker may still count it as out, the lane ends ([`Lane::next`] says so).
     async fn ack(self: Box<Self>) -> Result<(), QueueError>;
 
     /// Gives the message back to the lane, for another worker to take at once. Dropping a receipt keeps the message
@@ -117,7 +128,8 @@ pub trait Lane: Send {
     /// The next message; waits for one. After [`Lane::stop`] it returns what had already arrived, then `Ok(None)`.
     ///
     /// # Errors
-    /// The lane is gone with its connection; open another. Its receipts can no longer acknowledge.
+    /// The lane is gone with its connection, or a receipt could not be finished; open another. What is still in hand is
+    /// delivered again, and its receipts can no longer acknowledge once the lane is dropped.
     async fn next(&mut self) -> Result<Option<Delivery>, QueueError>;
 
     /// Takes no more messages from the broker; receipts in hand stay good.
@@ -138,7 +150,7 @@ pub trait Queue: Send + Sync {
     /// Publishes persistently and mandatorily; returns once the broker has confirmed.
     async fn publish(&self, message: Outgoing) -> Result<(), QueueError>;
 
-    /// Messages ready in a lane, for status; `None` when nobody can say.
+    /// Messages ready in a lane, for status; `None` when the lane has no queue: what is published to it is lost or refused.
     async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError>;
 
     /// Whether the broker answers now.

@@ -107,6 +107,55 @@ async fn engines_that_fail_and_bad_rows_are_errors() {
     assert_eq!(offline.result.unwrap(), Exit::Fine);
 }
 
+const BROKER: &str = "queue.url=amqps://broker.example.com";
+
+fn finding(json: &serde_json::Value, subject: &str) -> serde_json::Value {
+    json.as_array().unwrap().iter().find(|finding| finding["subject"] == subject).unwrap().clone()
+}
+
+#[tokio::test]
+async fn a_lane_without_its_queue_is_an_error_with_the_mend() {
+    let engine = Engine::default();
+    let named = |name: &str| Provider { name: ProviderName::new(name).unwrap(), ..provider() };
+    engine.state().meant = vec![named("there"), named("missing"), named("secret")];
+    engine.state().lanes_missing = vec!["missing".to_owned()];
+    engine.state().lanes_refused = vec!["secret".to_owned()];
+    let ran = engine.run(&["check", "--json", "--set", BROKER]).await;
+    assert_eq!(*ran.result.as_ref().unwrap(), Exit::Failed);
+    let json = ran.json();
+    assert_eq!(levels(&json, "lane there"), Vec::<String>::new());
+    for (subject, what) in [("lane missing", "no queue"), ("lane secret", "ACCESS_REFUSED")] {
+        let found = finding(&json, subject);
+        assert_eq!(found["level"], "error");
+        assert!(found["what"].as_str().unwrap().contains(what), "{found}");
+        assert!(found["mend"].as_str().unwrap().contains("sluicegate provider apply FILE"), "{found}");
+    }
+}
+
+#[tokio::test]
+async fn the_delivery_timeout_is_compared_with_what_a_message_may_take() {
+    let engine = Engine::default();
+    let slow = Provider { timeout: Duration::from_secs(90), ..provider() };
+    engine.state().meant = vec![provider(), slow];
+    let line = ["check", "--json", "--set", BROKER, "--set", "worker.drain_timeout_ms=2000000"];
+    let ran = engine.run(&line).await;
+    assert_eq!(*ran.result.as_ref().unwrap(), Exit::Fine);
+    let found = finding(&ran.json(), "broker's delivery timeout");
+    assert_eq!(found["level"], "ok");
+    let what = found["what"].as_str().unwrap();
+    // 90 s, 5 s and 0.5 s make 95.5 s.
+    assert!(what.contains("cannot be read over AMQP") && what.contains("above 2 minutes"), "{what}");
+
+    let long = Duration::from_secs(899);
+    engine.state().meant = vec![Provider { timeout: long, ..provider() }, provider()];
+    let found = finding(&engine.run(&line).await.json(), "broker's delivery timeout");
+    assert_eq!(found["level"], "warning");
+    assert!(found["what"].as_str().unwrap().contains("provider acme") && found["mend"].is_string(), "{found}");
+
+    let embedded = engine.run(&["check", "--json"]).await.json();
+    assert_eq!(levels(&embedded, "broker's delivery timeout"), Vec::<String>::new());
+}
+
 #[tokio::test]
 async fn a_provider_file_is_judged_without_a_database() {
     let engine = Engine::default();

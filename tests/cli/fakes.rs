@@ -39,6 +39,10 @@ pub struct State {
     pub migrated: bool,
     pub broker_away: bool,
     pub database_away: bool,
+    /// Lanes that have no queue.
+    pub lanes_missing: Vec<String>,
+    /// Lanes that may not be looked at.
+    pub lanes_refused: Vec<String>,
 }
 
 /// The one place that knows how a row is built.
@@ -240,8 +244,14 @@ impl Queue for Engine {
         Ok(())
     }
 
-    async fn depth(&self, _: &ProviderName) -> Result<Option<u64>, QueueError> {
-        Ok(None)
+    async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError> {
+        let state = self.state();
+        match provider.as_str() {
+            name if state.lanes_refused.iter().any(|refused| refused == name) => {
+                Err(QueueError::Refused("ACCESS_REFUSED".to_owned()))
+            }
+            name => Ok((!state.lanes_missing.iter().any(|missing| missing == name)).then_some(0)),
+        }
     }
 
     async fn ping(&self) -> Result<(), QueueError> {

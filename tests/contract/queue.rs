@@ -82,8 +82,7 @@ async fn published_received_acknowledged(queue: Arc<dyn Queue>) {
     queue.declare(&[provider("stripe")]).await.unwrap();
     queue.ping().await.unwrap();
     let mut outgoing = to_lane("stripe", "one");
-    outgoing.properties.headers.insert("tenant".to_owned(), "a".to_owned());
-    outgoing.properties.content_type = Some("application/json".to_owned());
+    outgoing.properties = invalid_with_all_properties().properties;
     let sent = outgoing.properties.clone();
     queue.publish(outgoing).await.unwrap();
     publish_all(&*queue, "stripe", &["two", "three"]).await;
@@ -260,6 +259,23 @@ async fn outcomes_need_no_listener(queue: Arc<dyn Queue>) {
 fn invalid_message() -> Outgoing {
     let detail = "amount: must be an integer".to_owned();
     message(Destination::Invalid { reason: InvalidReason::BadAmount, detail }, "not a job")
+}
+
+/// With every property that a message keeps on its way.
+fn invalid_with_all_properties() -> Outgoing {
+    let text = |text: &str| Some(text.to_owned());
+    let properties = Properties {
+        message_id: text("p-1"),
+        content_type: text("text/plain"),
+        content_encoding: text("utf-8"),
+        correlation_id: text("c-1"),
+        reply_to: text("answers"),
+        kind: text("charge"),
+        app_id: text("billing"),
+        timestamp_s: Some(1_800_000_000),
+        headers: [("tenant".to_owned(), "a".to_owned())].into(),
+    };
+    Outgoing { properties, ..invalid_message() }
 }
 
 fn assert_invalid_headers(headers: &std::collections::BTreeMap<String, String>) {

@@ -2,11 +2,17 @@
 //!
 //! Refuses what `config` refuses already: a configuration with a hazard never gets here.
 
+use std::time::Duration;
+
 use super::Finding;
-use crate::config::{CardNumbers, Config, DatabaseUrl, LimiterUrl};
+use crate::config::{CardNumbers, Config, DatabaseUrl, LimiterUrl, QueueUrl};
 use crate::domain::limit::Algorithm;
 use crate::domain::provider::{Provider, SlotRelease, StoreDown};
 use crate::ledger::settings::Snapshot;
+
+/// How long RabbitMQ waits for an acknowledgement before it closes the channel and delivers the message to another.
+/// <https://www.rabbitmq.com/docs/consumers#acknowledgement-timeout>
+const DELIVERY_TIMEOUT_DEFAULT: Duration = Duration::from_secs(1_800);
 
 /// Findings about a configuration that could be meant.
 pub fn configuration(config: &Config) -> Vec<Finding> {
@@ -111,4 +117,31 @@ pub fn provider(provider: &Provider, config: &Config) -> Vec<Finding> {
         findings.push(Finding::ok(subject, format!("tightest limit {rate}")));
     }
     findings
+}
+
+/// What AMQP cannot tell: whether the broker waits long enough for acknowledgements.
+pub fn delivery_timeout(providers: &[&Provider], config: &Config) -> Option<Finding> {
+    let QueueUrl::Amqp(_) = config.queue.url else { return None };
+    let slowest = providers.iter().max_by_key(|provider| in_hand_max(provider))?;
+    let longest = in_hand_max(slowest);
+    let minutes = longest.as_secs_f64() / 60.0;
+    let what = format!(
+        "cannot be read over AMQP; it must be above {} minutes: provider {} may hold a message for {} s (max_wait_ms, \
+         timeout_ms and send_budget_ms). RabbitMQ's default is {} minutes",
+        minutes.ceil(),
+        slowest.name,
+        longest.as_secs_f64(),
+        DELIVERY_TIMEOUT_DEFAULT.as_secs() / 60,
+    );
+    let subject = "broker's delivery timeout";
+    if longest > DELIVERY_TIMEOUT_DEFAULT / 2 {
+        let mend = "Lower max_wait_ms or timeout_ms, or raise consumer_timeout in rabbitmq.conf to twice that time";
+        return Some(Finding::warning(subject, what, mend));
+    }
+    Some(Finding::ok(subject, what))
+}
+
+/// From a message's delivery to the answer that it is acknowledged with.
+fn in_hand_max(provider: &Provider) -> Duration {
+    provider.max_wait + provider.hold_max()
 }

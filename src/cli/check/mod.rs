@@ -8,6 +8,9 @@ use std::time::Duration;
 use super::connect::{Engines, Probe};
 use super::{CommandError, Console, Exit};
 use crate::config::{Config, Problems};
+use crate::domain::provider::{Provider, ProviderName};
+use crate::ledger::settings::Snapshot;
+use crate::queue::Queue;
 
 mod finding;
 mod judge;
@@ -66,8 +69,12 @@ pub async fn run(
         findings.extend(judged);
     }
     if !args.no_connect {
-        findings.extend(database(config, engines).await);
-        findings.extend(queue(config, engines).await);
+        let (judged, snapshot) = database(config, engines).await;
+        findings.extend(judged);
+        let providers: Vec<&Provider> =
+            snapshot.iter().flat_map(|snapshot| &snapshot.providers).filter_map(|row| row.as_ref().ok()).collect();
+        findings.extend(queue(config, engines, &providers).await);
+        findings.extend(judge::delivery_timeout(&providers, config));
         for probe in engines.probes(config) {
             findings.extend(in_time(probe.as_ref()).await);
         }
@@ -98,7 +105,8 @@ fn provider_file(file: &std::path::Path, config: &Config, engines: &dyn Engines)
     }
 }
 
-async fn database(config: &Config, engines: &dyn Engines) -> Vec<Finding> {
+/// Findings, and the settings where they could be read.
+async fn database(config: &Config, engines: &dyn Engines) -> (Vec<Finding>, Option<Snapshot>) {
     let subject = format!("database {}", config.database.url);
     let reached = async {
         let started = tokio::time::Instant::now();
@@ -109,26 +117,49 @@ async fn database(config: &Config, engines: &dyn Engines) -> Vec<Finding> {
         Ok::<_, CommandError>((answered, snapshot))
     };
     match tokio::time::timeout(PROBE_TIMEOUT, reached).await {
-        Err(_) => vec![silent(subject)],
+        Err(_) => (vec![silent(subject)], None),
         Ok(Err(error)) => {
-            vec![Finding::error(subject, error.to_string(), "Do what it says, or check that it runs and database.url")]
+            let mend = "Do what it says, or check that it runs and database.url";
+            (vec![Finding::error(subject, error.to_string(), mend)], None)
         }
         Ok(Ok((answered, snapshot))) => {
             let mut findings = vec![Finding::ok(subject, format!("answers in {} ms", answered.as_millis()))];
             findings.extend(judge::snapshot(&snapshot, config));
+            (findings, Some(snapshot))
+        }
+    }
+}
+
+async fn queue(config: &Config, engines: &dyn Engines, providers: &[&Provider]) -> Vec<Finding> {
+    let subject = format!("queue {}", config.queue.url);
+    let reached = async {
+        let queue = engines.queue(config).await?;
+        queue.ping().await?;
+        Ok::<_, CommandError>(queue)
+    };
+    match tokio::time::timeout(PROBE_TIMEOUT, reached).await {
+        Err(_) => vec![silent(subject)],
+        Ok(Err(error)) => vec![Finding::error(subject, error.to_string(), "Check that it runs and queue.url")],
+        Ok(Ok(queue)) => {
+            let mut findings = vec![Finding::ok(subject, "answers".to_owned())];
+            for provider in providers {
+                findings.extend(lane(queue.as_ref(), &provider.name).await);
+            }
             findings
         }
     }
 }
 
-async fn queue(config: &Config, engines: &dyn Engines) -> Vec<Finding> {
-    let subject = format!("queue {}", config.queue.url);
-    let reached = async { Ok::<_, CommandError>(engines.queue(config).await?.ping().await?) };
-    match tokio::time::timeout(PROBE_TIMEOUT, reached).await {
-        Err(_) => vec![silent(subject)],
-        Ok(Err(error)) => vec![Finding::error(subject, error.to_string(), "Check that it runs and queue.url")],
-        Ok(Ok(())) => vec![Finding::ok(subject, "answers".to_owned())],
-    }
+/// A lane that could drop a message. Those of disabled providers count too: they keep collecting.
+async fn lane(queue: &dyn Queue, provider: &ProviderName) -> Option<Finding> {
+    let subject = format!("lane {provider}");
+    let what = match tokio::time::timeout(PROBE_TIMEOUT, queue.depth(provider)).await {
+        Err(_) => return Some(silent(subject)),
+        Ok(Ok(Some(_))) => return None,
+        Ok(Ok(None)) => "has no queue: messages for it are returned to their producer, or dropped".to_owned(),
+        Ok(Err(error)) => format!("cannot be looked at: {error}"),
+    };
+    Some(Finding::error(subject, what, "Run sluicegate provider apply FILE, or start sluicegate run: both declare it"))
 }
 
 async fn in_time(probe: &dyn Probe) -> Vec<Finding> {

@@ -12,6 +12,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::task::TaskTracker;
 
 use super::store::{Store, Taken};
+use crate::queue::fault::Fault;
 use crate::queue::{Delivery, Lane, QueueError, Receipt};
 
 /// How soon messages that other processes publish are seen.
@@ -52,6 +53,7 @@ struct Held {
     places: usize,
     /// Messages taken and not finished. A receipt whose future is dropped half-way keeps its place until the lane closes.
     out: AtomicUsize,
+    fault: Fault,
 }
 
 impl EmbeddedLane {
@@ -64,6 +66,7 @@ impl EmbeddedLane {
             number: rand::random_range(1..i64::MAX),
             places: usize::from(places),
             out: AtomicUsize::new(0),
+            fault: Fault::default(),
         });
         let (wanted, wants) = watch::channel(Wanted { taking: true, stops: 0 });
         let (sender, arrivals) = mpsc::unbounded_channel();
@@ -137,13 +140,20 @@ async fn take_until_closed(
 impl Lane for EmbeddedLane {
     async fn next(&mut self) -> Result<Option<Delivery>, QueueError> {
         loop {
+            if self.gone.is_none() {
+                self.gone = self.held.fault.told();
+            }
             if let Some(why) = &self.gone {
                 return Err(QueueError::Away(why.clone()));
             }
             if self.drained {
                 return Ok(None);
             }
-            match self.arrivals.recv().await {
+            let arrival = tokio::select! {
+                arrival = self.arrivals.recv() => arrival,
+                _ = self.held.fault.wait() => continue,
+            };
+            match arrival {
                 Some(Arrival::Message(message)) => return Ok(Some(self.held.clone().delivery(message))),
                 Some(Arrival::Stopped(stop)) => {
                     let wanted = *self.wanted.borrow();
@@ -198,23 +208,32 @@ struct EmbeddedReceipt {
 }
 
 impl EmbeddedReceipt {
-    fn judge(&self, held_until_now: bool) -> Result<(), QueueError> {
-        if held_until_now {
-            self.held.finished();
-            return Ok(());
+    /// `Ok(false)` means that the row is this lane's no more.
+    fn judge(&self, answer: Result<bool, QueueError>) -> Result<(), QueueError> {
+        match answer {
+            Ok(held_until_now) => {
+                self.held.finished();
+                let lost =
+                    || QueueError::Away("the lane that took this message is closed, or its row is gone".to_owned());
+                held_until_now.then_some(()).ok_or_else(lost)
+            }
+            Err(error) => {
+                // The row stays taken until the lane closes.
+                self.held.fault.tell(format!("a message could not be finished: {error}"));
+                Err(error)
+            }
         }
-        Err(QueueError::Away("the lane that took this message is closed".to_owned()))
     }
 }
 
 #[async_trait]
 impl Receipt for EmbeddedReceipt {
     async fn ack(self: Box<Self>) -> Result<(), QueueError> {
-        self.judge(self.held.store.finish(self.id, self.held.number).await?)
+        self.judge(self.held.store.finish(self.id, self.held.number).await)
     }
 
     async fn hand_back(self: Box<Self>) -> Result<(), QueueError> {
-        self.judge(self.held.store.release(self.id, self.held.number).await?)?;
+        self.judge(self.held.store.release(self.id, self.held.number).await)?;
         self.held.signal.notify_waiters();
         Ok(())
     }

@@ -30,12 +30,36 @@ pub(super) struct Taken {
     pub redelivered: bool,
 }
 
-/// How column `properties` is written, in JSON.
-#[derive(Default, Serialize, Deserialize)]
+/// How column `properties` is written, in JSON. Rows may be older than a field.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Properties")]
 struct StoredProperties {
+    #[serde(skip_serializing_if = "Option::is_none", default)]
     message_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
     content_type: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    content_encoding: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    correlation_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    reply_to: Option<String>,
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none", default)]
+    kind: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    app_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    timestamp_s: Option<u64>,
+    #[serde(default)]
     headers: BTreeMap<String, String>,
+}
+
+fn write_properties(properties: &Properties) -> Result<String, serde_json::Error> {
+    StoredProperties::serialize(properties, serde_json::value::Serializer).map(|json| json.to_string())
+}
+
+fn read_properties(text: &str) -> Result<Properties, serde_json::Error> {
+    StoredProperties::deserialize(&mut serde_json::Deserializer::from_str(text))
 }
 
 impl Store {
@@ -55,13 +79,8 @@ impl Store {
         properties: &Properties,
         delay_ms: u64,
     ) -> Result<i64, QueueError> {
-        let properties = StoredProperties {
-            message_id: properties.message_id.clone(),
-            content_type: properties.content_type.clone(),
-            headers: properties.headers.clone(),
-        };
         let properties =
-            serde_json::to_string(&properties).map_err(|error| QueueError::Refused(format!("properties: {error}")))?;
+            write_properties(properties).map_err(|error| QueueError::Refused(format!("properties: {error}")))?;
         // One more, because the clock's reading is rounded down and a delay must not be short.
         let delay_ms = if delay_ms == 0 { 0 } else { delay_ms.saturating_add(1) };
         let visible_at_ms = now_ms().saturating_add(i64::try_from(delay_ms).unwrap_or(i64::MAX));
@@ -155,19 +174,15 @@ impl Store {
 fn read(row: &sqlx::sqlite::SqliteRow) -> Result<Taken, sqlx::Error> {
     let id = row.try_get("id")?;
     let properties: String = row.try_get("properties")?;
-    let stored: StoredProperties = serde_json::from_str(&properties).unwrap_or_else(|error| {
+    let properties = read_properties(&properties).unwrap_or_else(|error| {
         tracing::warn!(id, %error, "queue message has unreadable properties; going on without");
-        StoredProperties::default()
+        Properties::default()
     });
     Ok(Taken {
         id,
         visible_at_ms: row.try_get("visible_at_ms")?,
         body: row.try_get("body")?,
-        properties: Properties {
-            message_id: stored.message_id,
-            content_type: stored.content_type,
-            headers: stored.headers,
-        },
+        properties,
         redelivered: row.try_get::<i64, _>("redelivered")? != 0,
     })
 }

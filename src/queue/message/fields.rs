@@ -27,6 +27,9 @@ const KNOWN: [&str; 13] = [
     "payload",
 ];
 
+/// 0001-01-01T00:00:00Z, the first instant that RFC 3339 and both databases can write.
+pub(super) const FIRST_INSTANT: EpochMs = EpochMs(-62_135_596_800_000);
+
 pub(super) struct Fields<'a>(&'a [Member<'a>]);
 
 impl<'a> Fields<'a> {
@@ -155,9 +158,14 @@ impl<'a> Fields<'a> {
             Invalid::new(InvalidReason::BadField, detail)
         };
         let Some(text) = self.text(key)? else { return Ok(None) };
+        if !begins_with_year(text) {
+            return Err(bad());
+        }
         let at: Timestamp = text.parse().map_err(|_| bad())?;
         let rounded = at.round(TimestampRound::new().smallest(Unit::Millisecond).mode(mode)).map_err(|_| bad())?;
-        Ok(Some(EpochMs(rounded.as_millisecond())))
+        // An offset can lead into the year before; the last year needs no such check, jiff ends there.
+        let at = EpochMs(rounded.as_millisecond());
+        if at < FIRST_INSTANT { Err(bad()) } else { Ok(Some(at)) }
     }
 
     fn payload(&self) -> Result<Option<String>, Invalid> {
@@ -167,4 +175,10 @@ impl<'a> Fields<'a> {
             Some(_) => Err(Invalid::new(InvalidReason::BadField, "payload: must be a JSON object")),
         }
     }
+}
+
+/// jiff also reads years of six digits with a sign, which neither RFC 3339 nor every database can write.
+/// <https://www.rfc-editor.org/rfc/rfc3339#section-5.6>
+fn begins_with_year(text: &str) -> bool {
+    matches!(text.as_bytes(), [a, b, c, d, b'-', ..] if [a, b, c, d].into_iter().all(u8::is_ascii_digit))
 }

@@ -99,6 +99,17 @@ fn each_field_has_its_reason() {
         ("priority", vec!["-1", "10", "0.0", "99999999999999999999"], "bad_field"),
         ("not_before", vec!["1", r#""tomorrow""#, r#""2027-01-31""#, r#""2027-01-31T23:00:00""#], "bad_field"),
         ("expires_at", vec!["{}", r#""2027-13-31T23:00:00Z""#], "bad_field"),
+        (
+            "not_before",
+            vec![
+                r#""-005000-01-01T00:00:00Z""#,
+                r#""+002027-01-01T00:00:00Z""#,
+                r#""0000-12-31T23:59:59Z""#,
+                r#""0001-01-01T00:00:00+01:00""#,
+                r#""20270131T230000Z""#,
+            ],
+            "bad_field",
+        ),
         ("payload", vec!["[]", r#""{}""#, "1", "false"], "bad_field"),
         ("provider", vec![r#""adyen""#, r#""""#], "wrong_provider"),
         ("v", vec!["0", "-1", r#""1""#, "1.0", "{}"], "bad_field"),
@@ -210,6 +221,7 @@ fn times_are_rounded_to_the_safe_side() {
     };
     assert_eq!(at("not_before", "1970-01-01T00:00:01.0001Z"), 1_001);
     assert_eq!(at("expires_at", "1970-01-01T01:00:01.0009+01:00"), 1_000);
+    assert_eq!(at("not_before", "0001-01-01T00:00:00Z"), -62_135_596_800_000);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
 use super::VERSION;
+use super::fields::FIRST_INSTANT;
 use crate::domain::job::Job;
 use crate::domain::time::EpochMs;
 use crate::ledger::OutcomeEvent;
@@ -59,7 +60,6 @@ pub fn outcome_event_json(event: &OutcomeEvent) -> Vec<u8> {
 
 /// With milliseconds, in UTC. An instant beyond the years that RFC 3339 can write becomes the last (or first) that it can.
 fn rfc3339(at: EpochMs) -> String {
-    let bound = if at.0 < 0 { Timestamp::MIN } else { Timestamp::MAX };
-    let timestamp = Timestamp::from_millisecond(at.0).unwrap_or(bound);
+    let timestamp = Timestamp::from_millisecond(at.max(FIRST_INSTANT).0).unwrap_or(Timestamp::MAX);
     format!("{timestamp:.3}")
 }

@@ -1,6 +1,7 @@
 //! One lane: its own channel, its consumers, their deliveries.
 //!
-//! Refuses to outlive its channel: when that ends, every receipt of this lane is void and the lane says so.
+//! Refuses to outlive its channel: when that ends, every receipt of this lane is void and the lane says so. The same when
+//! an acknowledgement fails, since the broker may count that place as taken for ever.
 //!
 //! The bound on messages out has to hold over a stop and a resume, although the broker counts per consumer and quorum
 //! queues know no other count. So after a resume the new consumer gets only the places that nobody holds any more, and
@@ -190,6 +191,9 @@ impl Lane for RabbitLane {
             if let Some(why) = &self.gone {
                 return Err(QueueError::Away(why.clone()));
             }
+            if let Some(why) = self.held.fault.told() {
+                return Err(self.lost(why));
+            }
             if self.draining && self.live == 0 {
                 self.draining = false;
                 self.granted = 0;
@@ -214,6 +218,7 @@ impl Lane for RabbitLane {
                 }
                 opened = ready(&mut self.opening), if opening => self.admit(opened)?,
                 () = self.held.freed(), if waiting => {}
+                _ = self.held.fault.wait() => {}
             }
         }
     }

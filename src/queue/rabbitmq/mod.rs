@@ -14,6 +14,7 @@ mod consumer;
 mod declare;
 mod failure;
 mod handshake;
+mod header_text;
 mod publisher;
 mod receipt;
 mod settings;
@@ -39,7 +40,8 @@ impl RabbitMq {
     /// Starts connecting and returns at once; must be called on a tokio runtime.
     ///
     /// While the broker is away every call waits up to 5 s for it and then says [`QueueError::Away`] with the last
-    /// failure, so callers retry with pauses of their own. Bad credentials and the like are [`QueueError::Refused`].
+    /// failure, so callers retry with pauses of their own. Bad credentials and the like are [`QueueError::Refused`]
+    /// until the first connection; after it they count as away.
     #[must_use]
     pub fn connect(settings: Settings) -> Self {
         let topology = Topology::new(&settings.prefix);

@@ -34,10 +34,11 @@ impl Publisher {
 
     pub async fn publish(&self, message: &Outgoing) -> Result<(), QueueError> {
         let route = self.topology.route(&message.destination)?;
-        let properties = wire::to_amqp(&headers::with_destination(message))?;
         // Unbounded in time, yet never for ever: each holder of a place gives it back within a few call limits.
         let _place = self.places.acquire().await.map_err(|_| QueueError::Away("the publisher has ended".to_owned()))?;
         let generation = self.link.generation().await?;
+        let frame_max = generation.connection.configuration().frame_max();
+        let properties = wire::to_amqp(&headers::with_destination(message), frame_max)?;
         generation.unblocked().await?;
         let channel = self.take(&generation).await?;
         let options = BasicPublishOptions { mandatory: route.mandatory, immediate: false };

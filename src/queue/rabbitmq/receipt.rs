@@ -11,6 +11,7 @@ use lapin::options::{BasicAckOptions, BasicNackOptions};
 use tokio::sync::Notify;
 
 use super::failure::{Failure, limited};
+use crate::queue::fault::Fault;
 use crate::queue::{QueueError, Receipt};
 
 /// Messages given out and not finished, by whether their consumer still takes messages.
@@ -18,6 +19,7 @@ use crate::queue::{QueueError, Receipt};
 pub(super) struct Held {
     counts: Mutex<Counts>,
     freed: Notify,
+    pub fault: Fault,
 }
 
 #[derive(Default)]
@@ -63,6 +65,21 @@ impl Held {
         }
     }
 
+    /// `Ok(true)` means that the frame was written, `Ok(false)` that the channel is gone. Anything else may or may not
+    /// reach the broker, and whether that place is free is then unknown.
+    fn judge(&self, epoch: u64, answer: Result<bool, Failure>, doing: &str) -> Result<(), QueueError> {
+        let why = match answer {
+            Ok(true) => {
+                self.finished(epoch);
+                return Ok(());
+            }
+            Ok(false) => format!("{doing}: the lane's channel is gone"),
+            Err(failure) => failure.describe(doing),
+        };
+        self.fault.tell(why.clone());
+        Err(QueueError::Away(why))
+    }
+
     fn counts(&self) -> MutexGuard<'_, Counts> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -79,29 +96,35 @@ impl RabbitReceipt {
         let epoch = held.given_out();
         Self { acker, held, epoch }
     }
-
-    /// `Ok(true)` means that the frame was written, `Ok(false)` that the channel is gone.
-    fn judge(&self, answer: Result<bool, Failure>, doing: &str) -> Result<(), QueueError> {
-        match answer {
-            Ok(true) => {
-                self.held.finished(self.epoch);
-                Ok(())
-            }
-            Ok(false) => Err(QueueError::Away(format!("{doing}: the lane's channel is gone"))),
-            Err(failure) => Err(QueueError::Away(failure.describe(doing))),
-        }
-    }
 }
 
 #[async_trait]
 impl Receipt for RabbitReceipt {
     async fn ack(self: Box<Self>) -> Result<(), QueueError> {
         let answer = limited(self.acker.ack(BasicAckOptions { multiple: false })).await;
-        self.judge(answer, "acknowledge")
+        self.held.judge(self.epoch, answer, "acknowledge")
     }
 
     async fn hand_back(self: Box<Self>) -> Result<(), QueueError> {
         let answer = limited(self.acker.nack(BasicNackOptions { multiple: false, requeue: true })).await;
-        self.judge(answer, "hand back")
+        self.held.judge(self.epoch, answer, "hand back")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_acknowledgement_that_times_out_ends_the_lane() {
+        let held = Held::default();
+        let (first, second) = (held.given_out(), held.given_out());
+        held.begin_epoch();
+        held.judge(first, Ok(true), "acknowledge").unwrap();
+        assert_eq!((held.stale(), held.fault.told()), (1, None));
+        // Its place would be missing from every later consumer of this lane.
+        let answer = held.judge(second, Err(Failure::TimedOut), "acknowledge");
+        assert!(matches!(answer, Err(QueueError::Away(_))));
+        assert_eq!(held.fault.wait().await, "acknowledge: no answer within 5 s");
     }
 }

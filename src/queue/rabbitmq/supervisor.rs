@@ -74,7 +74,8 @@ impl Link {
     /// The present generation; waits up to [`CALL_LIMIT`] for one.
     ///
     /// # Errors
-    /// [`QueueError::Away`] with the last failure, or at once [`QueueError::Refused`] when the broker turns us down.
+    /// [`QueueError::Away`] with the last failure, or at once [`QueueError::Refused`] when the broker turns us down and
+    /// has never taken us.
     pub async fn generation(&self) -> Result<Arc<Generation>, QueueError> {
         let mut state = self.state.clone();
         let settled = |state: &State| !matches!(state, State::Away(_));
@@ -130,9 +131,11 @@ impl Generation {
 
 async fn supervise(settings: Settings, purpose: &'static str, declared: Declared, state: watch::Sender<State>) {
     let mut failed: u32 = 0;
+    let mut connected_before = false;
     for number in 1.. {
         match establish(&settings, purpose, &declared, number).await {
             Ok(generation) => {
+                connected_before = true;
                 let since = Instant::now();
                 tracing::info!(purpose, generation = number, "broker connected");
                 state.send_replace(State::Up(Arc::clone(&generation)));
@@ -144,7 +147,10 @@ async fn supervise(settings: Settings, purpose: &'static str, declared: Declared
             Err(error) => {
                 tracing::warn!(purpose, %error, "broker cannot be reached");
                 state.send_replace(match error {
-                    QueueError::Refused(text) => State::Refused(text),
+                    // What was good once will be again, after a rotated password or a limit on connections; callers
+                    // take a refusal for final and would give their messages back.
+                    QueueError::Refused(text) if !connected_before => State::Refused(text),
+                    QueueError::Refused(text) => State::Away(text),
                     error => State::Away(error.to_string()),
                 });
                 failed = failed.saturating_add(1);

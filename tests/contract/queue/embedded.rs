@@ -10,7 +10,8 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
 use sqlx::{Row as _, SqlitePool};
 
 use super::{
-    assert_invalid_headers, bodies, conformance, invalid_message, provider, publish_all, set, take, take_many,
+    PATIENCE, assert_invalid_headers, bodies, conformance, invalid_message, invalid_with_all_properties, provider,
+    publish_all, set, take, take_many,
 };
 
 struct Bench {
@@ -96,4 +97,70 @@ async fn a_missing_table_names_the_mend() {
     let name = ProviderName::new("stripe").unwrap();
     let error = bench.queue.declare(&[name]).await.unwrap_err();
     assert!(matches!(&error, QueueError::Refused(text) if text.contains("sluicegate migrate")), "{error}");
+}
+
+/// One place, and a message in it whose finishing fails: the lane must end or go on, and never just fall silent.
+async fn after_a_failed_finish(trigger: &str, ack: bool) {
+    let bench = bench("").await;
+    publish_all(&*bench.queue, "stripe", &["one"]).await;
+    let mut lane = bench.queue.open_lane(&provider("stripe"), 1).await.unwrap();
+    let delivery = take(&mut *lane).await;
+    sqlx::query(sqlx::AssertSqlSafe(format!("CREATE TRIGGER fault {trigger}"))).execute(&bench.pool).await.unwrap();
+    let finished = if ack { delivery.receipt.ack().await } else { delivery.receipt.hand_back().await };
+    assert!(matches!(finished, Err(QueueError::Away(_))), "{finished:?}");
+    let ended = tokio::time::timeout(PATIENCE, lane.next()).await.expect("the lane fell silent");
+    assert!(matches!(ended, Err(QueueError::Away(_))));
+    assert!(matches!(lane.resume().await, Err(QueueError::Away(_))), "ended for good");
+    drop(lane);
+    sqlx::query("DROP TRIGGER fault").execute(&bench.pool).await.unwrap();
+    let mut lane = bench.queue.open_lane(&provider("stripe"), 1).await.unwrap();
+    let again = take(&mut *lane).await;
+    assert!(again.redelivered);
+    again.receipt.ack().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_acknowledgement_ends_the_lane() {
+    let trigger = "BEFORE DELETE ON queue_messages BEGIN SELECT RAISE(ABORT, 'disk I/O error'); END";
+    after_a_failed_finish(trigger, true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_hand_back_ends_the_lane() {
+    let trigger = "BEFORE UPDATE ON queue_messages BEGIN SELECT RAISE(ABORT, 'disk I/O error'); END";
+    after_a_failed_finish(trigger, false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_somebody_deleted_costs_no_place() {
+    let bench = bench("").await;
+    publish_all(&*bench.queue, "stripe", &["one"]).await;
+    let mut lane = bench.queue.open_lane(&provider("stripe"), 1).await.unwrap();
+    let delivery = take(&mut *lane).await;
+    sqlx::query("DELETE FROM queue_messages").execute(&bench.pool).await.unwrap();
+    assert!(matches!(delivery.receipt.ack().await, Err(QueueError::Away(_))));
+    publish_all(&*bench.queue, "stripe", &["two"]).await;
+    assert_eq!(&take(&mut *lane).await.body[..], b"two");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn invalid_messages_keep_all_their_properties() {
+    let bench = bench("").await;
+    let invalid = invalid_with_all_properties();
+    let mut expected = invalid.properties.clone();
+    bench.queue.publish(invalid).await.unwrap();
+    // As written before there were more than three.
+    let old = r#"{"message_id":"old","content_type":null,"headers":{"tenant":"a"}}"#;
+    let sql = "INSERT INTO queue_messages (queue, body, properties, visible_at_ms) VALUES ('payments.old', 'x', ?1, 0)";
+    sqlx::query(sql).bind(old).execute(&bench.pool).await.unwrap();
+    // Nobody takes from there but a lane opened by hand: read it back as one would.
+    sqlx::query("UPDATE queue_messages SET queue = 'payments.reader'").execute(&bench.pool).await.unwrap();
+    let mut lane = bench.queue.open_lane(&provider("reader"), 2).await.unwrap();
+    let mut kept = take_many(&mut *lane, 2).await.into_iter().map(|delivery| delivery.properties);
+    let (old, kept) = (kept.next().unwrap(), kept.next().unwrap());
+    assert_eq!((old.message_id.as_deref(), old.correlation_id, old.headers.len()), (Some("old"), None, 1));
+    assert_invalid_headers(&kept.headers);
+    expected.headers.clone_from(&kept.headers);
+    assert_eq!(kept.headers["tenant"], "a");
+    assert_eq!(kept, expected);
 }

@@ -14,6 +14,8 @@ use super::{
 };
 use crate::support::rabbitmq::RabbitNode;
 
+mod properties;
+
 struct Bench {
     queue: Arc<dyn Queue>,
     url: String,
@@ -44,14 +46,18 @@ async fn invalid_messages_are_kept_with_their_reason() {
     let (_connection, channel) = raw_channel(&bench.url).await;
     let kept = channel.basic_get("payments.invalid".into(), BasicGetOptions { no_ack: true }).await.unwrap().unwrap();
     assert_eq!(kept.delivery.data, b"not a job");
-    let headers = kept.delivery.properties.headers().as_ref().unwrap();
+    assert_invalid_headers(&string_headers(&kept.delivery.properties));
+    assert_eq!(kept.delivery.properties.delivery_mode(), &Some(2));
+}
+
+fn string_headers(properties: &lapin::BasicProperties) -> std::collections::BTreeMap<String, String> {
+    let headers = properties.headers().as_ref().unwrap();
     // The broker adds numbers of its own.
-    let headers = headers.inner().iter().filter_map(|(key, value)| match value {
+    let strings = headers.inner().iter().filter_map(|(key, value)| match value {
         AMQPValue::LongString(text) => Some((key.as_str().to_owned(), text.to_string())),
         _ => None,
     });
-    assert_invalid_headers(&headers.collect());
-    assert_eq!(kept.delivery.properties.delivery_mode(), &Some(2));
+    strings.collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -104,6 +110,36 @@ async fn wrong_credentials_are_refused_and_not_repeated() {
     let error = connect(&bench.url.replace("guest:guest", "guest:hunter2")).ping().await.unwrap_err();
     assert!(matches!(error, QueueError::Refused(_)), "{error}");
     assert!(!error.to_string().contains("hunter2"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_after_the_first_connection_will_pass() {
+    const VHOST: &str = "a_refusal_after_the_first_connection_will_pass";
+    let ctl = async |args: &'static [&'static str]| {
+        tokio::task::spawn_blocking(move || RabbitNode::shared().ctl(args)).await.unwrap();
+    };
+    let bench = bench(VHOST).await;
+    bench.queue.declare(&[provider("stripe")]).await.unwrap();
+    publish_all(&*bench.queue, "stripe", &["before"]).await;
+    ctl(&["set_vhost_limits", "-p", VHOST, r#"{"max-connections":0}"#]).await;
+    ctl(&["close_all_connections", "--vhost", VHOST, "test"]).await;
+    let deadline = std::time::Instant::now() + PATIENCE;
+    loop {
+        let publish = bench.queue.publish(to_lane("stripe", "during")).await.unwrap_err();
+        let ping = bench.queue.ping().await.unwrap_err();
+        // Nothing but what passes, whatever the broker says to the attempts to come back.
+        assert!(matches!(publish, QueueError::Away(_) | QueueError::NotConfirmed(_)), "{publish}");
+        assert!(matches!(ping, QueueError::Away(_)), "{ping}");
+        if [&publish, &ping].into_iter().all(|error| error.to_string().contains("NOT_ALLOWED")) {
+            break;
+        }
+        assert!(std::time::Instant::now() < deadline, "{publish}; {ping}");
+    }
+    ctl(&["clear_vhost_limits", "-p", VHOST]).await;
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while let Err(error) = bench.queue.publish(to_lane("stripe", "after")).await {
+        assert!(matches!(error, QueueError::Away(_)) && std::time::Instant::now() < deadline, "{error}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

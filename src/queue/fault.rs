@@ -1,0 +1,31 @@
+//! How a receipt that could not finish its message tells its lane to end.
+//!
+//! Refuses to let a lane go on with a place that never comes free: once all were like that it would take nothing, and
+//! say nothing. A lane that ends is opened again, and what it held is delivered again.
+
+use tokio::sync::watch;
+
+/// The first reason counts.
+#[derive(Default)]
+pub(super) struct Fault(watch::Sender<Option<String>>);
+
+impl Fault {
+    pub fn tell(&self, why: String) {
+        self.0.send_if_modified(|told| {
+            let first = told.is_none();
+            told.get_or_insert(why);
+            first
+        });
+    }
+
+    pub fn told(&self) -> Option<String> {
+        self.0.borrow().clone()
+    }
+
+    /// Waits for a reason. Cancel-safe: it stays told.
+    pub async fn wait(&self) -> String {
+        // The sender lives in `self`, so there is no end without a reason.
+        let told = self.0.subscribe().wait_for(Option::is_some).await.ok().and_then(|told| told.clone());
+        told.unwrap_or_default()
+    }
+}
