@@ -1,5 +1,5 @@
 //! The commands, against engines in memory, and the program itself as a process.
-#![allow(clippy::unwrap_used, reason = "a helper of a test fails its test")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a helper of a test fails its test")]
 
 mod check;
 mod enqueue;

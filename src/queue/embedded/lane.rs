@@ -27,7 +27,7 @@ struct Wanted {
 
 /// What the task tells its lane, in order.
 enum Arrival {
-    Message(Taken),
+    Message(Box<Taken>),
     /// Nothing more comes because of that stop.
     Stopped(u64),
     Failed(QueueError),
@@ -108,7 +108,7 @@ async fn take_until_closed(
                 if next.is_some_and(|next| next.is_zero()) {
                     for message in held.store.take(&held.queue, held.number, free).await? {
                         held.out.fetch_add(1, Ordering::AcqRel);
-                        if arrivals.send(Arrival::Message(message)).is_err() {
+                        if arrivals.send(Arrival::Message(Box::new(message))).is_err() {
                             return Ok(());
                         }
                     }
@@ -154,7 +154,7 @@ impl Lane for EmbeddedLane {
                 _ = self.held.fault.wait() => continue,
             };
             match arrival {
-                Some(Arrival::Message(message)) => return Ok(Some(self.held.clone().delivery(message))),
+                Some(Arrival::Message(message)) => return Ok(Some(self.held.clone().delivery(*message))),
                 Some(Arrival::Stopped(stop)) => {
                     let wanted = *self.wanted.borrow();
                     self.drained = !wanted.taking && wanted.stops == stop;

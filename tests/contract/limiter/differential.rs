@@ -156,16 +156,7 @@ fn run_history(prefix: &str, jitter: bool, steps: &[Step]) -> Result<(), TestCas
                 call.wants.clone_from(wants);
                 call.pause = (*pause_ms > 0).then(|| Duration::from_millis(*pause_ms));
                 call.warm = warm.then_some(born);
-                for (position, age) in settle {
-                    let mine: Vec<usize> = (0..open.len()).filter(|i| open[*i].caller == *caller).collect();
-                    let Some(&position) = mine.get(position % mine.len().max(1)) else { break };
-                    let permit = open.remove(position);
-                    let fate = match age {
-                        Some(us) => Fate::Used { age: Duration::from_micros(*us) },
-                        None => Fate::NotSent { origins: permit.origins.clone() },
-                    };
-                    call.settlements.push(Settlement { call: permit.call, cost: permit.cost, fate });
-                }
+                call.settlements = settle_some(&mut open, *caller, settle);
                 last_calls[*caller as usize] = Some((current.clone(), call.clone()));
                 (*caller, current.clone(), call)
             }
@@ -184,6 +175,22 @@ fn run_history(prefix: &str, jitter: bool, steps: &[Step]) -> Result<(), TestCas
         }
     }
     Ok(())
+}
+
+/// Settles permits of a caller, picked by position among those still open.
+fn settle_some(open: &mut Vec<Open>, caller: u64, settle: &[(usize, Option<u64>)]) -> Vec<Settlement> {
+    let mut settlements = Vec::new();
+    for (position, age) in settle {
+        let mine: Vec<usize> = (0..open.len()).filter(|i| open[*i].caller == caller).collect();
+        let Some(&position) = mine.get(position % mine.len().max(1)) else { break };
+        let permit = open.remove(position);
+        let fate = match age {
+            Some(us) => Fate::Used { age: Duration::from_micros(*us) },
+            None => Fate::NotSent { origins: permit.origins },
+        };
+        settlements.push(Settlement { call: permit.call, cost: permit.cost, fate });
+    }
+    settlements
 }
 
 fn new_call(incarnation: u64, number: u64, run: u32) -> Call {
