@@ -41,7 +41,9 @@ on_every_limiter!(
     an_unused_slot_goes_back_as_it_was,
     a_booked_slot_given_back_is_booked_again_for_the_same_start,
     an_unsettled_slot_comes_back_at_its_deadline_and_not_before,
+    a_booked_slot_is_held_from_its_start_not_from_its_booking,
     a_settlement_counts_once_and_for_its_own_call,
+    a_settlement_frees_no_more_than_its_call_holds,
     a_repeated_call_takes_and_settles_nothing_twice,
     several_limits_are_taken_all_or_nothing,
     a_lowered_limit_forgets_the_oldest_uses,
@@ -176,6 +178,22 @@ async fn an_unsettled_slot_comes_back_at_its_deadline_and_not_before(limiter: Ar
     assert!(refusal.permits() == 0 || refusal.now.0 >= next, "one slot came back, not two: {refusal:?}");
 }
 
+async fn a_booked_slot_is_held_from_its_start_not_from_its_booking(limiter: Arc<dyn Limiter>) {
+    let hold_us = 250_000;
+    let spec = QuotaSpec { hold_max: Duration::from_micros(hold_us), ..spec(&[("all", 1, 700)]) };
+    let window_us = padded_us(&spec, 0);
+    let mut caller = Caller::warm(&limiter, spec).await;
+    caller.call(&[1]).await;
+    let settled = caller.settle(vec![used(caller.number, 1, 0)], &[1]).await;
+    let start_us = promised_us(&settled);
+    until_us(&caller, start_us - 240_000).await;
+    assert_eq!(caller.call(&[1]).await.permits(), 1, "booked");
+    // From here on only its deadline can give the slot back, sooner than an answer now.
+    until_us(&caller, start_us + hold_us).await;
+    let reply = caller.call(&[1]).await;
+    assert_eq!((reply.permits(), promised_us(&reply)), (0, start_us + hold_us + window_us));
+}
+
 async fn a_settlement_counts_once_and_for_its_own_call(limiter: Arc<dyn Limiter>) {
     let spec = spec(&[("all", 2, 100)]);
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
@@ -191,6 +209,15 @@ async fn a_settlement_counts_once_and_for_its_own_call(limiter: Arc<dyn Limiter>
     // The unused slot at once, the answered one booked a window later, and no third.
     let starts: Vec<bool> = reply.granted.iter().map(|run| run.wait_us == 0).collect();
     assert_eq!((reply.permits(), starts), (2, vec![true, false]), "{reply:?}");
+}
+
+async fn a_settlement_frees_no_more_than_its_call_holds(limiter: Arc<dyn Limiter>) {
+    let spec = spec(&[("all", 3, 500)]);
+    let mut caller = Caller::warm(&limiter, spec.clone()).await;
+    assert_eq!(Caller::new(&limiter, spec).call(&[1, 1]).await.permits(), 2);
+    caller.call(&[1]).await;
+    let reply = caller.settle(vec![not_sent(caller.number, 3, &[0])], &[1, 1, 1]).await;
+    assert_eq!(reply.permits(), 1, "two are another's");
 }
 
 async fn a_repeated_call_takes_and_settles_nothing_twice(limiter: Arc<dyn Limiter>) {

@@ -75,8 +75,8 @@ enum Step {
 fn step() -> impl Strategy<Value = (u64, Step)> {
     let gap = prop_oneof![4 => 0_u64..2_000, 3 => 0_u64..60_000, 1 => Just(130_000_u64), 1 => Just(420_000)];
     let trip = prop_oneof![8 => Just(Trip::Whole), 1 => Just(Trip::CallLost), 1 => Just(Trip::ReplyLost)];
-    let end = prop_oneof![8 => Just(End::Answered), 2 => Just(End::NotSent), 1 => Just(End::Unanswered)];
-    let delay = || prop_oneof![3 => 0_u64..500, 2 => 0_u64..30_000, 1 => 100_000_u64..160_000];
+    let end = prop_oneof![8 => Just(End::Answered), 2 => Just(End::NotSent), 2 => Just(End::Unanswered)];
+    let delay = || prop_oneof![3 => 0_u64..500, 2 => 0_u64..30_000, 2 => 100_000_u64..160_000];
     let one = (prop_oneof![3 => Just(0_u64), 2 => 0_u64..50_000], delay(), delay(), end);
     let one = one.prop_map(|(begin_us, transit_us, answer_us, end)| Use { begin_us, transit_us, answer_us, end });
     let wants = prop::collection::vec(prop_oneof![6 => Just(1_u32), 1 => 2_u32..4], 1..6);
@@ -284,12 +284,10 @@ impl World {
                     self.workers[worker].settled.push((begin_us, settled(Err(run.origins.clone()))));
                     continue;
                 }
-                // With an allowance for jitter the whole way to the provider must stay within it.
-                let (way_us, from_us) = match self.jitter {
-                    None => (planned.transit_us.min(TIMEOUT_US), begin_us),
-                    Some(jitter) => (planned.transit_us % micros_up(jitter), begin_us.min(reply.now.0 + run.wait_us)),
-                };
-                let at_us = from_us.max(if self.jitter.is_some() { from_us } else { begin_us }) + way_us;
+                // With an allowance for jitter, the provider counts within it from the start on; that is assumed there.
+                let at_us = begin_us + planned.transit_us.min(TIMEOUT_US);
+                let at_us =
+                    self.jitter.map_or(at_us, |jitter| at_us.min(reply.now.0 + run.wait_us + micros_up(jitter)));
                 self.arrivals.push(Arrival { at_us, cost, version: outgoing.version });
                 let answered_us = at_us + planned.answer_us;
                 let in_time = answered_us <= begin_us + TIMEOUT_US;
@@ -352,13 +350,19 @@ fn never_more_than_the_limit(jitter: Option<Duration>, limits: [(&'static str, u
         panic!("{failure}");
     }
     // A limiter that grants nothing would keep every promise.
-    assert!(requests.get() > 10_000, "only {} requests were made", requests.get());
+    assert!(requests.get() > 5_000, "only {} requests were made", requests.get());
     assert!(full.get() > 500, "a limit was used in full only {} times", full.get());
 }
 
 #[test]
 fn no_window_holds_more_than_the_limit_whatever_the_delays() {
     never_more_than_the_limit(None, [("a", 4, 100), ("b", 6, 400)]);
+}
+
+/// With so few slots every one that is free too early shows.
+#[test]
+fn no_window_holds_more_than_the_smallest_of_limits() {
+    never_more_than_the_limit(None, [("a", 1, 100), ("b", 2, 200)]);
 }
 
 #[test]
