@@ -235,3 +235,21 @@ async fn an_unknown_outcome_is_not_re_sent_with_another_credential() {
     assert!(job.reason.contains("credential"), "{job:?}");
     assert_eq!(bench.script.sent().len(), 1);
 }
+
+/// The row may have changed meanwhile: what is sent again is what was sent first.
+#[tokio::test]
+async fn a_re_send_is_the_first_request_to_the_byte() {
+    let slow = ProviderRow { backoff_base_ms: 2_000, backoff_max_ms: 2_000, ..row("acme") };
+    let bench = Bench::open(std::slice::from_ref(&slow)).await;
+    bench.script.plan("job", [Act::ChargeAndLose]);
+    bench.pay("acme", "job").await;
+    bench.until_state("job", "unknown").await;
+    bench.apply(&[ProviderRow { url: "https://moved.test/".to_owned(), ..slow }]).await;
+    bench.settings_known().await;
+    bench.until_state("job", "succeeded").await;
+    let sent = bench.script.sent_for("job");
+    assert_eq!((sent.len(), sent[0].request == sent[1].request), (2, true), "{sent:?}");
+    bench.pay("acme", "new").await;
+    bench.until_state("new", "succeeded").await;
+    assert_eq!(bench.script.sent_for("new")[0].request.url, "https://moved.test/");
+}
