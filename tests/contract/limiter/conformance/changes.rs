@@ -1,0 +1,117 @@
+//! What every limiter does when its limits change under it: what was used still counts, an older caller gets nothing.
+
+use super::*;
+
+on_every_limiter!(
+    a_lowered_limit_waits_for_the_newest_uses,
+    a_limit_lowered_and_raised_again_has_forgotten_nothing,
+    calls_in_flight_count_against_a_lowered_limit,
+    a_raised_limit_grants_the_difference,
+    a_limit_that_is_new_or_grew_its_window_waits_one_window,
+    a_shorter_window_counts_at_once,
+    older_settings_get_and_settle_nothing,
+);
+
+async fn a_lowered_limit_waits_for_the_newest_uses(limiter: Arc<dyn Limiter>) {
+    let mut caller = Caller::warm(&limiter, spec(&[("all", 3, 600)])).await;
+    let window_us = padded_us(&caller.spec, 0);
+    caller.call(&[1, 1, 1]).await;
+    let call = caller.number;
+    caller.settle(vec![used(call, 1, 0)], &[]).await;
+    let begun_us = caller.call(&[]).await.now.0;
+    until_us(&caller, begun_us + 30_000).await;
+    caller.settle(vec![used(call, 1, 0)], &[]).await;
+    until_us(&caller, begun_us + 60_000).await;
+    let last = caller.settle(vec![used(call, 1, 0)], &[]).await;
+    caller.spec.version = 2;
+    caller.spec.limits[0].max_requests = 1;
+    let reply = caller.call(&[1]).await;
+    assert_eq!(promised_us(&reply), free_again_us(&last, 0, window_us), "the newest use is the one that counts");
+    assert_eq!((reply.version, refused(&reply).exact), (2, true));
+}
+
+async fn a_limit_lowered_and_raised_again_has_forgotten_nothing(limiter: Arc<dyn Limiter>) {
+    let mut caller = Caller::warm(&limiter, spec(&[("all", 3, 600)])).await;
+    let window_us = padded_us(&caller.spec, 0);
+    caller.call(&[1, 1, 1]).await;
+    let settled = caller.settle(vec![used(caller.number, 3, 0)], &[]).await;
+    for (version, max_requests, permits) in [(2, 0, 0), (3, 5, 2)] {
+        caller.spec.version = version;
+        caller.spec.limits[0].max_requests = max_requests;
+        let reply = caller.call(&[1; 6]).await;
+        assert_eq!(
+            reply.permits(),
+            permits,
+            "three calls are within the window, {max_requests} are allowed: {reply:?}"
+        );
+    }
+    let reply = caller.call(&[1]).await;
+    assert_eq!((promised_us(&reply), refused(&reply).exact), (free_again_us(&settled, 0, window_us), true));
+    until_us(&caller, promised_us(&reply)).await;
+    assert_eq!(caller.call(&[1; 6]).await.permits(), 3, "two are in flight");
+}
+
+async fn calls_in_flight_count_against_a_lowered_limit(limiter: Arc<dyn Limiter>) {
+    let mut caller = Caller::warm(&limiter, spec(&[("all", 3, 100)])).await;
+    caller.call(&[1, 1, 1]).await;
+    let call = caller.number;
+    caller.spec.version = 2;
+    caller.spec.limits[0].max_requests = 2;
+    let reply = caller.settle(vec![not_sent(call, 1, &[0])], &[1]).await;
+    assert_eq!(reply.permits(), 0, "two are in flight, two are allowed");
+    let reply = caller.settle(vec![not_sent(call, 1, &[0])], &[1, 1]).await;
+    assert_eq!((reply.permits(), reply.remaining), (1, 0));
+}
+
+async fn a_raised_limit_grants_the_difference(limiter: Arc<dyn Limiter>) {
+    let mut caller = Caller::warm(&limiter, spec(&[("all", 2, 600)])).await;
+    caller.call(&[1, 1]).await;
+    caller.settle(vec![used(caller.number, 2, 0)], &[]).await;
+    caller.spec.version = 2;
+    caller.spec.limits[0].max_requests = 5;
+    let reply = caller.call(&[1; 5]).await;
+    assert_eq!((reply.permits(), reply.granted[0].wait_us), (3, 0), "{reply:?}");
+}
+
+async fn a_limit_that_is_new_or_grew_its_window_waits_one_window(limiter: Arc<dyn Limiter>) {
+    let mut caller = Caller::warm(&limiter, spec(&[("old", 5, 400)])).await;
+    caller.spec = QuotaSpec { version: 2, ..spec(&[("new", 9, 700), ("old", 5, 400)]) };
+    let new_us = unknown_past_us(&caller.spec, 0);
+    let reply = caller.call(&[1]).await;
+    assert_eq!((reply.permits(), refused(&reply).by), (0, Refusal::Limit { index: 0 }));
+    assert_eq!((refused(&reply).wait_us, refused(&reply).exact), (new_us, true), "its past is not known");
+    until_us(&caller, promised_us(&reply)).await;
+    assert_eq!(caller.call(&[1]).await.permits(), 1);
+    caller.spec = QuotaSpec { version: 3, ..spec(&[("new", 9, 700), ("old", 5, 500)]) };
+    let reply = caller.call(&[1]).await;
+    assert_eq!(refused(&reply).by, Refusal::Limit { index: 1 });
+    assert_eq!(refused(&reply).wait_us, unknown_past_us(&caller.spec, 1), "uses beyond the old window are forgotten");
+    // A limit that went and came back is new.
+    caller.spec = QuotaSpec { version: 4, ..spec(&[("new", 9, 700)]) };
+    caller.call(&[]).await;
+    caller.spec = QuotaSpec { version: 5, ..spec(&[("new", 9, 700), ("old", 5, 500)]) };
+    let back = caller.call(&[1]).await;
+    assert_eq!((back.permits(), promised_us(&back)), (0, back.now.0 + unknown_past_us(&caller.spec, 1)));
+}
+
+async fn a_shorter_window_counts_at_once(limiter: Arc<dyn Limiter>) {
+    let mut caller = Caller::warm(&limiter, spec(&[("all", 1, 5_000)])).await;
+    caller.call(&[1]).await;
+    let settled = caller.settle(vec![used(caller.number, 1, 0)], &[]).await;
+    caller.spec = QuotaSpec { version: 2, ..spec(&[("all", 1, 600)]) };
+    let reply = caller.call(&[1]).await;
+    assert_eq!(promised_us(&reply), free_again_us(&settled, 0, padded_us(&caller.spec, 0)));
+}
+
+async fn older_settings_get_and_settle_nothing(limiter: Arc<dyn Limiter>) {
+    let mut caller = Caller::warm(&limiter, spec(&[("all", 1, 100)])).await;
+    let mut newer = Caller::new(&limiter, QuotaSpec { version: 7, ..caller.spec.clone() });
+    caller.call(&[1]).await;
+    let call = caller.number;
+    newer.call(&[]).await;
+    let stale = caller.settle(vec![not_sent(call, 1, &[0])], &[1]).await;
+    assert_eq!((stale.permits(), refused(&stale).by, stale.version), (0, Refusal::StaleVersion, 7));
+    assert_eq!(newer.call(&[1]).await.permits(), 0, "nothing was settled either");
+    caller.spec.version = 7;
+    assert_eq!(caller.settle(vec![not_sent(call, 1, &[0])], &[1]).await.permits(), 1, "it is still to be settled");
+}
