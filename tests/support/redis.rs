@@ -9,12 +9,18 @@ use super::process::{Server, free_port, private_dir};
 pub struct Redis {
     pub port: u16,
     dir: PathBuf,
+    /// Lives as long as the test binary, which drops no statics: its warden removes the directory.
+    is_shared: bool,
     server: Mutex<Option<Server>>,
 }
 
 impl Redis {
     pub fn start() -> Self {
-        let redis = Self { port: free_port(), dir: private_dir("redis"), server: Mutex::new(None) };
+        Self::begin(false)
+    }
+
+    fn begin(is_shared: bool) -> Self {
+        let redis = Self { port: free_port(), dir: private_dir("redis"), is_shared, server: Mutex::new(None) };
         redis.restart();
         redis
     }
@@ -22,7 +28,7 @@ impl Redis {
     /// The server that the tests of one binary share, each under its own key prefix.
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<Redis> = OnceLock::new();
-        SHARED.get_or_init(Self::start)
+        SHARED.get_or_init(|| Self::begin(true))
     }
 
     pub fn url(&self) -> String {
@@ -57,7 +63,8 @@ impl Redis {
             "--daemonize",
             "no",
         ];
-        let server = Server::start(&command, &[], &self.dir.join("log"), None, "");
+        let server =
+            Server::start(&command, &[], &self.dir.join("log"), self.is_shared.then_some(self.dir.as_path()), "");
         server.await_port(self.port);
         *self.slot() = Some(server);
     }
