@@ -3,13 +3,10 @@
 //! Refuses to depend on more of a row than it shows: it reads the row's serialised form, and a column left out is the
 //! database's default.
 
-use std::time::Duration;
-
 use serde::Deserialize;
 
 use super::CommandError;
-use crate::domain::limit::Rate;
-use crate::ledger::provider_row::ProviderRow;
+use crate::ledger::provider_row::{LimitRow, ProviderRow};
 
 /// The columns of a provider that `list` shows.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -24,25 +21,7 @@ pub struct ProviderView {
     #[serde(default)]
     url: Option<String>,
     #[serde(default, alias = "limit")]
-    pub limits: Vec<LimitView>,
-}
-
-/// The columns of a limit that `limits list` shows.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-pub struct LimitView {
-    pub name: String,
-    max_requests: i64,
-    window_ms: i64,
-    #[serde(default)]
-    algorithm: Option<String>,
-    #[serde(default)]
-    scope: Option<String>,
-    #[serde(default)]
-    applies_to: Option<String>,
-    #[serde(default)]
-    shadow: Option<bool>,
-    #[serde(default)]
-    enabled: Option<bool>,
+    pub limits: Vec<LimitRow>,
 }
 
 impl ProviderView {
@@ -62,52 +41,39 @@ impl ProviderView {
             (true, true) => "paused",
             (true, false) => "enabled",
         };
-        let limits: Vec<String> = self.limits.iter().filter(|limit| limit.is_enabled()).map(LimitView::rate).collect();
+        let limits: Vec<String> = self.limits.iter().filter(|limit| limit.enabled).map(LimitRow::in_words).collect();
         let mode = self.mode.as_deref().unwrap_or("blocking");
         let url = self.url.as_deref().unwrap_or_default();
-        vec![self.name.clone(), state.to_owned(), mode.to_owned(), limits.join(", "), url.to_owned()]
+        vec![self.name.clone(), state.to_owned(), mode.to_owned(), limits.join("; "), url.to_owned()]
     }
 }
 
-impl LimitView {
-    pub const HEADER: [&'static str; 7] = ["provider", "limit", "rate", "algorithm", "scope", "applies to", "state"];
+/// Titles of [`limit_cells`].
+pub const LIMIT_HEADER: [&str; 9] =
+    ["provider", "limit", "rate", "algorithm", "burst", "offset", "scope", "applies to", "state"];
 
-    /// `N/DURATION`; what cannot be a rate is shown as written.
-    #[must_use]
-    pub fn rate(&self) -> String {
-        let rate = match (u32::try_from(self.max_requests), u64::try_from(self.window_ms)) {
-            (Ok(requests), Ok(window_ms)) => Rate::new(requests, Duration::from_millis(window_ms)).ok(),
-            _ => None,
-        };
-        rate.map_or_else(|| format!("{}/{}ms", self.max_requests, self.window_ms), |rate| rate.to_string())
-    }
+/// One line of `limits list`; burst and offset are empty unless set.
+#[must_use]
+pub fn limit_cells(provider: &str, limit: &LimitRow) -> Vec<String> {
+    vec![
+        provider.to_owned(),
+        limit.name.clone(),
+        limit.rate_in_words(),
+        limit.algorithm.clone(),
+        limit.burst.map(|burst| burst.to_string()).unwrap_or_default(),
+        limit.offset_in_words().unwrap_or_default(),
+        limit.scope.clone(),
+        limit.applies_to.clone(),
+        limit_state(limit).to_owned(),
+    ]
+}
 
-    fn is_enabled(&self) -> bool {
-        self.enabled.unwrap_or(true)
-    }
-
-    #[must_use]
-    pub fn state(&self) -> &'static str {
-        match (self.is_enabled(), self.shadow.unwrap_or(false), self.max_requests) {
-            (false, _, _) => "disabled",
-            (true, true, _) => "shadow",
-            (true, false, 0) => "closed",
-            (true, false, _) => "enabled",
-        }
-    }
-
-    #[must_use]
-    pub fn cells(&self, provider: &str) -> Vec<String> {
-        let or = |text: &Option<String>, default: &str| text.as_deref().unwrap_or(default).to_owned();
-        vec![
-            provider.to_owned(),
-            self.name.clone(),
-            self.rate(),
-            or(&self.algorithm, "sliding_log"),
-            or(&self.scope, "provider"),
-            or(&self.applies_to, "all"),
-            self.state().to_owned(),
-        ]
+fn limit_state(limit: &LimitRow) -> &'static str {
+    match (limit.enabled, limit.shadow, limit.max_requests) {
+        (false, _, _) => "disabled",
+        (true, true, _) => "shadow",
+        (true, false, 0) => "closed",
+        (true, false, _) => "enabled",
     }
 }
 
@@ -129,10 +95,14 @@ mod tests {
             row[key] = limits.clone();
             let view: ProviderView = serde_json::from_value(row).unwrap();
             assert_eq!(view.cells(), ["acme", "paused", "blocking", "100/1s", "https://acme.example"]);
-            let cells = view.limits[1].cells("acme");
-            assert_eq!(cells, ["acme", "hour", "0/1h", "sliding_log", "account", "all", "disabled"]);
-            assert_eq!(view.limits[0].state(), "enabled");
-            assert_eq!(LimitView { max_requests: -1, ..view.limits[0].clone() }.rate(), "-1/1000ms");
+            let cells = limit_cells("acme", &view.limits[1]);
+            assert_eq!(cells, ["acme", "hour", "0/1h", "sliding_log", "", "", "account", "all", "disabled"]);
+            let bucket = LimitRow { burst: Some(7), offset_ms: 500, shadow: true, ..view.limits[0].clone() };
+            let cells = limit_cells("acme", &bucket);
+            assert_eq!(cells[4..], ["7", "500ms", "provider", "all", "shadow"]);
+            let odd = LimitRow { max_requests: -1, ..view.limits[0].clone() };
+            assert_eq!(limit_cells("acme", &odd)[2], "-1/1000ms");
+            assert_eq!(limit_cells("acme", &odd)[8], "enabled");
         }
     }
 }
