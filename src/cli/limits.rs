@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::connect::Engines;
 use super::provider::{parse_name, unknown};
-use super::rows::{LIMIT_HEADER, ProviderView, limit_cells};
+use super::rows::{LIMIT_HEADER, limit_cells};
 use super::{CommandError, Console, Exit, ops_client};
 use crate::config::{Config, LimiterUrl};
 use crate::domain::job::Token;
@@ -129,9 +129,8 @@ fn print_used(used: &[LimitUsed], json: bool, console: &mut Console) -> Result<E
 
 async fn list(settings: &dyn Settings, json: bool, console: &mut Console) -> Result<Exit, CommandError> {
     let rows = settings.rows(None).await?;
-    let views: Vec<ProviderView> = rows.iter().map(ProviderView::of).collect::<Result<_, _>>()?;
-    let limits = views.iter().flat_map(|view| view.limits.iter().map(|limit| (view.name.as_str(), limit)));
-    let cells: Vec<Vec<String>> = limits.map(|(provider, limit)| limit_cells(provider, limit)).collect();
+    let limits = rows.iter().flat_map(|row| row.limits.iter().map(|limit| limit_cells(&row.name, limit)));
+    let cells: Vec<Vec<String>> = limits.collect();
     if json {
         let keys = LIMIT_HEADER.map(|title| title.replace(' ', "_"));
         let objects: Vec<serde_json::Map<String, serde_json::Value>> =
@@ -148,7 +147,7 @@ async fn list(settings: &dyn Settings, json: bool, console: &mut Console) -> Res
 async fn no_such_limit(settings: &dyn Settings, provider: &str, limit: &str) -> Result<CommandError, CommandError> {
     let rows = settings.rows(Some(&parse_name(provider)?)).await?;
     let Some(row) = rows.first() else { return Ok(unknown(provider)) };
-    let names: Vec<String> = ProviderView::of(row)?.limits.into_iter().map(|limit| limit.name).collect();
+    let names: Vec<String> = row.limits.iter().map(|limit| limit.name.clone()).collect();
     let text = format!("provider `{provider}` has no limit `{limit}`; it has: {}", names.join(", "));
     Ok(CommandError::Failed(text))
 }
