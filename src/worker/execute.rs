@@ -327,6 +327,7 @@ fn attempt_end(number: u32, status: Option<u16>, outcome: &Outcome, counts: bool
         Outcome::Accepted { .. } => ("accepted", String::new()),
         Outcome::Declined { reason } => ("declined", reason.clone()),
         Outcome::Throttled { .. } => ("throttled", String::new()),
+        Outcome::Busy { .. } => ("busy", String::new()),
         Outcome::Misconfigured { .. } => ("misconfigured", String::new()),
         Outcome::InProgress => ("in_progress", String::new()),
         Outcome::Unknown { cause, .. } => ("unknown", cause.describe()),
@@ -339,6 +340,7 @@ fn attempt_end(number: u32, status: Option<u16>, outcome: &Outcome, counts: bool
 fn history(claimed: &Claimed) -> History {
     History {
         attempts: claimed.attempts,
+        requests: claimed.last_attempt,
         unknown: claimed.unknown,
         age: claimed.age,
         first_sent_age: claimed.frozen.as_ref().map(|(_, age)| *age),
