@@ -154,6 +154,17 @@ pub struct StateCount {
     pub jobs: i64,
 }
 
+/// What may still count at a quota's provider, by the database's clock.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RecentUses {
+    /// Age of the end of each request that has ended, with its cost; youngest first. Requests that ended close together
+    /// are one entry, with the age of the youngest: an age is never more than the true one.
+    pub ended: Vec<(Duration, u32)>,
+    /// Cost of requests that may be on the wire now: no end is written down, or no answer came and the provider may
+    /// count late.
+    pub open: u32,
+}
+
 #[async_trait]
 pub trait Ledger: Send + Sync {
     /// Records the job if it is new, and claims it for `owner` if nobody else holds it.
@@ -189,6 +200,13 @@ pub trait Ledger: Send + Sync {
         quota: &ProviderName,
         within: Duration,
     ) -> Result<Option<Duration>, LedgerError>;
+
+    /// What was used of a quota and ended less than `within` ago, or may not have ended: over all providers that share
+    /// the quota or did within that time, deleted ones too. At most about 1,000 entries, whatever was sent.
+    ///
+    /// `within` is no shorter than booking horizon, longest hold and longest padded window together: a request that was
+    /// begun longer ago and has no end is held to be over.
+    async fn recent_uses(&self, quota: &ProviderName, within: Duration) -> Result<RecentUses, LedgerError>;
 
     async fn state_counts(&self) -> Result<Vec<StateCount>, LedgerError>;
 

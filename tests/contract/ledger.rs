@@ -18,6 +18,7 @@ mod attempts;
 mod claims;
 mod faults;
 mod outbox;
+mod recent;
 mod schema;
 mod settings;
 

@@ -40,7 +40,8 @@ impl Chain {
 
 impl Dialect {
     /// Renders a template. Places: `{now}`; `{ms:T}` instant to epoch ms; `{at:MS}` the reverse; `{after:MS}` now plus
-    /// that; `{until:T}` and `{since:T}` ms from and to now, `until` rounded up; `{json:X}` text to JSON; `{text:X}`
+    /// that; `{until:T}` and `{since:T}` ms from and to now, `until` rounded up;
+    /// `{aged:T}` like `since`, never more than the true age and never negative; `{json:X}` text to JSON; `{text:X}`
     /// JSON to text; `{ints:X}` rows of a JSON array of integers; `{held:X}` rows (id, fence) of a JSON array;
     /// `{unlocked}` rows that nobody else is taking; `{job}`.
     #[must_use]
@@ -88,6 +89,9 @@ impl Dialect {
                 "after" => format!("(statement_timestamp() + {x} * interval '1 millisecond')"),
                 "until" => format!("ceil(extract(epoch FROM ({x}) - statement_timestamp()) * 1000)::bigint"),
                 "since" => format!("floor(extract(epoch FROM statement_timestamp() - ({x})) * 1000)::bigint"),
+                "aged" => {
+                    format!("greatest(0, floor(extract(epoch FROM statement_timestamp() - ({x})) * 1000)::bigint)")
+                }
                 "unlocked" => "FOR UPDATE SKIP LOCKED".to_owned(),
                 "json" => format!("{x}::jsonb"),
                 "text" => format!("{x}::text"),
@@ -106,6 +110,8 @@ impl Dialect {
                 "after" => format!("({SQLITE_NOW} + {x})"),
                 "until" => format!("(({x}) - {SQLITE_NOW})"),
                 "since" => format!("({SQLITE_NOW} - ({x}))"),
+                // Both instants were cut to milliseconds, so their difference may be one too many.
+                "aged" => format!("max(0, {SQLITE_NOW} - ({x}) - 1)"),
                 "ints" => format!("SELECT value FROM json_each({x})"),
                 "held" => format!(
                     "(SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.fence') AS fence \

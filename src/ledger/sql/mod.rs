@@ -9,7 +9,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{
-    AttemptEnd, Begun, Claim, Hold, JobState, Ledger, LedgerError, OutcomeEvent, RejectedMessage, StateCount, Written,
+    AttemptEnd, Begun, Claim, Hold, JobState, Ledger, LedgerError, OutcomeEvent, RecentUses, RejectedMessage,
+    StateCount, Written,
 };
 use crate::domain::job::{ContentHash, Job};
 use crate::domain::provider::ProviderName;
@@ -23,6 +24,7 @@ pub(super) mod engine;
 mod hold;
 mod outbox;
 pub(super) mod postgres;
+mod recent;
 mod reports;
 mod row;
 mod settings;
@@ -38,6 +40,7 @@ pub struct SqlLedger {
     attempt: attempt::Statements,
     hold: hold::Statements,
     outbox: outbox::Statements,
+    recent: recent::Statements,
     reports: reports::Statements,
 }
 
@@ -50,6 +53,7 @@ impl SqlLedger {
             attempt: attempt::Statements::new(dialect),
             hold: hold::Statements::new(dialect),
             outbox: outbox::Statements::new(dialect),
+            recent: recent::Statements::new(dialect),
             reports: reports::Statements::new(dialect),
         }
     }
@@ -99,6 +103,10 @@ impl Ledger for SqlLedger {
         within: Duration,
     ) -> Result<Option<Duration>, LedgerError> {
         self.reports.youngest_attempt_age(&*self.engine, quota, within).await
+    }
+
+    async fn recent_uses(&self, quota: &ProviderName, within: Duration) -> Result<RecentUses, LedgerError> {
+        self.recent.uses(&*self.engine, quota, within).await
     }
 
     async fn state_counts(&self) -> Result<Vec<StateCount>, LedgerError> {
