@@ -6,6 +6,8 @@ CREATE TABLE limiter_authority (
     holder text NOT NULL
         CONSTRAINT holder_is_share_or_redis_and_a_run_id
             CHECK (holder = 'share' OR holder ~ '^redis:[A-Za-z0-9_-]{1,64}$'),
+    -- One higher with each change of the holder.
+    term bigint NOT NULL CONSTRAINT term_is_1_or_more CHECK (term >= 1),
     -- When the holder became this one, by the database's clock.
     since timestamptz NOT NULL
 );

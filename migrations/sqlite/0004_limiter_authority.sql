@@ -8,6 +8,8 @@ CREATE TABLE limiter_authority (
         CONSTRAINT holder_is_share_or_redis_and_a_run_id
             CHECK (holder = 'share' OR (substr(holder, 1, 6) = 'redis:' AND length(holder) BETWEEN 7 AND 70
                                         AND substr(holder, 7) NOT GLOB '*[^A-Za-z0-9_-]*')),
+    -- One higher with each change of the holder.
+    term INTEGER NOT NULL CONSTRAINT term_is_1_or_more CHECK (term >= 1),
     -- When the holder became this one, by the database's clock.
     since INTEGER NOT NULL
 ) STRICT;

@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use crate::domain::decision::{Call, QuotaSpec, Reply};
 use crate::domain::provider::ProviderName;
 
+pub mod authority;
 pub mod embedded;
 pub mod gate;
 pub mod redis;

@@ -15,6 +15,7 @@ use sqlx::{AssertSqlSafe, Row};
 use crate::support::postgres::Postgres;
 
 mod attempts;
+mod authority;
 mod claims;
 mod faults;
 mod outbox;

@@ -3,14 +3,15 @@
 //! Refuses to know a driver: [`engine`] is the seam, [`dialect`] what the two write differently. One file per duty; each
 //! keeps its statements beside the code that reads their rows.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 
 use super::{
-    AttemptEnd, Begun, Claim, Hold, JobState, Ledger, LedgerError, OutcomeEvent, RecentUses, RejectedMessage,
-    StateCount, Written,
+    AttemptEnd, Authority, Begun, Claim, Hold, JobState, Ledger, LedgerError, OutcomeEvent, RecentUses,
+    RejectedMessage, StateCount, Written,
 };
 use crate::domain::job::{ContentHash, Job};
 use crate::domain::provider::ProviderName;
@@ -18,6 +19,7 @@ use crate::provider::FrozenRequest;
 
 mod apply;
 mod attempt;
+mod authority;
 mod claim;
 mod dialect;
 pub(super) mod engine;
@@ -41,6 +43,7 @@ pub struct SqlLedger {
     hold: hold::Statements,
     outbox: outbox::Statements,
     recent: recent::Statements,
+    authority: authority::Statements,
     reports: reports::Statements,
 }
 
@@ -54,6 +57,7 @@ impl SqlLedger {
             hold: hold::Statements::new(dialect),
             outbox: outbox::Statements::new(dialect),
             recent: recent::Statements::new(dialect),
+            authority: authority::Statements::new(dialect),
             reports: reports::Statements::new(dialect),
         }
     }
@@ -107,6 +111,19 @@ impl Ledger for SqlLedger {
 
     async fn recent_uses(&self, quota: &ProviderName, within: Duration) -> Result<RecentUses, LedgerError> {
         self.recent.uses(&*self.engine, quota, within).await
+    }
+
+    async fn authority(&self, quotas: &[ProviderName]) -> Result<HashMap<ProviderName, Authority>, LedgerError> {
+        self.authority.of(&*self.engine, quotas).await
+    }
+
+    async fn take_authority(
+        &self,
+        quota: &ProviderName,
+        from: Option<&str>,
+        to: &str,
+    ) -> Result<Authority, LedgerError> {
+        self.authority.take(&*self.engine, quota, from, to).await
     }
 
     async fn state_counts(&self) -> Result<Vec<StateCount>, LedgerError> {
