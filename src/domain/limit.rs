@@ -142,26 +142,6 @@ impl AppliesTo {
     }
 }
 
-/// One row of `account_overrides`, as meant.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AccountRule {
-    pub account: String,
-    /// `None`: every account limit of the provider.
-    pub limit: Option<String>,
-    pub rule: Rule,
-}
-
-/// What an account rule says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rule {
-    /// The account limit does not count this account.
-    Exempt,
-    /// Nothing is sent for this account.
-    Blocked,
-    /// This account has its own rate.
-    Limit(Rate),
-}
-
 /// One row of `provider_limits`, as meant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {

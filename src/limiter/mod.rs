@@ -10,6 +10,7 @@ use crate::domain::decision::{Call, PastUse, Reply, Standing, Subject};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::QuotaSpec;
 
+pub mod authority;
 pub mod embedded;
 pub mod gate;
 pub mod redis;
