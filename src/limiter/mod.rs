@@ -8,7 +8,7 @@ use async_trait::async_trait;
 
 use crate::domain::decision::{Call, PastUse, Reply, Standing, Subject};
 use crate::domain::provider::ProviderName;
-use crate::domain::quota_spec::QuotaSpec;
+use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
 
 pub mod authority;
 pub mod embedded;
@@ -31,8 +31,11 @@ pub struct LimitUse {
     pub name: String,
     pub max_requests: u32,
     pub window: Duration,
+    /// Uses that may count at once: `max_requests`, or what a bucket holds.
+    pub capacity: u32,
     /// Uses that count now, and calls in flight.
     pub used: u64,
+    pub shadow: bool,
     /// Of a shadow limit: permits that it would have refused, since its state began.
     pub would_have_refused: u64,
     /// Of a shadow limit: permits that it would have made wait.
@@ -74,7 +77,9 @@ fn uses(spec: &QuotaSpec, subject: Option<&Subject>, standings: &[Standing]) -> 
             name: limit.name.clone(),
             max_requests,
             window,
+            capacity: LimitSpec { max_requests, window, ..limit.clone() }.cost_max(),
             used: standing.used,
+            shadow: limit.shadow,
             would_have_refused: standing.would_have_refused,
             would_have_waited: standing.would_have_waited,
         })

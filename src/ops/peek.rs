@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::domain::job::Token;
 use crate::domain::limit::Scope;
 use crate::domain::provider::ProviderName;
+use crate::domain::quota_spec::Blocked;
 use crate::domain::time::format_duration;
 use crate::limiter::{LimitUse, Limiter, LimiterError};
 use crate::worker::quotas::quota_spec;
@@ -22,6 +23,16 @@ pub struct LimitUsed {
     pub allows: String,
     pub used: u64,
     pub free: u64,
+    /// What a shadow limit would have done since its state began; absent for one that is enforced.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shadow: Option<ShadowUsed>,
+}
+
+/// What a shadow limit would have done, in permits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShadowUsed {
+    pub would_have_refused: u64,
+    pub would_have_waited: u64,
 }
 
 impl LimitUsed {
@@ -31,7 +42,11 @@ impl LimitUsed {
             limit: limit.name.clone(),
             allows: format!("{}/{}", limit.max_requests, format_duration(limit.window)),
             used: limit.used,
-            free: u64::from(limit.max_requests).saturating_sub(limit.used),
+            free: u64::from(limit.capacity).saturating_sub(limit.used),
+            shadow: limit.shadow.then_some(ShadowUsed {
+                would_have_refused: limit.would_have_refused,
+                would_have_waited: limit.would_have_waited,
+            }),
         }
     }
 }
@@ -46,8 +61,8 @@ pub enum PeekError {
     BadAccount(String),
     #[error("this provider has no limit of scope account: leave the account out")]
     NoAccountLimits,
-    #[error("use by account cannot be told by this version: leave the account out")]
-    NotByAccount,
+    #[error("nothing is sent for this account: a rule of this provider blocks it")]
+    Blocked,
     #[error(transparent)]
     Store(#[from] LimiterError),
 }
@@ -69,9 +84,9 @@ pub async fn peek(
         if !row.limits.iter().any(|limit| limit.scope == Scope::Account) {
             return Err(PeekError::NoAccountLimits);
         }
-        return Err(PeekError::NotByAccount);
     }
-    Ok(limiter.peek(&spec).await?.iter().map(LimitUsed::of).collect())
+    let subjects = spec.subjects(account, None).map_err(|Blocked| PeekError::Blocked)?;
+    Ok(limiter.peek(&spec, subjects.first()).await?.iter().map(LimitUsed::of).collect())
 }
 
 #[cfg(test)]

@@ -80,6 +80,11 @@ pub(super) struct Terms<'a> {
 }
 
 impl Grants {
+    /// Nothing yet.
+    pub fn at(now_us: u64) -> Self {
+        Self { latest_us: now_us, ..Self::default() }
+    }
+
     /// Serves one want, whose subjects are at these positions; false: the line ends here.
     pub fn serve(&mut self, terms: &Terms<'_>, tallies: &mut Tallies<'_>, of: &[usize], index: usize, want: &Want) -> bool {
         if let Some((_, front)) = self.behind.iter().find(|(kind, _)| *kind == want.kind) {

@@ -138,11 +138,12 @@ impl State {
         } else if now_us < self.paused_until_us {
             self.refuse(now_us, Refusal::Paused, self.paused_until_us - now_us)
         } else {
-            self.grant(now_us, before_us, spec, call, &mut owns)
+            self.grant(now_us, spec, call, &mut owns)
         };
         // One that is new and was granted nothing is not kept: what is not known of it may be known by the next call.
-        for own in owns.into_iter().filter(|own| own.known || own.granted != InFlight::default()) {
-            self.subjects.insert(own.key, Tally { touched_us: now_us, ..own.tally });
+        for mut own in owns.into_iter().filter(|own| own.known || own.granted != InFlight::default()) {
+            own.tally.touched_us = now_us;
+            self.subjects.insert(own.key, own.tally);
         }
         self.drop_idle_subjects(now_us, spec);
         self.replies.insert(call.incarnation, (call.number, now_us, reply.clone()));
@@ -212,12 +213,12 @@ impl State {
         }
     }
 
-    fn grant(&mut self, now_us: u64, before_us: u64, spec: &QuotaSpec, call: &Call, owns: &mut [Own]) -> Reply {
+    fn grant(&mut self, now_us: u64, spec: &QuotaSpec, call: &Call, owns: &mut [Own]) -> Reply {
         self.provider.open(now_us);
         owns.iter_mut().for_each(|own| own.tally.open(now_us));
         let indices = spec.provider_limits();
         let terms = Terms { now_us, horizon_us: now_us + micros_up(BOOKING_HORIZON), indices: &indices };
-        let mut grants = Grants { latest_us: now_us, ..Grants::default() };
+        let mut grants = Grants::at(now_us);
         let mut tallies = Tallies { provider: &mut self.provider, owns };
         for (index, want) in call.wants.iter().take(BATCH_MAX).enumerate() {
             let want = Want { permits: want.permits.min(PERMITS_MAX), ..want.clone() };

@@ -143,11 +143,6 @@ impl Line {
         earliest
     }
 
-    /// When the first of those who stand aside has its turn again.
-    pub fn next_aside(&self) -> Option<Instant> {
-        self.waiters.values().filter_map(|waiter| waiter.aside.as_ref()).map(|aside| aside.until).min()
-    }
-
     pub fn leave(&mut self, place: Place) -> Option<Waiter> {
         self.waiters.remove(&place)
     }
@@ -156,7 +151,7 @@ impl Line {
     pub fn step_aside(&mut self, place: Place, aside: &Aside, now: Instant) {
         let Some(mut waiter) = self.waiters.remove(&place) else { return };
         if waiter.wait_until < aside.until {
-            return refuse(waiter, aside.until.saturating_duration_since(now), aside.exact, &aside.by);
+            return refuse(waiter, aside.until.saturating_duration_since(now), aside.exact, &aside.by, true);
         }
         waiter.aside = Some(aside.clone());
         self.waiters.insert(place, waiter);
@@ -171,7 +166,7 @@ impl Line {
     pub fn refuse_waiting_for(&mut self, until: Instant, now: Instant, by: &RefusedBy, exact: bool) {
         let refused = self.waiters.extract_if(.., |_, waiter| waiter.wait_until < until);
         for (_, waiter) in refused {
-            refuse(waiter, until.saturating_duration_since(now), exact, by);
+            refuse(waiter, until.saturating_duration_since(now), exact, by, false);
         }
     }
 }
@@ -180,21 +175,21 @@ impl Line {
 fn admissible(waiter: Waiter, spec: &QuotaSpec) -> Option<Waiter> {
     let Ok(subjects) = spec.subjects(waiter.of.account.as_deref(), waiter.of.reference.as_deref()) else {
         let account = waiter.of.account.clone().unwrap_or_default();
-        refuse(waiter, BLOCKED_WAIT, false, &RefusedBy::Blocked { account });
+        refuse(waiter, BLOCKED_WAIT, false, &RefusedBy::Blocked { account }, true);
         return None;
     };
     // A quota that is closed for now is waited for.
     let cost_max = spec.cost_max(waiter.of.kind(), &subjects);
     if cost_max > 0 && waiter.cost > cost_max {
-        refuse(waiter, Duration::ZERO, true, &RefusedBy::TooCostly);
+        refuse(waiter, Duration::ZERO, true, &RefusedBy::TooCostly, true);
         return None;
     }
     Some(waiter)
 }
 
-fn refuse(waiter: Waiter, wait: Duration, exact: bool, by: &RefusedBy) {
+fn refuse(waiter: Waiter, wait: Duration, exact: bool, by: &RefusedBy, of_its_own: bool) {
     let never = *by == RefusedBy::TooCostly;
     let retry_after = if never { Duration::ZERO } else { wait.max(Duration::from_millis(1)) };
     // Whoever has gone away needs no answer.
-    let _ = waiter.reply.send(Grant::Refused(GateRefusal { retry_after, exact, by: by.clone() }));
+    let _ = waiter.reply.send(Grant::Refused(GateRefusal { retry_after, exact, by: by.clone(), of_its_own }));
 }

@@ -42,6 +42,8 @@ pub struct GateRefusal {
     /// Whether a permit starts exactly then; otherwise it is the earliest that it can.
     pub exact: bool,
     pub by: RefusedBy,
+    /// Refused by what counts its own account, reference or kind of call alone: others may pass.
+    pub of_its_own: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,7 +131,7 @@ impl Gate {
         let waiter = line::Waiter { cost, priority, of, wait_until, reply, aside: None };
         let stopping = || {
             let retry_after = Duration::from_secs(1);
-            Grant::Refused(GateRefusal { retry_after, exact: false, by: RefusedBy::Stopping })
+            Grant::Refused(GateRefusal { retry_after, exact: false, by: RefusedBy::Stopping, of_its_own: false })
         };
         if self.messages.send(Message::Want(waiter)).is_err() {
             return stopping();
