@@ -206,6 +206,28 @@ async fn any_number_of_busy_answers_uses_up_no_attempt() {
     }
 }
 
+/// Nothing counts, and yet the wait grows with each request: a lock that stays is not hammered.
+#[tokio::test]
+async fn an_object_that_stays_busy_is_asked_ever_more_seldom() {
+    let patient = ProviderRow { backoff_base_ms: 10_000, backoff_max_ms: 80_000, ..row("acme") };
+    let bench = Bench::open(&[patient]).await;
+    let short = Act::Answer(busy(Some(Duration::from_millis(20))));
+    bench.script.plan("locked", [short.clone(), short.clone(), short, Act::Answer(busy(None))]);
+    bench.pay("acme", "locked").await;
+    bench.until_sent("acme", 4).await;
+    let wait_of_the_fourth = async || {
+        let sql =
+            "SELECT coalesce(max(wake_at - updated_at), 0) FROM jobs WHERE lease_until IS NULL AND last_attempt = 4";
+        bench.count(sql).await
+    };
+    bench.until("it is put down for the fourth time", async || wait_of_the_fourth().await > 0).await;
+    let wait_ms = wait_of_the_fourth().await;
+    assert!(
+        (39_900..=80_100).contains(&wait_ms),
+        "{wait_ms} ms: the fourth step is 80 s, with jitter in its upper half"
+    );
+}
+
 /// 401: our credentials are wrong, so the lane stops before it declines a whole billing day.
 #[tokio::test]
 async fn a_401_rests_the_lane_until_the_row_is_mended() {
