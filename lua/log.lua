@@ -7,7 +7,7 @@
 
 local decode, encode, sub = struct.unpack, struct.pack, string.sub
 local ceil, floor, max, min = math.ceil, math.floor, math.max, math.min
-local RECORD, SIGNATURE, LEASE = 27, 21, 21
+local RECORD, SIGNATURE, LEASE = 27, 25, 21
 local CHUNK_BYTES = 512
 local BASE_MS = 1600000000000
 local PARTS = 1024
@@ -20,7 +20,7 @@ local damaged, has_shadow = false, false
 local function entry(ms, count) return encode('<I5I3', max(0, ms - BASE_MS), count) end
 
 -- The entry that holds the k-th oldest use: its instant, its count, the uses before it, where it stands (0 head, j chunk,
--- -1 tail; its string and position). Nothing when there are fewer.
+-- -1 tail; its string and position). There are as many, or the log does not add up.
 local function seek(cell, k)
   local before, text = 0, cell.head
   for at = 1, #text, 8 do
@@ -34,10 +34,10 @@ local function seek(cell, k)
     while low < high do
       local middle = ceil((low + high) / 2)
       local chunk = redis.call('LINDEX', cell.key, middle)
-      if chunk and older + decode('<I6', chunk) < k then low = middle else high = middle - 1 end
+      if chunk and #chunk > 6 and older + decode('<I6', chunk) < k then low = middle else high = middle - 1 end
     end
     text = redis.call('LINDEX', cell.key, low)
-    if not text then
+    if not text or #text % 8 ~= 6 then
       damaged = true
       return nil
     end
@@ -56,6 +56,7 @@ local function seek(cell, k)
     if before + count >= k then return ms + BASE_MS, count, before, -1, text, at end
     before = before + count
   end
+  damaged = true
   return nil
 end
 

@@ -58,7 +58,7 @@ local _, _, _, charges, lookups, _, first = decode('<I7I7I7I6I6I7', stored[1])
 local tally = { charges, lookups }
 local reply = {}
 for name in string.gmatch(stored[2], '[^|]+') do
-  local record = sub(stored[1], first, first + SIGNATURE - 1) .. encode('<I4I2', 0, 0)
+  local record = sub(stored[1], first, first + SIGNATURE - 1) .. encode('<I2', 0)
   local cell
   cell, first = cell_of(record, 1, keys[name], stored[1], first)
   local uses

@@ -35,6 +35,7 @@ local SUBJECT_KEPT_US = 1000000
 local ROUNDS = 4
 local MOST = 1000
 
+if #ARGV < 7 or #ARGV[2] ~= 76 then return redis.error_reply('ARGUMENT not as announced: the header') end
 local version, incarnation, number, jitter, hold, horizon, pause, distrusted, rebuilt, longest, cells_n, wants_n,
   settlements_n, subjects_n, past_n, open = decode('<I6I6I6I6I6I6I6I7I7I6I2I2I2I2I2I4', ARGV[2])
 local run_id, names, records = ARGV[1], ARGV[3], ARGV[4]
@@ -63,9 +64,11 @@ local stored = redis.call('HMGET', state_key, 'q', 'm', 'n', lease_field, reply_
 -- State: as it was, or begun anew when it is missing, of another server, or not to be trusted.
 local born, warm, last, known_version, paused, unsure
 local quota = stored[1]
-if quota then
+if quota and #quota > 41 and stored[2] and stored[3] then
   born, warm, last, known_version, paused, unsure = decode('<I7I7I7I6I7I7', quota)
   if sub(quota, 42) ~= run_id or born == distrusted then quota = nil end
+else
+  quota = nil
 end
 if not quota then
   if stored[1] or stored[2] then
@@ -104,17 +107,20 @@ last = now
 known_version = version
 
 -- Tallies: the provider's, whose limits are as the caller knows them, and one for each subject.
+local function begin_anew(why)
+  for i = 1, 1 + cells_n do redis.call('DEL', KEYS[i]) end
+  return redis.error_reply('DAMAGED ' .. why .. '; the state begins anew')
+end
 local before = horizon + hold
-local provider = tally_of(state_key, 2, stored[2], stored[3], stored[4], names, records, now, before, 0)
+local whole, provider = pcall(tally_of, state_key, 2, stored[2], stored[3], stored[4], names, records, now, before, 0)
+if not whole then return begin_anew('the state cannot be read') end
 local tallies = {}
 for i = 1, subjects_n do
   local key = KEYS[1 + cells_n + i]
   local kept = redis.call('HMGET', key, 'm', 'n', lease_field)
-  -- Whatever is older than all its uses would have expired; one of an older state says nothing of what this one lost.
-  if kept[1] and decode('<I7', kept[1]) + before + longest + SUBJECT_KEPT_US <= now then
-    redis.call('DEL', key)
-    kept = {}
-  elseif kept[1] and decode('<I7', kept[1], 8) ~= born then
+  -- What is older than all its uses would have expired; what is of an older state says nothing of what this one lost.
+  if kept[1] and (#kept[1] < 40 or not kept[2] or decode('<I7', kept[1], 8) ~= born
+                  or decode('<I7', kept[1]) + before + longest + SUBJECT_KEPT_US <= now) then
     redis.call('DEL', key)
     kept = {}
   end
@@ -325,10 +331,7 @@ elseif now < paused then
 else
   reply = grant()
 end
-if damaged then
-  for i = 1, 1 + cells_n do redis.call('DEL', KEYS[i]) end
-  return redis.error_reply('DAMAGED a part of a log is missing; the state begins anew')
-end
+if damaged then return begin_anew('a log does not add up') end
 save(provider, born, now, lease_field, { 'q', encode('<I7I7I7I6I7I7', born, warm, last, version, paused, unsure) .. run_id,
                                          reply_field, encode('<I6I7', number, now) .. reply }, longest + before, KEPT_MS)
 for i = 1, subjects_n do

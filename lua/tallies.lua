@@ -5,13 +5,13 @@
 -- its past. Uses beyond a lowered limit stay: they still count, and would count again if the limit were raised.
 local function adopt(cell, was, now, unknown_until)
   if was then
-    local kind, applies, mode, window, param = decode('<I1I1I1I7I7', was)
+    local kind, applies, mode, window, param, _, most = decode('<I1I1I1I7I7I4I4', was)
     local same = kind == cell.kind and applies == cell.applies
     if kind == LOG then same = same and (mode == HELD) == (cell.mode == HELD) end
     if kind == WINDOW then same = same and window == cell.window and param == cell.param end
     if same then
       if kind == BUCKET and param ~= cell.param then
-        local uses = ceil(backlog(cell, now) / max(1, param))
+        local uses = min(ceil(backlog(cell, now) / max(1, param)), max(most, cell.max))
         cell.empty, cell.part = now, 0
         drain_later(cell, now, uses)
       elseif kind ~= BUCKET and window < cell.window then

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::domain::decision::LimitSpec;
+use crate::domain::quota_spec::LimitSpec;
 
 const MS: i128 = 1_000_000;
 /// The store's clock when ours reads zero.
@@ -143,7 +143,7 @@ fn apart(
     window_ms: u64,
 ) -> Result<(), TestCaseError> {
     let window = Duration::from_millis(window_ms);
-    let padded_us = LimitSpec { name: String::new(), max_requests: 1, window }.padded_window_us();
+    let padded_us = LimitSpec::sliding_log("", 1, window).padded_window_us();
     let answered = (exchanges.last().unwrap().arrived as f64 * at) as i128;
     let settled = answered + settled_after;
     // A step that nobody of this process could see; others report it.

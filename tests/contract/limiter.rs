@@ -4,8 +4,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sluicegate::domain::decision::{Call, Fate, LimitSpec, QuotaSpec, Refusal, Refused, Reply, Settlement};
+use sluicegate::domain::decision::{
+    Call, CallKind, Fate, PastUse, Rebuild, Refusal, Refused, Reply, Settlement, Subject, Want,
+};
 use sluicegate::domain::provider::{BOOKING_HORIZON, ProviderName};
+use sluicegate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use sluicegate::domain::time::Micros;
 use sluicegate::limiter::{Limiter, LimiterError};
 
@@ -19,15 +22,15 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// A spec whose calls can be in flight for a second, so that no lease runs out by the way.
 fn spec(limits: &[(&str, u32, u64)]) -> QuotaSpec {
-    let limit = |&(name, max_requests, window_ms): &(&str, u32, u64)| LimitSpec {
-        name: name.to_owned(),
-        max_requests,
-        window: Duration::from_millis(window_ms),
+    let limit = |&(name, max_requests, window_ms): &(&str, u32, u64)| {
+        LimitSpec::sliding_log(name, max_requests, Duration::from_millis(window_ms))
     };
     QuotaSpec {
         quota: ProviderName::new("acme").unwrap(),
         version: 1,
         limits: limits.iter().map(limit).collect(),
+        account_rules: Vec::new(),
+        even: false,
         grant_jitter: None,
         hold_max: SECOND,
         send_budget: Duration::from_millis(100),
@@ -65,7 +68,7 @@ impl Caller {
     }
 
     fn new(limiter: &Arc<dyn Limiter>, spec: QuotaSpec) -> Self {
-        let (limiter, incarnation) = (Arc::clone(limiter), rand::random::<u64>() >> 11);
+        let (limiter, incarnation) = (Arc::clone(limiter), rand::random::<u64>() >> 16);
         Self { limiter, spec, incarnation, number: 0, settlements: Vec::new(), pause: None, warm: None }
     }
 
@@ -91,11 +94,12 @@ impl Caller {
         let call = Call {
             incarnation: self.incarnation,
             number: self.number,
-            wants: wants.to_vec(),
+            wants: self::wants(wants),
             settlements: self.settlements.clone(),
             pause: self.pause,
-            warm: self.warm,
-            run_id: self.limiter.run_id().await?,
+            rebuild: self.warm.map(forgotten_nothing),
+            distrust: None,
+            run_id: self.limiter.run_id(&self.spec.quota).await?,
         };
         self.limiter.call(&self.spec, &call).await
     }
@@ -110,11 +114,37 @@ impl Caller {
 }
 
 fn used(call: u64, cost: u32, age_us: u64) -> Settlement {
-    Settlement { call, cost, fate: Fate::Used { age: Duration::from_micros(age_us) } }
+    Settlement {
+        call,
+        cost,
+        kind: CallKind::Charge,
+        subjects: Vec::new(),
+        fate: Fate::Used { age: Duration::from_micros(age_us) },
+    }
 }
 
 fn not_sent(call: u64, cost: u32, origins: &[u64]) -> Settlement {
-    Settlement { call, cost, fate: Fate::NotSent { origins: origins.to_vec() } }
+    let fate = Fate::NotSent { origins: origins.to_vec() };
+    Settlement { call, cost, kind: CallKind::Charge, subjects: Vec::new(), fate }
+}
+
+/// Charges of these costs, neighbours of the same cost together.
+fn wants(costs: &[u32]) -> Vec<Want> {
+    costs.chunk_by(|a, b| a == b).map(|same| Want::charges(u32::try_from(same.len()).unwrap(), same[0])).collect()
+}
+
+/// What a ledger tells that knows of no recent request.
+fn forgotten_nothing(born: Micros) -> Rebuild {
+    Rebuild { born, ended: Vec::new(), open: 0 }
+}
+
+/// Each permit of a reply: its cost, its wait and its slots' instants.
+fn permits(call: &Call, reply: &Reply) -> Vec<(u32, u64, Vec<u64>)> {
+    let permit = |run: &sluicegate::domain::decision::Run| {
+        let cost = call.wants[run.want].cost;
+        std::iter::repeat_n((cost, run.wait_us, run.origins.clone()), usize::try_from(run.permits).unwrap())
+    };
+    reply.granted.iter().flat_map(permit).collect()
 }
 
 /// The refusal of a reply that refuses something.

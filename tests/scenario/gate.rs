@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use rand::{Rng, SeedableRng, rngs::StdRng};
-use sluicegate::domain::decision::{Call, LimitSpec, QuotaSpec, Reply};
+use sluicegate::domain::decision::{Call, CallKind, PastUse, Reply, Subject};
 use sluicegate::domain::provider::ProviderName;
+use sluicegate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use sluicegate::limiter::embedded::EmbeddedLimiter;
-use sluicegate::limiter::gate::{Gate, GateParts, Grant, RefusedBy};
+use sluicegate::limiter::gate::{Ask, Gate, GateParts, Grant, RefusedBy};
 use sluicegate::limiter::{LimitUse, Limiter, LimiterError, RecentAttempts};
 use sluicegate::provider::simulated::{FakeOptions, OnLimit, StrictProvider};
 use tokio::sync::watch;
@@ -25,8 +26,8 @@ struct NoAttempts;
 
 #[async_trait]
 impl RecentAttempts for NoAttempts {
-    async fn youngest_age(&self, _: &ProviderName, _: Duration) -> Result<Option<Duration>, String> {
-        Ok(None)
+    async fn recent_uses(&self, _: &ProviderName, _: Duration) -> Result<(Vec<PastUse>, u32), String> {
+        Ok((Vec::new(), 0))
     }
 }
 
@@ -47,8 +48,8 @@ impl Forgetful {
 
 #[async_trait]
 impl Limiter for Forgetful {
-    async fn run_id(&self) -> Result<String, LimiterError> {
-        self.inner.run_id().await
+    async fn run_id(&self, quota: &ProviderName) -> Result<String, LimiterError> {
+        self.inner.run_id(quota).await
     }
 
     async fn call(&self, spec: &QuotaSpec, call: &Call) -> Result<Reply, LimiterError> {
@@ -63,8 +64,8 @@ impl Limiter for Forgetful {
         if lost { Err(LimiterError::Away("reply lost".into())) } else { reply }
     }
 
-    async fn peek(&self, spec: &QuotaSpec) -> Result<Vec<LimitUse>, LimiterError> {
-        self.inner.peek(spec).await
+    async fn peek(&self, spec: &QuotaSpec, subject: Option<&Subject>) -> Result<Vec<LimitUse>, LimiterError> {
+        self.inner.peek(spec, subject).await
     }
 
     async fn ping(&self) -> Result<(), LimiterError> {
@@ -73,15 +74,15 @@ impl Limiter for Forgetful {
 }
 
 fn spec(limits: &[(&str, u32, u64)]) -> QuotaSpec {
-    let limit = |&(name, max_requests, window_ms): &(&str, u32, u64)| LimitSpec {
-        name: name.into(),
-        max_requests,
-        window: Duration::from_millis(window_ms),
+    let limit = |&(name, max_requests, window_ms): &(&str, u32, u64)| {
+        LimitSpec::sliding_log(name, max_requests, Duration::from_millis(window_ms))
     };
     QuotaSpec {
         quota: ProviderName::new("p").unwrap(),
         version: 1,
         limits: limits.iter().map(limit).collect(),
+        account_rules: Vec::new(),
+        even: false,
         grant_jitter: None,
         hold_max: Duration::from_millis(2_500),
         send_budget: Duration::from_millis(500),
@@ -138,7 +139,7 @@ async fn saturate(limits: &[(&str, u32, u64)], gates: u64, seconds: u64, faults:
             let mut random = StdRng::seed_from_u64(incarnation * 1_000 + task);
             tasks.spawn(async move {
                 while Instant::now() < end {
-                    let permit = match gate.permit(1, 0, end).await {
+                    let permit = match gate.permit(ask(1, end)).await {
                         Grant::Granted(permit) => permit,
                         Grant::Refused(refusal) => {
                             sleep(refusal.retry_after).await;
@@ -177,6 +178,10 @@ async fn saturate(limits: &[(&str, u32, u64)], gates: u64, seconds: u64, faults:
     }
 }
 
+fn ask(cost: u32, wait_until: Instant) -> Ask {
+    Ask { cost, kind: CallKind::Charge, priority: 0, account: None, reference: None, wait_until }
+}
+
 const NO_FAULTS: Faults = Faults { reply_loss: 0.0, dropped: 0.0, unanswered: 0.0 };
 
 #[tokio::test(start_paused = true)]
@@ -211,16 +216,16 @@ async fn a_refusal_names_its_exact_wait() {
     let limiter: Arc<dyn Limiter> = Arc::new(EmbeddedLimiter::new());
     let gate = open_gate(limiter, spec(&[("second", 1, 1_000)]), 1, &stop);
     let patient = Instant::now() + Duration::from_secs(60);
-    let Grant::Granted(permit) = gate.permit(1, 0, patient).await else { panic!("refused") };
+    let Grant::Granted(permit) = gate.permit(ask(1, patient)).await else { panic!("refused") };
     sleep_until(permit.start_at).await;
     permit.begin().unwrap().answered(Instant::now());
     sleep(Duration::from_millis(50)).await;
     let asked = Instant::now();
-    let Grant::Refused(refusal) = gate.permit(1, 0, asked).await else { panic!("granted") };
+    let Grant::Refused(refusal) = gate.permit(ask(1, asked)).await else { panic!("granted") };
     assert!(refusal.exact, "{refusal:?}");
     assert_eq!(refusal.by, RefusedBy::Limit("second".into()));
     let promised = Instant::now() + refusal.retry_after;
-    let Grant::Granted(permit) = gate.permit(1, 0, promised + Duration::from_millis(2)).await else {
+    let Grant::Granted(permit) = gate.permit(ask(1, promised + Duration::from_millis(2))).await else {
         panic!("refused at the instant that was promised")
     };
     assert!(permit.start_at.duration_since(promised) <= Duration::from_millis(1), "later than promised");
@@ -231,7 +236,7 @@ async fn a_refusal_names_its_exact_wait() {
 async fn a_cost_that_no_window_admits_is_told_at_once() {
     let stop = CancellationToken::new();
     let gate = open_gate(Arc::new(EmbeddedLimiter::new()), spec(&[("second", 5, 1_000)]), 1, &stop);
-    let Grant::Refused(refusal) = gate.permit(6, 0, Instant::now() + Duration::from_secs(60)).await else {
+    let Grant::Refused(refusal) = gate.permit(ask(6, Instant::now() + Duration::from_secs(60))).await else {
         panic!("granted")
     };
     assert_eq!(refusal.by, RefusedBy::TooCostly);
@@ -242,10 +247,10 @@ async fn a_pause_named_by_the_provider_holds_everybody() {
     let stop = CancellationToken::new();
     let gate = open_gate(Arc::new(EmbeddedLimiter::new()), spec(&[("second", 100, 1_000)]), 1, &stop);
     let patient = Instant::now() + Duration::from_secs(60);
-    let Grant::Granted(_first) = gate.permit(1, 0, patient).await else { panic!("refused") };
+    let Grant::Granted(_first) = gate.permit(ask(1, patient)).await else { panic!("refused") };
     let paused = Instant::now();
-    gate.pause(Duration::from_secs(7));
+    gate.pause(Duration::from_secs(7), 0.5);
     sleep(Duration::from_millis(1)).await;
-    let Grant::Granted(next) = gate.permit(1, 0, patient).await else { panic!("refused") };
+    let Grant::Granted(next) = gate.permit(ask(1, patient)).await else { panic!("refused") };
     assert!(next.start_at.duration_since(paused) >= Duration::from_secs(7));
 }

@@ -38,9 +38,9 @@ impl Bucket {
         self.empty_part = part % INTERVAL_PARTS;
     }
 
-    /// What was used keeps its size in permits when the interval changes.
-    pub fn rescale(&mut self, now_us: u64, old: u64, new: u64) {
-        let uses = self.backlog(now_us).div_ceil(old.max(1));
+    /// What was used keeps its size in permits when the interval changes; it was never more than the capacity.
+    pub fn rescale(&mut self, now_us: u64, old: u64, new: u64, capacity: u32) {
+        let uses = self.backlog(now_us).div_ceil(old.max(1)).min(u64::from(capacity));
         (self.empty_us, self.empty_part) = (now_us, 0);
         self.take(uses, now_us, new);
     }

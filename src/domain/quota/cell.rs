@@ -72,7 +72,7 @@ impl Cell {
         match (&mut cell.count, cell.spec.kind, spec.kind) {
             (Count::Bucket(bucket), CellKind::Bucket { interval: was, .. }, CellKind::Bucket { interval, .. }) => {
                 if was != interval {
-                    bucket.rescale(now_us, was, interval);
+                    bucket.rescale(now_us, was, interval, spec.max.max(cell.spec.max));
                 }
             }
             _ if spec.window_us > cell.spec.window_us => cell.held_until_us = unknown_until_us,

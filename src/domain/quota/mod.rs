@@ -157,9 +157,7 @@ impl State {
         let wanted = call.wants.iter().flat_map(|want| &want.subjects).map(|subject| (subject, true));
         let settled = call.settlements.iter().flat_map(|settlement| &settlement.subjects);
         for (subject, wanted) in wanted.chain(settled.map(|subject| (subject, false))) {
-            if owns.iter().any(|own| own.key == subject.key)
-                || !(wanted || self.subjects.contains_key(&subject.key))
-            {
+            if owns.iter().any(|own| own.key == subject.key) || !(wanted || self.subjects.contains_key(&subject.key)) {
                 continue;
             }
             let cells = spec.subject_cells(subject);
@@ -222,8 +220,8 @@ impl State {
         let mut tallies = Tallies { provider: &mut self.provider, owns };
         for (index, want) in call.wants.iter().take(BATCH_MAX).enumerate() {
             let want = Want { permits: want.permits.min(PERMITS_MAX), ..want.clone() };
-            let named = |own: &Own| want.subjects.iter().any(|subject| subject.key == own.key);
-            let of: Vec<usize> = (0..tallies.owns.len()).filter(|position| named(&tallies.owns[*position])).collect();
+            let place = |key: &str| tallies.owns.iter().position(|own| own.key == key);
+            let of: Vec<usize> = want.subjects.iter().filter_map(|subject| place(&subject.key)).collect();
             if !grants.serve(&terms, &mut tallies, &of, index, &want) {
                 break;
             }

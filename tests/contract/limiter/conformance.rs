@@ -70,7 +70,7 @@ async fn a_first_call_finds_it_cold(limiter: Arc<dyn Limiter>) {
     let again = caller.call(&[1]).await;
     assert_eq!((again.born, refused(&again).by), (reply.born, Refusal::Cold));
     assert_eq!(promised_us(&again), promised_us(&reply), "asking does not prolong it");
-    assert!(limiter.peek(&spec).await.unwrap().iter().all(|limit| limit.used == 0));
+    assert!(limiter.peek(&spec, None).await.unwrap().iter().all(|limit| limit.used == 0));
 }
 
 async fn cold_ends_by_itself_or_when_the_ledger_vouches(limiter: Arc<dyn Limiter>) {
@@ -227,7 +227,7 @@ async fn a_repeated_call_takes_and_settles_nothing_twice(limiter: Arc<dyn Limite
     assert_eq!((second.permits(), second.remaining), (1, 2));
     assert_eq!(caller.repeat(&[1]).await.unwrap(), second);
     caller.settlements.clear();
-    assert_eq!(limiter.peek(&spec).await.unwrap()[0].used, 2);
+    assert_eq!(limiter.peek(&spec, None).await.unwrap()[0].used, 2);
     let late = Caller { number: caller.number - 1, ..caller.clone() };
     let overtaken = late.repeat(&[1, 1]).await.unwrap();
     assert_eq!((overtaken.permits(), refused(&overtaken).by), (0, Refusal::StaleCall));
@@ -240,7 +240,7 @@ async fn several_limits_are_taken_all_or_nothing(limiter: Arc<dyn Limiter>) {
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     let first = caller.call(&[1, 1, 1]).await;
     assert_eq!((first.permits(), refused(&first).by), (2, Refusal::Limit { index: 1 }), "the second is full");
-    let uses: Vec<u64> = limiter.peek(&spec).await.unwrap().iter().map(|limit| limit.used).collect();
+    let uses: Vec<u64> = limiter.peek(&spec, None).await.unwrap().iter().map(|limit| limit.used).collect();
     assert_eq!(uses, [2, 2], "what the one refuses the other has not taken");
     let settled = caller.settle(vec![used(caller.number, 2, 0)], &[1]).await;
     let free_us = free_again_us(&settled, 0, second_us);
@@ -272,13 +272,13 @@ async fn peeking_takes_nothing(limiter: Arc<dyn Limiter>) {
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     caller.call(&[1, 1]).await;
     let settled = caller.settle(vec![used(caller.number, 1, 0)], &[]).await;
-    let uses = || async { limiter.peek(&spec).await.unwrap().iter().map(|limit| limit.used).collect::<Vec<_>>() };
+    let uses = || async { limiter.peek(&spec, None).await.unwrap().iter().map(|limit| limit.used).collect::<Vec<_>>() };
     for _ in 0..5 {
         assert_eq!(uses().await[0], 2);
     }
     until_us(&caller, free_again_us(&settled, 0, padded_us(&spec, 1))).await;
     assert_eq!(uses().await, [2, 1], "one in flight, one within the longer window");
-    let names: Vec<String> = limiter.peek(&spec).await.unwrap().into_iter().map(|limit| limit.name).collect();
+    let names: Vec<String> = limiter.peek(&spec, None).await.unwrap().into_iter().map(|limit| limit.name).collect();
     assert_eq!(names, ["a", "b"]);
     assert_eq!(caller.call(&[1, 1]).await.permits(), 1);
 }
@@ -292,7 +292,7 @@ async fn costs_are_granted_in_line(limiter: Arc<dyn Limiter>) {
     assert_eq!(caller.call(&[2]).await.remaining, 0);
     let reply = caller.settle(vec![not_sent(call, 3, &[0])], &[4, 1]).await;
     assert_eq!(reply.permits(), 0);
-    assert_eq!(limiter.peek(&spec).await.unwrap()[0].used, 2);
+    assert_eq!(limiter.peek(&spec, None).await.unwrap()[0].used, 2);
     let never = caller.call(&[6]).await;
     assert_eq!((never.permits(), refused(&never).exact), (0, false), "more than the limit is never granted");
 }

@@ -1,71 +1,29 @@
-//! The Rust specification and the Lua script give the same answers on random histories.
+//! The Rust specification and the Lua script give the same answers on random histories, whatever the algorithms.
+//!
+//! A history that differs is shrunk to the shortest that still does, and printed.
 
-use std::time::Duration;
+use std::cell::Cell;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use sluicegate::domain::decision::{Call, Fate, LimitSpec, QuotaSpec, Reply, Settlement};
-use sluicegate::domain::provider::ProviderName;
-use sluicegate::domain::sliding_log::Carousel;
-use sluicegate::domain::time::Micros;
+use sluicegate::domain::decision::SubjectLimit;
+use sluicegate::domain::limit::{Algorithm, AppliesTo, Scope};
+use sluicegate::domain::quota::Quota;
+use sluicegate::limiter::redis::answer::parse_reply;
 use sluicegate::limiter::redis::keys::call_keys;
-use sluicegate::limiter::redis::script::{SLIDING_LOG, arguments, parse_reply};
+use sluicegate::limiter::redis::script::{QUOTA, arguments};
 
+use super::*;
 use crate::support::redis::Redis;
 
+mod history;
+
+use history::{Plan, PlannedLimit, Step, plan};
+
 const START_US: u64 = 1_800_000_000_000_000;
-
-/// One step of a history; permits to settle are picked by position among those still open.
-#[derive(Clone, Debug)]
-enum Step {
-    Advance { us: u64 },
-    Call { caller: u64, wants: Vec<u32>, settle: Vec<(usize, Option<u64>)>, pause_ms: u64, warm: bool },
-    Repeat { caller: u64 },
-    Overtaken { caller: u64 },
-    Change { limits: Vec<(u8, u32, u64)> },
-    OldSettings { caller: u64 },
-    Restart,
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    let age = prop_oneof![1 => Just(None), 4 => (0_u64..400_000).prop_map(Some)];
-    let settle = prop::collection::vec((any::<usize>(), age), 0..4);
-    let wants = prop::collection::vec(prop_oneof![6 => Just(1_u32), 1 => 2_u32..6], 0..6);
-    let pause = prop_oneof![20 => Just(0_u64), 1 => 1_u64..500];
-    let call = (0_u64..3, wants, settle, pause, any::<bool>())
-        .prop_map(|(caller, wants, settle, pause_ms, warm)| Step::Call { caller, wants, settle, pause_ms, warm });
-    let limit = (0_u8..3, 0_u32..8, prop_oneof![Just(50_u64), Just(400), Just(1_000)]);
-    prop_oneof![
-        10 => prop_oneof![0_u64..3_000, 0_u64..400_000, Just(2_000_000)].prop_map(|us| Step::Advance { us }),
-        20 => call,
-        2 => (0_u64..3).prop_map(|caller| Step::Repeat { caller }),
-        1 => (0_u64..3).prop_map(|caller| Step::Overtaken { caller }),
-        1 => prop::collection::vec(limit, 1..3).prop_map(|limits| Step::Change { limits }),
-        1 => (0_u64..3).prop_map(|caller| Step::OldSettings { caller }),
-        1 => Just(Step::Restart),
-    ]
-}
-
-fn spec(quota: &str, version: i64, limits: &[(u8, u32, u64)], jitter: bool) -> QuotaSpec {
-    let mut limits: Vec<LimitSpec> = limits
-        .iter()
-        .map(|(name, max_requests, window_ms)| LimitSpec {
-            name: format!("limit-{name}"),
-            max_requests: *max_requests,
-            window: Duration::from_millis(*window_ms),
-        })
-        .collect();
-    limits.sort_by(|a, b| a.name.cmp(&b.name));
-    limits.dedup_by(|a, b| a.name == b.name);
-    QuotaSpec {
-        quota: ProviderName::new(quota).unwrap(),
-        version,
-        limits,
-        grant_jitter: jitter.then_some(Duration::from_millis(30)),
-        hold_max: Duration::from_millis(500),
-        send_budget: Duration::from_millis(100),
-    }
-}
+const CALLERS: usize = 3;
+/// Histories of one test; `SLUICEGATE_HISTORIES` asks for more.
+const HISTORIES: u32 = 1_000;
 
 /// The script with its clock replaced by a key, so that both sides live through the same instants.
 struct LuaSide {
@@ -78,13 +36,18 @@ impl LuaSide {
     fn new(prefix: &str) -> Self {
         let clock = "(function() local t = tonumber(redis.call('GET', KEYS[1] .. ':clock')) \
                      return { math.floor(t / 1000000), t % 1000000 } end)()";
-        assert_eq!(SLIDING_LOG.matches("redis.call('TIME')").count(), 1);
-        let script = redis::Script::new(&SLIDING_LOG.replace("redis.call('TIME')", clock));
+        // And with small chunks, so that short histories fill many.
+        let mut script = QUOTA.to_owned();
+        for (found, instead) in [("redis.call('TIME')", clock), ("CHUNK_BYTES = 512", "CHUNK_BYTES = 24")] {
+            assert_eq!(script.matches(found).count(), 1);
+            script = script.replace(found, instead);
+        }
+        let script = redis::Script::new(&script);
         Self { connection: Redis::shared().connection(), script, prefix: prefix.to_owned() }
     }
 
     fn call(&mut self, now: Micros, spec: &QuotaSpec, call: &Call) -> Reply {
-        let keys = call_keys(&self.prefix, spec);
+        let keys = call_keys(&self.prefix, spec, call);
         redis::cmd("SET").arg(format!("{}:clock", keys[0])).arg(now.0).exec(&mut self.connection).unwrap();
         let mut invocation = self.script.prepare_invoke();
         keys.iter().for_each(|key| {
@@ -93,136 +56,262 @@ impl LuaSide {
         arguments(spec, call).into_iter().for_each(|argument| {
             invocation.arg(argument);
         });
-        let numbers: Vec<i64> = invocation.invoke(&mut self.connection).unwrap();
-        parse_reply(&numbers, spec.limits.len()).unwrap()
+        let answer: Vec<u8> = invocation.invoke(&mut self.connection).unwrap();
+        parse_reply(&answer, spec.limits.len(), spec.provider_limits().len(), call.wants.len()).unwrap()
+    }
+}
+
+impl Drop for LuaSide {
+    fn drop(&mut self) {
+        let keys: Vec<String> =
+            redis::cmd("KEYS").arg(format!("{}:*", self.prefix)).query(&mut self.connection).unwrap_or_default();
+        if !keys.is_empty() {
+            redis::cmd("DEL").arg(keys).exec(&mut self.connection).unwrap();
+        }
     }
 }
 
 /// A permit that was granted and not settled.
 #[derive(Clone)]
 struct Open {
-    caller: u64,
+    caller: usize,
     call: u64,
     cost: u32,
+    kind: CallKind,
+    subjects: Vec<Subject>,
     origins: Vec<u64>,
 }
 
-/// Lives through one history on both sides; the first difference ends it.
-fn run_history(prefix: &str, jitter: bool, steps: &[Step]) -> Result<(), TestCaseError> {
-    let mut twin = Carousel::default();
-    let mut lua = LuaSide::new(prefix);
-    let mut now = Micros(START_US);
-    let mut current = spec("q", 10, &[(0, 3, 400), (1, 5, 1_000)], jitter);
-    let mut run = 0;
-    let mut numbers = [0_u64; 3];
-    let mut last_calls: [Option<(QuotaSpec, Call)>; 3] = [None, None, None];
-    let mut open: Vec<Open> = Vec::new();
-    let mut born = Micros(0);
-    for step in steps {
-        let (caller, spec, call) = match step {
+/// Both sides, and what their callers know.
+struct Life {
+    twin: Quota,
+    lua: LuaSide,
+    now: Micros,
+    current: QuotaSpec,
+    run: u32,
+    numbers: [u64; CALLERS],
+    last_calls: [Option<(QuotaSpec, Call)>; CALLERS],
+    open: Vec<Open>,
+    born: Micros,
+}
+
+fn spec_of(version: i64, limits: &[PlannedLimit], plan: &Plan) -> QuotaSpec {
+    let mut limits: Vec<LimitSpec> = limits
+        .iter()
+        .enumerate()
+        .map(|(index, limit)| LimitSpec {
+            name: format!("limit-{}", limit.name),
+            algorithm: limit.algorithm,
+            // The first is of the provider: a quota without one cannot be meant.
+            scope: if index == 0 { Scope::Provider } else { limit.scope },
+            applies_to: if index == 0 { AppliesTo::All } else { limit.applies_to },
+            shadow: index > 0 && limit.shadow,
+            max_requests: limit.max_requests,
+            window: Duration::from_millis(limit.window_ms),
+            offset: Duration::from_millis(7),
+            burst: matches!(limit.algorithm, Algorithm::TokenBucket | Algorithm::Gcra).then_some(limit.burst),
+        })
+        .collect();
+    limits.sort_by(|a, b| a.name.cmp(&b.name));
+    limits.dedup_by(|a, b| a.name == b.name);
+    if limits.iter().all(|limit| limit.scope != Scope::Provider) {
+        limits[0].scope = Scope::Provider;
+    }
+    QuotaSpec {
+        version,
+        even: plan.even,
+        limits,
+        grant_jitter: plan.jitter.then_some(Duration::from_millis(30)),
+        hold_max: Duration::from_millis(500),
+        ..spec(&[])
+    }
+}
+
+impl Life {
+    fn new(prefix: &str, plan: &Plan) -> Self {
+        Self {
+            twin: Quota::default(),
+            lua: LuaSide::new(prefix),
+            now: Micros(START_US),
+            current: spec_of(10, &plan.limits, plan),
+            run: 0,
+            numbers: [0; CALLERS],
+            last_calls: [const { None }; CALLERS],
+            open: Vec::new(),
+            born: Micros(0),
+        }
+    }
+
+    /// The call of a step, if it makes one.
+    fn call_of(&mut self, step: &Step, plan: &Plan) -> Option<(usize, QuotaSpec, Call)> {
+        match step {
             Step::Advance { us } => {
-                now.0 += us;
-                continue;
+                self.now.0 += us;
+                None
+            }
+            Step::Back { us } => {
+                self.now.0 -= us;
+                None
             }
             Step::Change { limits } => {
-                current = self::spec("q", current.version + 1, limits, jitter);
-                open.iter_mut().for_each(|permit| permit.origins.clear());
-                continue;
+                self.current = spec_of(self.current.version + 1, limits, plan);
+                self.open.iter_mut().for_each(|permit| {
+                    permit.origins.clear();
+                    permit.subjects.clear();
+                });
+                None
             }
             Step::Restart => {
-                run += 1;
-                continue;
+                // No two states begin at one instant.
+                self.now.0 += 1;
+                self.run += 1;
+                None
             }
-            Step::Repeat { caller } => match &last_calls[*caller as usize] {
-                Some((spec, call)) => (*caller, spec.clone(), call.clone()),
-                None => continue,
-            },
-            Step::Overtaken { caller } => match &last_calls[*caller as usize] {
-                Some((spec, call)) if call.number > 1 => {
-                    (*caller, spec.clone(), Call { number: call.number - 1, ..call.clone() })
-                }
-                _ => continue,
-            },
+            Step::Repeat { caller } => self.last_calls[*caller].clone().map(|(spec, call)| (*caller, spec, call)),
+            Step::Overtaken { caller } => {
+                let (spec, call) = self.last_calls[*caller].clone().filter(|(_, call)| call.number > 1)?;
+                Some((*caller, spec, Call { number: call.number - 1, ..call }))
+            }
             Step::OldSettings { caller } => {
-                let old = QuotaSpec { version: current.version - 1, ..current.clone() };
+                let old = QuotaSpec { version: self.current.version - 1, ..self.current.clone() };
                 // Settings that the limiter has not been told of are not old to it: then this is a call like any other,
                 // and its number is used up.
-                numbers[*caller as usize] += 1;
-                (*caller, old, new_call(*caller, numbers[*caller as usize], run))
+                Some((*caller, old, self.new_call(*caller, vec![Want::charges(1, 1)])))
             }
-            Step::Call { caller, wants, settle, pause_ms, warm } => {
-                numbers[*caller as usize] += 1;
-                let mut call = new_call(*caller, numbers[*caller as usize], run);
-                call.wants.clone_from(wants);
+            Step::Call { caller, wants, settle, pause_ms, rebuild, distrust } => {
+                let wants = wants.iter().map(|want| self.want(want)).collect();
+                let mut call = self.new_call(*caller, wants);
                 call.pause = (*pause_ms > 0).then(|| Duration::from_millis(*pause_ms));
-                call.warm = warm.then_some(born);
-                call.settlements = settle_some(&mut open, *caller, settle);
-                last_calls[*caller as usize] = Some((current.clone(), call.clone()));
-                (*caller, current.clone(), call)
-            }
-        };
-        let expected = twin.call(now, &spec, &call);
-        let got = lua.call(now, &spec, &call);
-        prop_assert_eq!(&got, &expected, "at {} on {:?} with {:?}", now.0 - START_US, call, spec);
-        born = expected.born;
-        if matches!(step, Step::Call { .. }) && !jitter {
-            let mut costs = call.wants.iter();
-            for granted in &expected.granted {
-                for cost in costs.by_ref().take(granted.permits) {
-                    open.push(Open { caller, call: call.number, cost: *cost, origins: granted.origins.clone() });
-                }
+                call.rebuild = rebuild.as_ref().map(|(ages_ms, open)| Rebuild {
+                    born: self.born,
+                    ended: ages_ms
+                        .iter()
+                        .map(|age_ms| PastUse { age: Duration::from_millis(*age_ms), cost: 1 })
+                        .collect(),
+                    open: *open,
+                });
+                self.now.0 += u64::from(*distrust);
+                call.distrust = distrust.then_some(self.born);
+                call.settlements = self.settle_some(*caller, settle);
+                self.last_calls[*caller] = Some((self.current.clone(), call.clone()));
+                Some((*caller, self.current.clone(), call))
             }
         }
     }
-    Ok(())
-}
 
-/// Settles permits of a caller, picked by position among those still open.
-fn settle_some(open: &mut Vec<Open>, caller: u64, settle: &[(usize, Option<u64>)]) -> Vec<Settlement> {
-    let mut settlements = Vec::new();
-    for (position, age) in settle {
-        let mine: Vec<usize> = (0..open.len()).filter(|i| open[*i].caller == caller).collect();
-        let Some(&position) = mine.get(position % mine.len().max(1)) else { break };
-        let permit = open.remove(position);
-        let fate = match age {
-            Some(us) => Fate::Used { age: Duration::from_micros(*us) },
-            None => Fate::NotSent { origins: permit.origins },
+    fn want(&self, want: &history::PlannedWant) -> Want {
+        let kind = if want.lookup { CallKind::Lookup } else { CallKind::Charge };
+        let own = |scope: Scope, name: &Option<u8>| {
+            let key = format!("{}:{}", scope.name(), name.as_ref()?);
+            let limits: Vec<SubjectLimit> = (0..self.current.limits.len())
+                .filter(|index| self.current.limits[*index].scope == scope)
+                .map(|index| {
+                    let limit = &self.current.limits[index];
+                    // One of the accounts has a rule of its own.
+                    let more = u32::from(*name == Some(1));
+                    SubjectLimit { index, max_requests: limit.max_requests + more, window: limit.window }
+                })
+                .collect();
+            (!limits.is_empty()).then_some(Subject { key, limits })
         };
-        settlements.push(Settlement { call: permit.call, cost: permit.cost, fate });
+        let subjects = [own(Scope::Account, &want.account), own(Scope::Reference, &want.reference)];
+        Want { permits: want.permits, cost: want.cost, kind, subjects: subjects.into_iter().flatten().collect() }
     }
-    settlements
+
+    fn new_call(&mut self, caller: usize, wants: Vec<Want>) -> Call {
+        self.numbers[caller] += 1;
+        Call {
+            incarnation: caller as u64 + 1,
+            number: self.numbers[caller],
+            wants,
+            settlements: Vec::new(),
+            pause: None,
+            rebuild: None,
+            distrust: None,
+            run_id: format!("{:040}", self.run),
+        }
+    }
+
+    /// Settles permits of a caller, picked by position among those still open.
+    fn settle_some(&mut self, caller: usize, settle: &[(usize, Option<u64>)]) -> Vec<Settlement> {
+        let mut settlements = Vec::new();
+        for (position, age) in settle {
+            let mine: Vec<usize> = (0..self.open.len()).filter(|i| self.open[*i].caller == caller).collect();
+            let Some(&position) = mine.get(position % mine.len().max(1)) else { break };
+            let permit = self.open.remove(position);
+            let fate = match age {
+                Some(us) => Fate::Used { age: Duration::from_micros(*us) },
+                None => Fate::NotSent { origins: permit.origins },
+            };
+            let Open { call, cost, kind, subjects, .. } = permit;
+            settlements.push(Settlement { call, cost, kind, subjects, fate });
+        }
+        settlements
+    }
+
+    fn keep(&mut self, caller: usize, call: &Call, reply: &Reply) {
+        for run in &reply.granted {
+            let want = &call.wants[run.want];
+            for _ in 0..run.permits {
+                self.open.push(Open {
+                    caller,
+                    call: call.number,
+                    cost: want.cost,
+                    kind: want.kind,
+                    subjects: want.subjects.clone(),
+                    origins: run.origins.clone(),
+                });
+            }
+        }
+    }
 }
 
-fn new_call(incarnation: u64, number: u64, run: u32) -> Call {
-    Call {
-        incarnation,
-        number,
-        wants: vec![1],
-        settlements: Vec::new(),
-        pause: None,
-        warm: None,
-        run_id: format!("run{run}"),
+/// Lives through one history on both sides; the first difference ends it. Says how many permits were granted.
+fn run_history(prefix: &str, plan: &Plan) -> Result<u64, TestCaseError> {
+    let mut life = Life::new(prefix, plan);
+    let mut granted = 0;
+    for step in &plan.steps {
+        let Some((caller, spec, call)) = life.call_of(step, plan) else { continue };
+        let expected = life.twin.call(life.now, &spec, &call);
+        let got = life.lua.call(life.now, &spec, &call);
+        prop_assert_eq!(&got, &expected, "at {} on {:#?} with {:#?}", life.now.0 as i64 - START_US as i64, call, spec);
+        life.born = expected.born;
+        granted += expected.permits();
+        if matches!(step, Step::Call { .. }) {
+            life.keep(caller, &call, &expected);
+        }
     }
+    Ok(granted)
 }
 
-fn differential(name: &str, jitter: bool) {
-    let history = std::cell::Cell::new(0);
-    let mut runner = TestRunner::new(Config { cases: 1_000, failure_persistence: None, ..Config::default() });
-    let outcome = runner.run(&prop::collection::vec(step(), 1..60), |steps| {
+fn differential(name: &str, algorithms: &'static [Algorithm], jitter: bool) {
+    let histories = std::env::var("SLUICEGATE_HISTORIES").map_or(HISTORIES, |text| text.parse().unwrap());
+    let (history, granted) = (Cell::new(0_u64), Cell::new(0_u64));
+    let mut runner = TestRunner::new(Config { cases: histories, failure_persistence: None, ..Config::default() });
+    let outcome = runner.run(&plan(algorithms, jitter), |plan| {
         history.set(history.get() + 1);
-        run_history(&format!("{name}-{}", history.get()), jitter, &steps)
+        let permits = run_history(&format!("{name}-{}", history.get()), &plan)?;
+        granted.set(granted.get() + permits);
+        Ok(())
     });
     if let Err(failure) = outcome {
         panic!("{failure}");
     }
+    assert!(granted.get() > u64::from(histories), "only {} permits were granted", granted.get());
 }
 
-#[test]
-fn lua_and_rust_agree_when_slots_are_held_until_the_answer() {
-    differential("held", false);
+macro_rules! lua_and_rust_agree {
+    ($($test:ident: $algorithms:expr, $jitter:expr;)+) => {
+        $(#[test] fn $test() { differential(stringify!($test), &$algorithms, $jitter) })+
+    };
 }
 
-#[test]
-fn lua_and_rust_agree_when_slots_are_freed_by_the_start() {
-    differential("granted", true);
+lua_and_rust_agree! {
+    sliding_log_held_until_the_answer: [Algorithm::SlidingLog], false;
+    sliding_log_freed_by_the_start: [Algorithm::SlidingLog], true;
+    sliding_window: [Algorithm::SlidingWindow], false;
+    fixed_window: [Algorithm::FixedWindow], false;
+    token_bucket: [Algorithm::TokenBucket], false;
+    gcra: [Algorithm::Gcra], false;
+    all_algorithms_together: Algorithm::ALL, false;
 }

@@ -6,7 +6,7 @@ use std::cell::Cell;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use sluicegate::domain::provider::BOOKING_HORIZON;
-use sluicegate::domain::sliding_log::Carousel;
+use sluicegate::domain::quota::Quota;
 use sluicegate::domain::time::micros_up;
 
 use super::*;
@@ -37,7 +37,7 @@ struct Open {
 }
 
 struct History {
-    carousel: Carousel,
+    quota: Quota,
     spec: QuotaSpec,
     now_us: u64,
     calls: u64,
@@ -49,24 +49,29 @@ impl History {
     fn new(limits: &[(&str, u32, u64)]) -> Self {
         // Leases outlive every history: one that ran out would free a slot that no refusal can foresee.
         let spec = QuotaSpec { hold_max: Duration::from_secs(3_600), ..spec(limits) };
-        let (carousel, open) = (Carousel::default(), Vec::new());
-        let mut history = Self { carousel, spec, now_us: START_US, calls: 0, born: None, open };
+        let (quota, open) = (Quota::default(), Vec::new());
+        let mut history = Self { quota, spec, now_us: START_US, calls: 0, born: None, open };
         history.born = Some(history.call(START_US, &[], Vec::new()).born);
         history
     }
 
-    fn call(&mut self, at_us: u64, wants: &[u32], settlements: Vec<Settlement>) -> Reply {
+    fn call(&mut self, at_us: u64, costs: &[u32], settlements: Vec<Settlement>) -> Reply {
         self.calls += 1;
         let call = Call {
             incarnation: 1,
             number: self.calls,
-            wants: wants.to_vec(),
+            wants: wants(costs),
             settlements,
             pause: None,
-            warm: self.born,
+            rebuild: self.born.map(forgotten_nothing),
+            distrust: None,
             run_id: "run".to_owned(),
         };
-        self.carousel.call(Micros(at_us), &self.spec, &call)
+        let reply = self.quota.call(Micros(at_us), &self.spec, &call);
+        for (cost, _, origins) in permits(&call, &reply) {
+            self.open.push(Open { call: self.calls, cost, origins });
+        }
+        reply
     }
 
     fn live(&mut self, step: &Step) -> Reply {
@@ -82,20 +87,13 @@ impl History {
                 None => not_sent(open.call, open.cost, &open.origins),
             });
         }
-        let reply = self.call(self.now_us, &step.wants, settlements);
-        let mut costs = step.wants.iter();
-        for run in &reply.granted {
-            for cost in costs.by_ref().take(run.permits) {
-                self.open.push(Open { call: self.calls, cost: *cost, origins: run.origins.clone() });
-            }
-        }
-        reply
+        self.call(self.now_us, &step.wants, settlements)
     }
 
     /// The same state, asked once more at another instant.
     fn ask(&self, at_us: u64, cost: u32) -> Reply {
         let mut copy = Self {
-            carousel: self.carousel.clone(),
+            quota: self.quota.clone(),
             spec: self.spec.clone(),
             now_us: at_us,
             calls: self.calls,
@@ -111,7 +109,7 @@ fn hold_to(history: &History, reply: &Reply, wants: &[u32]) -> Result<bool, Test
     let Some(refusal) = reply.refused.filter(|refusal| matches!(refusal.by, Refusal::Limit { .. })) else {
         return Ok(false);
     };
-    let (now_us, cost) = (history.now_us, wants[reply.permits()]);
+    let (now_us, cost) = (history.now_us, wants[usize::try_from(reply.permits()).unwrap()]);
     let promised_us = now_us + refusal.wait_us;
     let horizon_us = micros_up(BOOKING_HORIZON);
     let start = |reply: &Reply| reply.granted.first().map(|run| reply.now.0 + run.wait_us);

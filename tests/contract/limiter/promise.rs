@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use sluicegate::domain::limit::Rate;
 use sluicegate::domain::provider::BOOKING_HORIZON;
-use sluicegate::domain::sliding_log::Carousel;
+use sluicegate::domain::quota::Quota;
 use sluicegate::domain::time::micros_up;
 use sluicegate::provider::simulated::{FakeOptions, OnLimit, StrictProvider};
 
@@ -133,7 +133,7 @@ struct Arrival {
 }
 
 struct World {
-    carousel: Carousel,
+    quota: Quota,
     specs: Vec<QuotaSpec>,
     workers: Vec<Worker>,
     incarnations: u64,
@@ -155,7 +155,7 @@ impl World {
             ..spec(limits)
         };
         let mut world = Self {
-            carousel: Carousel::default(),
+            quota: Quota::default(),
             specs: vec![first],
             workers: Vec::new(),
             incarnations: 0,
@@ -213,7 +213,7 @@ impl World {
             self.workers[worker].outstanding = Some(outgoing);
             return;
         }
-        let reply = self.carousel.call(Micros(self.now_us), &self.specs[outgoing.version], &outgoing.call);
+        let reply = self.quota.call(Micros(self.now_us), &self.specs[outgoing.version], &outgoing.call);
         let born_at_us = self.born.filter(|(born, _)| *born == reply.born).map_or(self.now_us, |(_, at_us)| at_us);
         self.born = Some((reply.born, born_at_us));
         if trip == Trip::ReplyLost {
@@ -253,10 +253,11 @@ impl World {
         let call = Call {
             incarnation: me.incarnation,
             number: me.calls,
-            wants: wants.to_vec(),
+            wants: self::wants(wants),
             settlements: settlements.collect(),
             pause: None,
-            warm: vouched,
+            rebuild: vouched.map(forgotten_nothing),
+            distrust: None,
             run_id,
         };
         Outstanding { call, version: me.knows, departed_us }
@@ -273,21 +274,20 @@ impl World {
     /// Each permit is begun, given back, or too late.
     fn begin(&mut self, worker: usize, outgoing: &Outstanding, reply: &Reply, arrived_us: u64, uses: &[Use]) {
         let budget_us = self.jitter.map_or(SEND_BUDGET_US, |jitter| micros_up(jitter).min(SEND_BUDGET_US));
-        let mut permits = outgoing.call.wants.iter().zip(uses.iter().cycle());
-        for run in &reply.granted {
-            for (cost, planned) in permits.by_ref().take(run.permits) {
-                let begin_us = arrived_us + run.wait_us + planned.begin_us;
-                let late = begin_us > outgoing.departed_us + run.wait_us + budget_us;
+        let granted = permits(&outgoing.call, reply);
+        for ((cost, wait_us, origins), planned) in granted.iter().zip(uses.iter().cycle()) {
+            {
+                let begin_us = arrived_us + *wait_us + planned.begin_us;
+                let late = begin_us > outgoing.departed_us + *wait_us + budget_us;
                 let (call, cost) = (outgoing.call.number, *cost);
                 let settled = |fate| Settled { call, cost, fate };
                 if late || planned.end == End::NotSent {
-                    self.workers[worker].settled.push((begin_us, settled(Err(run.origins.clone()))));
+                    self.workers[worker].settled.push((begin_us, settled(Err(origins.clone()))));
                     continue;
                 }
                 // With an allowance for jitter, the provider counts within it from the start on; that is assumed there.
                 let at_us = begin_us + planned.transit_us.min(TIMEOUT_US);
-                let at_us =
-                    self.jitter.map_or(at_us, |jitter| at_us.min(reply.now.0 + run.wait_us + micros_up(jitter)));
+                let at_us = self.jitter.map_or(at_us, |jitter| at_us.min(reply.now.0 + *wait_us + micros_up(jitter)));
                 self.arrivals.push(Arrival { at_us, cost, version: outgoing.version });
                 let answered_us = at_us + planned.answer_us;
                 let in_time = answered_us <= begin_us + TIMEOUT_US;

@@ -1,0 +1,146 @@
+//! Random histories of a quota's limiter: limits, callers, accounts, clocks and losses.
+
+use proptest::prelude::*;
+use sluicegate::domain::limit::{Algorithm, AppliesTo, Scope};
+
+/// One history, with the limits that it begins with.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub limits: Vec<PlannedLimit>,
+    pub even: bool,
+    pub jitter: bool,
+    pub steps: Vec<Step>,
+}
+
+#[derive(Clone, Debug)]
+pub struct PlannedLimit {
+    pub name: u8,
+    pub algorithm: Algorithm,
+    pub scope: Scope,
+    pub applies_to: AppliesTo,
+    pub shadow: bool,
+    pub max_requests: u32,
+    pub window_ms: u64,
+    pub burst: u32,
+}
+
+#[derive(Clone, Debug)]
+pub struct PlannedWant {
+    pub permits: u32,
+    pub cost: u32,
+    pub lookup: bool,
+    pub account: Option<u8>,
+    pub reference: Option<u8>,
+}
+
+/// One step of a history; permits to settle are picked by position among those still open.
+#[derive(Clone, Debug)]
+pub enum Step {
+    Advance {
+        us: u64,
+    },
+    /// The store's clock goes back.
+    Back {
+        us: u64,
+    },
+    Call {
+        caller: usize,
+        wants: Vec<PlannedWant>,
+        settle: Vec<(usize, Option<u64>)>,
+        pause_ms: u64,
+        /// Ages of past uses, and uses that may be on the wire.
+        rebuild: Option<(Vec<u64>, u32)>,
+        distrust: bool,
+    },
+    Repeat {
+        caller: usize,
+    },
+    Overtaken {
+        caller: usize,
+    },
+    Change {
+        limits: Vec<PlannedLimit>,
+    },
+    OldSettings {
+        caller: usize,
+    },
+    Restart,
+}
+
+pub fn plan(algorithms: &'static [Algorithm], jitter: bool) -> impl Strategy<Value = Plan> {
+    let limits = prop::collection::vec(limit(algorithms), 1..4);
+    let even = prop_oneof![4 => Just(false), 1 => Just(true)];
+    (limits, even, prop::collection::vec(step(algorithms), 1..60)).prop_map(move |(limits, even, steps)| Plan {
+        limits,
+        even,
+        jitter,
+        steps,
+    })
+}
+
+fn limit(algorithms: &'static [Algorithm]) -> impl Strategy<Value = PlannedLimit> {
+    let scope = prop_oneof![3 => Just(Scope::Provider), 1 => Just(Scope::Account), 1 => Just(Scope::Reference)];
+    let applies = prop_oneof![4 => Just(AppliesTo::All), 1 => Just(AppliesTo::Charge), 1 => Just(AppliesTo::Lookup)];
+    let shadow = prop_oneof![5 => Just(false), 1 => Just(true)];
+    // A few slots show every mistake of one; many make the log spill into chunks.
+    let max = prop_oneof![12 => 0_u32..8, 1 => Just(400_u32)];
+    let window = prop_oneof![Just(50_u64), Just(400), Just(1_000), Just(30_000)];
+    (0_u8..3, prop::sample::select(algorithms), scope, applies, shadow, max, window, 1_u32..6).prop_map(
+        |(name, algorithm, scope, applies_to, shadow, max_requests, window_ms, burst)| PlannedLimit {
+            name,
+            algorithm,
+            scope,
+            applies_to,
+            shadow,
+            max_requests,
+            window_ms,
+            burst,
+        },
+    )
+}
+
+fn want() -> impl Strategy<Value = PlannedWant> {
+    let permits = prop_oneof![8 => 1_u32..4, 1 => Just(120_u32)];
+    let cost = prop_oneof![6 => Just(1_u32), 1 => 2_u32..6];
+    let lookup = prop_oneof![5 => Just(false), 1 => Just(true)];
+    let own = || prop_oneof![1 => Just(None), 1 => (0_u8..3).prop_map(Some)];
+    (permits, cost, lookup, own(), own()).prop_map(|(permits, cost, lookup, account, reference)| PlannedWant {
+        permits,
+        cost,
+        lookup,
+        account,
+        reference,
+    })
+}
+
+fn step(algorithms: &'static [Algorithm]) -> impl Strategy<Value = Step> {
+    let age = prop_oneof![1 => Just(None), 4 => (0_u64..400_000).prop_map(Some)];
+    let settle = prop::collection::vec((any::<usize>(), age), 0..24);
+    let pause = prop_oneof![20 => Just(0_u64), 1 => 1_u64..500];
+    let told = (prop_oneof![2 => Just(Vec::new()), 1 => prop::collection::vec(0_u64..3_000, 1..9)], 0_u32..2);
+    let rebuild = prop_oneof![1 => Just(None), 2 => told.prop_map(Some)];
+    let distrust = prop_oneof![40 => Just(false), 1 => Just(true)];
+    let wants = prop::collection::vec(want(), 0..5);
+    let call = (0_usize..3, wants, settle, pause, rebuild, distrust).prop_map(
+        |(caller, wants, settle, pause_ms, rebuild, distrust)| Step::Call {
+            caller,
+            wants,
+            settle,
+            pause_ms,
+            rebuild,
+            distrust,
+        },
+    );
+    prop_oneof![
+        10 => prop_oneof![
+            4 => 0_u64..3_000, 4 => 0_u64..400_000, 1 => Just(2_000_000), 1 => Just(40_000_000)
+        ].prop_map(|us| Step::Advance { us }),
+        1 => (0_u64..900_000).prop_map(|us| Step::Back { us }),
+        24 => call,
+        2 => (0_usize..3).prop_map(|caller| Step::Repeat { caller }),
+        1 => (0_usize..3).prop_map(|caller| Step::Overtaken { caller }),
+        1 => prop::collection::vec(limit(algorithms), 1..4).prop_map(|limits| Step::Change { limits }),
+        1 => (0_usize..3).prop_map(|caller| Step::OldSettings { caller }),
+        1 => Just(Step::Restart),
+    ]
+}
