@@ -170,6 +170,8 @@ struct Worker {
     since: u64,
     policy: StoreDown,
     next_poll: u64,
+    /// Until when its polls fail.
+    cut_until: u64,
     poll: Option<Poll>,
     /// Departure of the last poll that succeeded, the row, and when it was first seen.
     polled: Option<(u64, Option<WrittenRow>, u64)>,
@@ -200,6 +202,7 @@ impl World {
             since: 0,
             policy,
             next_poll: n * 130,
+            cut_until: 0,
             poll: None,
             polled: None,
         };
@@ -266,13 +269,15 @@ impl World {
 
     fn poll(&mut self, index: usize) {
         let (now, poll_ms) = (self.now, POLL.as_millis() as u64);
-        let trouble = self.dice.one_in(self.trouble / 8 + 1);
+        if self.dice.one_in(self.trouble) {
+            self.workers[index].cut_until = now + self.dice.below(9_000);
+        }
         let (there, back) = (self.dice.below(poll_ms / 2), self.dice.below(poll_ms / 2));
         let worker = &mut self.workers[index];
         if worker.poll.is_none() && now >= worker.next_poll {
             worker.next_poll = now + poll_ms;
             // A poll that fails is one that says nothing.
-            if !trouble {
+            if now >= worker.cut_until {
                 let (reads_at, arrives_at) = (now + there, now + there + back);
                 worker.poll = Some(Poll { departed: now, reads_at, arrives_at, read: None });
             }
