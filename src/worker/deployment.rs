@@ -83,7 +83,8 @@ pub async fn run(
     let (known_tx, known_rx) = watch::channel(Arc::clone(&known));
     let leases_end = CancellationToken::new();
     let (_store_version, store_versions) = settings_watch::StoreVersion::channel();
-    services.spawn(settings_watch::follow(worker.clone(), known_tx, store_versions));
+    let (poll, stop) = (worker.options.settings_poll, worker.stop.clone());
+    services.spawn(settings_watch::follow(Arc::clone(&settings), poll, stop, known_tx, store_versions));
     services.spawn(outbox::run(worker.clone()));
     services.spawn(Arc::clone(&worker.in_hand).keep(Arc::clone(&worker.engines.ledger), leases_end.clone()));
     let quotas = Quotas::new(Arc::clone(&worker.engines.limiter), Arc::clone(&worker.engines.ledger));

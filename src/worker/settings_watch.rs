@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
 
-use super::Worker;
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
 use crate::ledger::settings::{BadRow, Settings, Snapshot};
@@ -119,21 +119,27 @@ pub async fn look(settings: &dyn Settings, before: &Known, store: i64) -> Result
     load(settings, before).await.map(Some)
 }
 
-/// Follows the settings until the worker stops. `store`: the highest version that a limiter's store has told.
-pub async fn follow(worker: Worker, known: watch::Sender<Arc<Known>>, mut store: watch::Receiver<i64>) {
-    let mut tick = interval(worker.options.settings_poll);
+/// Follows the settings until `stop` fires. `store`: the highest version that a limiter's store has told.
+pub async fn follow(
+    settings: Arc<dyn Settings>,
+    poll: Duration,
+    stop: CancellationToken,
+    known: watch::Sender<Arc<Known>>,
+    mut store: watch::Receiver<i64>,
+) {
+    let mut tick = interval(poll);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut away, mut gates) = (false, true);
     loop {
         tokio::select! {
             _ = tick.tick() => {}
             newer = store.changed(), if gates => gates = newer.is_ok(),
-            () = worker.stop.cancelled() => return,
+            () = stop.cancelled() => return,
         }
         let before = known.borrow().clone();
         // Taken before the database is asked: what the store knew by now, the database must know when it answers.
         let told = *store.borrow_and_update();
-        match look(worker.engines.settings.as_ref(), &before, told).await {
+        match look(settings.as_ref(), &before, told).await {
             Ok(None) => away = false,
             Ok(Some(next)) => {
                 away = false;

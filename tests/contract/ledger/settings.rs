@@ -3,7 +3,9 @@
 use sluicegate::domain::limit::Rate;
 use sluicegate::ledger::LedgerError;
 use sluicegate::ledger::provider_row::{ProviderRow, parse_provider_file};
-use sluicegate::worker::settings_watch::{self, Known};
+use sluicegate::worker::settings_watch::{self, Known, StoreVersion};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use super::*;
 
@@ -17,6 +19,7 @@ on_every_database!(
     a_bad_row_stops_only_its_own_provider,
     a_restored_database_counts_again,
     raisers_at_once_agree,
+    what_a_gate_hears_is_looked_at_once,
 );
 
 const FILE: &str = r#"
@@ -316,4 +319,28 @@ async fn raisers_at_once_agree(kind: Kind) {
     assert_eq!(futures_util::future::join_all(raisers).await, [1_001; 6]);
     assert_eq!(fixture.one("SELECT count(*) FROM settings_audit").await, "1");
     assert_eq!(fixture.settings().raise_version(7).await.unwrap(), 1_001, "never lowered");
+}
+
+async fn what_a_gate_hears_is_looked_at_once(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let settings = fixture.settings();
+    let first = settings_watch::load(settings.as_ref(), &Known::default()).await.unwrap();
+    let (known, mut following) = watch::channel(Arc::new(first.clone()));
+    let (gate, store) = StoreVersion::channel();
+    let stop = CancellationToken::new();
+    // Polled once at its start, and then not before this test is over.
+    let hour = Duration::from_secs(3_600);
+    let watch = tokio::spawn(settings_watch::follow(settings.clone(), hour, stop.clone(), known, store));
+    fixture.apply(&file(FILE)).await;
+    let version = settings.version().await.unwrap();
+    gate.seen(version);
+    following.wait_for(|known| known.version == version).await.unwrap();
+    gate.seen(version + 5);
+    gate.seen(version);
+    let known = following.wait_for(|known| known.version > version).await.unwrap().clone();
+    assert_eq!((known.version, known.providers.len()), (version + 6, 2));
+    // A worker without gates polls on.
+    drop(gate);
+    stop.cancel();
+    watch.await.unwrap();
 }
