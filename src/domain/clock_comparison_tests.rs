@@ -221,6 +221,20 @@ fn a_step_is_told_with_its_size_and_the_comparison_starts_anew() {
     assert!(matches!(observe(&mut comparison, &back, round(630)), Comparison::SteppedBack { .. }));
 }
 
+/// Over a quick link, whatever is above the padding of the shortest window is seen, and what is below is not called a step.
+#[test]
+fn a_small_step_is_seen_over_a_quick_link() {
+    for (step_us, seen) in [(1_900, false), (-1_900, false), (2_200, true), (-2_200, true)] {
+        let clock = clock_stepping(500 * MS, step_us * 1_000);
+        let quick = |t: i128| Exchange { departed: t * MS, at_store: t * MS, arrived: t * MS + 50_000 };
+        let mut comparison = ClockComparison::default();
+        assert_eq!(observe(&mut comparison, &clock, quick(400)), Comparison::First);
+        let said = observe(&mut comparison, &clock, quick(500));
+        assert_eq!(stepped(said), seen, "{step_us} µs: {said:?}");
+        assert_eq!(matches!(said, Comparison::SteppedForward { .. }), seen && step_us > 0);
+    }
+}
+
 /// A clock that runs fast raises the bound with every exchange: what is kept stays bounded, and short windows exact.
 #[test]
 fn what_is_remembered_is_bounded() {

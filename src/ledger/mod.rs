@@ -219,7 +219,8 @@ pub trait Ledger: Send + Sync {
     /// the quota or did within that time, deleted ones too. At most about 1,000 entries, whatever was sent.
     ///
     /// `within` is no shorter than booking horizon, longest hold and longest padded window together: a request that was
-    /// begun longer ago and has no end is held to be over.
+    /// begun longer ago and has no end is held to be over. A database whose version was raised within that time
+    /// ([`settings::Settings::raise_version`]) has forgotten requests, and refuses.
     async fn recent_uses(&self, quota: &ProviderName, within: Duration) -> Result<RecentUses, LedgerError>;
 
     /// Who grants for these quotas; a quota without an entry has had no holder yet. Cheap, for polling.

@@ -43,6 +43,10 @@ pub trait Settings: Send + Sync {
     /// The current settings version; cheap, for polling.
     async fn version(&self) -> Result<i64, LedgerError>;
 
+    /// Makes the version at least one higher than `above`, and writes that into the audit; returns what it is now. For a
+    /// database that was restored from a backup: stores that have heard newer versions refuse its limits until then.
+    async fn raise_version(&self, above: i64) -> Result<i64, LedgerError>;
+
     async fn load(&self) -> Result<Snapshot, LedgerError>;
 
     /// Rows as written, for `list`, `show` and diffs; one provider, or all.

@@ -1,5 +1,7 @@
 use proptest::prelude::*;
 
+use super::Cause::*;
+use super::Verdict::{Nobody, OwnShare, Store as FromStore};
 use super::*;
 
 const POLL: Duration = Duration::from_secs(1);
@@ -30,10 +32,18 @@ fn taken(decision: &Decision) -> Option<(Option<&str>, &str)> {
     decision.take.as_ref().map(|take| (take.from.as_deref(), take.to.as_str()))
 }
 
+/// What happens, the store, the row, the policy; then verdict, take and reconnect.
+type Case<'a> = (&'a str, Store<'a>, Option<Polled<'a>>, StoreDown, Verdict, Option<(Option<&'a str>, &'a str)>, bool);
+
+fn hold(table: &[Case<'_>]) {
+    for (case, store, polled, policy, verdict, take, reconnect) in table {
+        let decision = decide(*store, *polled, *policy, TIMING);
+        assert_eq!((decision.verdict, taken(&decision), decision.reconnect), (*verdict, *take, *reconnect), "{case}");
+    }
+}
+
 #[test]
-fn the_rules_as_a_table() {
-    use Cause::*;
-    use Verdict::{Nobody, OwnShare, Store as FromStore};
+fn the_rules_of_a_store_as_a_table() {
     let (wait, none) = (StoreDown::Wait, Some(Polled { ago: Duration::ZERO, row: None }));
     let stale = |ago_ms| {
         let row = Row { holder: "redis:a", age: s(60), seen: s(60) };
@@ -41,8 +51,7 @@ fn the_rules_as_a_table() {
     };
     let late_commit = Some(Polled { ago: s(1), row: Some(Row { holder: "redis:a", age: s(60), seen: s(1) }) });
     let clock_set_back = Some(Polled { ago: s(1), row: Some(Row { holder: "redis:a", age: s(0), seen: s(60) }) });
-    // case, store, row, policy → verdict, take, reconnect
-    let table: [(&str, Store, Option<Polled>, StoreDown, Verdict, Option<(Option<&str>, &str)>, bool); 27] = [
+    hold(&[
         ("not polled", linked("a", 9, 9), None, wait, Nobody(NotPolled), None, false),
         ("stale", linked("a", 9, 9), stale(3_001), wait, Nobody(DatabaseAway), None, false),
         ("nearly stale", linked("a", 9, 9), stale(3_000), wait, FromStore { may_warm: true }, None, false),
@@ -76,6 +85,13 @@ fn the_rules_as_a_table() {
             Some((Some("redis:a"), "redis:b")),
             false,
         ),
+    ]);
+}
+
+#[test]
+fn the_rules_of_shares_as_a_table() {
+    let wait = StoreDown::Wait;
+    hold(&[
         ("share, fresh", away(60), row("share", 3), OF_TWO, Nobody(Changing), None, false),
         ("share", away(60), row("share", 4), OF_TWO, OwnShare, None, false),
         ("share, store is back", linked("a", 9, 9), row("share", 70), OF_TWO, OwnShare, None, false),
@@ -118,11 +134,7 @@ fn the_rules_as_a_table() {
             false,
         ),
         ("share, not polled", away(60), None, OF_TWO, Nobody(NotPolled), None, false),
-    ];
-    for (case, store, polled, policy, verdict, take, reconnect) in table {
-        let decision = decide(store, polled, policy, TIMING);
-        assert_eq!((decision.verdict, taken(&decision), decision.reconnect), (verdict, take, reconnect), "{case}");
-    }
+    ]);
 }
 
 /// A tiny generator, so that a whole history hangs on one number.
@@ -170,6 +182,8 @@ struct Worker {
     since: u64,
     policy: StoreDown,
     next_poll: u64,
+    /// Until when its polls fail.
+    cut_until: u64,
     poll: Option<Poll>,
     /// Departure of the last poll that succeeded, the row, and when it was first seen.
     polled: Option<(u64, Option<WrittenRow>, u64)>,
@@ -200,6 +214,7 @@ impl World {
             since: 0,
             policy,
             next_poll: n * 130,
+            cut_until: 0,
             poll: None,
             polled: None,
         };
@@ -266,13 +281,15 @@ impl World {
 
     fn poll(&mut self, index: usize) {
         let (now, poll_ms) = (self.now, POLL.as_millis() as u64);
-        let trouble = self.dice.one_in(self.trouble / 8 + 1);
+        if self.dice.one_in(self.trouble) {
+            self.workers[index].cut_until = now + self.dice.below(9_000);
+        }
         let (there, back) = (self.dice.below(poll_ms / 2), self.dice.below(poll_ms / 2));
         let worker = &mut self.workers[index];
         if worker.poll.is_none() && now >= worker.next_poll {
             worker.next_poll = now + poll_ms;
             // A poll that fails is one that says nothing.
-            if !trouble {
+            if now >= worker.cut_until {
                 let (reads_at, arrives_at) = (now + there, now + there + back);
                 worker.poll = Some(Poll { departed: now, reads_at, arrives_at, read: None });
             }

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
 
-use super::Worker;
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
 use crate::ledger::settings::{BadRow, Settings, Snapshot};
@@ -73,25 +73,73 @@ pub async fn load(settings: &dyn Settings, before: &Known) -> Result<Known, Ledg
     Ok(known)
 }
 
-/// Follows the settings until the worker stops.
-pub async fn follow(worker: Worker, known: watch::Sender<Arc<Known>>) {
-    let mut tick = interval(worker.options.settings_poll);
+/// Tells the watch which settings version the limiter's store knows; cheap to clone, for every gate.
+#[derive(Clone, Debug)]
+pub struct StoreVersion(watch::Sender<i64>);
+
+impl StoreVersion {
+    /// The sender for gates, and what [`follow`] listens to.
+    #[must_use]
+    pub fn channel() -> (Self, watch::Receiver<i64>) {
+        let (sender, receiver) = watch::channel(0);
+        (Self(sender), receiver)
+    }
+
+    /// A store answered that it knows this version. A newer one than ours makes the watch look at once.
+    pub fn seen(&self, version: i64) {
+        self.0.send_if_modified(|highest| {
+            let newer = version > *highest;
+            *highest = version.max(*highest);
+            newer
+        });
+    }
+}
+
+/// Looks at the version afresh and loads the settings if it moved. A database that is older than what it once said was
+/// restored from a backup; its version is raised above everything that it said, so that its limits count again.
+///
+/// # Errors
+/// As the ledger's.
+pub async fn look(settings: &dyn Settings, before: &Known, store: i64) -> Result<Option<Known>, LedgerError> {
+    let version = settings.version().await?;
+    let heard = store.max(before.version);
+    if version < heard {
+        tracing::error!(
+            database_version = version,
+            known_version = heard,
+            "the database is older than what it said before: was it restored from a backup? Its limits count from now \
+             on, and what was sent since the backup is not in it. If this repeats, two databases share one limiter store: \
+             give each its own limiter.prefix"
+        );
+        let raised = settings.raise_version(heard).await?;
+        tracing::warn!(version = raised, "settings version raised");
+    } else if version == before.version {
+        return Ok(None);
+    }
+    load(settings, before).await.map(Some)
+}
+
+/// Follows the settings until `stop` fires. `store`: the highest version that a limiter's store has told.
+pub async fn follow(
+    settings: Arc<dyn Settings>,
+    poll: Duration,
+    stop: CancellationToken,
+    known: watch::Sender<Arc<Known>>,
+    mut store: watch::Receiver<i64>,
+) {
+    let mut tick = interval(poll);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut away = false;
+    let (mut away, mut gates) = (false, true);
     loop {
         tokio::select! {
             _ = tick.tick() => {}
-            () = worker.stop.cancelled() => return,
+            newer = store.changed(), if gates => gates = newer.is_ok(),
+            () = stop.cancelled() => return,
         }
         let before = known.borrow().clone();
-        let settings = worker.engines.settings.as_ref();
-        let changed = async {
-            if settings.version().await? == before.version {
-                return Ok(None);
-            }
-            load(settings, &before).await.map(Some)
-        };
-        match changed.await {
+        // Taken before the database is asked: what the store knew by now, the database must know when it answers.
+        let told = *store.borrow_and_update();
+        match look(settings.as_ref(), &before, told).await {
             Ok(None) => away = false,
             Ok(Some(next)) => {
                 away = false;

@@ -43,7 +43,7 @@ impl Dialect {
     /// that; `{until:T}` and `{since:T}` ms from and to now, `until` rounded up;
     /// `{aged:T}` like `since`, never more than the true age and never negative; `{json:X}` text to JSON; `{text:X}`
     /// JSON to text; `{ints:X}` and `{texts:X}` rows of a JSON array of integers or texts; `{held:X}` rows (id, fence) of a JSON array;
-    /// `{unlocked}` rows that nobody else is taking; `{job}`.
+    /// `{who}` and `{program}` as the audit's triggers name them; `{unlocked}` rows that nobody else is taking; `{job}`.
     #[must_use]
     pub fn sql(self, template: &str) -> Sql {
         let mut out = String::with_capacity(template.len() * 2);
@@ -84,6 +84,8 @@ impl Dialect {
             Self::Postgres => match name {
                 // The statement's own start: one value per statement, and never later than what the statement does.
                 "now" => "statement_timestamp()".to_owned(),
+                "who" => "session_user".to_owned(),
+                "program" => "nullif(current_setting('application_name'), '')".to_owned(),
                 "now_ms" => self.place("ms", "statement_timestamp()"),
                 "ms" => format!("floor(extract(epoch FROM {x}) * 1000)::bigint"),
                 "at" => format!("(timestamptz 'epoch' + {x} * interval '1 millisecond')"),
@@ -106,6 +108,8 @@ impl Dialect {
             },
             Self::Sqlite => match name {
                 "now" | "now_ms" => SQLITE_NOW.to_owned(),
+                "who" => "'database file'".to_owned(),
+                "program" => "NULL".to_owned(),
                 // One writer: there is nobody else whose rows could be locked.
                 "unlocked" => String::new(),
                 "ms" | "at" | "json" | "text" => x.to_owned(),

@@ -17,6 +17,7 @@ const ENTRIES: u64 = 1_000;
 
 pub struct Statements {
     uses: Sql,
+    restored: Sql,
 }
 
 impl Statements {
@@ -41,6 +42,9 @@ impl Statements {
                  SELECT age_ms / $3 * $3 AS least_age_ms, CAST(sum(cost) AS bigint) AS cost \
                  FROM used JOIN jobs ON jobs.id = used.job_id GROUP BY age_ms / $3 ORDER BY age_ms / $3",
             ),
+            restored: dialect.sql(
+                "SELECT 1 AS one FROM settings_audit WHERE at > {after:$1} AND table_name = 'settings_version' LIMIT 1",
+            ),
         }
     }
 
@@ -63,6 +67,12 @@ impl Statements {
                 Some(age) => uses.ended.push((age, cost)),
                 None => uses.open = uses.open.saturating_add(cost),
             }
+        }
+        if !engine.query(&self.restored, Arc::from([(-since_ms).into()])).await?.is_empty() {
+            return Err(LedgerError::Refused(
+                "this database was restored from a backup lately: it does not know what was sent since the backup"
+                    .to_owned(),
+            ));
         }
         Ok(uses)
     }

@@ -25,6 +25,8 @@ const TRIES_MAX: u32 = 10;
 pub struct SqlSettings {
     engine: Arc<dyn Engine>,
     version: Sql,
+    raise: Sql,
+    audit_raise: Sql,
     providers: Sql,
     limits: Sql,
     accounts: Sql,
@@ -43,6 +45,11 @@ impl SqlSettings {
         Self {
             engine,
             version: dialect.sql("SELECT version FROM settings_version"),
+            raise: dialect.sql("UPDATE settings_version SET version = $2 WHERE version = $1"),
+            audit_raise: dialect.sql(
+                "INSERT INTO settings_audit (who, program, table_name, row_key, old_row, new_row) \
+                 VALUES ({who}, {program}, 'settings_version', 'version', {json:$1}, {json:$2})",
+            ),
             providers: dialect.sql(
                 "SELECT name, kind, quota, enabled, paused, url, mode, slot_release, transit_jitter_ms, pacing, \
                      reserve_percent, store_down, share_of, timeout_ms, send_budget_ms, workers, bucket_capacity, \
@@ -89,6 +96,27 @@ impl Settings for SqlSettings {
     async fn version(&self) -> Result<i64, LedgerError> {
         let rows = self.engine.query(&self.version, Arc::from([])).await?;
         rows.first().ok_or_else(|| corrupt("settings_version", "has no row"))?.int("version")
+    }
+
+    async fn raise_version(&self, above: i64) -> Result<i64, LedgerError> {
+        for _ in 0..TRIES_MAX {
+            let was = self.version().await?;
+            if was > above {
+                return Ok(was);
+            }
+            let raised = above.checked_add(1).ok_or_else(|| corrupt("settings_version", "is at its end"))?;
+            let row = |version: i64| serde_json::json!({ "version": version }).to_string();
+            let rows: Args = Arc::from([row(was).into(), row(raised).into()]);
+            let both: Args = Arc::from([was.into(), raised.into()]);
+            let steps = vec![
+                Step { sql: self.raise.clone(), args: both, must_affect: true },
+                Step { sql: self.audit_raise.clone(), args: rows, must_affect: true },
+            ];
+            if self.engine.atomically(steps).await?.is_some() {
+                return Ok(raised);
+            }
+        }
+        Err(LedgerError::Away("settings change faster than their version can be raised".to_owned()))
     }
 
     async fn load(&self) -> Result<Snapshot, LedgerError> {

@@ -3,6 +3,9 @@
 use sluicegate::domain::limit::Rate;
 use sluicegate::ledger::LedgerError;
 use sluicegate::ledger::provider_row::{ProviderRow, parse_provider_file};
+use sluicegate::worker::settings_watch::{self, Known, StoreVersion};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use super::*;
 
@@ -15,6 +18,9 @@ on_every_database!(
     a_rate_and_a_pause_are_set,
     a_bad_row_stops_only_its_own_provider,
     limits_and_account_rules_are_loaded_as_applied,
+    a_restored_database_counts_again,
+    raisers_at_once_agree,
+    what_a_gate_hears_is_looked_at_once,
 );
 
 const FILE: &str = r#"
@@ -349,4 +355,73 @@ rule = "blocked"
     let narrow = "10/500ms".parse::<Rate>().unwrap();
     let error = fixture.settings().set_rate(&name("stripe"), "per-reference", narrow).await.unwrap_err();
     assert!(error.to_string().contains("sliding_window_has_window_ms_of_1000_or_more"), "{error}");
+async fn a_restored_database_counts_again(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.apply(&file(FILE)).await;
+    let settings = fixture.settings();
+    let before = settings_watch::load(settings.as_ref(), &Known::default()).await.unwrap();
+    assert_eq!(settings_watch::look(settings.as_ref(), &before, before.version).await.unwrap(), None);
+    let audits = "SELECT count(*) FROM settings_audit WHERE table_name = 'settings_version'";
+    assert_eq!(fixture.one(audits).await, "0");
+    let ledger = fixture.ledger();
+    assert!(ledger.recent_uses(&name("acme"), LEASE).await.is_ok());
+    // A gate heard more than the database ever said.
+    let store = before.version + 41;
+    let after = settings_watch::look(settings.as_ref(), &before, store).await.unwrap().unwrap();
+    assert_eq!((after.version, after.providers.len()), (store + 1, 2));
+    assert_eq!(settings.version().await.unwrap(), store + 1);
+    let audit = "SELECT row_key || ' ' || (old_row ->> 'version') || ' ' || (new_row ->> 'version') FROM settings_audit \
+                 WHERE table_name = 'settings_version'";
+    assert_eq!(fixture.one(audit).await, format!("version {} {}", before.version, store + 1));
+    assert_ne!(fixture.one("SELECT who FROM settings_audit ORDER BY id DESC LIMIT 1").await, "");
+    // It has forgotten what was sent: a limiter must not be rebuilt from it until that cannot count any more.
+    let error = ledger.recent_uses(&name("acme"), LEASE).await.unwrap_err();
+    assert!(error.to_string().contains("backup"), "{error}");
+    let minutes = if kind == Kind::Postgres { "interval '2 minutes'" } else { "120000" };
+    fixture.sql(&format!("UPDATE settings_audit SET at = at - {minutes}")).await.unwrap();
+    assert!(ledger.recent_uses(&name("acme"), LEASE).await.is_ok());
+    // Said once: the next look finds nothing new, and changes count as ever.
+    assert_eq!(settings_watch::look(settings.as_ref(), &after, store).await.unwrap(), None);
+    settings.set_paused(&name("stripe"), true).await.unwrap();
+    let next = settings_watch::look(settings.as_ref(), &after, store).await.unwrap().unwrap();
+    assert_eq!(next.version, store + 2);
+    // Without a store: this worker itself has heard more.
+    fixture.sql("UPDATE settings_version SET version = 2").await.unwrap();
+    let again = settings_watch::look(settings.as_ref(), &next, 0).await.unwrap().unwrap();
+    assert_eq!(again.version, store + 3);
+}
+
+async fn raisers_at_once_agree(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let raisers = (0..6).map(|_| {
+        let settings = fixture.settings();
+        async move { settings.raise_version(1_000).await.unwrap() }
+    });
+    assert_eq!(futures_util::future::join_all(raisers).await, [1_001; 6]);
+    assert_eq!(fixture.one("SELECT count(*) FROM settings_audit").await, "1");
+    assert_eq!(fixture.settings().raise_version(7).await.unwrap(), 1_001, "never lowered");
+}
+
+async fn what_a_gate_hears_is_looked_at_once(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let settings = fixture.settings();
+    let first = settings_watch::load(settings.as_ref(), &Known::default()).await.unwrap();
+    let (known, mut following) = watch::channel(Arc::new(first.clone()));
+    let (gate, store) = StoreVersion::channel();
+    let stop = CancellationToken::new();
+    // Polled once at its start, and then not before this test is over.
+    let hour = Duration::from_secs(3_600);
+    let watch = tokio::spawn(settings_watch::follow(settings.clone(), hour, stop.clone(), known, store));
+    fixture.apply(&file(FILE)).await;
+    let version = settings.version().await.unwrap();
+    gate.seen(version);
+    following.wait_for(|known| known.version == version).await.unwrap();
+    gate.seen(version + 5);
+    gate.seen(version);
+    let known = following.wait_for(|known| known.version > version).await.unwrap().clone();
+    assert_eq!((known.version, known.providers.len()), (version + 6, 2));
+    // A worker without gates polls on.
+    drop(gate);
+    stop.cancel();
+    watch.await.unwrap();
 }
