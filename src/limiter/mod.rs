@@ -35,8 +35,9 @@ pub struct LimitUse {
 
 #[async_trait]
 pub trait Limiter: Send + Sync {
-    /// Identity of the store's process, as of the connection that the next [`Limiter::call`] will use.
-    async fn run_id(&self) -> Result<String, LimiterError>;
+    /// Identity of the store's process that keeps the quota, as of the connection that the next [`Limiter::call`] for it
+    /// will use.
+    async fn run_id(&self, quota: &ProviderName) -> Result<String, LimiterError>;
 
     /// Makes one call; atomic, and repeatable under its number.
     async fn call(&self, spec: &QuotaSpec, call: &Call) -> Result<Reply, LimiterError>;

@@ -9,6 +9,7 @@ use sluicegate::domain::provider::{BOOKING_HORIZON, ProviderName};
 use sluicegate::domain::time::Micros;
 use sluicegate::limiter::{Limiter, LimiterError};
 
+mod cluster;
 mod conformance;
 mod differential;
 mod exact_waits;
@@ -95,7 +96,7 @@ impl Caller {
             settlements: self.settlements.clone(),
             pause: self.pause,
             warm: self.warm,
-            run_id: self.limiter.run_id().await?,
+            run_id: self.limiter.run_id(&self.spec.quota).await?,
         };
         self.limiter.call(&self.spec, &call).await
     }

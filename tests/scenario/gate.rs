@@ -47,8 +47,8 @@ impl Forgetful {
 
 #[async_trait]
 impl Limiter for Forgetful {
-    async fn run_id(&self) -> Result<String, LimiterError> {
-        self.inner.run_id().await
+    async fn run_id(&self, quota: &ProviderName) -> Result<String, LimiterError> {
+        self.inner.run_id(quota).await
     }
 
     async fn call(&self, spec: &QuotaSpec, call: &Call) -> Result<Reply, LimiterError> {

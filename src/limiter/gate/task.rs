@@ -189,7 +189,8 @@ impl GateTask {
 
     /// The unanswered call again, or a new one. A store that has become another knows nothing of the old call.
     async fn outgoing(&mut self) -> Result<Unanswered, LimiterError> {
-        let run_id = self.parts.limiter.run_id().await?;
+        let quota = self.parts.spec.borrow().quota.clone();
+        let run_id = self.parts.limiter.run_id(&quota).await?;
         if let Some(unanswered) = self.unanswered.take() {
             if unanswered.call.run_id == run_id {
                 return Ok(unanswered);

@@ -55,7 +55,7 @@ async fn a_killed_store_is_away_and_comes_back_cold_as_another() {
     let redis = Redis::start();
     let limiter = limiter(&redis, "killed");
     let mut caller = busy(&limiter).await;
-    let (born, run_id) = (caller.call(&[]).await.born, limiter.run_id().await.unwrap());
+    let (born, run_id) = (caller.call(&[]).await.born, limiter.run_id(&caller.spec.quota).await.unwrap());
     redis.kill();
     for _ in 0..3 {
         let error = caller.try_call(&[1]).await.unwrap_err();
@@ -75,7 +75,7 @@ async fn a_killed_store_is_away_and_comes_back_cold_as_another() {
     };
     let error = limiter.call(&caller.spec, &old).await.unwrap_err();
     assert!(matches!(&error, LimiterError::Away(why) if why.contains("changed")), "{error:?}");
-    assert_ne!(limiter.run_id().await.unwrap(), run_id);
+    assert_ne!(limiter.run_id(&caller.spec.quota).await.unwrap(), run_id);
     expect_cold_start(&mut caller, born).await;
 }
 
@@ -220,7 +220,7 @@ async fn a_store_that_forbids_scripts_refuses() {
     assert!(!error.to_string().contains("word"), "{error}");
     let wrong = redis.url().replace("redis://", "redis://limited:secret@");
     let limiter: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&wrong, "forbidden").unwrap());
-    let error = limiter.run_id().await.unwrap_err();
+    let error = limiter.run_id(&caller.spec.quota).await.unwrap_err();
     assert!(matches!(&error, LimiterError::Refused(_)), "{error:?}");
     assert!(!error.to_string().contains("secret"), "{error}");
 }
@@ -241,7 +241,7 @@ async fn a_missing_or_malformed_argument_writes_nothing() {
         settlements: vec![used(caller.number - 1, 1, 5), not_sent(caller.number - 1, 1, &[0, 0])],
         pause: Some(SECOND),
         warm: Some(Micros(1)),
-        run_id: limiter.run_id().await.unwrap(),
+        run_id: limiter.run_id(&caller.spec.quota).await.unwrap(),
     };
     let good = arguments(&caller.spec, &call);
     let mut connection = redis.connection();
