@@ -15,6 +15,8 @@ mod differential;
 mod exact_waits;
 mod faults;
 mod promise;
+mod refusals;
+mod saturation;
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -13,7 +13,7 @@ pub struct RedisOptions {
     pub is_forgetful: bool,
     /// Beyond ours, as on the command line.
     pub arguments: Vec<String>,
-    pub environment: Vec<(String, String)>,
+    pub environment: Vec<(&'static str, String)>,
 }
 
 /// One redis-server, on its own port and in its own directory; with append-only persistence unless it is forgetful.
@@ -64,16 +64,24 @@ impl Redis {
     }
 
     pub fn restart(&self) {
+        self.restart_with(&[]);
+    }
+
+    /// Starts it this time with more on its command line.
+    pub fn restart_with(&self, arguments: &[&str]) {
         let (port, dir) = (self.port.to_string(), self.dir.display().to_string());
         let append_only = if self.options.is_forgetful { "no" } else { "yes" };
-        let mut command = vec!["redis-server", "--port", &port, "--bind", "127.0.0.1", "--dir", &dir, "--save", ""];
+        // Set for the server alone, not for the shell that watches it.
+        let environment: Vec<String> =
+            self.options.environment.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let mut command = vec!["env"];
+        command.extend(environment.iter().map(String::as_str));
+        command.extend(["redis-server", "--port", &port, "--bind", "127.0.0.1", "--dir", &dir, "--save", ""]);
         command.extend(["--appendonly", append_only, "--appendfsync", "everysec"]);
         command.extend(["--maxmemory-policy", "noeviction", "--daemonize", "no"]);
-        command.extend(self.options.arguments.iter().map(String::as_str));
-        let environment: Vec<(&str, &str)> =
-            self.options.environment.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        command.extend(self.options.arguments.iter().map(String::as_str).chain(arguments.iter().copied()));
         let owned_dir = self.is_shared.then_some(self.dir.as_path());
-        let server = Server::start(&command, &environment, &self.dir.join("log"), owned_dir, "");
+        let server = Server::start(&command, &[], &self.dir.join("log"), owned_dir, "");
         server.await_port(self.port);
         *self.slot() = Some(server);
     }

@@ -25,6 +25,9 @@ enum Lasts {
 
 use Lasts::{Awhile, UntilMended};
 
+const ALLOW: &str = "allow limiter.url's user EVALSHA, SCRIPT LOAD, INFO, PING, CLUSTER SLOTS and what the scripts call, on \
+                     the keys of limiter.prefix";
+
 /// First words of the replies by which Redis refuses, with the mend. The codes are those of Redis 7
 /// (<https://github.com/redis/redis/blob/7.0/src/server.c>, `createSharedObjects`, and `cluster.c`).
 const REFUSALS: &[(&str, Lasts, &str)] = &[
@@ -38,15 +41,15 @@ const REFUSALS: &[(&str, Lasts, &str)] = &[
     ("UNKILLABLE", Awhile, "a script of another program has written and will not end: SHUTDOWN NOSAVE and restart it"),
     ("NOSCRIPT", Awhile, "scripts are being flushed: stop whoever calls SCRIPT FLUSH again and again"),
     ("TRYAGAIN", Awhile, "its keys are being moved to another node: wait"),
-    ("CLUSTERDOWN", Awhile, "a slot has no master: look at CLUSTER INFO and bring the lost node back"),
+    (
+        "CLUSTERDOWN",
+        Awhile,
+        "a slot has no master: bring the lost node back (CLUSTER INFO); cluster-require-full-coverage no \
+     keeps the others going",
+    ),
     ("NOAUTH", UntilMended, "put user and password into limiter.url"),
     ("WRONGPASS", UntilMended, "mend user and password in limiter.url"),
-    (
-        "NOPERM",
-        UntilMended,
-        "allow limiter.url's user EVALSHA, SCRIPT LOAD, INFO, PING, CLUSTER SLOTS and what the scripts \
-                             call, on the keys of limiter.prefix",
-    ),
+    ("NOPERM", UntilMended, ALLOW),
     ("WRONGTYPE", UntilMended, "another program uses a key of ours: choose another limiter.prefix, or delete that key"),
     ("CROSSSLOT", UntilMended, "the keys of one quota lie on several nodes: leave braces out of limiter.prefix"),
     ("EXECABORT", UntilMended, "something between us and Redis makes transactions of our calls: connect directly"),
@@ -57,6 +60,7 @@ const REFUSALS: &[(&str, Lasts, &str)] = &[
 
 /// What the texts of plain `ERR` replies that are known say, with the mend.
 const PLAIN: &[(&str, Lasts, &str)] = &[
+    ("user executing the script", UntilMended, ALLOW),
     ("max number of clients", Awhile, "raise maxclients, or end connections that nobody needs"),
     ("cluster support disabled", UntilMended, "it is no cluster: write redis:// or rediss:// in limiter.url"),
     ("SELECT is not allowed in cluster mode", UntilMended, "remove the database number from limiter.url"),
