@@ -14,6 +14,7 @@ mod conformance;
 mod differential;
 mod exact_waits;
 mod faults;
+mod liar;
 mod promise;
 mod refusals;
 mod saturation;

@@ -63,11 +63,21 @@ impl Redis {
         }
     }
 
+    /// Starts it on its port and its data, and waits until it has read them.
     pub fn restart(&self) {
         self.restart_with(&[]);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let is_loading = || {
+            let outcome = redis::cmd("PING").query::<String>(&mut self.connection());
+            outcome.is_err_and(|error| error.code() == Some("LOADING"))
+        };
+        while is_loading() {
+            assert!(Instant::now() < deadline, "it still reads its data");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
-    /// Starts it this time with more on its command line.
+    /// Starts it this time with more on its command line, and waits until it takes connections.
     pub fn restart_with(&self, arguments: &[&str]) {
         let (port, dir) = (self.port.to_string(), self.dir.display().to_string());
         let append_only = if self.options.is_forgetful { "no" } else { "yes" };
@@ -151,6 +161,28 @@ impl RedisCluster {
         }
         cluster.await_agreement();
         cluster
+    }
+
+    /// One more node, as the replica of a master; returns when it has caught up.
+    pub fn add_replica(&self, master: usize) -> Redis {
+        let replica = Self::start_node(false);
+        let bus: Vec<String> = replica.command("CONFIG GET cluster-port");
+        let master = &self.nodes[master];
+        master.command::<()>(&format!("CLUSTER MEET 127.0.0.1 {} {}", replica.port, bus[1]));
+        let id: String = master.command("CLUSTER MYID");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let await_that = |what: &dyn Fn() -> bool| {
+            while !what() {
+                assert!(Instant::now() < deadline, "no replica: {}", replica.command::<String>("CLUSTER NODES"));
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        };
+        await_that(&|| replica.command::<String>("CLUSTER NODES").contains(&id));
+        replica.command::<()>(&format!("CLUSTER REPLICATE {id}"));
+        await_that(&|| replica.command::<String>("INFO replication").contains("master_link_status:up"));
+        let known = |node: &Redis| node.command::<String>("CLUSTER NODES").lines().any(|line| line.contains("slave"));
+        await_that(&|| self.nodes.iter().all(known));
+        replica
     }
 
     fn start_node(is_shared: bool) -> Redis {

@@ -3,6 +3,7 @@
 //! Refuses to know what a call says: [`super::script`] writes and reads it. All gates of the process share the links.
 
 use async_trait::async_trait;
+use futures_util::future::join_all;
 use redis::Script;
 
 use super::links::{Links, Node};
@@ -71,10 +72,9 @@ impl RedisLimiter {
     /// When no node of a cluster says which there are.
     pub async fn report(&self) -> Result<StoreReport, LimiterError> {
         let (masters, orphan_slots) = self.links.masters().await?;
-        let mut nodes = Vec::with_capacity(masters.len());
-        for master in masters {
-            nodes.push(StoreNode { facts: self.facts(&master).await, address: master.shown });
-        }
+        let look = async |node: Node| StoreNode { facts: self.facts(&node).await, address: node.shown };
+        // All at once: one that does not answer must not use up the time of the others.
+        let nodes = join_all(masters.into_iter().map(look)).await;
         Ok(StoreReport { nodes, orphan_slots })
     }
 

@@ -90,6 +90,59 @@ async fn a_dead_node_costs_its_own_quotas_alone_and_comes_back_cold() {
     assert_eq!([still[0].born, still[1].born], born, "nobody else lost anything");
 }
 
+/// Nobody was told of the replica: the others name it once it has taken over.
+#[tokio::test]
+async fn a_replica_that_takes_over_begins_cold() {
+    let cluster = RedisCluster::start();
+    let replica = cluster.add_replica(0);
+    let [mut here, mut other, _] = warm_on_all(&cluster, "replica", &[("all", 40, 20_000)]).await;
+    let before = here.call(&[1, 1, 1]).await;
+    cluster.nodes[0].kill();
+    here.warm = None;
+    let cold = until_answered(&mut here, &[1]).await;
+    assert_eq!((cold.permits(), refused(&cold).by), (0, Refusal::Cold));
+    assert!(cold.born > before.born);
+    let info: String = replica.command("INFO server");
+    assert!(info.contains(&here.limiter.run_id(&here.spec.quota).await.unwrap()));
+    assert_eq!(other.call(&[1]).await.permits(), 1);
+    // The old master comes back as a replica, and changes nothing.
+    cluster.nodes[0].restart();
+    here.warm = Some(cold.born);
+    assert_eq!(until_answered(&mut here, &[1]).await.permits(), 1);
+}
+
+/// A node that takes connections and says nothing holds up nobody but its own quotas.
+#[tokio::test]
+async fn a_silent_node_costs_its_own_quotas_alone() {
+    let cluster = RedisCluster::start();
+    let [mut here, mut left, mut right] = warm_on_all(&cluster, "silent", &[("all", 100, 20_000)]).await;
+    cluster.nodes[0].signal("STOP");
+    let (silent, (), ()) = tokio::join!(
+        async {
+            let error = here.try_call(&[1]).await.unwrap_err();
+            // By now the link is gone, and the next one waits for its handshake.
+            let again = here.repeat(&[1]).await.unwrap_err();
+            [error, again]
+        },
+        async {
+            for _ in 0..30 {
+                assert_eq!(left.call(&[1]).await.permits(), 1);
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        },
+        async {
+            for _ in 0..30 {
+                assert_eq!(right.call(&[1]).await.permits(), 1);
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        },
+    );
+    assert!(silent.iter().all(|error| matches!(error, LimiterError::Away(_))), "{silent:?}");
+    cluster.nodes[0].signal("CONT");
+    cluster.await_agreement();
+    assert_eq!(until_answered(&mut here, &[1]).await.permits(), 1, "it is the same process as before");
+}
+
 /// However far its keys are on their way; and where they arrive they are another server's, which begins cold.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_that_moves_is_away_and_then_cold() {
