@@ -3,9 +3,12 @@
 
 use std::path::PathBuf;
 
+use sluicegate::limiter::gate::{Gate, Grant, Permit};
 use sluicegate::limiter::redis::client::RedisLimiter;
 use sluicegate::provider::simulated::Report;
-use tokio::task::block_in_place;
+use tokio::task::{JoinSet, block_in_place};
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::support::process::private_dir;
@@ -15,7 +18,7 @@ mod switch;
 mod works;
 
 use switch::Switch;
-use works::{LIMIT, Works, quota};
+use works::{Attempts, LIMIT, Works, quota};
 
 /// Requests that show that there is traffic: several windows full.
 const TRAFFIC: u64 = 250;
@@ -96,6 +99,46 @@ async fn stopped_for_a_second() {
     judge(&with_fault(&Redis::start(), stop).await);
 }
 
+/// A booked permit is in somebody's hands and in nobody's ledger when the state is lost: the others wait for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_permit_in_hand_when_the_state_is_lost() {
+    let redis = Redis::start();
+    let (stop, attempts) = (CancellationToken::new(), Arc::new(Attempts::default()));
+    let spec = QuotaSpec { send_budget: Duration::from_millis(400), ..works::quota_of(1) };
+    let mut running = JoinSet::new();
+    let mut open = || {
+        let (gate, run) = works::gate(on(&redis.url()), &attempts, spec.clone(), &stop);
+        running.spawn(run);
+        gate
+    };
+    let (first, second) = (open(), open());
+    // Used once, so that the next start is booked: its permit comes before its time.
+    let used = permit(&first).await;
+    sleep_until(used.start_at).await;
+    used.begin().unwrap().answered(Instant::now());
+    let booked = permit(&first).await;
+    block_in_place(|| redis.command::<()>("FLUSHALL"));
+    let other = tokio::spawn(async move { permit(&second).await });
+    // Late, and still within its budget.
+    sleep_until(booked.start_at + Duration::from_millis(100)).await;
+    attempts.begin();
+    let in_flight = booked.begin().unwrap();
+    let begun = Instant::now();
+    let window = Duration::from_millis(500);
+    let early = timeout(2 * window, async { other.await.unwrap() }).await;
+    assert!(early.is_err(), "{:?} after the other began: {early:?}", begun.elapsed());
+    drop(in_flight);
+    stop.cancel();
+    while running.join_next().await.is_some() {}
+}
+
+async fn permit(gate: &Gate) -> Permit {
+    match gate.permit(1, 0, Instant::now() + 60 * SECOND).await {
+        Grant::Granted(permit) => permit,
+        Grant::Refused(refusal) => panic!("{refusal:?}"),
+    }
+}
+
 /// The replica has missed the last hundreds of grants when it becomes the primary.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lagging_replica_promoted() {
@@ -144,6 +187,27 @@ async fn a_slot_of_a_cluster_migrated() {
         works.flows(TRAFFIC).await;
         block_in_place(|| cluster.migrate(slot, from, to, || {}));
     }
+    works.flows(TRAFFIC).await;
+    judge(&works.end().await);
+}
+
+/// A master that stands still until its replica has taken over wakes up and thinks that it still is one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_master_of_a_cluster_that_wakes_up_replaced() {
+    let cluster = RedisCluster::start();
+    let key = format!("{{{}}}", quota().quota);
+    let (home, _replica) = block_in_place(|| {
+        let home = cluster.owner(&key);
+        (home, cluster.add_replica(home))
+    });
+    let urls = cluster.urls();
+    let works = Works::start(|| {
+        Arc::new(RedisLimiter::cluster(urls.iter().map(String::as_str), "saturated").unwrap()) as Arc<dyn Limiter>
+    });
+    works.flows(TRAFFIC).await;
+    cluster.nodes[home].signal("STOP");
+    works.flows(TRAFFIC).await;
+    cluster.nodes[home].signal("CONT");
     works.flows(TRAFFIC).await;
     judge(&works.end().await);
 }

@@ -26,7 +26,12 @@ const FLOWS_WITHIN: Duration = Duration::from_secs(20);
 
 /// What the processes are told of the quota.
 pub fn quota() -> QuotaSpec {
-    let limit = LimitSpec { name: "half-second".to_owned(), max_requests: LIMIT, window: WINDOW };
+    quota_of(LIMIT)
+}
+
+/// The same with another limit.
+pub fn quota_of(max_requests: u32) -> QuotaSpec {
+    let limit = LimitSpec { name: "half-second".to_owned(), max_requests, window: WINDOW };
     QuotaSpec {
         quota: ProviderName::new("acme").unwrap(),
         version: 1,
@@ -37,12 +42,29 @@ pub fn quota() -> QuotaSpec {
     }
 }
 
+/// One process's gate, and what runs it.
+pub fn gate(
+    limiter: Arc<dyn Limiter>,
+    recent: &Arc<Attempts>,
+    spec: QuotaSpec,
+    stop: &CancellationToken,
+) -> (Gate, impl Future<Output = ()> + Send + use<>) {
+    let (spec_tx, spec) = watch::channel(Arc::new(spec));
+    let incarnation = rand::random::<u64>() >> 11;
+    let (gate, run) = Gate::new(GateParts { limiter, recent: recent.clone(), spec, incarnation, stop: stop.clone() });
+    let run = async move {
+        run.await;
+        drop(spec_tx);
+    };
+    (gate, run)
+}
+
 /// The ledger's attempts, as far as a limiter that lost its state asks for them.
 #[derive(Default)]
-struct Attempts(Mutex<(u32, Option<Instant>)>);
+pub struct Attempts(Mutex<(u32, Option<Instant>)>);
 
 impl Attempts {
-    fn begin(&self) {
+    pub fn begin(&self) {
         self.0.lock().unwrap().0 += 1;
     }
 
@@ -105,19 +127,8 @@ impl Works {
     }
 
     fn start_process(&mut self, limiter: Arc<dyn Limiter>, attempts: &Arc<Attempts>) {
-        let (spec_tx, spec) = watch::channel(Arc::new(quota()));
-        let parts = GateParts {
-            limiter,
-            recent: attempts.clone(),
-            spec,
-            incarnation: rand::random::<u64>() >> 11,
-            stop: self.stop.clone(),
-        };
-        let (gate, run) = Gate::new(parts);
-        self.tasks.spawn(async move {
-            run.await;
-            drop(spec_tx);
-        });
+        let (gate, run) = gate(limiter, attempts, quota(), &self.stop);
+        self.tasks.spawn(run);
         for _ in 0..TASKS {
             let (gate, attempts, provider) = (gate.clone(), attempts.clone(), self.provider.clone());
             let stop = self.stop.clone();
