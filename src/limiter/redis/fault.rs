@@ -90,6 +90,7 @@ fn judge(error: &RedisError, topology: Topology) -> (Lasts, &'static str) {
     }
     match error.kind() {
         ErrorKind::UnexpectedReturnType => return (UntilMended, "is it Redis 7 or later, and nothing in between?"),
+        ErrorKind::Io => return (Awhile, "is it running, and does the network let us through?"),
         ErrorKind::InvalidClientConfig => return (UntilMended, "mend limiter.url"),
         ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::Ask) => {
             return match topology {

@@ -75,6 +75,15 @@ impl Node {
         Self::new(self.info.clone().set_addr(addr))
     }
 
+    /// Says which server it was.
+    fn names(&self, error: LimiterError) -> LimiterError {
+        let shown = &self.shown;
+        match error {
+            LimiterError::Away(text) => LimiterError::Away(format!("{shown}: {text}")),
+            LimiterError::Refused(text) => LimiterError::Refused(format!("{shown}: {text}")),
+        }
+    }
+
     fn host(&self) -> &str {
         match self.info.addr() {
             ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => host,
@@ -133,12 +142,12 @@ impl Links {
         }
         let fresh = timeout(CONNECT_TIME_MAX, self.connect(node))
             .await
-            .map_err(|_| LimiterError::Away(format!("{}: no connection in time", node.shown)));
+            .map_err(|_| LimiterError::Away("no connection in time".to_owned()));
         match fresh.flatten() {
             Ok(fresh) => Ok(link.insert(fresh).clone()),
             Err(error) => {
                 self.forget_map();
-                Err(error)
+                Err(node.names(error))
             }
         }
     }
@@ -152,7 +161,7 @@ impl Links {
     ) -> Result<T, LimiterError> {
         let mut link = self.link(node).await?;
         if run_id.is_some_and(|run_id| run_id != link.run_id) {
-            return Err(LimiterError::Away("the store's process has changed".to_owned()));
+            return Err(node.names(LimiterError::Away("the store's process has changed".to_owned())));
         }
         let (error, ends) = match timeout(ANSWER_TIME_MAX, command(&mut link.connection)).await {
             Ok(Ok(value)) => return Ok(value),
@@ -163,7 +172,7 @@ impl Links {
             self.place(&node.shown).lock().await.take_if(|current| current.run_id == link.run_id);
             self.forget_map();
         }
-        Err(error)
+        Err(node.names(error))
     }
 
     async fn connect(&self, node: &Node) -> Result<Link, LimiterError> {
