@@ -11,15 +11,15 @@ use tokio::sync::OnceCell;
 
 use crate::cli::CommandError;
 use crate::cli::connect::{CheckedMessage, Engines, Probe, RunLock};
-use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl};
+use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl, SecretUrl};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
 use crate::ledger::database::{Database, SchemaState};
 use crate::ledger::provider_row::{ProviderRow, parse_provider_file};
 use crate::ledger::settings::{BadRow, Settings};
-use crate::limiter::Limiter;
 use crate::limiter::embedded::EmbeddedLimiter;
 use crate::limiter::redis::client::RedisLimiter;
+use crate::limiter::{Limiter, LimiterError};
 use crate::provider::http::{HttpProvider, OutboundPolicy};
 use crate::provider::{FreezeError, PaymentProvider, ProviderFactory};
 use crate::queue::Queue;
@@ -119,6 +119,14 @@ async fn run_lock(config: &Config, database: &Database) -> Result<RunLock, Comma
     }
 }
 
+/// A limiter on the Redis, or the cluster, that a URL names.
+fn redis_limiter(url: &LimiterUrl, prefix: &str) -> Result<RedisLimiter, LimiterError> {
+    match url {
+        LimiterUrl::Redis(url) => RedisLimiter::new(url.expose(), prefix),
+        cluster => RedisLimiter::cluster(cluster.nodes().iter().map(SecretUrl::expose), prefix),
+    }
+}
+
 /// Provider rows over HTTP, within the outbound policy.
 struct HttpProviders(OutboundPolicy);
 
@@ -150,13 +158,11 @@ impl Engines for App {
         let open = || async {
             match &config.limiter.url {
                 LimiterUrl::Embedded => Ok(Arc::new(EmbeddedLimiter::new()) as Arc<dyn Limiter>),
-                LimiterUrl::Redis(url) => RedisLimiter::new(url.expose(), &config.limiter.prefix)
-                    .map(|limiter| Arc::new(limiter) as Arc<dyn Limiter>)
-                    .map_err(|error| CommandError::Configuration(error.to_string())),
-                LimiterUrl::RedisCluster(_) => Err(CommandError::Configuration(
-                    "limiter.url: redis+cluster:// is not supported by this version; name one primary with rediss://"
-                        .to_owned(),
-                )),
+                url @ (LimiterUrl::Redis(_) | LimiterUrl::RedisCluster(_)) => {
+                    redis_limiter(url, &config.limiter.prefix)
+                        .map(|limiter| Arc::new(limiter) as Arc<dyn Limiter>)
+                        .map_err(|error| CommandError::Configuration(error.to_string()))
+                }
             }
         };
         Ok(Arc::clone(self.limiter.get_or_try_init(open).await?))

@@ -10,18 +10,18 @@ use crate::cli::check::Finding;
 use crate::cli::connect::Probe;
 use crate::config::{Config, LimiterUrl};
 use crate::limiter::LimiterError;
-use crate::limiter::redis::client::{RedisLimiter, StoreFacts};
+use crate::limiter::redis::client::{RedisLimiter, StoreFacts, StoreReport};
 
 /// Clocks further apart than this make waits in logs and pages misleading; limits do not depend on it.
 const CLOCK_SKEW_MAX: Duration = Duration::from_secs(5);
 
 pub fn of(config: &Config) -> Vec<Box<dyn Probe>> {
     match &config.limiter.url {
-        LimiterUrl::Redis(url) => vec![Box::new(RedisProbe {
+        LimiterUrl::Embedded => Vec::new(),
+        url => vec![Box::new(RedisProbe {
             shown: url.to_string(),
-            limiter: RedisLimiter::new(url.expose(), &config.limiter.prefix),
+            limiter: super::redis_limiter(url, &config.limiter.prefix),
         })],
-        LimiterUrl::Embedded | LimiterUrl::RedisCluster(_) => Vec::new(),
     }
 }
 
@@ -37,33 +37,55 @@ impl Probe for RedisProbe {
     }
 
     async fn look(&self) -> Vec<Finding> {
-        let facts = match &self.limiter {
-            Ok(limiter) => limiter.facts().await.map_err(|error| error.to_string()),
+        let report = match &self.limiter {
+            Ok(limiter) => limiter.report().await.map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),
         };
-        match facts {
-            Err(error) => vec![Finding::error(self.subject(), error, "Check that it runs and limiter.url")],
-            Ok(facts) => self.judge(&facts, SystemTime::now()),
+        match report {
+            Err(error) => vec![unreachable(self.subject(), error)],
+            Ok(report) => self.judge(&report, SystemTime::now()),
         }
     }
 }
 
 impl RedisProbe {
-    fn judge(&self, facts: &StoreFacts, now: SystemTime) -> Vec<Finding> {
-        let mut findings = vec![Finding::ok(self.subject(), "answers, and may run scripts".to_owned())];
-        if facts.eviction_policy != "noeviction" {
-            let what = format!("evicts keys when memory is short (maxmemory-policy {})", facts.eviction_policy);
-            let mend = "CONFIG SET maxmemory-policy noeviction: an evicted log means a cold start";
-            findings.push(Finding::error(self.subject(), what, mend));
+    fn judge(&self, report: &StoreReport, now: SystemTime) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        if report.orphan_slots > 0 {
+            let what =
+                format!("{} slots of the cluster have no master: their quotas get no permits", report.orphan_slots);
+            findings.push(Finding::error(self.subject(), what, "Look at CLUSTER INFO; redis-cli --cluster fix"));
         }
-        let ours = now.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let skew = ours.abs_diff(Duration::from_micros(facts.now.0));
-        if skew > CLOCK_SKEW_MAX {
-            let what = format!("its clock and ours are {} s apart", skew.as_secs());
-            findings.push(Finding::warning(self.subject(), what, "Run a time service on both machines"));
+        for node in &report.nodes {
+            let is_alone = report.nodes.len() == 1;
+            let subject = if is_alone { self.subject() } else { format!("limiter {}", node.address) };
+            match &node.facts {
+                Ok(facts) => findings.extend(judge(&subject, facts, now)),
+                Err(error) => findings.push(unreachable(subject, error.to_string())),
+            }
         }
         findings
     }
+}
+
+fn unreachable(subject: String, error: String) -> Finding {
+    Finding::error(subject, error, "Check that it runs and limiter.url")
+}
+
+fn judge(subject: &str, facts: &StoreFacts, now: SystemTime) -> Vec<Finding> {
+    let mut findings = vec![Finding::ok(subject, "answers, and may run scripts".to_owned())];
+    if facts.eviction_policy != "noeviction" {
+        let what = format!("evicts keys when memory is short (maxmemory-policy {})", facts.eviction_policy);
+        let mend = "CONFIG SET maxmemory-policy noeviction: an evicted log means a cold start";
+        findings.push(Finding::error(subject, what, mend));
+    }
+    let ours = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let skew = ours.abs_diff(Duration::from_micros(facts.now.0));
+    if skew > CLOCK_SKEW_MAX {
+        let what = format!("its clock and ours are {} s apart", skew.as_secs());
+        findings.push(Finding::warning(subject, what, "Run a time service on both machines"));
+    }
+    findings
 }
 
 #[cfg(test)]
@@ -71,20 +93,43 @@ mod tests {
     use super::*;
     use crate::cli::check::Level;
     use crate::domain::time::Micros;
+    use crate::limiter::redis::client::StoreNode;
+
+    fn node(address: &str, policy: &str, seconds: u64) -> StoreNode {
+        let facts = StoreFacts { eviction_policy: policy.to_owned(), now: Micros(seconds * 1_000_000) };
+        StoreNode { address: address.to_owned(), facts: Ok(facts) }
+    }
+
+    fn findings(nodes: Vec<StoreNode>, orphan_slots: u16) -> Vec<Finding> {
+        let shown = "redis://127.0.0.1/".to_owned();
+        let probe = RedisProbe { limiter: RedisLimiter::new(&shown, "sluicegate"), shown };
+        let now = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+        probe.judge(&StoreReport { nodes, orphan_slots }, now)
+    }
 
     #[test]
     fn an_evicting_store_is_an_error_and_a_skewed_clock_a_warning() {
-        let probe = RedisProbe {
-            shown: "redis://127.0.0.1/".to_owned(),
-            limiter: RedisLimiter::new("redis://127.0.0.1/", "sluicegate"),
-        };
-        let now = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
         let levels = |policy: &str, seconds: u64| -> Vec<Level> {
-            let facts = StoreFacts { eviction_policy: policy.to_owned(), now: Micros(seconds * 1_000_000) };
-            probe.judge(&facts, now).into_iter().map(|finding| finding.level).collect()
+            findings(vec![node("a:1", policy, seconds)], 0).into_iter().map(|finding| finding.level).collect()
         };
         assert_eq!(levels("noeviction", 1_800_000_000), [Level::Ok]);
         assert_eq!(levels("allkeys-lru", 1_800_000_000), [Level::Ok, Level::Error]);
         assert_eq!(levels("noeviction", 1_800_000_100), [Level::Ok, Level::Warning]);
+    }
+
+    #[test]
+    fn every_master_of_a_cluster_is_judged_by_itself() {
+        let away = StoreNode { address: "c:3".to_owned(), facts: Err(LimiterError::Away("gone".to_owned())) };
+        let nodes = vec![node("a:1", "noeviction", 1_800_000_000), node("b:2", "allkeys-lru", 1_800_000_000), away];
+        let found = findings(nodes, 5_461);
+        let seen: Vec<(&str, Level)> = found.iter().map(|finding| (finding.subject.as_str(), finding.level)).collect();
+        let expected = [
+            ("limiter redis://127.0.0.1/", Level::Error),
+            ("limiter a:1", Level::Ok),
+            ("limiter b:2", Level::Ok),
+            ("limiter b:2", Level::Error),
+            ("limiter c:3", Level::Error),
+        ];
+        assert_eq!(seen, expected);
     }
 }

@@ -44,7 +44,7 @@ impl Default for EmbeddedLimiter {
 
 #[async_trait]
 impl Limiter for EmbeddedLimiter {
-    async fn run_id(&self, _quota: &ProviderName) -> Result<String, LimiterError> {
+    async fn run_id(&self, _: &ProviderName) -> Result<String, LimiterError> {
         Ok("embedded".to_owned())
     }
 

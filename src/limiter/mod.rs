@@ -44,7 +44,8 @@ pub struct LimitUse {
 
 #[async_trait]
 pub trait Limiter: Send + Sync {
-    /// Identity of the process that keeps the quota's state, as of the connection that the next [`Limiter::call`] will use.
+    /// Identity of the store's process that keeps the quota, as of the connection that the next [`Limiter::call`] for it
+    /// will use.
     async fn run_id(&self, quota: &ProviderName) -> Result<String, LimiterError>;
 
     /// Makes one call; atomic, and repeatable under its number.

@@ -10,13 +10,18 @@ use sluicegate::domain::decision::{
 use sluicegate::domain::provider::{BOOKING_HORIZON, ProviderName};
 use sluicegate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use sluicegate::domain::time::Micros;
+use sluicegate::limiter::gate::Ask;
 use sluicegate::limiter::{Limiter, LimiterError};
 
+mod cluster;
 mod conformance;
 mod differential;
 mod exact_waits;
 mod faults;
+mod liar;
 mod promise;
+mod refusals;
+mod saturation;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -175,4 +180,9 @@ async fn until_us(caller: &Caller, instant_us: u64) {
         }
         tokio::time::sleep(Duration::from_micros(instant_us - now_us)).await;
     }
+}
+
+/// A charge that waits so long.
+fn ask(wait_until: tokio::time::Instant) -> Ask {
+    Ask { cost: 1, kind: CallKind::Charge, priority: 0, account: None, reference: None, wait_until }
 }

@@ -13,6 +13,7 @@ pid=$!
 echo $pid
 cat >/dev/null
 kill -9 -$pid 2>/dev/null
+wait $pid 2>/dev/null
 sh -c "$0" >/dev/null 2>&1
 [ -z "$OWNED_DIR" ] || rm -rf "$OWNED_DIR"
 "#;

@@ -355,6 +355,8 @@ rule = "blocked"
     let narrow = "10/500ms".parse::<Rate>().unwrap();
     let error = fixture.settings().set_rate(&name("stripe"), "per-reference", narrow).await.unwrap_err();
     assert!(error.to_string().contains("sliding_window_has_window_ms_of_1000_or_more"), "{error}");
+}
+
 async fn a_restored_database_counts_again(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.apply(&file(FILE)).await;

@@ -9,7 +9,7 @@ use sluicegate::limiter::embedded::EmbeddedLimiter;
 use sluicegate::limiter::redis::client::RedisLimiter;
 
 use super::*;
-use crate::support::redis::Redis;
+use crate::support::redis::{Redis, RedisCluster};
 
 /// A limiter of one test's own.
 fn embedded() -> Arc<dyn Limiter> {
@@ -22,6 +22,13 @@ fn in_redis() -> Arc<dyn Limiter> {
     Arc::new(RedisLimiter::new(&Redis::shared().url(), &prefix).unwrap())
 }
 
+fn in_cluster() -> Arc<dyn Limiter> {
+    static PREFIXES: AtomicU32 = AtomicU32::new(0);
+    let prefix = format!("conformance-{}", PREFIXES.fetch_add(1, Ordering::Relaxed));
+    let urls = RedisCluster::shared().urls();
+    Arc::new(RedisLimiter::cluster(urls.iter().map(String::as_str), &prefix).unwrap())
+}
+
 macro_rules! on_every_limiter {
     ($($test:ident),+ $(,)?) => {
         mod embedded {
@@ -29,6 +36,9 @@ macro_rules! on_every_limiter {
         }
         mod redis {
             $(#[tokio::test] async fn $test() { super::$test(super::in_redis()).await })+
+        }
+        mod cluster {
+            $(#[tokio::test] async fn $test() { super::$test(super::in_cluster()).await })+
         }
     };
 }

@@ -1,0 +1,271 @@
+//! The connections to one Redis or to the masters of a cluster: each bound to the run id of the server that it leads to.
+//!
+//! Refuses to repair and to follow: a link that failed is dropped, and so is the map of the slots. A redirection is not
+//! followed within a call, because behind it stands another server, which knows nothing of the call.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::select_ok;
+use rand::seq::SliceRandom as _;
+use redis::aio::MultiplexedConnection;
+use redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, RedisError, Value};
+use tokio::time::timeout;
+
+use super::fault::{Topology, ends_link, fault};
+use super::slots::{Endpoint, SlotMap, slot_of};
+use crate::domain::provider::ProviderName;
+use crate::limiter::LimiterError;
+
+/// Longest wait for one answer. Far above a round trip, far below the send budget that it eats into.
+const ANSWER_TIME_MAX: Duration = Duration::from_millis(400);
+/// Longest wait for a new connection with its handshake.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// A connection and the server that it leads to.
+#[derive(Clone)]
+pub(super) struct Link {
+    connection: MultiplexedConnection,
+    pub run_id: String,
+}
+
+/// A server to be reached, with the credentials that it asks for.
+#[derive(Clone)]
+pub(super) struct Node {
+    /// Host and port.
+    pub shown: String,
+    info: ConnectionInfo,
+}
+
+/// Holds at most one link; whoever locks it first connects for all.
+type Place = Arc<tokio::sync::Mutex<Option<Link>>>;
+
+pub(super) struct Links {
+    seeds: Vec<Node>,
+    topology: Topology,
+    /// By host and port.
+    places: Mutex<HashMap<String, Place>>,
+    map: Mutex<Option<Arc<SlotMap>>>,
+    /// Held by the one who asks for the map.
+    asking: tokio::sync::Mutex<()>,
+}
+
+impl Node {
+    fn new(info: ConnectionInfo) -> Self {
+        Self { shown: info.addr().to_string(), info }
+    }
+
+    fn parse(url: &str) -> Result<Self, LimiterError> {
+        // The error of a bad URL may quote it, password and all.
+        let bad = |_| LimiterError::Refused("limiter.url is not a Redis URL".to_owned());
+        url.into_connection_info().map(Self::new).map_err(bad)
+    }
+
+    /// Another node of the same cluster: the same credentials and the same way to encrypt.
+    fn sibling(&self, endpoint: &Endpoint) -> Self {
+        let mut addr = self.info.addr().clone();
+        match &mut addr {
+            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+                host.clone_from(&endpoint.host);
+                *port = endpoint.port;
+            }
+            _ => {}
+        }
+        Self::new(self.info.clone().set_addr(addr))
+    }
+
+    /// Says which server it was.
+    fn names(&self, error: LimiterError) -> LimiterError {
+        let shown = &self.shown;
+        match error {
+            LimiterError::Away(text) => LimiterError::Away(format!("{shown}: {text}")),
+            LimiterError::Refused(text) => LimiterError::Refused(format!("{shown}: {text}")),
+        }
+    }
+
+    fn host(&self) -> &str {
+        match self.info.addr() {
+            ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => host,
+            _ => "",
+        }
+    }
+}
+
+impl Links {
+    pub fn single(url: &str) -> Result<Self, LimiterError> {
+        Ok(Self::new(vec![Node::parse(url)?], Topology::Single))
+    }
+
+    /// `urls`: nodes to ask for the others, of which one must be there.
+    pub fn cluster<'a>(urls: impl IntoIterator<Item = &'a str>) -> Result<Self, LimiterError> {
+        let seeds = urls.into_iter().map(Node::parse).collect::<Result<_, _>>()?;
+        Ok(Self::new(seeds, Topology::Cluster))
+    }
+
+    fn new(seeds: Vec<Node>, topology: Topology) -> Self {
+        Self { seeds, topology, places: Mutex::default(), map: Mutex::default(), asking: tokio::sync::Mutex::default() }
+    }
+
+    /// The server that keeps a quota's keys.
+    pub async fn node_of(&self, quota: &ProviderName) -> Result<Node, LimiterError> {
+        if self.topology == Topology::Single {
+            return self.seed().cloned();
+        }
+        // The keys' hash tag is the quota's name alone (`keys`).
+        let slot = slot_of(quota.as_str());
+        let map = self.map().await?;
+        let Some(endpoint) = map.master(slot) else {
+            self.forget_map();
+            let what = format!("slot {slot} of the cluster has no master; look at CLUSTER INFO");
+            return Err(LimiterError::Away(what));
+        };
+        Ok(self.seed()?.sibling(endpoint))
+    }
+
+    /// Every server that may keep keys, and how many slots of a cluster have none.
+    pub async fn masters(&self) -> Result<(Vec<Node>, u16), LimiterError> {
+        if self.topology == Topology::Single {
+            return Ok((self.seeds.clone(), 0));
+        }
+        self.forget_map();
+        let (map, seed) = (self.map().await?, self.seed()?);
+        Ok((map.masters().into_iter().map(|endpoint| seed.sibling(endpoint)).collect(), map.orphans()))
+    }
+
+    /// The link to a server; connects when there is none.
+    pub async fn link(&self, node: &Node) -> Result<Link, LimiterError> {
+        let place = self.place(&node.shown);
+        let mut link = place.lock().await;
+        if let Some(link) = link.as_ref() {
+            return Ok(link.clone());
+        }
+        let fresh = timeout(CONNECT_TIME_MAX, self.connect(node))
+            .await
+            .map_err(|_| LimiterError::Away("no connection in time".to_owned()));
+        match fresh.flatten() {
+            Ok(fresh) => Ok(link.insert(fresh).clone()),
+            Err(error) => {
+                self.forget_map();
+                Err(node.names(error))
+            }
+        }
+    }
+
+    /// Runs one command with a time limit. A fault ends the link, unless another would meet the same.
+    pub async fn ask<T>(
+        &self,
+        node: &Node,
+        run_id: Option<&str>,
+        command: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
+    ) -> Result<T, LimiterError> {
+        let mut link = self.link(node).await?;
+        if run_id.is_some_and(|run_id| run_id != link.run_id) {
+            return Err(node.names(LimiterError::Away("the store's process has changed".to_owned())));
+        }
+        let (error, ends) = match timeout(ANSWER_TIME_MAX, command(&mut link.connection)).await {
+            Ok(Ok(value)) => return Ok(value),
+            Ok(Err(error)) => (fault(&error, self.topology), ends_link(&error)),
+            Err(_) => (LimiterError::Away("no answer in time".to_owned()), true),
+        };
+        if ends {
+            self.place(&node.shown).lock().await.take_if(|current| current.run_id == link.run_id);
+            self.forget_map();
+        }
+        Err(node.names(error))
+    }
+
+    async fn connect(&self, node: &Node) -> Result<Link, LimiterError> {
+        let fault = |error: RedisError| fault(&error, self.topology);
+        // Our own time limits hold; the library's would only blur which one fired.
+        let config = redis::AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
+        let client = Client::open(node.info.clone()).map_err(fault)?;
+        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await.map_err(fault)?;
+        let info: String = redis::cmd("INFO").arg("server").query_async(&mut connection).await.map_err(fault)?;
+        let run_id = info
+            .lines()
+            .find_map(|line| line.strip_prefix("run_id:"))
+            .ok_or_else(|| LimiterError::Refused("INFO server names no run_id".to_owned()))?;
+        Ok(Link { connection, run_id: run_id.trim().to_owned() })
+    }
+
+    async fn map(&self) -> Result<Arc<SlotMap>, LimiterError> {
+        if let Some(map) = self.known_map() {
+            return Ok(map);
+        }
+        let _asking = self.asking.lock().await;
+        if let Some(map) = self.known_map() {
+            return Ok(map);
+        }
+        let map = Arc::new(self.ask_for_map().await?);
+        *lock(&self.map) = Some(Arc::clone(&map));
+        self.keep_places(&map);
+        Ok(map)
+    }
+
+    /// Those that we are connected to first: they answer at once where a seed that is gone would hold everybody up.
+    async fn ask_for_map(&self) -> Result<SlotMap, LimiterError> {
+        // In any order, so that a node that the others have forgotten is not the one that is always asked.
+        let mut linked = self.linked();
+        linked.shuffle(&mut rand::rng());
+        for node in linked {
+            if let Ok(map) = self.map_of(&node).await {
+                return Ok(map);
+            }
+        }
+        let seeds = self.seeds.iter().map(|seed| Box::pin(self.map_of(seed)));
+        match select_ok(seeds).await {
+            Ok((map, _slower)) => Ok(map),
+            Err(LimiterError::Away(last)) => Err(LimiterError::Away(format!("no node of the cluster answers: {last}"))),
+            Err(refused) => Err(refused),
+        }
+    }
+
+    async fn map_of(&self, node: &Node) -> Result<SlotMap, LimiterError> {
+        let answer: Value = self
+            .ask(node, None, async |connection| redis::cmd("CLUSTER").arg("SLOTS").query_async(connection).await)
+            .await?;
+        SlotMap::read(&answer, node.host()).map_err(LimiterError::Refused)
+    }
+
+    /// Nodes with a link that nobody is about to replace.
+    fn linked(&self) -> Vec<Node> {
+        let Ok(seed) = self.seed() else { return Vec::new() };
+        let places = lock(&self.places);
+        let linked = places.iter().filter(|(_, place)| place.try_lock().is_ok_and(|link| link.is_some()));
+        let endpoint = |shown: &str| {
+            let (host, port) = shown.rsplit_once(':')?;
+            Some(Endpoint { host: host.to_owned(), port: port.parse().ok()? })
+        };
+        linked.filter_map(|(shown, _)| endpoint(shown)).map(|endpoint| seed.sibling(&endpoint)).collect()
+    }
+
+    fn place(&self, shown: &str) -> Place {
+        Arc::clone(lock(&self.places).entry(shown.to_owned()).or_default())
+    }
+
+    /// Nodes that have left the cluster take their links with them.
+    fn keep_places(&self, map: &SlotMap) {
+        let Ok(seed) = self.seed() else { return };
+        let masters: Vec<String> = map.masters().into_iter().map(|endpoint| seed.sibling(endpoint).shown).collect();
+        let named = |shown: &String| masters.contains(shown) || self.seeds.iter().any(|seed| seed.shown == *shown);
+        lock(&self.places).retain(|shown, _| named(shown));
+    }
+
+    fn known_map(&self) -> Option<Arc<SlotMap>> {
+        lock(&self.map).clone()
+    }
+
+    fn forget_map(&self) {
+        *lock(&self.map) = None;
+    }
+
+    fn seed(&self) -> Result<&Node, LimiterError> {
+        self.seeds.first().ok_or_else(|| LimiterError::Refused("limiter.url names no node".to_owned()))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What is behind these locks is whole after every statement.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

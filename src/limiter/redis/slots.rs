@@ -1,0 +1,127 @@
+//! Which master of a cluster owns which hash slot, as a node told it.
+//!
+//! Refuses to guess: a slot that nobody named has no owner. Hash slots and tags: Redis cluster specification, "Key
+//! distribution model", <https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/>.
+
+use redis::Value;
+
+/// Slots of a cluster.
+const SLOTS: u16 = 16_384;
+
+/// Where a node is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Endpoint {
+    pub host: String,
+    pub port: u16,
+}
+
+/// Slots from `first` to `last` and their master.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Range {
+    first: u16,
+    last: u16,
+    master: Endpoint,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct SlotMap(Vec<Range>);
+
+impl SlotMap {
+    /// Reads the answer to `CLUSTER SLOTS`; a node that does not say its host is reached where it was asked.
+    ///
+    /// # Errors
+    /// When the answer is of another shape.
+    pub fn read(answer: &Value, asked: &str) -> Result<Self, String> {
+        let Value::Array(ranges) = answer else { return Err("CLUSTER SLOTS answers no list".to_owned()) };
+        let ranges: Option<Vec<Option<Range>>> = ranges.iter().map(|range| read_range(range, asked)).collect();
+        let ranges = ranges.ok_or_else(|| "CLUSTER SLOTS answers a range that is none".to_owned())?;
+        Ok(Self(ranges.into_iter().flatten().collect()))
+    }
+
+    pub fn master(&self, slot: u16) -> Option<&Endpoint> {
+        self.0.iter().find(|range| (range.first..=range.last).contains(&slot)).map(|range| &range.master)
+    }
+
+    /// Every master once.
+    pub fn masters(&self) -> Vec<&Endpoint> {
+        let mut masters: Vec<&Endpoint> = Vec::new();
+        for range in &self.0 {
+            if !masters.contains(&&range.master) {
+                masters.push(&range.master);
+            }
+        }
+        masters
+    }
+
+    /// Slots that nobody owns.
+    pub fn orphans(&self) -> u16 {
+        let owned: u32 = self.0.iter().map(|range| u32::from(range.last.saturating_sub(range.first)) + 1).sum();
+        SLOTS.saturating_sub(u16::try_from(owned).unwrap_or(SLOTS))
+    }
+}
+
+/// `None`: no range; `Some(None)`: its master cannot be reached under any name.
+fn read_range(range: &Value, asked: &str) -> Option<Option<Range>> {
+    let Value::Array(parts) = range else { return None };
+    let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = parts.as_slice() else { return None };
+    let [host, Value::Int(port), ..] = master.as_slice() else { return None };
+    let host = match host {
+        Value::Nil => asked.to_owned(),
+        Value::BulkString(bytes) if bytes.is_empty() => asked.to_owned(),
+        Value::BulkString(bytes) => String::from_utf8(bytes.clone()).ok()?,
+        Value::SimpleString(text) => text.clone(),
+        _ => return None,
+    };
+    let (first, last) = (u16::try_from(*first).ok()?, u16::try_from(*last).ok()?);
+    let port = u16::try_from(*port).ok()?;
+    // A node whose preferred name is not set calls itself "?".
+    Some((host != "?").then_some(Range { first, last, master: Endpoint { host, port } }))
+}
+
+/// The slot of all keys with this hash tag: CRC16 (XMODEM) of the tag.
+pub(super) fn slot_of(tag: &str) -> u16 {
+    const POLYNOMIAL: u16 = 0x1021;
+    let shift = |crc: u16| if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ POLYNOMIAL };
+    let byte = |crc: u16, byte: u8| (0..8).fold(crc ^ (u16::from(byte) << 8), |crc, _| shift(crc));
+    tag.bytes().fold(0, byte) % SLOTS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(host: Value, port: i64) -> Value {
+        Value::Array(vec![host, Value::Int(port), Value::BulkString(b"id".to_vec()), Value::Array(vec![])])
+    }
+
+    fn text(text: &str) -> Value {
+        Value::BulkString(text.as_bytes().to_vec())
+    }
+
+    #[test]
+    fn slots_are_those_of_the_specification() {
+        // Its appendix A: the CRC of "123456789" is 0x31C3.
+        assert_eq!(slot_of("123456789"), 0x31C3 % SLOTS);
+        assert_eq!(slot_of(""), 0);
+    }
+
+    #[test]
+    fn an_answer_is_read_and_gaps_have_no_owner() {
+        let range = |first, last, node| Value::Array(vec![Value::Int(first), Value::Int(last), node]);
+        let answer = Value::Array(vec![
+            range(0, 5_000, node(text("10.0.0.1"), 7_000)),
+            range(5_001, 9_999, node(Value::Nil, 7_001)),
+            range(10_000, 16_382, node(text("10.0.0.1"), 7_000)),
+            range(16_383, 16_383, node(text("?"), 7_002)),
+        ]);
+        let map = SlotMap::read(&answer, "seed").unwrap();
+        let master = |slot| map.master(slot).map(|endpoint| (endpoint.host.as_str(), endpoint.port));
+        assert_eq!(master(5_000), Some(("10.0.0.1", 7_000)));
+        assert_eq!(master(5_001), Some(("seed", 7_001)));
+        assert_eq!((master(16_383), map.orphans()), (None, 1));
+        assert_eq!(map.masters().len(), 2);
+        for bad in [Value::Okay, Value::Array(vec![Value::Int(1)]), Value::Array(vec![range(0, 70_000, text("x"))])] {
+            assert!(SlotMap::read(&bad, "seed").is_err(), "{bad:?}");
+        }
+    }
+}

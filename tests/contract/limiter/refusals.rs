@@ -1,0 +1,165 @@
+//! Every way in which a real Redis refuses a call: no permit, an error that says what it was and what mends it, and work
+//! again once it is mended. What a call wrote before it was refused is held by the suites of lost state.
+
+use sluicegate::limiter::redis::client::RedisLimiter;
+
+use super::*;
+use crate::support::process::private_dir;
+use crate::support::redis::{Redis, RedisOptions};
+
+fn limiter(redis: &Redis) -> Arc<dyn Limiter> {
+    Arc::new(RedisLimiter::new(&redis.url(), "refusals").unwrap())
+}
+
+async fn caller(redis: &Redis) -> Caller {
+    Caller::warm(&limiter(redis), spec(&[("all", 1_000, 20_000)])).await
+}
+
+/// What the error is expected to say, and whether it should last.
+async fn expect(caller: &mut Caller, code: &str, mend: &str, lasting: bool) {
+    for _ in 0..3 {
+        let error = caller.try_call(&[1]).await.unwrap_err();
+        let refused = matches!(error, LimiterError::Refused(_));
+        let text = error.to_string();
+        assert!(refused == lasting && text.contains(code) && text.contains(mend), "{text}");
+    }
+}
+
+/// Asks until the store answers again, and expects a permit.
+async fn expect_permits(caller: &mut Caller) {
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    loop {
+        match caller.try_call(&[1]).await {
+            Ok(reply) => return assert_eq!(reply.permits(), 1, "{reply:?}"),
+            Err(error) => assert!(std::time::Instant::now() < deadline, "{error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Waits until a line of INFO is so.
+async fn until_info(redis: &Redis, line: &str) {
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    while !redis.command::<String>("INFO").lines().any(|said| said.trim() == line) {
+        assert!(std::time::Instant::now() < deadline, "never {line}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn misconf_a_disk_that_cannot_be_written() {
+    let dir = private_dir("misconf");
+    let arguments = ["--save", "3600 1000"].map(str::to_owned).to_vec();
+    let redis = Redis::start_in(&dir, RedisOptions { is_forgetful: true, arguments, ..RedisOptions::default() });
+    let mut caller = caller(&redis).await;
+    // A directory stands where the snapshot should be.
+    let snapshot = dir.join("dump.rdb");
+    std::fs::create_dir(&snapshot).unwrap();
+    redis.command::<String>("BGSAVE");
+    until_info(&redis, "rdb_last_bgsave_status:err").await;
+    expect(&mut caller, "MISCONF", "free space", false).await;
+    std::fs::remove_dir(&snapshot).unwrap();
+    redis.command::<String>("BGSAVE");
+    until_info(&redis, "rdb_last_bgsave_status:ok").await;
+    expect_permits(&mut caller).await;
+}
+
+#[tokio::test]
+async fn noreplicas_a_primary_that_wants_replicas() {
+    let redis = Redis::start();
+    let mut caller = caller(&redis).await;
+    redis.command::<()>("CONFIG SET min-replicas-to-write 1");
+    expect(&mut caller, "NOREPLICAS", "bring its replicas back", false).await;
+    redis.command::<()>("CONFIG SET min-replicas-to-write 0");
+    expect_permits(&mut caller).await;
+}
+
+#[tokio::test]
+async fn masterdown_a_replica_that_lost_its_primary() {
+    let redis = Redis::start();
+    let mut caller = caller(&redis).await;
+    redis.command::<()>("CONFIG SET replica-serve-stale-data no");
+    redis.command::<()>("REPLICAOF 127.0.0.1 1");
+    expect(&mut caller, "MASTERDOWN", "name the primary", false).await;
+    redis.command::<()>("REPLICAOF NO ONE");
+    expect_permits(&mut caller).await;
+}
+
+#[tokio::test]
+async fn loading_a_store_that_reads_its_data() {
+    let redis = Redis::start_with(RedisOptions { is_forgetful: true, ..RedisOptions::default() });
+    let fill = "for i = 1, 20000 do redis.call('SET', 'fill:' .. i, string.rep('x', 100)) end";
+    redis::cmd("EVAL").arg(fill).arg(0).exec(&mut redis.connection()).unwrap();
+    redis.command::<()>("SAVE");
+    redis.kill();
+    redis.restart_with(&["--key-load-delay", "2000", "--loading-process-events-interval-bytes", "1024"]);
+    let mut caller = Caller::new(&limiter(&redis), spec(&[("all", 9, 20_000)]));
+    expect(&mut caller, "LOADING", "reading its data", false).await;
+    redis.command::<()>("CONFIG SET key-load-delay 0");
+    until_info(&redis, "loading:0").await;
+    assert_eq!(refused(&caller.call(&[1]).await).by, Refusal::Cold);
+}
+
+#[tokio::test]
+async fn busy_a_script_of_another_program_that_does_not_end() {
+    let redis = Redis::start();
+    let mut caller = caller(&redis).await;
+    redis.command::<()>("CONFIG SET busy-reply-threshold 10");
+    let mut endless = redis.connection();
+    let running = std::thread::spawn(move || {
+        redis::cmd("EVAL").arg("while true do end").arg(0).query::<()>(&mut endless).unwrap_err()
+    });
+    // The first call waits behind the script, or is told at once.
+    while !matches!(caller.try_call(&[1]).await, Err(LimiterError::Away(why)) if why.contains("BUSY")) {}
+    expect(&mut caller, "BUSY", "SCRIPT KILL", false).await;
+    redis.command::<()>("SCRIPT KILL");
+    running.join().unwrap();
+    expect_permits(&mut caller).await;
+}
+
+#[tokio::test]
+async fn noperm_rights_taken_away_and_given_back() {
+    let redis = Redis::start();
+    let mut caller = caller(&redis).await;
+    redis.command::<()>("ACL SETUSER default -evalsha");
+    expect(&mut caller, "NOPERM", "EVALSHA", true).await;
+    redis.command::<()>("ACL SETUSER default +evalsha resetkeys ~other:*");
+    expect(&mut caller, "NOPERM", "limiter.prefix", true).await;
+    redis.command::<()>("ACL SETUSER default +evalsha allkeys -time");
+    expect(&mut caller, "user executing the script", "what the scripts call", true).await;
+    redis.command::<()>("ACL SETUSER default +time");
+    expect_permits(&mut caller).await;
+}
+
+#[tokio::test]
+async fn noauth_a_password_that_we_were_not_told() {
+    let redis = Redis::start();
+    let mut caller = caller(&redis).await;
+    let mut operator = redis.connection();
+    redis::cmd("CONFIG").arg("SET").arg("requirepass").arg("swordfish").exec(&mut operator).unwrap();
+    redis::cmd("CLIENT").arg("KILL").arg("SKIPME").arg("yes").exec(&mut operator).unwrap();
+    let error = caller.try_call(&[1]).await.unwrap_err();
+    assert!(matches!(&error, LimiterError::Away(_) | LimiterError::Refused(_)), "{error:?}");
+    expect(&mut caller, "NOAUTH", "user and password", true).await;
+    redis::cmd("CONFIG").arg("SET").arg("requirepass").arg("").exec(&mut operator).unwrap();
+    expect_permits(&mut caller).await;
+}
+
+#[tokio::test]
+async fn a_command_that_was_renamed() {
+    let arguments = ["--rename-command", "EVALSHA", "HIDDEN"].map(str::to_owned).to_vec();
+    let redis = Redis::start_with(RedisOptions { arguments, ..RedisOptions::default() });
+    let mut caller = Caller::new(&limiter(&redis), spec(&[("all", 9, 20_000)]));
+    expect(&mut caller, "unknown command", "without renamed commands", true).await;
+}
+
+/// A version that the script does not speak is told at once, and is not a matter of waiting.
+#[tokio::test]
+async fn an_argument_that_the_script_does_not_know() {
+    let redis = Redis::shared();
+    let limiter: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&redis.url(), "argument").unwrap());
+    let mut caller = Caller::warm(&limiter, spec(&[("all", 9, 20_000)])).await;
+    let error = caller.try_call(&[0]).await.unwrap_err();
+    assert!(matches!(&error, LimiterError::Refused(why) if why.contains("one version everywhere")), "{error:?}");
+    expect_permits(&mut caller).await;
+}

@@ -1,0 +1,275 @@
+//! Real Redis under saturation, with one fault in the middle of each run. The judge is the provider, which counts every
+//! request when it arrives: no window may hold more than the limit, before, during or after; and work must go on.
+
+use std::path::PathBuf;
+
+use sluicegate::limiter::gate::{Gate, Grant, Permit};
+use sluicegate::limiter::redis::client::RedisLimiter;
+use sluicegate::provider::simulated::Report;
+use tokio::task::{JoinSet, block_in_place};
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::support::process::private_dir;
+use crate::support::redis::{Redis, RedisCluster, RedisOptions};
+
+mod switch;
+mod works;
+
+use switch::Switch;
+use works::{Attempts, LIMIT, Works, quota};
+
+/// Requests that show that there is traffic: several windows full.
+const TRAFFIC: u64 = 250;
+
+fn on(url: &str) -> Arc<dyn Limiter> {
+    Arc::new(RedisLimiter::new(url, "saturated").unwrap())
+}
+
+/// Never more than the limit, and the limit was reached, so that a request more would have shown.
+fn judge(report: &Report) {
+    let counted = &report.limits[0];
+    assert_eq!(counted.breaches, 0, "{} of {} requests in one window: {report:?}", counted.largest, counted.limit);
+    assert_eq!(counted.largest, u64::from(LIMIT), "{report:?}");
+    assert!(report.requests >= 2 * TRAFFIC);
+}
+
+/// Traffic, the fault, traffic again.
+async fn with_fault(redis: &Redis, fault: impl FnOnce(&Redis)) -> Report {
+    let works = Works::start(|| on(&redis.url()));
+    works.flows(TRAFFIC).await;
+    block_in_place(|| fault(redis));
+    works.flows(TRAFFIC).await;
+    works.end().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_happens() {
+    judge(&with_fault(&Redis::start(), |_| {}).await);
+}
+
+/// The judge's own test: three limits where there should be one.
+#[tokio::test(flavor = "multi_thread")]
+async fn processes_that_share_no_store_are_found_out() {
+    let stores = [Redis::start(), Redis::start(), Redis::start()];
+    let mut next = stores.iter();
+    let works = Works::start(|| on(&next.next().unwrap().url()));
+    works.flows(TRAFFIC).await;
+    assert!(works.end().await.limits[0].breaches > 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn flushall() {
+    judge(&with_fault(&Redis::start(), |redis| redis.command("FLUSHALL")).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn script_flush() {
+    judge(&with_fault(&Redis::start(), |redis| redis.command("SCRIPT FLUSH")).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_and_restarted_with_its_data() {
+    let kill = |redis: &Redis| {
+        redis.kill();
+        redis.restart();
+    };
+    judge(&with_fault(&Redis::start(), kill).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_and_restarted_without_its_data() {
+    let forgetful = Redis::start_with(RedisOptions { is_forgetful: true, ..RedisOptions::default() });
+    let kill = |redis: &Redis| {
+        redis.kill();
+        redis.restart();
+    };
+    judge(&with_fault(&forgetful, kill).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stopped_for_a_second() {
+    let stop = |redis: &Redis| {
+        redis.signal("STOP");
+        // The fault itself: a second in which nobody answers.
+        std::thread::sleep(SECOND);
+        redis.signal("CONT");
+    };
+    judge(&with_fault(&Redis::start(), stop).await);
+}
+
+/// A booked permit is in somebody's hands and in nobody's ledger when the state is lost: the others wait for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_permit_in_hand_when_the_state_is_lost() {
+    let redis = Redis::start();
+    let (stop, attempts) = (CancellationToken::new(), Arc::new(Attempts::default()));
+    let spec = QuotaSpec { send_budget: Duration::from_millis(400), ..works::quota_of(1) };
+    let mut running = JoinSet::new();
+    let mut open = || {
+        let (gate, run) = works::gate(on(&redis.url()), &attempts, spec.clone(), &stop);
+        running.spawn(run);
+        gate
+    };
+    let (first, second) = (open(), open());
+    // Used once, so that the next start is booked: its permit comes before its time.
+    let used = permit(&first).await;
+    sleep_until(used.start_at).await;
+    used.begin().unwrap().answered(Instant::now());
+    let booked = permit(&first).await;
+    block_in_place(|| redis.command::<()>("FLUSHALL"));
+    let other = tokio::spawn(async move { permit(&second).await });
+    // Late, and still within its budget.
+    sleep_until(booked.start_at + Duration::from_millis(100)).await;
+    attempts.begin();
+    let in_flight = booked.begin().unwrap();
+    let begun = Instant::now();
+    let window = Duration::from_millis(500);
+    let early = timeout(2 * window, async { other.await.unwrap() }).await;
+    assert!(early.is_err(), "{:?} after the other began: {early:?}", begun.elapsed());
+    drop(in_flight);
+    stop.cancel();
+    while running.join_next().await.is_some() {}
+}
+
+async fn permit(gate: &Gate) -> Permit {
+    match gate.permit(ask(Instant::now() + 60 * SECOND)).await {
+        Grant::Granted(permit) => permit,
+        Grant::Refused(refusal) => panic!("{refusal:?}"),
+    }
+}
+
+/// The replica has missed the last hundreds of grants when it becomes the primary.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lagging_replica_promoted() {
+    let (primary, replica) = (Redis::start(), Redis::start());
+    block_in_place(|| {
+        replica.command::<()>(&format!("REPLICAOF 127.0.0.1 {}", primary.port));
+        until_replicated(&replica);
+    });
+    let switch = Switch::to(primary.port).await;
+    let works = Works::start(|| on(&switch.url()));
+    works.flows(TRAFFIC).await;
+    // Replication is cut: to a primary that is not there.
+    block_in_place(|| replica.command::<()>("REPLICAOF 127.0.0.1 1"));
+    works.flows(TRAFFIC).await;
+    block_in_place(|| {
+        primary.kill();
+        replica.command::<()>("REPLICAOF NO ONE");
+    });
+    switch.turn_to(replica.port);
+    works.flows(TRAFFIC).await;
+    judge(&works.end().await);
+}
+
+fn until_replicated(replica: &Redis) {
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    let is_up =
+        || replica.command::<String>("INFO replication").lines().any(|line| line.trim() == "master_link_status:up");
+    while !is_up() {
+        assert!(std::time::Instant::now() < deadline, "the replica never caught up");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A slot with all its keys goes to another master, and back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_of_a_cluster_migrated() {
+    let cluster = RedisCluster::start();
+    let urls = cluster.urls();
+    let works = Works::start(|| {
+        Arc::new(RedisLimiter::cluster(urls.iter().map(String::as_str), "saturated").unwrap()) as Arc<dyn Limiter>
+    });
+    let key = format!("{{{}}}", quota().quota);
+    let (slot, home) = block_in_place(|| (cluster.slot(&key), cluster.owner(&key)));
+    let away = (home + 1) % 3;
+    for (from, to) in [(home, away), (away, home)] {
+        works.flows(TRAFFIC).await;
+        block_in_place(|| cluster.migrate(slot, from, to, || {}));
+    }
+    works.flows(TRAFFIC).await;
+    judge(&works.end().await);
+}
+
+/// A master that stands still until its replica has taken over wakes up and thinks that it still is one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_master_of_a_cluster_that_wakes_up_replaced() {
+    let cluster = RedisCluster::start();
+    let key = format!("{{{}}}", quota().quota);
+    let (home, _replica) = block_in_place(|| {
+        let home = cluster.owner(&key);
+        (home, cluster.add_replica(home))
+    });
+    let urls = cluster.urls();
+    let works = Works::start(|| {
+        Arc::new(RedisLimiter::cluster(urls.iter().map(String::as_str), "saturated").unwrap()) as Arc<dyn Limiter>
+    });
+    works.flows(TRAFFIC).await;
+    cluster.nodes[home].signal("STOP");
+    works.flows(TRAFFIC).await;
+    cluster.nodes[home].signal("CONT");
+    works.flows(TRAFFIC).await;
+    judge(&works.end().await);
+}
+
+/// The server's clock jumps while it runs.
+async fn with_clock_moved_by(millis: i64) {
+    let (redis, clock) = with_false_clock();
+    judge(&with_fault(&redis, |redis| move_clock(redis, &clock, millis)).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn its_clock_moved_forward() {
+    with_clock_moved_by(30_000).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn its_clock_moved_back() {
+    with_clock_moved_by(-30_000).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn its_clock_moved_forward_within_the_window() {
+    with_clock_moved_by(200).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn its_clock_moved_back_within_the_window() {
+    with_clock_moved_by(-200).await;
+}
+
+/// A server whose wall clock follows a file; its monotonic clock goes on as it should.
+fn with_false_clock() -> (Redis, PathBuf) {
+    let dir = private_dir("false-clock");
+    let clock = dir.join("clock");
+    std::fs::write(&clock, "+0").unwrap();
+    let environment = vec![
+        // jemalloc reads the clock while it starts, before libfaketime can; so memory comes from the C library here.
+        ("LD_PRELOAD", format!("{}:libc.so.6", libfaketime().display())),
+        ("FAKETIME_TIMESTAMP_FILE", clock.display().to_string()),
+        ("FAKETIME_NO_CACHE", "1".to_owned()),
+        ("FAKETIME_DONT_FAKE_MONOTONIC", "1".to_owned()),
+    ];
+    (Redis::start_in(&dir, RedisOptions { environment, ..RedisOptions::default() }), clock)
+}
+
+/// Where Debian puts it depends on the architecture.
+fn libfaketime() -> PathBuf {
+    let library = |entry: std::fs::DirEntry| entry.path().join("faketime/libfaketime.so.1");
+    let mut places = std::fs::read_dir("/usr/lib").unwrap().map(|entry| library(entry.unwrap()));
+    places.find(|path| path.exists()).expect("libfaketime is installed (tests/run does it)")
+}
+
+fn move_clock(redis: &Redis, clock: &std::path::Path, millis: i64) {
+    let ahead_ms = || {
+        let (seconds, micros): (i64, i64) = redis.command("TIME");
+        let ours = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        seconds * 1_000 + micros / 1_000 - i64::try_from(ours.as_millis()).unwrap()
+    };
+    // Renamed into place, so that nobody reads half of it.
+    let next = clock.with_extension("next");
+    std::fs::write(&next, format!("{:+.3}", millis as f64 / 1_000.0)).unwrap();
+    std::fs::rename(&next, clock).unwrap();
+    let ahead_ms = ahead_ms();
+    assert!((ahead_ms - millis).abs() <= 100, "{ahead_ms} ms ahead");
+}
