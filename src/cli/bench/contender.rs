@@ -25,7 +25,7 @@ pub struct Quota {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ask {
     pub keys: Vec<String>,
-    pub arguments: Vec<String>,
+    pub arguments: Vec<Vec<u8>>,
 }
 
 /// What a call came to.

@@ -62,8 +62,10 @@ pub async fn measure(meter: &Meter, url: &str, prefix: &str, time: Duration) -> 
     let granted = Arc::new(granted);
     let mut tasks = JoinSet::new();
     tasks.spawn(running);
-    for _ in 0..TASKS {
-        tasks.spawn(wait_in_line(gate.clone(), granted.clone()));
+    for task in 0..TASKS as u64 {
+        // 20 to 80 ms, each task its own: answers that come together would be settled together.
+        let latency = Duration::from_millis(20 + task * 37 % 61);
+        tasks.spawn(wait_in_line(gate.clone(), latency, granted.clone()));
     }
     let counted = count(meter, permits, time).await;
     stop.cancel();
@@ -71,12 +73,13 @@ pub async fn measure(meter: &Meter, url: &str, prefix: &str, time: Duration) -> 
     counted
 }
 
-/// One of the crowd: waits, begins at once, is answered at once, and queues again.
-async fn wait_in_line(gate: Gate, granted: Arc<watch::Sender<u64>>) {
+/// One of the crowd: waits, begins at its start, is answered after this long, and queues again.
+async fn wait_in_line(gate: Gate, latency: Duration, granted: Arc<watch::Sender<u64>>) {
     while let Grant::Granted(permit) = gate.permit(1, 0, Instant::now() + PATIENCE).await {
         sleep_until(permit.start_at).await;
         if let Ok(in_flight) = permit.begin() {
             granted.send_modify(|granted| *granted += 1);
+            sleep(latency).await;
             in_flight.answered(Instant::now());
         }
     }

@@ -103,7 +103,8 @@ impl<'a> Log<'a> {
         let quota = Quota { prefix: prefix.to_owned(), max_requests: calls, window: WINDOW, version: 1, run_id };
         let caller = contender.caller(&quota, 1)?;
         let connection = meter.connection.clone();
-        let full_at_us = meter.time_us().await?;
+        // At the start of one of its windows, for those that have them; no earlier than the server's own clock.
+        let full_at_us = meter.time_us().await?.next_multiple_of(micros_up(WINDOW));
         let mut log = Self { meter, connection, program, caller, quota, keys: Vec::new(), granted: 0, full_at_us };
         log.fill_up().await?;
         if (log.granted as f64) < f64::from(calls) * FULL {

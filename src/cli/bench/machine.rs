@@ -16,6 +16,12 @@ pub fn describe() -> String {
     format!("{model}, {} cores · {system}", cores.max(1))
 }
 
+/// How many processes wanted a core in the last minute; figures of a busy machine say less.
+#[must_use]
+pub fn load() -> Option<f64> {
+    std::fs::read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()
+}
+
 /// Version and profile of this program.
 #[must_use]
 pub fn build() -> String {

@@ -3,6 +3,7 @@
 //! Refuses to be a test: it exits with 0 whether targets are met or not, and with 1 only when it could not measure.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use clap::Subcommand;
 use tokio::signal::unix::{SignalKind, signal};
@@ -29,6 +30,9 @@ use cores::Cores;
 use meter::Meter;
 use report::Report;
 use server::PrivateServer;
+
+/// For calls of tasks that were stopped, until the keys are removed.
+const LAST_CALLS: Duration = Duration::from_millis(100);
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -175,6 +179,10 @@ async fn on_named(
         measured = sequence::measure(&meter, args, url, &prefix, console) => measured,
         () = interrupted => Err(BenchError::Interrupted),
     };
+    if ended.is_err() {
+        // Tasks that were stopped may have had one more call on its way.
+        tokio::time::sleep(LAST_CALLS).await;
+    }
     let restored = meter.log_slower_than(&threshold_us).await;
     let removed = meter.remove(&prefix).await;
     let report = ended?;

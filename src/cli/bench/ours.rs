@@ -101,7 +101,8 @@ impl OurCaller {
             run_id: self.quota.run_id.clone(),
         };
         self.taken = permits;
-        Ask { keys: self.keys(), arguments: arguments(&self.spec, &call) }
+        let arguments = arguments(&self.spec, &call).into_iter().map(String::into_bytes).collect();
+        Ask { keys: self.keys(), arguments }
     }
 }
 

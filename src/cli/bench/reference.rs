@@ -107,16 +107,15 @@ impl Caller for ReferenceCaller {
         let most = self.quota.max_requests.to_string();
         match self.reference {
             Reference::Ping | Reference::EmptyScript | Reference::TimeScript => Ask::default(),
-            Reference::Set => Ask { keys: key, arguments: vec![self.number.to_string()] },
-            Reference::ThreeCommands => Ask { keys: key, arguments: Vec::new() },
+            Reference::Set => ask(key, vec![self.number.to_string()]),
+            Reference::ThreeCommands => ask(key, Vec::new()),
             Reference::ArticleZset => {
-                let arguments = vec![self.clock.now_ms().to_string(), millis(self.quota.window).to_string(), most];
-                Ask { keys: key, arguments }
+                ask(key, vec![self.clock.now_ms().to_string(), millis(self.quota.window).to_string(), most])
             }
             Reference::CorrectZset => {
                 let window_us = (millis(self.quota.window) * 1_000).to_string();
                 let name = format!("{}-{}", self.id, self.number);
-                Ask { keys: key, arguments: vec![most, window_us, permits.to_string(), name] }
+                ask(key, vec![most, window_us, permits.to_string(), name])
             }
         }
     }
@@ -147,4 +146,8 @@ impl Caller for ReferenceCaller {
 
 fn millis(window: Duration) -> u64 {
     u64::try_from(window.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn ask(keys: Vec<String>, arguments: Vec<String>) -> Ask {
+    Ask { keys, arguments: arguments.into_iter().map(String::into_bytes).collect() }
 }

@@ -130,6 +130,8 @@ pub struct Report {
     pub command: String,
     pub date: String,
     pub machine: String,
+    /// Load average of the minute before the run.
+    pub load: Option<f64>,
     pub sluicegate: String,
     pub redis: String,
     /// `None`: a server that was named.

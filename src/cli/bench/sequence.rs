@@ -17,6 +17,8 @@ use crate::cli::Console;
 const PERMITS: [u32; 4] = [1, 10, 100, 1_000];
 /// Some windows of the crowd's limit: permits come in bursts, one per window.
 const CROWD_MIN: Duration = Duration::from_millis(2_500);
+/// Load average above which somebody else wants the cores as well.
+const BUSY: f64 = 0.5;
 
 /// How much is measured.
 struct Plan {
@@ -59,6 +61,10 @@ pub async fn measure(
     if cfg!(debug_assertions) {
         console.message("this is a debug build: calls per second say little")?;
     }
+    let load = machine::load();
+    if let Some(load) = load.filter(|load| *load > BUSY) {
+        console.message(&format!("this machine is busy (load average {load}): its figures say less"))?;
+    }
     let began_us = meter.time_us().await?;
     let clock = CallerClock { began_us, began: Instant::now() };
     let mut rows = throughput(meter, &plan, clock, prefix, console).await?;
@@ -75,6 +81,7 @@ pub async fn measure(
         command: super::command_line(args),
         date: machine::date(began_us),
         machine: machine::describe(),
+        load,
         sluicegate: machine::build(),
         redis: meter.version.clone(),
         server: None,
