@@ -91,7 +91,19 @@ CREATE TABLE provider_limits (
         CONSTRAINT applies_to_is_known CHECK (applies_to IN ('all', 'charge', 'lookup')),
     shadow INTEGER NOT NULL DEFAULT 0 CONSTRAINT shadow_is_0_or_1 CHECK (shadow IN (0, 1)),
     enabled INTEGER NOT NULL DEFAULT 1 CONSTRAINT enabled_is_0_or_1 CHECK (enabled IN (0, 1)),
-    PRIMARY KEY (provider, name)
+    PRIMARY KEY (provider, name),
+    CONSTRAINT burst_goes_with_token_bucket_or_gcra
+        CHECK (burst IS NULL OR algorithm IN ('token_bucket', 'gcra')),
+    -- Nothing is remembered longer; GCRA allows one request beyond its burst.
+    CONSTRAINT burst_is_given_back_within_31_days
+        CHECK (max_requests = 0 OR (burst + CASE algorithm WHEN 'gcra' THEN 1 ELSE 0 END) * window_ms
+               <= 2678400000 * max_requests),
+    CONSTRAINT offset_ms_goes_with_fixed_window_and_is_below_window_ms
+        CHECK (offset_ms = 0 OR (algorithm = 'fixed_window' AND offset_ms < window_ms)),
+    CONSTRAINT sliding_window_has_window_ms_of_1000_or_more
+        CHECK (algorithm <> 'sliding_window' OR window_ms >= 1000),
+    CONSTRAINT sliding_log_by_account_or_reference_is_at_most_10000
+        CHECK (algorithm <> 'sliding_log' OR scope = 'provider' OR max_requests <= 10000)
 ) STRICT;
 
 CREATE TABLE account_overrides (

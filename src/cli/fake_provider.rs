@@ -43,6 +43,9 @@ pub struct FakeProviderArgs {
     /// Share of payments that are declined (402), 0 to 1.
     #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
     decline_rate: f64,
+    /// Share of requests answered 429 with code lock_timeout, as if only their own object were locked, 0 to 1.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
+    busy_rate: f64,
     /// Ignore Idempotency-Key: every request charges.
     #[arg(long)]
     no_dedupe: bool,
@@ -77,6 +80,7 @@ impl FakeProviderArgs {
             error_rate: self.error_rate,
             lost_answer_rate: self.lost_answer_rate,
             decline_rate: self.decline_rate,
+            busy_rate: self.busy_rate,
             deduplicate: !self.no_dedupe,
             retention: self.retention,
             seed: self.seed,
@@ -150,14 +154,15 @@ mod tests {
 
     #[test]
     fn arguments_become_options() {
-        let line = "x --limit 100/1s --limit 600/1m --latency 5ms..1s --error-rate 0.25 --no-dedupe --retention 1h \
-                    --seed 9 --on-limit count";
+        let line = "x --limit 100/1s --limit 600/1m --latency 5ms..1s --error-rate 0.25 --busy-rate 0.5 --no-dedupe \
+                    --retention 1h --seed 9 --on-limit count";
         let options = parse(line).unwrap().options();
         let wanted = FakeOptions {
             limits: vec!["100/1s".parse().unwrap(), "600/1m".parse().unwrap()],
             on_limit: OnLimit::Count,
             latency: (Duration::from_millis(5), Duration::from_secs(1)),
             error_rate: 0.25,
+            busy_rate: 0.5,
             deduplicate: false,
             retention: Some(Duration::from_secs(3_600)),
             seed: 9,

@@ -7,13 +7,13 @@ use serde_json::json;
 
 use super::connect::Engines;
 use super::provider::{parse_name, unknown};
-use super::rows::{LimitView, ProviderView};
+use super::rows::{LIMIT_HEADER, limit_cells};
 use super::{CommandError, Console, Exit, ops_client};
 use crate::config::{Config, LimiterUrl};
+use crate::domain::job::Token;
 use crate::domain::limit::Rate;
 use crate::ledger::settings::Settings;
-use crate::ops::LimitUsed;
-use crate::worker::quotas::quota_spec;
+use crate::ops::{LimitUsed, PeekError, peek};
 use crate::worker::settings_watch::Known;
 
 #[derive(Debug, clap::Args)]
@@ -32,6 +32,9 @@ enum Action {
     /// What each limit of a provider has used now; takes nothing.
     Peek {
         provider: String,
+        /// The limits of scope account too, as they stand for this account.
+        #[arg(long)]
+        account: Option<String>,
         #[arg(long)]
         json: bool,
     },
@@ -58,8 +61,8 @@ pub async fn run(
 ) -> Result<Exit, CommandError> {
     let settings = engines.settings(config).await?;
     match &args.action {
-        Action::Peek { provider, json } => {
-            let used = peek(provider, settings.as_ref(), config, engines).await?;
+        Action::Peek { provider, account, json } => {
+            let used = used(provider, account.as_deref(), settings.as_ref(), config, engines).await?;
             print_used(&used, *json, console)
         }
         Action::List { json } => list(settings.as_ref(), *json, console).await,
@@ -82,50 +85,66 @@ pub async fn run(
 }
 
 /// Asks the store that all workers share, or the one process that has the embedded limiter.
-async fn peek(
+async fn used(
     provider: &str,
+    account: Option<&str>,
     settings: &dyn Settings,
     config: &Config,
     engines: &dyn Engines,
 ) -> Result<Vec<LimitUsed>, CommandError> {
     let name = parse_name(provider)?;
     if matches!(config.limiter.url, LimiterUrl::Embedded) {
-        return ops_client::get(config, &format!("/api/v1/limits/{name}")).await;
+        let account = match account {
+            // What has this form needs no escaping in a query.
+            Some(account) => {
+                format!("?account={}", Token::new(account).map_err(|why| said(&PeekError::BadAccount(why)))?)
+            }
+            None => String::new(),
+        };
+        return ops_client::get(config, &format!("/api/v1/limits/{name}{account}")).await;
     }
     let known = Known::default().after(settings.load().await?);
-    let row = known.providers.get(&name).ok_or_else(|| unknown(provider))?;
-    let spec = quota_spec(&known, &row.quota)
-        .ok_or_else(|| CommandError::Failed(format!("{provider} is disabled: nothing counts for it")))?;
     let limiter = engines.limiter(config).await?;
-    let uses = limiter.peek(&spec).await.map_err(|error| CommandError::Failed(error.to_string()))?;
-    Ok(uses.iter().map(LimitUsed::of).collect())
+    peek(limiter.as_ref(), &known, &name, account).await.map_err(|error| match error {
+        PeekError::NothingCounts if !known.providers.contains_key(&name) => unknown(provider),
+        PeekError::NothingCounts => CommandError::Failed(format!("{provider} is disabled: nothing counts for it")),
+        error => said(&error),
+    })
+}
+
+fn said(error: &PeekError) -> CommandError {
+    CommandError::Failed(error.to_string())
 }
 
 fn print_used(used: &[LimitUsed], json: bool, console: &mut Console) -> Result<Exit, CommandError> {
     if json {
         console.json(&used)?;
     } else {
-        let cells =
-            used.iter().map(|l| vec![l.limit.clone(), l.allows.clone(), l.used.to_string(), l.free.to_string()]);
-        console.table(&["limit", "allows", "used", "free"], &cells.collect::<Vec<_>>())?;
+        let shadow = |l: &LimitUsed| match &l.shadow {
+            Some(would) => format!("would have refused {}, delayed {}", would.would_have_refused, would.would_have_waited),
+            None => String::new(),
+        };
+        let cells = used.iter().map(|l| {
+            vec![l.limit.clone(), l.allows.clone(), l.used.to_string(), l.free.to_string(), shadow(l)]
+        });
+        console.table(&["limit", "allows", "used", "free", "shadow"], &cells.collect::<Vec<_>>())?;
     }
     Ok(Exit::Fine)
 }
 
 async fn list(settings: &dyn Settings, json: bool, console: &mut Console) -> Result<Exit, CommandError> {
     let rows = settings.rows(None).await?;
-    let views: Vec<ProviderView> = rows.iter().map(ProviderView::of).collect::<Result<_, _>>()?;
-    let limits = views.iter().flat_map(|view| view.limits.iter().map(|limit| (view.name.as_str(), limit)));
-    let cells: Vec<Vec<String>> = limits.map(|(provider, limit)| limit.cells(provider)).collect();
+    let limits = rows.iter().flat_map(|row| row.limits.iter().map(|limit| limit_cells(&row.name, limit)));
+    let cells: Vec<Vec<String>> = limits.collect();
     if json {
-        let keys = LimitView::HEADER.map(|title| title.replace(' ', "_"));
+        let keys = LIMIT_HEADER.map(|title| title.replace(' ', "_"));
         let objects: Vec<serde_json::Map<String, serde_json::Value>> =
             cells.into_iter().map(|row| keys.iter().cloned().zip(row.into_iter().map(Into::into)).collect()).collect();
         console.json(&objects)?;
     } else if cells.is_empty() {
         console.message("no limits yet: `sluicegate provider apply FILE` adds providers with theirs")?;
     } else {
-        console.table(&LimitView::HEADER, &cells)?;
+        console.table(&LIMIT_HEADER, &cells)?;
     }
     Ok(Exit::Fine)
 }
@@ -133,7 +152,7 @@ async fn list(settings: &dyn Settings, json: bool, console: &mut Console) -> Res
 async fn no_such_limit(settings: &dyn Settings, provider: &str, limit: &str) -> Result<CommandError, CommandError> {
     let rows = settings.rows(Some(&parse_name(provider)?)).await?;
     let Some(row) = rows.first() else { return Ok(unknown(provider)) };
-    let names: Vec<String> = ProviderView::of(row)?.limits.into_iter().map(|limit| limit.name).collect();
+    let names: Vec<String> = row.limits.iter().map(|limit| limit.name.clone()).collect();
     let text = format!("provider `{provider}` has no limit `{limit}`; it has: {}", names.join(", "));
     Ok(CommandError::Failed(text))
 }

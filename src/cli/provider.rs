@@ -11,7 +11,7 @@ use serde_json::json;
 use tokio::io::AsyncReadExt as _;
 
 use super::connect::Engines;
-use super::rows::ProviderView;
+use super::rows::{PROVIDER_HEADER, provider_cells};
 use super::{CommandError, Console, Exit, stdin};
 use crate::config::Config;
 use crate::domain::provider::ProviderName;
@@ -163,9 +163,7 @@ async fn list(settings: &dyn Settings, json: bool, console: &mut Console) -> Res
         console.message("no providers yet: `sluicegate provider apply FILE` adds some")?;
         return Ok(Exit::Fine);
     }
-    let cells: Vec<_> =
-        rows.iter().map(|row| Ok(ProviderView::of(row)?.cells())).collect::<Result<_, CommandError>>()?;
-    console.table(&ProviderView::HEADER, &cells)?;
+    console.table(&PROVIDER_HEADER, &rows.iter().map(provider_cells).collect::<Vec<_>>())?;
     Ok(Exit::Fine)
 }
 

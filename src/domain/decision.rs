@@ -1,66 +1,62 @@
 //! What one call to the limiter says and what it is told: the same words for the Lua script, its Rust twin and the gate.
 //!
-//! Refuses to decide anything but the padding of a window; [`super::sliding_log`] decides.
+//! Refuses to decide; [`super::quota`] does. What a limit means in numbers is [`super::quota_spec`].
 
 use std::time::Duration;
 
-use super::provider::{BOOKING_HORIZON, ProviderName};
-use super::time::{Micros, micros_up};
+use super::time::Micros;
 
-/// Most permits, and most settlements, in one call.
+/// Most groups of wants, most settlements, and most past uses in one call.
 pub const BATCH_MAX: usize = 1_000;
 
-/// One limit as the limiter counts it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LimitSpec {
-    pub name: String,
-    /// Requests per window, after what is kept in reserve; 0 means closed.
+/// Most permits of one group of wants.
+pub const PERMITS_MAX: u32 = 1_000;
+
+/// Who calls: one process's gate, for as long as it lives. Below 2^48.
+pub type Incarnation = u64;
+
+/// What a permit is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum CallKind {
+    Charge,
+    Lookup,
+}
+
+/// An account or a reference whose calls are counted on their own, with the limits that count them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Subject {
+    /// Unique within the quota, safe as a part of a key.
+    pub key: String,
+    pub limits: Vec<SubjectLimit>,
+}
+
+/// One limit as it holds for one subject.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SubjectLimit {
+    /// Which limit of the spec.
+    pub index: usize,
     pub max_requests: u32,
     pub window: Duration,
 }
 
-impl LimitSpec {
-    /// The window in microseconds, with 2 ms and 0.05 % added: covers what the comparison of clocks cannot see.
-    #[must_use]
-    pub fn padded_window_us(&self) -> u64 {
-        let window_us = micros_up(self.window);
-        window_us + 2_000 + window_us.div_ceil(2_000)
-    }
-}
-
-/// What a quota allows, as of one settings version.
+/// Permits wanted on the same terms, next to each other in line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct QuotaSpec {
-    pub quota: ProviderName,
-    pub version: i64,
-    /// In the order of names; never empty.
-    pub limits: Vec<LimitSpec>,
-    /// `None`: a slot is held until the answer. `Some(jitter)`: it is freed by the start plus this allowance.
-    pub grant_jitter: Option<Duration>,
-    /// Longest time from start to the last instant at which the provider may count the request.
-    pub hold_max: Duration,
-    /// How long after its start a permit may still be used.
-    pub send_budget: Duration,
+pub struct Want {
+    pub permits: u32,
+    /// What each of them uses of every limit.
+    pub cost: u32,
+    pub kind: CallKind,
+    /// At most one account and one reference, each with at least one limit.
+    pub subjects: Vec<Subject>,
 }
 
-impl QuotaSpec {
-    /// How long after its state was lost a limiter must grant nothing: starts that were booked, their longest hold, and
-    /// the longest window.
+impl Want {
+    /// Charges without an account or reference that is counted.
     #[must_use]
-    pub fn cold_us(&self) -> u64 {
-        let longest = self.limits.iter().map(LimitSpec::padded_window_us).max().unwrap_or(0);
-        longest + micros_up(self.hold_max) + micros_up(BOOKING_HORIZON)
-    }
-
-    /// The largest cost that could ever be granted.
-    #[must_use]
-    pub fn cost_max(&self) -> u32 {
-        self.limits.iter().map(|limit| limit.max_requests).min().unwrap_or(0)
+    pub fn charges(permits: u32, cost: u32) -> Self {
+        Self { permits, cost, kind: CallKind::Charge, subjects: Vec::new() }
     }
 }
-
-/// Who calls: one process's gate, for as long as it lives.
-pub type Incarnation = u64;
 
 /// What became of permits granted by an earlier call of the same incarnation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,6 +64,9 @@ pub struct Settlement {
     /// Number of the call that granted them.
     pub call: u64,
     pub cost: u32,
+    pub kind: CallKind,
+    /// The subjects they were granted for.
+    pub subjects: Vec<Subject>,
     pub fate: Fate,
 }
 
@@ -75,12 +74,31 @@ pub struct Settlement {
 pub enum Fate {
     /// The answer was read this long before the call departed.
     Used { age: Duration },
-    /// No request left. Each slot goes back with the instant it had, one per limit of the call's spec.
+    /// No request left. Each slot goes back with the instant it had, one per provider limit of the call's spec.
     NotSent { origins: Vec<SlotInstant> },
 }
 
 /// When a slot was last answered, in milliseconds of the limiter's clock; 0 for a slot that needs no wait.
 pub type SlotInstant = u64;
+
+/// A request that the ledger knows of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PastUse {
+    /// Since its end, rounded down.
+    pub age: Duration,
+    pub cost: u32,
+}
+
+/// What may still count at the provider, by the ledger, for a limiter that lost its state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rebuild {
+    /// Of the state that is rebuilt: one that was lost again since is another.
+    pub born: Micros,
+    /// At most [`BATCH_MAX`]; any order.
+    pub ended: Vec<PastUse>,
+    /// Cost of requests that may be on the wire now.
+    pub open: u32,
+}
 
 /// One call: take permits, settle earlier ones, both or neither.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,13 +106,14 @@ pub struct Call {
     pub incarnation: Incarnation,
     /// From 1, one higher for each new call. A repeat carries the number of the call whose reply was lost.
     pub number: u64,
-    /// Costs of the permits wanted, first in line first. A prefix of them is granted.
-    pub wants: Vec<u32>,
+    /// First in line first. What is granted of them is a prefix, but for those whose own account or reference refuses.
+    pub wants: Vec<Want>,
     pub settlements: Vec<Settlement>,
     /// The provider named a wait: nobody starts before it has passed.
     pub pause: Option<Duration>,
-    /// The ledger knows of no recent attempts since the limiter that was born at this instant lost its state.
-    pub warm: Option<Micros>,
+    pub rebuild: Option<Rebuild>,
+    /// The clock of the state that was born at this instant has made a step: nothing in it can be trusted.
+    pub distrust: Option<Micros>,
     /// Identity of the store's process; another one than before means that the state cannot be trusted.
     pub run_id: String,
 }
@@ -102,12 +121,23 @@ pub struct Call {
 /// Permits of one call with the same start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// How many of the wants, in their order.
-    pub permits: usize,
+    /// Which of the wants.
+    pub want: usize,
+    pub permits: u32,
     /// Start, counted from the reply's arrival.
     pub wait_us: u64,
-    /// Per limit, the youngest instant among the slots taken, for giving them back unused.
+    /// Per provider limit, the youngest instant among the slots taken, for giving them back unused.
     pub origins: Vec<SlotInstant>,
+}
+
+/// What is left of a want whose own account or reference has no slot; those behind it were served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PassedOver {
+    pub want: usize,
+    /// Which limit of the spec.
+    pub limit: usize,
+    pub wait_us: u64,
+    pub exact: bool,
 }
 
 /// Why the rest of the wants was not granted.
@@ -115,7 +145,7 @@ pub struct Run {
 pub enum Refusal {
     /// The limit at this index of the spec has no slot within the booking horizon.
     Limit { index: usize },
-    /// State was lost: nothing is granted until the wait has passed or the ledger vouches.
+    /// State was lost: nothing is granted until the wait has passed or the ledger has told what may still count.
     Cold,
     /// A provider named a wait.
     Paused,
@@ -135,9 +165,14 @@ pub struct Reply {
     /// When the limiter's state began.
     pub born: Micros,
     pub granted: Vec<Run>,
-    /// Slots that are left unused under the tightest limit after this call; used ones that are due again come on top.
+    pub passed_over: Vec<PassedOver>,
+    /// What may surely start now under the tightest of the provider's limits; more may be due.
     pub remaining: u64,
-    /// Present when not everything was granted.
+    /// The limit of the spec that has the least remaining, or that refuses.
+    pub decides: usize,
+    /// Until all of that limit is free again, if what is in flight is answered now and nothing else is granted.
+    pub reset_us: u64,
+    /// Present when the line stopped before its end.
     pub refused: Option<Refused>,
 }
 
@@ -152,19 +187,21 @@ pub struct Refused {
 
 impl Reply {
     #[must_use]
-    pub fn permits(&self) -> usize {
-        self.granted.iter().map(|run| run.permits).sum()
+    pub fn permits(&self) -> u64 {
+        self.granted.iter().map(|run| u64::from(run.permits)).sum()
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn windows_are_padded_up() {
-        let limit = |window| LimitSpec { name: String::new(), max_requests: 1, window };
-        assert_eq!(limit(Duration::from_secs(1)).padded_window_us(), 1_002_500);
-        assert_eq!(limit(Duration::from_millis(1)).padded_window_us(), 3_001);
-    }
+/// How one limit stands, looked at without taking anything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// Which limit of the spec.
+    pub index: usize,
+    /// Uses that count now, those in flight among them.
+    pub used: u64,
+    /// Permits that a shadow limit would have refused, since its state began.
+    pub would_have_refused: u64,
+    /// Permits that a shadow limit would have made wait.
+    pub would_have_waited: u64,
 }
+

@@ -19,6 +19,8 @@ pub const MISCONFIGURED_PAUSE: Duration = Duration::from_secs(30);
 pub struct History {
     /// Attempts that counted so far.
     pub attempts: u32,
+    /// All requests so far, whether they counted or not: what never counts must still wait longer each time.
+    pub requests: u32,
     /// Whether any earlier attempt may have charged.
     pub unknown: bool,
     /// Since the ledger first saw the job.
@@ -80,6 +82,13 @@ pub fn after_outcome(outcome: &Outcome, history: &History, policy: &RetryPolicy,
             let wait = retry_after.unwrap_or(policy.backoff.base).min(NAMED_WAIT_MAX);
             let next = again(wait, history.unknown, "throttled by the provider", history, policy);
             Disposition { next, counts_attempt: false, pause: Some(Pause::Quota { wait }) }
+        }
+        Outcome::Busy { retry_after } => {
+            let step = policy.backoff.delay(history.requests.saturating_add(1), fraction);
+            // A wait of zero names none.
+            let wait = retry_after.filter(|wait| !wait.is_zero()).unwrap_or(step).min(NAMED_WAIT_MAX);
+            let next = again(wait, history.unknown, "the provider is busy with this payment's object", history, policy);
+            Disposition { next, counts_attempt: false, pause: None }
         }
         Outcome::Misconfigured { status } => {
             let cause = format!("provider answered {status}: check url, credentials and method");
@@ -191,7 +200,7 @@ mod tests {
     }
 
     fn history(attempts: u32, unknown: bool) -> History {
-        History { attempts, unknown, age: SECOND, first_sent_age: unknown.then_some(SECOND) }
+        History { attempts, requests: attempts, unknown, age: SECOND, first_sent_age: unknown.then_some(SECOND) }
     }
 
     fn settled(next: &Next) -> Option<FinalState> {
@@ -208,6 +217,7 @@ mod tests {
         let unavailable =
             Outcome::Unknown { cause: UnknownCause::ServerError(503), retry_after: Some(Duration::from_secs(9)) };
         let throttled = Outcome::Throttled { retry_after: Some(SECOND) };
+        let busy = Outcome::Busy { retry_after: Some(SECOND) };
         let not_sent = Outcome::NotSent { cause: "refused".to_owned() };
         let rejected = Outcome::Rejected { reason: "422".to_owned() };
         let declined = Outcome::Declined { reason: "402".to_owned() };
@@ -215,11 +225,13 @@ mod tests {
         let misconfigured = Outcome::Misconfigured { status: 401 };
         type Row<'a> = (&'a Outcome, Option<Duration>, u32, bool, Option<FinalState>, bool, bool);
         // outcome, retention, attempts so far, unknown so far → final state (None: again), counts, pauses somebody
-        let table: [Row<'_>; 14] = [
+        let table: [Row<'_>; 16] = [
             (&accepted, None, 0, false, Some(FinalState::Succeeded), true, false),
             (&declined, None, 0, false, Some(FinalState::Declined), true, false),
             (&rejected, day, 0, false, Some(FinalState::Review), true, false),
             (&throttled, None, 2, false, None, false, true),
+            (&busy, None, 2, false, None, false, false),
+            (&busy, None, 2, true, None, false, false),
             (&misconfigured, None, 2, false, None, false, true),
             (&not_sent, None, 0, false, None, true, false),
             (&not_sent, None, 2, false, Some(FinalState::Dead), true, false),
@@ -246,6 +258,7 @@ mod tests {
                 history.age = Duration::from_secs(7_200);
                 let outcomes = [
                     Outcome::Throttled { retry_after: None },
+                    Outcome::Busy { retry_after: None },
                     Outcome::Misconfigured { status: 403 },
                     Outcome::InProgress,
                     Outcome::Unknown { cause: UnknownCause::ConnectionLost, retry_after: None },
@@ -286,6 +299,31 @@ mod tests {
         match after_outcome(&busy, &history(0, false), &policy(day), 0.0).next {
             Next::Again { after, unknown, .. } => assert_eq!((after, unknown), (Duration::from_secs(30), true)),
             other => panic!("{other:?}"),
+        }
+    }
+
+    /// The wait that the provider names for one object, or a longer one each time though nothing counts.
+    #[test]
+    fn a_busy_job_keeps_its_named_wait_or_backs_off() {
+        let day = Some(Duration::from_secs(86_400));
+        let wait = |retry_after, requests| {
+            let history = History { requests, ..history(0, false) };
+            match after_outcome(&Outcome::Busy { retry_after }, &history, &policy(day), 1.0).next {
+                Next::Again { after, unknown: false, .. } => after.as_secs(),
+                other => panic!("{other:?}"),
+            }
+        };
+        let table = [
+            (Some(7), 0, 7),
+            (Some(7), 5, 7),
+            (Some(40 * 60), 0, NAMED_WAIT_MAX.as_secs()),
+            (Some(0), 0, 1),
+            (None, 0, 1),
+            (None, 3, 8),
+            (None, 30, 60),
+        ];
+        for (named_s, requests, after_s) in table {
+            assert_eq!(wait(named_s.map(Duration::from_secs), requests), after_s, "{named_s:?} after {requests}");
         }
     }
 }

@@ -148,8 +148,9 @@ pub struct Limit {
     pub name: String,
     pub algorithm: Algorithm,
     pub rate: Rate,
-    /// Start of fixed windows after the Unix epoch's own.
+    /// Start of fixed windows after the Unix epoch's own; below the window, and zero for the other algorithms.
     pub offset: Duration,
+    /// Only for [`Algorithm::TokenBucket`] and [`Algorithm::Gcra`]; what it means is in [`Limit::capacity`].
     pub burst: Option<u32>,
     pub scope: Scope,
     pub applies_to: AppliesTo,
@@ -157,9 +158,91 @@ pub struct Limit {
     pub shadow: bool,
 }
 
+impl Limit {
+    /// Most requests that may come at once: a token bucket's size (`burst`, or else `max_requests`), one more than the
+    /// `burst` of GCRA (0 unless given), and `max_requests` for all that count in windows. A closed limit has none.
+    #[must_use]
+    pub fn capacity(&self) -> u32 {
+        let max_requests = self.rate.max_requests();
+        match self.algorithm {
+            _ if max_requests == 0 => 0,
+            Algorithm::TokenBucket => self.burst.unwrap_or(max_requests),
+            Algorithm::Gcra => self.burst.unwrap_or(0).saturating_add(1),
+            Algorithm::SlidingLog | Algorithm::SlidingWindow | Algorithm::FixedWindow => max_requests,
+        }
+    }
+
+    /// Whether every charge counts against it, and is refused by it.
+    #[must_use]
+    pub fn holds_every_charge(&self) -> bool {
+        self.scope == Scope::Provider && self.applies_to != AppliesTo::Lookup && !self.shadow
+    }
+}
+
+/// One row of `account_overrides`, as meant. Of two rules for one account the one that names a limit goes first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AccountRule {
+    pub account: String,
+    /// A limit of scope [`Scope::Account`], which may be disabled at the moment; `None`: every one of them.
+    pub limit: Option<String>,
+    pub rule: Rule,
+}
+
+/// What an account's own rule says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// Counts against no account limit; the provider's own hold for it like for all.
+    Exempt,
+    /// Nothing of this account is sent.
+    Blocked,
+    /// Its own rate in place of the limit's; algorithm, burst and offset stay the limit's.
+    Limit(Rate),
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn limit(algorithm: Algorithm, rate: &str, burst: Option<u32>) -> Limit {
+        Limit {
+            name: "all".to_owned(),
+            algorithm,
+            rate: rate.parse().unwrap(),
+            offset: Duration::ZERO,
+            burst,
+            scope: Scope::Provider,
+            applies_to: AppliesTo::All,
+            shadow: false,
+        }
+    }
+
+    #[test]
+    fn capacity_is_what_may_come_at_once() {
+        let table = [
+            (Algorithm::SlidingLog, "100/1s", None, 100),
+            (Algorithm::SlidingWindow, "100/1s", None, 100),
+            (Algorithm::FixedWindow, "100/1s", None, 100),
+            (Algorithm::TokenBucket, "100/1s", None, 100),
+            (Algorithm::TokenBucket, "100/1s", Some(7), 7),
+            (Algorithm::TokenBucket, "100/1s", Some(700), 700),
+            (Algorithm::Gcra, "100/1s", None, 1),
+            (Algorithm::Gcra, "100/1s", Some(15), 16),
+            (Algorithm::TokenBucket, "0/1s", Some(7), 0),
+            (Algorithm::Gcra, "0/1s", Some(7), 0),
+        ];
+        for (algorithm, rate, burst, capacity) in table {
+            assert_eq!(limit(algorithm, rate, burst).capacity(), capacity, "{algorithm:?} {rate} {burst:?}");
+        }
+    }
+
+    #[test]
+    fn only_the_providers_own_limits_hold_every_charge() {
+        let limit = limit(Algorithm::SlidingLog, "1/1s", None);
+        assert!(limit.holds_every_charge());
+        assert!(!Limit { scope: Scope::Account, ..limit.clone() }.holds_every_charge());
+        assert!(!Limit { applies_to: AppliesTo::Lookup, ..limit.clone() }.holds_every_charge());
+        assert!(!Limit { shadow: true, ..limit }.holds_every_charge());
+    }
 
     #[test]
     fn rates_read_back_as_written() {

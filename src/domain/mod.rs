@@ -5,6 +5,7 @@
 //! Time and random fractions are arguments, so each rule can be tested as a table.
 
 pub mod backoff;
+pub mod clock_comparison;
 pub mod decision;
 pub mod disposition;
 pub mod job;
@@ -12,5 +13,6 @@ pub mod leaky_bucket;
 pub mod limit;
 pub mod outcome;
 pub mod provider;
-pub mod sliding_log;
+pub mod quota;
+pub mod quota_spec;
 pub mod time;

@@ -14,6 +14,8 @@ pub enum Outcome {
     Declined { reason: String },
     /// The provider's limit was hit. Nothing was charged, no attempt counts.
     Throttled { retry_after: Option<Duration> },
+    /// Nothing was done because of a lock or a limit on one object: this job alone waits, no attempt counts.
+    Busy { retry_after: Option<Duration> },
     /// Our side's set-up is wrong (credentials, path, method): the lane pauses, the job waits.
     Misconfigured { status: u16 },
     /// The same key is being worked on right now: ask again later with the same key.

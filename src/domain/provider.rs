@@ -8,7 +8,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::backoff::BackoffPolicy;
-use super::limit::{Limit, Rate, Scope};
+use super::limit::{AccountRule, Limit, Rate};
 
 /// Longest time that a permit may be booked ahead of its start.
 pub const BOOKING_HORIZON: Duration = Duration::from_millis(250);
@@ -96,26 +96,74 @@ pub enum StatusMeaning {
     Unknown,
     InProgress,
     Throttled,
+    /// Nothing was done, because of a lock or a limit on one object: this payment alone waits.
+    Busy,
     Unavailable,
     Review,
 }
 
 impl StatusMeaning {
-    /// Reads the name used in the `statuses` column.
+    pub const ALL: [Self; 9] = [
+        Self::Accepted,
+        Self::Declined,
+        Self::Misconfigured,
+        Self::Unknown,
+        Self::InProgress,
+        Self::Throttled,
+        Self::Busy,
+        Self::Unavailable,
+        Self::Review,
+    ];
+
+    /// The name in the `statuses` column.
     #[must_use]
-    pub fn from_name(name: &str) -> Option<Self> {
-        Some(match name {
-            "accepted" => Self::Accepted,
-            "declined" => Self::Declined,
-            "misconfigured" => Self::Misconfigured,
-            "unknown" => Self::Unknown,
-            "in_progress" => Self::InProgress,
-            "throttled" => Self::Throttled,
-            "unavailable" => Self::Unavailable,
-            "review" => Self::Review,
-            _ => return None,
-        })
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Accepted => "accepted",
+            Self::Declined => "declined",
+            Self::Misconfigured => "misconfigured",
+            Self::Unknown => "unknown",
+            Self::InProgress => "in_progress",
+            Self::Throttled => "throttled",
+            Self::Busy => "busy",
+            Self::Unavailable => "unavailable",
+            Self::Review => "review",
+        }
     }
+}
+
+/// One case of what a status means: it fits when all its conditions hold, and the first of a list that fits counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StatusCase {
+    pub header: Option<HeaderIs>,
+    pub code: Option<CodeIs>,
+    pub means: StatusMeaning,
+}
+
+impl StatusCase {
+    /// A case without conditions.
+    #[must_use]
+    pub fn always(means: StatusMeaning) -> Self {
+        Self { header: None, code: None, means }
+    }
+}
+
+/// The answer has this header.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeaderIs {
+    /// In any case of letters.
+    pub name: String,
+    /// The whole value, in any case of letters; `None`: whatever it holds.
+    pub value: Option<String>,
+}
+
+/// The answer's body is JSON and holds this code.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CodeIs {
+    /// Text, or the digits of a number.
+    pub code: String,
+    /// JSON pointer to the code or to a list that holds it; `None`: where codes usually stand.
+    pub at: Option<String>,
 }
 
 /// One provider with its limits; everything that a lane needs to know.
@@ -151,11 +199,14 @@ pub struct Provider {
     /// Values may hold `${env:NAME}`, `${file:PATH}`, `${job:account}`.
     pub headers: BTreeMap<String, String>,
     pub request: RequestShape,
-    pub statuses: BTreeMap<u16, StatusMeaning>,
+    /// Per status, what it means instead of the default table; when no case fits, the default holds.
+    pub statuses: BTreeMap<u16, Vec<StatusCase>>,
     /// Settings version, from one sequence over all tables; larger is newer.
     pub version: i64,
-    /// Enabled limits; never empty.
+    /// Enabled limits; at least one of them [holds every charge](Limit::holds_every_charge).
     pub limits: Vec<Limit>,
+    /// What applies to single accounts instead of the limits of scope account.
+    pub account_rules: Vec<AccountRule>,
 }
 
 impl Provider {
@@ -165,12 +216,12 @@ impl Provider {
         self.send_budget + self.timeout
     }
 
-    /// The limit with the lowest rate among those that every call counts against.
+    /// The lowest rate among the limits that every charge counts against.
     #[must_use]
     pub fn tightest_rate(&self) -> Option<Rate> {
         self.limits
             .iter()
-            .filter(|limit| limit.scope == Scope::Provider && !limit.shadow)
+            .filter(|limit| limit.holds_every_charge())
             .map(|limit| limit.rate)
             .min_by(|a, b| a.per_second().total_cmp(&b.per_second()))
     }

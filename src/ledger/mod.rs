@@ -3,6 +3,7 @@
 //! Refuses to decide: `domain::disposition` does, this writes it down. Times are the database's own. Every write on a
 //! job in hand names its [`Hold`]; a hold whose fence has been passed on writes nothing and is told so.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -154,6 +155,30 @@ pub struct StateCount {
     pub jobs: i64,
 }
 
+/// What may still count at a quota's provider, by the database's clock.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RecentUses {
+    /// Age of the end of each request that has ended, with its cost; youngest first. Requests that ended close together
+    /// are one entry, with the age of the youngest: an age is never more than the true one.
+    pub ended: Vec<(Duration, u32)>,
+    /// Cost of requests that may be on the wire now: no end is written down, or no answer came and the provider may
+    /// count late.
+    pub open: u32,
+}
+
+/// Who grants permits for a quota, in the whole cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Authority {
+    /// `redis:` and the run id of the one writable primary; or `share`: each worker grants its own share.
+    pub holder: String,
+    /// One higher with each change. A limiter's state that was warmed in another term is not to be trusted: somebody
+    /// else granted in between.
+    pub term: i64,
+    /// Since the holder changed, by the database's clock. The change became visible to others somewhat later, when it
+    /// was committed.
+    pub age: Duration,
+}
+
 #[async_trait]
 pub trait Ledger: Send + Sync {
     /// Records the job if it is new, and claims it for `owner` if nobody else holds it.
@@ -189,6 +214,25 @@ pub trait Ledger: Send + Sync {
         quota: &ProviderName,
         within: Duration,
     ) -> Result<Option<Duration>, LedgerError>;
+
+    /// What was used of a quota and ended less than `within` ago, or may not have ended: over all providers that share
+    /// the quota or did within that time, deleted ones too. At most about 1,000 entries, whatever was sent.
+    ///
+    /// `within` is no shorter than booking horizon, longest hold and longest padded window together: a request that was
+    /// begun longer ago and has no end is held to be over.
+    async fn recent_uses(&self, quota: &ProviderName, within: Duration) -> Result<RecentUses, LedgerError>;
+
+    /// Who grants for these quotas; a quota without an entry has had no holder yet. Cheap, for polling.
+    async fn authority(&self, quotas: &[ProviderName]) -> Result<HashMap<ProviderName, Authority>, LedgerError>;
+
+    /// Makes `to` the holder if `from` is it now, or if nobody is; the term grows and the age starts anew. Returns what
+    /// holds afterwards.
+    async fn take_authority(
+        &self,
+        quota: &ProviderName,
+        from: Option<&str>,
+        to: &str,
+    ) -> Result<Authority, LedgerError>;
 
     async fn state_counts(&self) -> Result<Vec<StateCount>, LedgerError>;
 

@@ -5,32 +5,34 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use tokio::time::Instant;
 
 use super::{LimitUse, Limiter, LimiterError};
-use crate::domain::decision::{Call, QuotaSpec, Reply};
+use crate::domain::decision::{Call, Reply, Subject};
 use crate::domain::provider::ProviderName;
-use crate::domain::sliding_log::Carousel;
+use crate::domain::quota::Quota;
+use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::{Micros, micros_up};
-
-/// Where this clock starts: late enough that no instant of a window before it is negative.
-const EPOCH_US: u64 = 1_800_000_000_000_000;
 
 pub struct EmbeddedLimiter {
     started: Instant,
-    quotas: Mutex<HashMap<ProviderName, Carousel>>,
+    /// The wall clock at the start: fixed windows are the calendar's. Read once, so that no step of it is seen.
+    epoch: Duration,
+    quotas: Mutex<HashMap<ProviderName, Quota>>,
 }
 
 impl EmbeddedLimiter {
     #[must_use]
     pub fn new() -> Self {
-        Self { started: Instant::now(), quotas: Mutex::default() }
+        let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { started: Instant::now(), epoch, quotas: Mutex::default() }
     }
 
     fn now(&self) -> Micros {
-        Micros(EPOCH_US + micros_up(self.started.elapsed()))
+        Micros(micros_up(self.epoch + self.started.elapsed()))
     }
 }
 
@@ -42,7 +44,7 @@ impl Default for EmbeddedLimiter {
 
 #[async_trait]
 impl Limiter for EmbeddedLimiter {
-    async fn run_id(&self) -> Result<String, LimiterError> {
+    async fn run_id(&self, _quota: &ProviderName) -> Result<String, LimiterError> {
         Ok("embedded".to_owned())
     }
 
@@ -52,10 +54,11 @@ impl Limiter for EmbeddedLimiter {
         Ok(quotas.entry(spec.quota.clone()).or_default().call(self.now(), spec, call))
     }
 
-    async fn peek(&self, spec: &QuotaSpec) -> Result<Vec<LimitUse>, LimiterError> {
+    async fn peek(&self, spec: &QuotaSpec, subject: Option<&Subject>) -> Result<Vec<LimitUse>, LimiterError> {
         let quotas = self.quotas.lock().unwrap_or_else(PoisonError::into_inner);
-        let used = quotas.get(&spec.quota).map(|carousel| carousel.used(self.now(), spec));
-        Ok(super::uses(spec, &used.unwrap_or_default()))
+        let unused = Quota::default();
+        let quota = quotas.get(&spec.quota).unwrap_or(&unused);
+        Ok(super::uses(spec, subject, &quota.standings(self.now(), spec, subject)))
     }
 
     async fn ping(&self) -> Result<(), LimiterError> {

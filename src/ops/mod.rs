@@ -5,25 +5,26 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, Request, State};
+use axum::extract::{Path, Query, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use secrecy::{ExposeSecret, SecretString};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::json;
 use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+pub use self::peek::{LimitUsed, PeekError, peek};
 use crate::domain::provider::ProviderName;
-use crate::domain::time::format_duration;
-use crate::limiter::{LimitUse, Limiter};
+use crate::limiter::Limiter;
 use crate::worker::deployment::Progress;
-use crate::worker::quotas::quota_spec;
+
+mod peek;
 
 /// What the server can tell.
 #[derive(Clone)]
@@ -31,28 +32,6 @@ pub struct OpsState {
     pub progress: watch::Receiver<Progress>,
     pub limiter: Arc<dyn Limiter>,
     pub token: Option<SecretString>,
-}
-
-/// One limit as `/api/v1/limits/{provider}` and `limits peek --json` show it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LimitUsed {
-    pub limit: String,
-    /// As written: `100/1s`; after what is kept in reserve.
-    pub allows: String,
-    pub used: u64,
-    pub free: u64,
-}
-
-impl LimitUsed {
-    #[must_use]
-    pub fn of(limit: &LimitUse) -> Self {
-        Self {
-            limit: limit.name.clone(),
-            allows: format!("{}/{}", limit.max_requests, format_duration(limit.window)),
-            used: limit.used,
-            free: u64::from(limit.max_requests).saturating_sub(limit.used),
-        }
-    }
 }
 
 /// Serves until the token fires.
@@ -87,22 +66,35 @@ async fn readyz(State(state): State<OpsState>) -> Response {
     }
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PeekQuery {
+    account: Option<String>,
+}
+
 /// What each limit of a provider has used; takes nothing.
-async fn limits(State(state): State<OpsState>, Path(provider): Path<String>) -> Response {
-    let spec = {
-        let known = state.progress.borrow().known.clone();
-        ProviderName::new(provider)
-            .ok()
-            .and_then(|name| known.providers.get(&name).map(|row| row.quota.clone()))
-            .and_then(|quota| quota_spec(&known, &quota))
+async fn limits(
+    State(state): State<OpsState>,
+    Path(provider): Path<String>,
+    Query(query): Query<PeekQuery>,
+) -> Response {
+    let known = state.progress.borrow().known.clone();
+    let used = match ProviderName::new(provider) {
+        Ok(name) => peek(state.limiter.as_ref(), &known, &name, query.account.as_deref()).await,
+        Err(_) => Err(PeekError::NothingCounts),
     };
-    let Some(spec) = spec else {
-        return (StatusCode::NOT_FOUND, Json(json!({ "error": "no such provider, or it is disabled" })))
-            .into_response();
-    };
-    match state.limiter.peek(&spec).await {
-        Ok(uses) => Json(uses.iter().map(LimitUsed::of).collect::<Vec<_>>()).into_response(),
-        Err(error) => (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "error": error.to_string() }))).into_response(),
+    match used {
+        Ok(used) => Json(used).into_response(),
+        Err(error) => {
+            let status = match error {
+                PeekError::NothingCounts => StatusCode::NOT_FOUND,
+                PeekError::BadAccount(_) | PeekError::NoAccountLimits | PeekError::Blocked => {
+                    StatusCode::BAD_REQUEST
+                }
+                PeekError::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
+            };
+            (status, Json(json!({ "error": error.to_string() }))).into_response()
+        }
     }
 }
 
@@ -137,14 +129,18 @@ mod tests {
         (address, progress_tx, stop)
     }
 
-    async fn status(url: &str, token: Option<&str>) -> u16 {
+    async fn get(url: &str, token: Option<&str>) -> reqwest::Response {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let request = reqwest::Client::new().get(url);
         let request = match token {
             Some(token) => request.bearer_auth(token),
             None => request,
         };
-        request.send().await.unwrap().status().as_u16()
+        request.send().await.unwrap()
+    }
+
+    async fn status(url: &str, token: Option<&str>) -> u16 {
+        get(url, token).await.status().as_u16()
     }
 
     #[tokio::test]
@@ -167,6 +163,31 @@ mod tests {
         assert_eq!(status(&url, Some("let-me-out")).await, 401);
         assert_eq!(status(&url, Some("let-me-in")).await, 404);
         assert_eq!(status(&format!("{address}/livez"), None).await, 200);
+        stop.cancel();
+    }
+
+    #[tokio::test]
+    async fn limits_are_told_by_provider_and_by_account() {
+        let (address, progress, stop) = start(None).await;
+        progress.send_modify(|progress| progress.known = peek::tests::known().into());
+        let asked = async |rest: &str| {
+            let answer = get(&format!("{address}/api/v1/limits/{rest}"), None).await;
+            let status = answer.status().as_u16();
+            (status, answer.text().await.unwrap())
+        };
+        let (status, body) = asked("plain").await;
+        assert_eq!((status, body.as_str()), (200, r#"[{"limit":"all","allows":"100/1s","used":0,"free":100}]"#));
+        for (rest, wanted, words) in [
+            ("nobody", 404, "no such provider, or it is disabled"),
+            ("Bad", 404, "no such provider"),
+            ("plain?account=a", 400, "no limit of scope account"),
+            ("scoped?account=a%20b", 400, "account must be 1 to 64 characters"),
+            ("scoped?account=", 400, "account must be 1 to 64 characters"),
+            ("plain?acount=a", 400, "unknown field"),
+        ] {
+            let (status, body) = asked(rest).await;
+            assert!(status == wanted && body.contains(words), "{rest}: {status} {body}");
+        }
         stop.cancel();
     }
 }

@@ -11,6 +11,7 @@ use super::in_hand::Held;
 use super::intake::End;
 use super::lane::{LaneParts, LaneSettings};
 use super::patience::{GivenUp, until_back};
+use crate::domain::decision::CallKind;
 use crate::domain::disposition::{
     History, MISCONFIGURED_PAUSE, Next, Pause, RetryPolicy, after_outcome, before_resend, before_start,
 };
@@ -18,7 +19,7 @@ use crate::domain::job::Job;
 use crate::domain::outcome::{FinalState, Outcome, UnknownCause};
 use crate::domain::provider::{Mode, Provider};
 use crate::ledger::{AttemptEnd, Begun, Claimed, JobState, Written};
-use crate::limiter::gate::{GateRefusal, Grant, InFlight, Permit, RefusedBy};
+use crate::limiter::gate::{Ask, GateRefusal, Grant, InFlight, Permit, RefusedBy};
 use crate::provider::{Answer, FreezeError, FrozenRequest};
 use crate::queue::DELAY_STEPS;
 
@@ -120,7 +121,14 @@ async fn permit(lane: &LaneParts, provider: &Provider, job: &JobInHand) -> Pass 
     let mut sending = lane.pauses.watch_sending();
     let mut settings = lane.settings.clone();
     settings.mark_unchanged();
-    let asked = lane.gate.permit(u32::from(job.job.cost), job.job.priority, wait_until);
+    let asked = lane.gate.permit(Ask {
+        cost: u32::from(job.job.cost),
+        kind: CallKind::Charge,
+        priority: job.job.priority,
+        account: job.job.account.as_ref().map(|account| account.as_str().to_owned()),
+        reference: job.job.reference.clone(),
+        wait_until,
+    });
     tokio::pin!(asked);
     loop {
         sending.mark_unchanged();
@@ -151,13 +159,17 @@ async fn refused(lane: &LaneParts, job: &JobInHand, refusal: &GateRefusal) -> En
             return put_down_next(lane, job, next).await;
         }
         RefusedBy::Limit(name) => format!("waits for limit {name}"),
+        RefusedBy::Blocked { account } => format!("account {account} is blocked by a rule of this provider"),
         RefusedBy::Cold => "the limiter has lost its state and waits".to_owned(),
         RefusedBy::Paused => "the provider asked for a pause".to_owned(),
         RefusedBy::StoreAway(_) => "the limiter store is away".to_owned(),
         RefusedBy::StaleSettings => "newer settings are being loaded".to_owned(),
         RefusedBy::Stopping => return give_back(lane, job).await,
     };
-    lane.pauses.stop_taking(refusal.retry_after, &cause);
+    // What its own account or reference refuses says nothing of the jobs behind it.
+    if !refusal.of_its_own {
+        lane.pauses.stop_taking(refusal.retry_after, &cause);
+    }
     park(lane, job, refusal.retry_after, &cause).await
 }
 
@@ -221,7 +233,7 @@ async fn finish(lane: &LaneParts, settings: &LaneSettings, job: &JobInHand, numb
     match disposition.pause {
         Some(Pause::Quota { wait }) => {
             tracing::warn!(provider = %lane.name, wait_ms = wait.as_millis(), "the provider refused what we allowed");
-            lane.gate.pause(wait);
+            lane.gate.pause(wait, rand::random());
             lane.pauses.stop_taking(wait, "the provider asked for a pause");
         }
         Some(Pause::Lane { wait, cause }) => {
@@ -327,6 +339,7 @@ fn attempt_end(number: u32, status: Option<u16>, outcome: &Outcome, counts: bool
         Outcome::Accepted { .. } => ("accepted", String::new()),
         Outcome::Declined { reason } => ("declined", reason.clone()),
         Outcome::Throttled { .. } => ("throttled", String::new()),
+        Outcome::Busy { .. } => ("busy", String::new()),
         Outcome::Misconfigured { .. } => ("misconfigured", String::new()),
         Outcome::InProgress => ("in_progress", String::new()),
         Outcome::Unknown { cause, .. } => ("unknown", cause.describe()),
@@ -339,6 +352,7 @@ fn attempt_end(number: u32, status: Option<u16>, outcome: &Outcome, counts: bool
 fn history(claimed: &Claimed) -> History {
     History {
         attempts: claimed.attempts,
+        requests: claimed.last_attempt,
         unknown: claimed.unknown,
         age: claimed.age,
         first_sent_age: claimed.frozen.as_ref().map(|(_, age)| *age),

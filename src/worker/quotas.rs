@@ -12,15 +12,16 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::settings_watch::Known;
-use crate::domain::decision::{LimitSpec, QuotaSpec};
-use crate::domain::limit::Scope;
-use crate::domain::provider::{Provider, ProviderName, SlotRelease};
+use crate::domain::decision::PastUse;
+use crate::domain::limit::{AccountRule, Limit, Rule};
+use crate::domain::provider::{Pacing, Provider, ProviderName, SlotRelease};
+use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use crate::ledger::Ledger;
 use crate::limiter::gate::{Gate, GateParts};
 use crate::limiter::{Limiter, RecentAttempts};
 
-/// Incarnations must stay exact in a Lua number.
-const INCARNATION_BITS: u32 = 53;
+/// Incarnations travel to the limiter's store in six bytes.
+const INCARNATION_BITS: u32 = 48;
 
 /// What a quota's rows allow together; `None` when no enabled row names it, or one of its rows cannot be meant.
 #[must_use]
@@ -32,21 +33,8 @@ pub fn quota_spec(known: &Known, quota: &ProviderName) -> Option<QuotaSpec> {
         known.providers.values().map(AsRef::as_ref).filter(|row| row.enabled && row.quota == *quota).collect();
     let mut limits: BTreeMap<String, LimitSpec> = BTreeMap::new();
     for row in &rows {
-        for limit in row.limits.iter().filter(|limit| limit.scope == Scope::Provider && !limit.shadow) {
-            let percent = 100 - u64::from(row.reserve_percent.min(100));
-            let share = u64::from(limit.rate.max_requests()) * percent / 100;
-            let spec = LimitSpec {
-                name: limit.name.clone(),
-                max_requests: u32::try_from(share).unwrap_or(0),
-                window: limit.rate.window(),
-            };
-            limits
-                .entry(spec.name.clone())
-                .and_modify(|other| {
-                    other.max_requests = other.max_requests.min(spec.max_requests);
-                    other.window = other.window.max(spec.window);
-                })
-                .or_insert(spec);
+        for limit in &row.limits {
+            add(&mut limits, row, limit_spec(row, limit));
         }
     }
     let jitters: Option<Vec<Duration>> = rows
@@ -56,14 +44,66 @@ pub fn quota_spec(known: &Known, quota: &ProviderName) -> Option<QuotaSpec> {
             SlotRelease::Grant { transit_jitter } => Some(transit_jitter),
         })
         .collect();
+    let mut account_rules: Vec<AccountRule> = rows.iter().flat_map(|row| row.account_rules.iter().cloned()).collect();
+    account_rules.sort_by(|a, b| laxity(a).total_cmp(&laxity(b)));
     Some(QuotaSpec {
         quota: quota.clone(),
         version: known.version,
         limits: (!limits.is_empty()).then(|| limits.into_values().collect())?,
+        account_rules,
+        even: rows.iter().any(|row| row.pacing == Pacing::Even),
         grant_jitter: jitters.and_then(|jitters| jitters.into_iter().max()),
         hold_max: rows.iter().map(|row| row.hold_max()).max()?,
         send_budget: rows.iter().map(|row| row.send_budget).min()?,
     })
+}
+
+/// A limit as one row means it, less what the row keeps in reserve.
+fn limit_spec(row: &Provider, limit: &Limit) -> LimitSpec {
+    let percent = 100 - u64::from(row.reserve_percent.min(100));
+    let share = |count: u32| u32::try_from(u64::from(count) * percent / 100).unwrap_or(0);
+    LimitSpec {
+        name: limit.name.clone(),
+        algorithm: limit.algorithm,
+        scope: limit.scope,
+        applies_to: limit.applies_to,
+        shadow: limit.shadow,
+        max_requests: share(limit.rate.max_requests()),
+        window: limit.rate.window(),
+        offset: limit.offset,
+        burst: limit.burst.map(|burst| share(burst).max(1)),
+    }
+}
+
+/// Rows that name the same limit mean one, with the lower numbers; where they count otherwise, each counts.
+fn add(limits: &mut BTreeMap<String, LimitSpec>, row: &Provider, spec: LimitSpec) {
+    let kind = |spec: &LimitSpec| (spec.algorithm, spec.scope, spec.applies_to, spec.shadow, spec.offset);
+    match limits.get_mut(&spec.name) {
+        Some(other) if kind(other) == kind(&spec) => {
+            other.max_requests = other.max_requests.min(spec.max_requests);
+            other.window = other.window.max(spec.window);
+            other.burst = match (other.burst, spec.burst) {
+                (Some(one), Some(another)) => Some(one.min(another)),
+                (one, another) => one.or(another),
+            };
+        }
+        Some(_) => {
+            let name = format!("{}@{}", spec.name, row.name);
+            limits.insert(name.clone(), LimitSpec { name, ..spec });
+        }
+        None => {
+            limits.insert(spec.name.clone(), spec);
+        }
+    }
+}
+
+/// Of several rules on one account the strictest is found first.
+fn laxity(rule: &AccountRule) -> f64 {
+    match rule.rule {
+        Rule::Blocked => -1.0,
+        Rule::Limit(rate) => rate.per_second(),
+        Rule::Exempt => f64::INFINITY,
+    }
 }
 
 /// The gates of a process, opened as quotas appear.
@@ -153,7 +193,9 @@ struct Witness(Arc<dyn Ledger>);
 
 #[async_trait]
 impl RecentAttempts for Witness {
-    async fn youngest_age(&self, quota: &ProviderName, within: Duration) -> Result<Option<Duration>, String> {
-        self.0.youngest_attempt_age(quota, within).await.map_err(|error| error.to_string())
+    async fn recent_uses(&self, quota: &ProviderName, within: Duration) -> Result<(Vec<PastUse>, u32), String> {
+        let uses = self.0.recent_uses(quota, within).await.map_err(|error| error.to_string())?;
+        let ended = uses.ended.into_iter().map(|(age, cost)| PastUse { age, cost });
+        Ok((ended.collect(), uses.open))
     }
 }

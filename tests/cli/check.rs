@@ -47,6 +47,7 @@ pub fn provider() -> Provider {
             applies_to: AppliesTo::All,
             shadow: false,
         }],
+        account_rules: Vec::new(),
     }
 }
 

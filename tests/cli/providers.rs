@@ -1,7 +1,9 @@
 use std::path::PathBuf;
 
 use sluicegate::cli::Exit;
-use sluicegate::domain::provider::ProviderName;
+use sluicegate::domain::limit::{Limit, Scope};
+use sluicegate::domain::provider::{Provider, ProviderName};
+use sluicegate::ledger::provider_row::LimitRow;
 use sluicegate::ledger::settings::BadRow;
 
 use crate::fakes::Engine;
@@ -101,6 +103,69 @@ async fn limits_set_says_from_and_to() {
     assert!(error.contains("has no limit `minute`"), "{error}");
     let (error, _) = engine.run(&["limits", "set", "nobody", "minute", "1/1s"]).await.failure();
     assert!(error.contains("no provider `nobody`"), "{error}");
+}
+
+#[tokio::test]
+async fn limits_are_listed_with_what_differs_from_the_defaults() {
+    let engine = Engine::with_providers(&["acme"]);
+    let limit = |name: &str| LimitRow { name: name.into(), max_requests: 100, window_ms: 1_000, ..LimitRow::default() };
+    let bucket = LimitRow { algorithm: "token_bucket".into(), burst: Some(7), ..limit("bucket") };
+    let daily = LimitRow { algorithm: "fixed_window".into(), offset_ms: 500, shadow: true, ..limit("daily") };
+    let each = LimitRow { scope: "account".into(), applies_to: "charge".into(), ..limit("each") };
+    engine.state().rows[0].limits = vec![limit("all"), bucket, daily, each];
+    let list = engine.run(&["limits", "list"]).await.out;
+    let lines: Vec<String> = list.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    assert_eq!(
+        lines,
+        [
+            "provider limit rate algorithm burst offset scope applies to state",
+            "acme all 100/1s sliding_log provider all enabled",
+            "acme bucket 100/1s token_bucket 7 provider all enabled",
+            "acme daily 100/1s fixed_window 500ms provider all shadow",
+            "acme each 100/1s sliding_log account charge enabled",
+        ]
+    );
+    let json = engine.run(&["limits", "list", "--json"]).await.json();
+    assert_eq!(
+        (&json[1]["burst"], &json[3]["scope"], &json[3]["applies_to"]),
+        (&"7".into(), &"account".into(), &"charge".into())
+    );
+    let providers = engine.run(&["provider", "list"]).await.out;
+    let limits = "100/1s; 100/1s, token_bucket with burst 7; 100/1s, fixed_window from 500ms, shadow; \
+                  100/1s per account for charges";
+    assert!(providers.contains(limits), "{providers}");
+    let show = engine.run(&["provider", "show", "acme"]).await.out;
+    assert!(show.contains("burst = 7\n") && show.contains("offset_ms = 500\n"), "{show}");
+}
+
+#[tokio::test]
+async fn peek_asks_the_shared_store_and_refuses_accounts_that_cannot_be_told() {
+    let engine = Engine::default();
+    let mut scoped = crate::check::provider();
+    scoped.name = ProviderName::new("scoped").unwrap();
+    scoped.quota = scoped.name.clone();
+    scoped.limits.push(Limit { name: "each".into(), scope: Scope::Account, ..scoped.limits[0].clone() });
+    let name = ProviderName::new("off").unwrap();
+    let off = Provider { enabled: false, quota: name.clone(), name, ..crate::check::provider() };
+    engine.state().meant = vec![crate::check::provider(), scoped, off];
+    let peek = async |rest: &[&str]| {
+        let line = [&["--set", "limiter.url=redis://localhost:6379", "limits", "peek"], rest].concat();
+        engine.run(&line).await
+    };
+    assert_eq!(peek(&["acme", "--json"]).await.json()[0]["allows"], "100/1s");
+    for (rest, words) in [
+        (&["nobody"][..], "there is no provider `nobody`"),
+        (&["off"], "off is disabled: nothing counts for it"),
+        (&["acme", "--account", "a"], "this provider has no limit of scope account: leave the account out"),
+        (&["scoped", "--account", "a b"], "account must be 1 to 64 characters"),
+        (&["scoped", "--account", "a"], "cannot be told by this version"),
+    ] {
+        let (error, exit) = peek(rest).await.failure();
+        assert!(error.contains(words) && exit == Exit::Failed, "{rest:?}: {error}");
+    }
+    // With an embedded limiter the running process is asked, but not for what can be no account.
+    let (error, _) = engine.run(&["limits", "peek", "acme", "--account", "a&b"]).await.failure();
+    assert!(error.contains("account must be 1 to 64 characters"), "{error}");
 }
 
 #[tokio::test]

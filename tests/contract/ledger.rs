@@ -15,9 +15,11 @@ use sqlx::{AssertSqlSafe, Row};
 use crate::support::postgres::Postgres;
 
 mod attempts;
+mod authority;
 mod claims;
 mod faults;
 mod outbox;
+mod recent;
 mod schema;
 mod settings;
 

@@ -10,7 +10,7 @@ use sluicegate::domain::job::{Job, Token};
 use sluicegate::domain::limit::{Algorithm, AppliesTo, Limit, Scope};
 use sluicegate::domain::outcome::{Outcome, UnknownCause};
 use sluicegate::domain::provider::{
-    Mode, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StatusMeaning, StoreDown,
+    Mode, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StatusCase, StatusMeaning, StoreDown,
 };
 use sluicegate::provider::http::{HttpProvider, OutboundPolicy};
 use sluicegate::provider::{Answer, FreezeError, PaymentProvider};
@@ -56,6 +56,7 @@ fn row(url: &str) -> Provider {
             applies_to: AppliesTo::All,
             shadow: false,
         }],
+        account_rules: Vec::new(),
     }
 }
 
@@ -249,7 +250,11 @@ async fn the_row_shapes_the_request_and_reads_the_answer() {
         template: Some(r#"{"amount":"${amount}","source":"${payload.card}","metadata":{"job":"${id}"}}"#.to_owned()),
         reference_pointer: Some("/data/ref".to_owned()),
     };
-    let row = Provider { request, statuses: [(409, StatusMeaning::Accepted)].into(), ..row(&server.url()) };
+    let row = Provider {
+        request,
+        statuses: [(409, vec![StatusCase::always(StatusMeaning::Accepted)])].into(),
+        ..row(&server.url())
+    };
     assert_eq!(send_one(&row).await.outcome, Outcome::Accepted { reference: Some("77".to_owned()) });
     let text = String::from_utf8(server.requests()[0].clone()).unwrap();
     assert!(text.starts_with("PUT / ") && text.contains("\r\nx-request-id: pay-1\r\n"), "{text}");

@@ -25,11 +25,12 @@ struct Situation {
     too_old: bool,
 }
 
-const OUTCOMES: [&str; 9] = [
+const OUTCOMES: [&str; 10] = [
     "accepted",
     "declined",
     "rejected",
     "throttled",
+    "busy",
     "misconfigured",
     "not sent",
     "in progress",
@@ -68,6 +69,7 @@ impl Situation {
             "declined" => Outcome::Declined { reason: String::new() },
             "rejected" => Outcome::Rejected { reason: String::new() },
             "throttled" => Outcome::Throttled { retry_after: Some(second) },
+            "busy" => Outcome::Busy { retry_after: Some(second) },
             "misconfigured" => Outcome::Misconfigured { status: 401 },
             "not sent" => Outcome::NotSent { cause: String::new() },
             "in progress" => Outcome::InProgress,
@@ -76,6 +78,7 @@ impl Situation {
         };
         let history = History {
             attempts: if self.last { 2 } else { 0 },
+            requests: 2,
             unknown: self.unknown,
             age: if self.too_old { HOUR } else { second },
             first_sent_age: self.unknown.then_some(second),
@@ -160,7 +163,7 @@ fn the_second_table_is_what_is_decided_before_a_request() {
     let table = Page::read("docs/architecture.md").table("## The decision table", "situation");
     let mut met = 0;
     for unknown in [false, true] {
-        let history = |age, first_sent_age| History { attempts: 1, unknown, age, first_sent_age };
+        let history = |age, first_sent_age| History { attempts: 1, requests: 1, unknown, age, first_sent_age };
         let (young, second) = (Duration::from_secs(2), Some(Duration::from_secs(1)));
         let decided = [
             ("`expires_at` has passed", before_start(&history(young, None), &policy(None), true)),

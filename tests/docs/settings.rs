@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use sluicegate::config::DEFAULTS;
-use sluicegate::domain::limit::Rate;
+use sluicegate::domain::limit::{Algorithm, Rate};
+use sluicegate::domain::provider::StatusMeaning;
 use sluicegate::ledger::database::Database;
 use sluicegate::ledger::provider_row::parse_provider_file;
 
@@ -135,4 +136,35 @@ async fn the_provider_file_applies_and_the_sql_changes_its_limit() {
     let query = counted.split("sqlite3 sluicegate.db '").nth(1).unwrap().split('\'').next().unwrap().to_owned();
     sqlx::query(sqlx::AssertSqlSafe(query)).fetch_all(&database.sqlite_pool().unwrap()).await.unwrap();
     database.close().await;
+}
+
+/// The provider files of the documentation and of `config/`.
+#[test]
+fn every_provider_file_shown_can_be_meant() {
+    let shown = Page::read("docs/providers.md").blocks_of("toml");
+    assert_eq!(shown.len(), 1);
+    let files = ["config/providers.example.toml", "config/compose.providers.toml"];
+    let texts = files.map(|path| Page::read(path).text).into_iter().chain(shown);
+    let rows: Vec<_> = texts.flat_map(|text| parse_provider_file(&text).unwrap()).collect();
+    let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
+    assert_eq!(names, ["acme", "bolt", "acme", "bolt", "stripe", "adyen", "vipps"]);
+    rows.iter().for_each(|row| drop(row.meant(0).unwrap()));
+}
+
+/// The tables of docs/providers.md name every word that a row may hold, and no other.
+#[test]
+fn the_words_of_a_row_are_those_of_the_program() {
+    let page = Page::read("docs/providers.md");
+    let words = |table: Vec<Vec<String>>| -> BTreeSet<String> {
+        table.iter().map(|row| plain(row[0].split(' ').next().unwrap()).to_owned()).collect()
+    };
+    let algorithms = words(page.table("## Limits", "algorithm"));
+    assert_eq!(algorithms, Algorithm::ALL.map(|algorithm| algorithm.name().to_owned()).into());
+    assert_eq!(
+        words(page.table("## Account rules", "`rule`")),
+        ["blocked", "exempt", "limit"].map(str::to_owned).into()
+    );
+    for meaning in StatusMeaning::ALL {
+        assert!(page.text.contains(&format!("`{}`", meaning.name())), "{} is not explained", meaning.name());
+    }
 }

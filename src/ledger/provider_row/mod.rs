@@ -8,9 +8,12 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+mod accounts;
 mod file;
+mod limits;
 mod meant;
-mod unsupported;
+mod statuses;
+mod words;
 
 pub use file::parse_provider_file;
 
@@ -157,16 +160,16 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::domain::provider::{SlotRelease, StatusMeaning};
+    use crate::domain::provider::{Pacing, SlotRelease, StatusCase, StatusMeaning, StoreDown};
 
-    fn good() -> ProviderRow {
+    pub(super) fn good() -> ProviderRow {
         let limit = LimitRow { name: "all".to_owned(), max_requests: 5, window_ms: 1_000, ..LimitRow::default() };
         let url = "https://api.example.com/charges".to_owned();
         ProviderRow { name: "stripe".to_owned(), url, limits: vec![limit], ..ProviderRow::default() }
     }
 
     /// The good row with some columns replaced, as JSON by the names of the contract.
-    fn with(columns: Value) -> ProviderRow {
+    pub(super) fn with(columns: Value) -> ProviderRow {
         let mut row = serde_json::to_value(good()).unwrap();
         for (column, value) in columns.as_object().unwrap() {
             row[column] = value.clone();
@@ -177,16 +180,17 @@ mod tests {
     #[test]
     fn a_good_row_is_meant_as_written() {
         let row = with(json!({
-            "slot_release": "grant", "headers": {"X-Account": "${job:account}"}, "idempotency_retention_s": 60,
+            "slot_release": "grant", "pacing": "even", "store_down": "share", "share_of": 4, "headers": {"X-Account": "${job:account}"}, "idempotency_retention_s": 60,
             "request": {"method": "PUT", "body": "form", "template": {"a": "${id}"}, "reference": "/data/id"},
             "statuses": {"402": "review"},
         }));
         let provider = row.meant(7).unwrap();
         assert_eq!((provider.version, provider.quota.as_str()), (7, "stripe"));
         assert_eq!(provider.slot_release, SlotRelease::Grant { transit_jitter: Duration::from_millis(50) });
+        assert_eq!((provider.pacing, provider.store_down), (Pacing::Even, StoreDown::Share { of: 4 }));
         assert_eq!(provider.request.template.as_deref(), Some(r#"{"a":"${id}"}"#));
         assert!(provider.request.form_encoded);
-        assert_eq!(provider.statuses[&402], StatusMeaning::Review);
+        assert_eq!(provider.statuses[&402], vec![StatusCase::always(StatusMeaning::Review)]);
         assert_eq!(provider.idempotency_retention, Some(Duration::from_secs(60)));
         assert_eq!(provider.hold_max(), Duration::from_millis(10_500));
     }
@@ -232,7 +236,7 @@ mod tests {
             (json!({"request": {"reference": "id"}}), "request.reference"),
             (json!({"request": {"key_header": "a:b"}}), "request.key_header"),
             (json!({"statuses": {"99": "declined"}}), "statuses: `99`"),
-            (json!({"statuses": {"402": "refused"}}), "statuses: the meaning of 402"),
+            (json!({"statuses": {"402": "refused"}}), "statuses: 402: the meaning must be"),
             (json!({"limit": []}), "a provider without an enabled limit is closed, not unlimited"),
             (limit(json!({"enabled": false})), "a provider without an enabled limit"),
             (limit(json!({"name": ""})), "limit ``: name:"),
@@ -240,15 +244,10 @@ mod tests {
             (limit(json!({"window_ms": 0})), "limit `all`: window_ms must lie"),
             (limit(json!({"burst": 0})), "limit `all`: burst is 0"),
             (limit(json!({"algorithm": "guess"})), "limit `all`: algorithm is `guess`"),
-            (limit(json!({"algorithm": "gcra"})), "limit `all`: algorithm `gcra` is not supported yet"),
-            (limit(json!({"scope": "account"})), "limit `all`: scope `account` is not supported yet"),
-            (limit(json!({"applies_to": "lookup"})), "limit `all`: applies_to `lookup` is not supported yet"),
-            (limit(json!({"shadow": true})), "limit `all`: shadow is not supported yet"),
             (account(json!({"account": "a b", "rule": "exempt"})), "account `a b`: account must be"),
             (account(json!({"account": "a", "rule": "limit"})), "account `a`: rule `limit` needs max_requests"),
             (account(json!({"account": "a", "rule": "blocked", "window_ms": 5})), "go with rule `limit` only"),
             (account(json!({"account": "a", "rule": "exempt", "limit_name": "x"})), "limit_name `x` is no limit"),
-            (json!({"pacing": "even"}), "pacing `even` is not supported yet"),
             (json!({"lookup": {}}), "lookup is not supported yet"),
         ];
         assert!(good().meant(1).is_ok());

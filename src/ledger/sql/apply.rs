@@ -168,12 +168,13 @@ impl Statements {
         for new in new {
             match old.iter().find(|old| old.name == new.name) {
                 None => {
-                    plan.says(provider, format!("limit {} added {}", new.name, rate(new)));
+                    plan.says(provider, format!("limit {} added {}", new.name, new.in_words()));
                     plan.limits.push(step(&self.insert_limit, limit_args(provider, new)));
                 }
                 Some(old) if old != new => {
-                    if rate(old) != rate(new) {
-                        plan.says(provider, format!("limit {} changed {} → {}", new.name, rate(old), rate(new)));
+                    let (was, is) = (old.rate_in_words(), new.rate_in_words());
+                    if was != is {
+                        plan.says(provider, format!("limit {} changed {was} → {is}", new.name));
                     }
                     for (column, was, is) in differing(old, new, &["max_requests", "window_ms"]) {
                         plan.says(provider, format!("limit {} changed {column} {was} → {is}", new.name));
@@ -195,7 +196,7 @@ impl Statements {
         for new in new {
             match old.iter().find(|old| same(old, new)) {
                 None => {
-                    plan.says(provider, format!("{} added {}", rule_of(new), new.rule));
+                    plan.says(provider, format!("{} added {}", rule_of(new), new.in_words()));
                     plan.accounts.push(step(&self.insert_account, account_args(provider, new)));
                 }
                 Some(old) if old != new => {
@@ -218,12 +219,6 @@ impl Plan {
 
 fn step(sql: &Sql, args: Args) -> Step {
     Step { sql: sql.clone(), args, must_affect: true }
-}
-
-fn rate(limit: &LimitRow) -> String {
-    let window = u64::try_from(limit.window_ms).unwrap_or_default();
-    let window = crate::domain::time::format_duration(std::time::Duration::from_millis(window));
-    format!("{}/{window}", limit.max_requests)
 }
 
 fn rule_of(row: &AccountRow) -> String {

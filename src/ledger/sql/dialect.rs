@@ -39,9 +39,10 @@ impl Chain {
 }
 
 impl Dialect {
-    /// Renders a template. Places: `{now}`; `{ms:T}` instant to epoch ms; `{at:MS}` the reverse; `{after:MS}` now plus
-    /// that; `{until:T}` and `{since:T}` ms from and to now, `until` rounded up; `{json:X}` text to JSON; `{text:X}`
-    /// JSON to text; `{ints:X}` rows of a JSON array of integers; `{held:X}` rows (id, fence) of a JSON array;
+    /// Renders a template. Places: `{now}`; `{now_ms}`; `{ms:T}` instant to epoch ms; `{at:MS}` the reverse; `{after:MS}` now plus
+    /// that; `{until:T}` and `{since:T}` ms from and to now, `until` rounded up;
+    /// `{aged:T}` like `since`, never more than the true age and never negative; `{json:X}` text to JSON; `{text:X}`
+    /// JSON to text; `{ints:X}` and `{texts:X}` rows of a JSON array of integers or texts; `{held:X}` rows (id, fence) of a JSON array;
     /// `{unlocked}` rows that nobody else is taking; `{job}`.
     #[must_use]
     pub fn sql(self, template: &str) -> Sql {
@@ -83,15 +84,20 @@ impl Dialect {
             Self::Postgres => match name {
                 // The statement's own start: one value per statement, and never later than what the statement does.
                 "now" => "statement_timestamp()".to_owned(),
+                "now_ms" => self.place("ms", "statement_timestamp()"),
                 "ms" => format!("floor(extract(epoch FROM {x}) * 1000)::bigint"),
                 "at" => format!("(timestamptz 'epoch' + {x} * interval '1 millisecond')"),
                 "after" => format!("(statement_timestamp() + {x} * interval '1 millisecond')"),
                 "until" => format!("ceil(extract(epoch FROM ({x}) - statement_timestamp()) * 1000)::bigint"),
                 "since" => format!("floor(extract(epoch FROM statement_timestamp() - ({x})) * 1000)::bigint"),
+                "aged" => {
+                    format!("greatest(0, floor(extract(epoch FROM statement_timestamp() - ({x})) * 1000)::bigint)")
+                }
                 "unlocked" => "FOR UPDATE SKIP LOCKED".to_owned(),
                 "json" => format!("{x}::jsonb"),
                 "text" => format!("{x}::text"),
                 "ints" => format!("SELECT value::bigint FROM jsonb_array_elements_text({x}::jsonb)"),
+                "texts" => format!("SELECT value FROM jsonb_array_elements_text({x}::jsonb)"),
                 "held" => format!(
                     "(SELECT e ->> 'id' AS id, (e ->> 'fence')::bigint AS fence \
                      FROM jsonb_array_elements({x}::jsonb) AS e) AS held"
@@ -99,14 +105,16 @@ impl Dialect {
                 _ => "job".to_owned(),
             },
             Self::Sqlite => match name {
-                "now" => SQLITE_NOW.to_owned(),
+                "now" | "now_ms" => SQLITE_NOW.to_owned(),
                 // One writer: there is nobody else whose rows could be locked.
                 "unlocked" => String::new(),
                 "ms" | "at" | "json" | "text" => x.to_owned(),
                 "after" => format!("({SQLITE_NOW} + {x})"),
                 "until" => format!("(({x}) - {SQLITE_NOW})"),
                 "since" => format!("({SQLITE_NOW} - ({x}))"),
-                "ints" => format!("SELECT value FROM json_each({x})"),
+                // Both instants were cut to milliseconds, so their difference may be one too many.
+                "aged" => format!("max(0, {SQLITE_NOW} - ({x}) - 1)"),
+                "ints" | "texts" => format!("SELECT value FROM json_each({x})"),
                 "held" => format!(
                     "(SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.fence') AS fence \
                      FROM json_each({x})) AS held"

@@ -3,13 +3,15 @@
 //! Refuses to know a driver: [`engine`] is the seam, [`dialect`] what the two write differently. One file per duty; each
 //! keeps its statements beside the code that reads their rows.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 
 use super::{
-    AttemptEnd, Begun, Claim, Hold, JobState, Ledger, LedgerError, OutcomeEvent, RejectedMessage, StateCount, Written,
+    AttemptEnd, Authority, Begun, Claim, Hold, JobState, Ledger, LedgerError, OutcomeEvent, RecentUses,
+    RejectedMessage, StateCount, Written,
 };
 use crate::domain::job::{ContentHash, Job};
 use crate::domain::provider::ProviderName;
@@ -17,12 +19,14 @@ use crate::provider::FrozenRequest;
 
 mod apply;
 mod attempt;
+mod authority;
 mod claim;
 mod dialect;
 pub(super) mod engine;
 mod hold;
 mod outbox;
 pub(super) mod postgres;
+mod recent;
 mod reports;
 mod row;
 mod settings;
@@ -38,6 +42,8 @@ pub struct SqlLedger {
     attempt: attempt::Statements,
     hold: hold::Statements,
     outbox: outbox::Statements,
+    recent: recent::Statements,
+    authority: authority::Statements,
     reports: reports::Statements,
 }
 
@@ -50,6 +56,8 @@ impl SqlLedger {
             attempt: attempt::Statements::new(dialect),
             hold: hold::Statements::new(dialect),
             outbox: outbox::Statements::new(dialect),
+            recent: recent::Statements::new(dialect),
+            authority: authority::Statements::new(dialect),
             reports: reports::Statements::new(dialect),
         }
     }
@@ -99,6 +107,23 @@ impl Ledger for SqlLedger {
         within: Duration,
     ) -> Result<Option<Duration>, LedgerError> {
         self.reports.youngest_attempt_age(&*self.engine, quota, within).await
+    }
+
+    async fn recent_uses(&self, quota: &ProviderName, within: Duration) -> Result<RecentUses, LedgerError> {
+        self.recent.uses(&*self.engine, quota, within).await
+    }
+
+    async fn authority(&self, quotas: &[ProviderName]) -> Result<HashMap<ProviderName, Authority>, LedgerError> {
+        self.authority.of(&*self.engine, quotas).await
+    }
+
+    async fn take_authority(
+        &self,
+        quota: &ProviderName,
+        from: Option<&str>,
+        to: &str,
+    ) -> Result<Authority, LedgerError> {
+        self.authority.take(&*self.engine, quota, from, to).await
     }
 
     async fn state_counts(&self) -> Result<Vec<StateCount>, LedgerError> {

@@ -1,6 +1,7 @@
 //! The line before the gate: who waits, in which order, and who has waited long enough.
 //!
-//! Refuses to overtake: a want that cannot be granted holds those behind it, so that a costly job is not starved.
+//! Refuses to overtake: a want that cannot be granted holds those behind it, so that a costly job is not starved. One
+//! whose own account or reference refuses steps aside until that is over, and holds nobody.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,16 +10,51 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::{GateRefusal, Grant, RefusedBy};
-use crate::domain::decision::BATCH_MAX;
+use crate::domain::decision::{BATCH_MAX, CallKind, Subject, Want};
+use crate::domain::quota_spec::QuotaSpec;
+
+/// How long a job of a blocked account is sent away before it is looked at again.
+const BLOCKED_WAIT: Duration = Duration::from_secs(60);
+
+/// Whose calls a permit is counted with, apart from everybody's.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Of {
+    pub kind: Option<CallKind>,
+    pub account: Option<String>,
+    /// A digest; references are long and not ours to keep.
+    pub reference: Option<String>,
+}
+
+impl Of {
+    pub fn kind(&self) -> CallKind {
+        self.kind.unwrap_or(CallKind::Charge)
+    }
+
+    /// The subjects that count it; an account that was blocked meanwhile is counted nowhere any more.
+    pub fn subjects(&self, spec: &QuotaSpec) -> Vec<Subject> {
+        spec.subjects(self.account.as_deref(), self.reference.as_deref()).unwrap_or_default()
+    }
+}
 
 /// Somebody who wants a permit.
 #[derive(Debug)]
 pub(super) struct Waiter {
     pub cost: u32,
     pub priority: u8,
+    pub of: Of,
     /// Will not wait in hand beyond this.
     pub wait_until: Instant,
     pub reply: oneshot::Sender<Grant>,
+    /// Refused by a limit of its own until then.
+    pub aside: Option<Aside>,
+}
+
+/// Why a waiter steps aside, and until when.
+#[derive(Clone, Debug)]
+pub(super) struct Aside {
+    pub until: Instant,
+    pub by: RefusedBy,
+    pub exact: bool,
 }
 
 /// Place in line: higher priority first, then first come.
@@ -28,6 +64,14 @@ pub(super) struct Place {
     arrival: u64,
 }
 
+/// Neighbours in line who want the same.
+#[derive(Debug)]
+pub(super) struct Group {
+    pub want: Want,
+    pub of: Of,
+    pub places: Vec<Place>,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Line {
     waiters: BTreeMap<Place, Waiter>,
@@ -35,10 +79,22 @@ pub(super) struct Line {
 }
 
 impl Line {
-    pub fn join(&mut self, waiter: Waiter) {
+    /// Joins, unless the spec can never admit it.
+    pub fn join(&mut self, waiter: Waiter, spec: &QuotaSpec) {
+        let Some(waiter) = admissible(waiter, spec) else { return };
         self.arrivals += 1;
         let place = Place { priority_reversed: u8::MAX - waiter.priority, arrival: self.arrivals };
         self.waiters.insert(place, waiter);
+    }
+
+    /// Under another spec: what stood aside may pass now, and what waited may never.
+    pub fn respec(&mut self, spec: &QuotaSpec) {
+        for (place, mut waiter) in std::mem::take(&mut self.waiters) {
+            waiter.aside = None;
+            if let Some(waiter) = admissible(waiter, spec) {
+                self.waiters.insert(place, waiter);
+            }
+        }
     }
 
     pub fn len(&self) -> usize {
@@ -54,13 +110,51 @@ impl Line {
         self.waiters.retain(|_, waiter| !waiter.reply.is_closed());
     }
 
-    /// The first in line, for one call.
-    pub fn head(&self) -> Vec<(Place, u32)> {
-        self.waiters.iter().take(BATCH_MAX).map(|(place, waiter)| (*place, waiter.cost)).collect()
+    /// The first in line who do not stand aside, for one call.
+    pub fn head(&mut self, spec: &QuotaSpec, now: Instant) -> Vec<Group> {
+        let mut groups: Vec<Group> = Vec::new();
+        for waiter in self.waiters.values_mut() {
+            waiter.aside.take_if(|aside| aside.until <= now);
+        }
+        let ready = self.waiters.iter().filter(|(_, waiter)| waiter.aside.is_none());
+        for (place, waiter) in ready.take(BATCH_MAX) {
+            match groups.last_mut() {
+                Some(group) if group.of == waiter.of && group.want.cost == waiter.cost => {
+                    group.want.permits += 1;
+                    group.places.push(*place);
+                }
+                _ => {
+                    let (of, cost, kind) = (waiter.of.clone(), waiter.cost, waiter.of.kind());
+                    let want = Want { permits: 1, cost, kind, subjects: of.subjects(spec) };
+                    groups.push(Group { want, of, places: vec![*place] });
+                }
+            }
+        }
+        groups
+    }
+
+    /// When somebody who stands aside may be asked for again; `None`: somebody may be now, or nobody is there.
+    pub fn ready_at(&self) -> Option<Instant> {
+        let mut earliest = None;
+        for waiter in self.waiters.values() {
+            let until = waiter.aside.as_ref()?.until;
+            earliest = Some(earliest.map_or(until, |known: Instant| known.min(until)));
+        }
+        earliest
     }
 
     pub fn leave(&mut self, place: Place) -> Option<Waiter> {
         self.waiters.remove(&place)
+    }
+
+    /// Steps aside, or is refused if that takes too long.
+    pub fn step_aside(&mut self, place: Place, aside: &Aside, now: Instant) {
+        let Some(mut waiter) = self.waiters.remove(&place) else { return };
+        if waiter.wait_until < aside.until {
+            return refuse(waiter, aside.until.saturating_duration_since(now), aside.exact, &aside.by, true);
+        }
+        waiter.aside = Some(aside.clone());
+        self.waiters.insert(place, waiter);
     }
 
     /// When the next of them will have waited long enough.
@@ -70,21 +164,32 @@ impl Line {
 
     /// Refuses everybody who would have to wait beyond their time for something that comes at `until`.
     pub fn refuse_waiting_for(&mut self, until: Instant, now: Instant, by: &RefusedBy, exact: bool) {
-        let retry_after = until.saturating_duration_since(now).max(Duration::from_millis(1));
         let refused = self.waiters.extract_if(.., |_, waiter| waiter.wait_until < until);
         for (_, waiter) in refused {
-            let refusal = GateRefusal { retry_after, exact, by: by.clone() };
-            // Whoever has gone away needs no answer.
-            let _ = waiter.reply.send(Grant::Refused(refusal));
+            refuse(waiter, until.saturating_duration_since(now), exact, by, false);
         }
     }
+}
 
-    /// Refuses those whose cost no window can ever admit.
-    pub fn refuse_costly(&mut self, cost_max: u32) {
-        let refused = self.waiters.extract_if(.., |_, waiter| waiter.cost > cost_max);
-        for (_, waiter) in refused {
-            let refusal = GateRefusal { retry_after: Duration::ZERO, exact: true, by: RefusedBy::TooCostly };
-            let _ = waiter.reply.send(Grant::Refused(refusal));
-        }
+/// Those whose account is blocked, and those whose cost no window can ever admit, are told so.
+fn admissible(waiter: Waiter, spec: &QuotaSpec) -> Option<Waiter> {
+    let Ok(subjects) = spec.subjects(waiter.of.account.as_deref(), waiter.of.reference.as_deref()) else {
+        let account = waiter.of.account.clone().unwrap_or_default();
+        refuse(waiter, BLOCKED_WAIT, false, &RefusedBy::Blocked { account }, true);
+        return None;
+    };
+    // A quota that is closed for now is waited for.
+    let cost_max = spec.cost_max(waiter.of.kind(), &subjects);
+    if cost_max > 0 && waiter.cost > cost_max {
+        refuse(waiter, Duration::ZERO, true, &RefusedBy::TooCostly, true);
+        return None;
     }
+    Some(waiter)
+}
+
+fn refuse(waiter: Waiter, wait: Duration, exact: bool, by: &RefusedBy, of_its_own: bool) {
+    let never = *by == RefusedBy::TooCostly;
+    let retry_after = if never { Duration::ZERO } else { wait.max(Duration::from_millis(1)) };
+    // Whoever has gone away needs no answer.
+    let _ = waiter.reply.send(Grant::Refused(GateRefusal { retry_after, exact, by: by.clone(), of_its_own }));
 }

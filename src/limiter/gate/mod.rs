@@ -7,18 +7,26 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use sha2::{Digest, Sha256};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{Limiter, RecentAttempts};
-use crate::domain::decision::QuotaSpec;
+use crate::domain::decision::CallKind;
+use crate::domain::quota_spec::QuotaSpec;
 
 mod line;
+mod outgoing;
 mod permit;
+mod settle;
 mod task;
+mod warm;
 
 pub use permit::{InFlight, Late, Permit};
+
+/// Longest time by which a pause is prolonged to spread those who waited.
+const PAUSE_SPREAD_MAX: Duration = Duration::from_secs(1);
 
 /// What a request for a permit comes to.
 #[derive(Debug)]
@@ -34,6 +42,8 @@ pub struct GateRefusal {
     /// Whether a permit starts exactly then; otherwise it is the earliest that it can.
     pub exact: bool,
     pub by: RefusedBy,
+    /// Refused by what counts its own account, reference or kind of call alone: others may pass.
+    pub of_its_own: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,7 +59,25 @@ pub enum RefusedBy {
     StaleSettings,
     /// The job's cost is above the smallest limit: no window can ever admit it.
     TooCostly,
+    /// An operator's rule stops this account.
+    Blocked {
+        account: String,
+    },
     Stopping,
+}
+
+/// What somebody wants to send.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    pub cost: u32,
+    pub kind: CallKind,
+    /// Higher first.
+    pub priority: u8,
+    pub account: Option<String>,
+    /// As the job has it; only a digest goes further.
+    pub reference: Option<String>,
+    /// A start that lies later is refused at once.
+    pub wait_until: Instant,
 }
 
 /// What the gate waits for, for status and explanation.
@@ -79,7 +107,7 @@ pub struct GateParts {
     pub limiter: Arc<dyn Limiter>,
     pub recent: Arc<dyn RecentAttempts>,
     pub spec: watch::Receiver<Arc<QuotaSpec>>,
-    /// Unique to this gate, below 2^53.
+    /// Unique to this gate, below 2^48.
     pub incarnation: u64,
     pub stop: CancellationToken,
 }
@@ -93,15 +121,17 @@ impl Gate {
         (Self { messages, view }, task.run())
     }
 
-    /// Waits in line for a permit, at most until `wait_until`; a start that lies later is refused at once.
+    /// Waits in line for a permit, at most until the time that was asked for.
     ///
     /// Dropping the future leaves the line; a permit that was granted meanwhile is given back.
-    pub async fn permit(&self, cost: u32, priority: u8, wait_until: Instant) -> Grant {
+    pub async fn permit(&self, ask: Ask) -> Grant {
         let (reply, answer) = oneshot::channel();
-        let waiter = line::Waiter { cost, priority, wait_until, reply };
+        let Ask { cost, kind, priority, account, reference, wait_until } = ask;
+        let of = line::Of { kind: Some(kind), account, reference: reference.as_deref().map(digest) };
+        let waiter = line::Waiter { cost, priority, of, wait_until, reply, aside: None };
         let stopping = || {
             let retry_after = Duration::from_secs(1);
-            Grant::Refused(GateRefusal { retry_after, exact: false, by: RefusedBy::Stopping })
+            Grant::Refused(GateRefusal { retry_after, exact: false, by: RefusedBy::Stopping, of_its_own: false })
         };
         if self.messages.send(Message::Want(waiter)).is_err() {
             return stopping();
@@ -109,14 +139,21 @@ impl Gate {
         answer.await.unwrap_or_else(|_| stopping())
     }
 
-    /// Holds the whole quota, in every process, for a wait that the provider named.
-    pub fn pause(&self, wait: Duration) {
+    /// Holds the whole quota, in every process, for a wait that the provider named, and up to a tenth of it longer (at most
+    /// a second): those who were refused together need not come back together. `spread` lies in 0 to 1.
+    pub fn pause(&self, wait: Duration, spread: f64) {
+        let longer = (wait / 10).min(PAUSE_SPREAD_MAX).mul_f64(spread.clamp(0.0, 1.0));
         // A gate that has stopped grants nothing, so there is nothing left to pause.
-        let _ = self.messages.send(Message::Pause { until: Instant::now() + wait });
+        let _ = self.messages.send(Message::Pause { until: Instant::now() + wait + longer });
     }
 
     #[must_use]
     pub fn view(&self) -> watch::Receiver<GateView> {
         self.view.clone()
     }
+}
+
+/// 128 bits of SHA-256: two references that share it would only share a limit.
+fn digest(reference: &str) -> String {
+    Sha256::digest(reference.as_bytes()).iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }

@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::Message;
+use super::line::Of;
 
 /// One granted start.
 #[derive(Debug)]
@@ -30,6 +31,7 @@ pub struct Late;
 pub(super) struct Slots {
     pub call: u64,
     pub cost: u32,
+    pub of: Of,
     /// Per limit name, the instant to restore.
     pub origins: Vec<(String, u64)>,
     pub gate: mpsc::WeakUnboundedSender<Message>,
@@ -48,6 +50,7 @@ pub struct InFlight {
 pub(super) struct Settled {
     pub call: u64,
     pub cost: u32,
+    pub of: Of,
     pub fate: SettledFate,
 }
 
@@ -87,8 +90,8 @@ impl Drop for Permit {
 impl InFlight {
     /// The answer was read at this instant: its slots are free a window later.
     pub fn answered(self, at: Instant) {
-        let Slots { call, cost, gate, .. } = self.slots;
-        tell(&gate, Settled { call, cost, fate: SettledFate::Answered { at } });
+        let Slots { call, cost, of, gate, .. } = self.slots;
+        tell(&gate, Settled { call, cost, of, fate: SettledFate::Answered { at } });
     }
 
     /// Surely no byte left: the slots are as they were.
@@ -103,7 +106,7 @@ impl InFlight {
 impl Slots {
     fn not_sent(self) {
         let fate = SettledFate::NotSent { origins: self.origins };
-        tell(&self.gate, Settled { call: self.call, cost: self.cost, fate });
+        tell(&self.gate, Settled { call: self.call, cost: self.cost, of: self.of, fate });
     }
 }
 

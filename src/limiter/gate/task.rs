@@ -1,19 +1,22 @@
 //! The gate's one task: gathers wants and settlements, makes the next call when it is worth making, hands out permits.
 //!
 //! Refuses to make two calls at once, and refuses to make a new one while an earlier one has no answer: it repeats it
-//! under the same number, so that a lost reply neither takes nor settles twice.
+//! under the same number, so that a lost reply neither takes nor settles twice. Refuses grants of a store whose clock has
+//! made a step.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
-use super::line::{Line, Place};
-use super::permit::{Permit, Settled, SettledFate, Slots};
+use super::line::{Aside, Line};
+use super::outgoing::{Load, Outgoing};
+use super::permit::{Permit, Settled, Slots};
+use super::warm::Cold;
 use super::{GateParts, GateView, Grant, Message, RefusedBy};
-use crate::domain::decision::{BATCH_MAX, Call, Fate, QuotaSpec, Refusal, Refused, Reply, Settlement};
-use crate::domain::provider::BOOKING_HORIZON;
+use crate::domain::clock_comparison::{ClockComparison, Comparison};
+use crate::domain::decision::{BATCH_MAX, Refusal, Refused, Reply, Run};
+use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::Micros;
 use crate::limiter::LimiterError;
 
@@ -41,21 +44,18 @@ pub(super) struct GateTask {
     settle_at: Option<Instant>,
     pause_until: Option<Instant>,
     calls: u64,
-    unanswered: Option<Unanswered>,
+    unanswered: Option<Outgoing>,
     failures: u32,
     standing: Option<Standing>,
     ask_at: Instant,
     cold: Option<Cold>,
     /// Our settings are older than the store's; said once.
     stale: bool,
-}
-
-/// A call whose reply has not arrived.
-struct Unanswered {
-    call: Call,
-    spec: Arc<QuotaSpec>,
-    departed: Instant,
-    places: Vec<(Place, u32)>,
+    /// The store that the comparison is with.
+    run_id: String,
+    origin: Instant,
+    clock: ClockComparison,
+    distrust: Option<Micros>,
 }
 
 /// Why nobody passes, until when at the earliest.
@@ -66,13 +66,6 @@ struct Standing {
     exact: bool,
 }
 
-/// A limiter without its past.
-struct Cold {
-    born: Micros,
-    since: Instant,
-    vouched: bool,
-}
-
 impl GateTask {
     pub fn new(
         parts: GateParts,
@@ -80,6 +73,7 @@ impl GateTask {
         outbox: mpsc::WeakUnboundedSender<Message>,
         view: watch::Sender<GateView>,
     ) -> Self {
+        let now = Instant::now();
         Self {
             parts,
             inbox,
@@ -93,9 +87,13 @@ impl GateTask {
             unanswered: None,
             failures: 0,
             standing: None,
-            ask_at: Instant::now(),
+            ask_at: now,
             cold: None,
             stale: false,
+            run_id: String::new(),
+            origin: now,
+            clock: ClockComparison::default(),
+            distrust: None,
         }
     }
 
@@ -122,6 +120,8 @@ impl GateTask {
                     if changed.is_err() {
                         break;
                     }
+                    let spec = self.parts.spec.borrow_and_update().clone();
+                    self.line.respec(&spec);
                     self.ask_at = Instant::now();
                     self.standing = None;
                 }
@@ -133,7 +133,7 @@ impl GateTask {
 
     fn take(&mut self, message: Message) {
         match message {
-            Message::Want(waiter) => self.line.join(waiter),
+            Message::Want(waiter) => self.line.join(waiter, &self.parts.spec.borrow()),
             Message::Settled(settled) => {
                 self.settled.push(settled);
                 self.settle_at.get_or_insert_with(|| Instant::now() + SETTLE_AFTER);
@@ -145,10 +145,6 @@ impl GateTask {
     /// Sends away whoever will not wait as long as the line stands.
     fn tidy_line(&mut self) {
         let now = Instant::now();
-        let cost_max = self.parts.spec.borrow().cost_max();
-        if cost_max > 0 {
-            self.line.refuse_costly(cost_max);
-        }
         self.line.sweep();
         self.standing.take_if(|standing| standing.until <= now);
         if let Some(standing) = &self.standing {
@@ -162,12 +158,14 @@ impl GateTask {
     fn next_call_at(&self) -> Option<Instant> {
         // A gate that has not been heard yet, or finds the store cold, asks without being asked: its first job must not
         // be the one that waits for it.
-        if self.calls == 0 || self.cold.is_some() || self.unanswered.is_some() || self.failures > 0 {
+        if self.calls < 2 || self.cold.is_some() || self.unanswered.is_some() || self.failures > 0 {
             return Some(self.ask_at);
         }
-        let wants = (!self.line.is_empty()).then_some(self.ask_at);
+        let ready_at = self.line.ready_at().map_or(self.ask_at, |ready_at| ready_at.max(self.ask_at));
+        let wants = (!self.line.is_empty()).then_some(ready_at);
         let pause = self.pause_until.map(|_| Instant::now());
-        [wants, self.settle_at, pause].into_iter().flatten().min()
+        let distrust = self.distrust.map(|_| Instant::now());
+        [wants, self.settle_at, pause, distrust].into_iter().flatten().min()
     }
 
     async fn call(&mut self) {
@@ -188,37 +186,37 @@ impl GateTask {
     }
 
     /// The unanswered call again, or a new one. A store that has become another knows nothing of the old call.
-    async fn outgoing(&mut self) -> Result<Unanswered, LimiterError> {
-        let run_id = self.parts.limiter.run_id().await?;
-        if let Some(unanswered) = self.unanswered.take() {
-            if unanswered.call.run_id == run_id {
-                return Ok(unanswered);
+    async fn outgoing(&mut self) -> Result<Outgoing, LimiterError> {
+        let quota = self.parts.spec.borrow().quota.clone();
+        let run_id = self.parts.limiter.run_id(&quota).await?;
+        let unanswered = self.unanswered.take();
+        if run_id != self.run_id {
+            if !self.run_id.is_empty() {
+                tracing::warn!(%quota, "limiter store has become another; its state is not trusted");
             }
-            tracing::warn!(quota = %unanswered.spec.quota, "limiter store has become another; its state is not trusted");
-            self.keep_pause(&unanswered);
+            self.run_id.clone_from(&run_id);
+            self.clock = ClockComparison::default();
+            if let Some(unheard) = unanswered {
+                self.pause_until = self.pause_until.max(unheard.pause_until);
+            }
+        } else if let Some(unanswered) = unanswered {
+            return Ok(unanswered);
         }
         let spec = self.parts.spec.borrow_and_update().clone();
         self.calls += 1;
-        let departed = Instant::now();
         let rest = self.settled.split_off(self.settled.len().min(BATCH_MAX));
         let settled = std::mem::replace(&mut self.settled, rest);
-        self.settle_at = (!self.settled.is_empty()).then_some(departed);
-        let places = self.line.head();
-        let call = Call {
-            incarnation: self.parts.incarnation,
-            number: self.calls,
-            wants: places.iter().map(|(_, cost)| *cost).collect(),
-            settlements: settled.into_iter().map(|settled| settlement(settled, &spec, departed)).collect(),
-            pause: self.pause_until.take().map(|until| until.saturating_duration_since(departed)),
-            warm: self.cold.as_ref().filter(|cold| cold.vouched).map(|cold| cold.born),
-            run_id,
+        self.settle_at = (!self.settled.is_empty()).then(Instant::now);
+        let compared = self.clock.is_known() && self.distrust.is_none();
+        let load = Load {
+            groups: if compared { self.line.head(&spec, Instant::now()) } else { Vec::new() },
+            spec,
+            settled,
+            pause_until: self.pause_until.take(),
+            rebuild: self.cold.as_mut().and_then(|cold| cold.rebuild.take()),
+            distrust: self.distrust,
         };
-        Ok(Unanswered { call, spec, departed, places })
-    }
-
-    /// A pause that the store has not heard, or may not remember, is told again.
-    fn keep_pause(&mut self, unheard: &Unanswered) {
-        self.pause_until = unheard.call.pause.map(|pause| unheard.departed + pause).max(self.pause_until);
+        Ok(Outgoing::new(load, self.parts.incarnation, self.calls, run_id))
     }
 
     fn failed(&mut self, error: &LimiterError) {
@@ -232,22 +230,22 @@ impl GateTask {
         self.standing = Some(Standing { by, until: now + AWAY_WAIT, exact: false });
     }
 
-    async fn answered(&mut self, outgoing: Unanswered, reply: &Reply) {
+    async fn answered(&mut self, outgoing: Outgoing, reply: &Reply) {
         let arrived = Instant::now();
         self.standing = None;
         self.ask_at = arrived;
+        if self.stepped(&outgoing, reply, arrived) {
+            return;
+        }
         self.hand_out(&outgoing, reply, arrived);
         let Some(refused) = reply.refused else {
             self.cold = None;
             return;
         };
         if refused.by == Refusal::StaleVersion {
-            self.keep_pause(&outgoing);
+            self.pause_until = self.pause_until.max(outgoing.pause_until);
             // Nothing was settled: the newer settings may hold limits that these settlements must reach.
-            self.settled.extend(outgoing.call.settlements.into_iter().map(|settlement| {
-                let origins = outgoing.spec.limits.iter().map(|limit| limit.name.clone());
-                unsettle(settlement, origins, outgoing.departed)
-            }));
+            self.settled.extend(outgoing.settled);
             if !self.stale {
                 let (ours, theirs) = (outgoing.spec.version, reply.version);
                 tracing::warn!(quota = %outgoing.spec.quota, ours, theirs, "no permits: the limiter knows newer settings");
@@ -258,31 +256,73 @@ impl GateTask {
         self.stand(&outgoing.spec, refused, reply, arrived).await;
     }
 
-    fn hand_out(&mut self, outgoing: &Unanswered, reply: &Reply, arrived: Instant) {
-        // Within the allowance for jitter the way to the provider must not hide a late start.
-        let budget = outgoing.spec.send_budget;
-        let budget = outgoing.spec.grant_jitter.map_or(budget, |jitter| jitter.min(budget));
-        let mut places = outgoing.places.iter();
+    /// Compares the clocks before anything of the reply is used. After a step nothing that the store has counted says when
+    /// it was; the state is begun anew, and what this call was granted is forgotten with it.
+    fn stepped(&mut self, outgoing: &Outgoing, reply: &Reply, arrived: Instant) -> bool {
+        self.distrust.take_if(|born| outgoing.call.distrust == Some(*born));
+        let [departed, arrived] = [outgoing.departed, arrived].map(|at| at.saturating_duration_since(self.origin));
+        let (by, direction) = match self.clock.observe(departed, arrived, reply.now) {
+            Comparison::First | Comparison::Agrees { .. } => return false,
+            Comparison::SteppedForward { by } => (by, "forward"),
+            Comparison::SteppedBack { by } => (by, "back"),
+        };
+        let quota = &outgoing.spec.quota;
+        tracing::error!(%quota, ?by, direction, "the limiter store's clock made a step; its state is begun anew");
+        self.distrust = Some(reply.born);
+        true
+    }
+
+    fn hand_out(&mut self, outgoing: &Outgoing, reply: &Reply, arrived: Instant) {
+        let mut places: Vec<_> = outgoing.groups.iter().map(|group| group.places.iter()).collect();
         for run in &reply.granted {
-            let wait = Duration::from_micros(run.wait_us);
-            let names = outgoing.spec.limits.iter().map(|limit| limit.name.clone());
-            let origins: Vec<(String, u64)> = names.zip(run.origins.iter().copied()).collect();
-            for (place, cost) in places.by_ref().take(run.permits) {
-                let slots = Slots {
-                    call: outgoing.call.number,
-                    cost: *cost,
-                    origins: origins.clone(),
-                    gate: self.outbox.clone(),
-                };
-                let departed = outgoing.departed;
-                let answer_before = departed + wait + outgoing.spec.hold_max;
-                let permit = Permit::new(arrived + wait, departed + wait + budget, answer_before, slots);
+            let (Some(group), Some(places)) = (outgoing.groups.get(run.want), places.get_mut(run.want)) else { continue };
+            let permits = usize::try_from(run.permits).unwrap_or(usize::MAX);
+            for place in places.by_ref().take(permits) {
+                let permit = self.permit(outgoing, run, reply.now, arrived);
                 if let Some(waiter) = self.line.leave(*place) {
+                    debug_assert_eq!(waiter.cost, group.want.cost);
                     // Sent to somebody who has gone away, the permit drops and gives its slots back.
                     let _ = waiter.reply.send(Grant::Granted(permit));
                 }
             }
         }
+        for passed in &reply.passed_over {
+            let by = RefusedBy::Limit(outgoing.spec.limit_name(passed.limit).to_owned());
+            let until = arrived + Duration::from_micros(passed.wait_us).max(ASK_PAUSE);
+            let aside = Aside { until, by, exact: passed.exact };
+            for place in places.get_mut(passed.want).into_iter().flatten() {
+                self.line.step_aside(*place, &aside, arrived);
+            }
+        }
+    }
+
+    fn permit(&self, outgoing: &Outgoing, run: &Run, now: Micros, arrived: Instant) -> Permit {
+        let Outgoing { spec, departed, call, groups, .. } = outgoing;
+        // Within the allowance for jitter the way to the provider must not hide a late start.
+        let budget = spec.grant_jitter.map_or(spec.send_budget, |jitter| jitter.min(spec.send_budget));
+        let wait = Duration::from_micros(run.wait_us);
+        let start_at = self.start_at(spec, run, now, arrived);
+        let names = spec.provider_limits().into_iter().map(|index| spec.limit_name(index).to_owned());
+        let slots = Slots {
+            call: call.number,
+            cost: groups.get(run.want).map_or(0, |group| group.want.cost),
+            of: groups.get(run.want).map(|group| group.of.clone()).unwrap_or_default(),
+            origins: names.zip(run.origins.iter().copied()).collect(),
+            gate: self.outbox.clone(),
+        };
+        Permit::new(start_at, *departed + wait + budget, *departed + wait + spec.hold_max, slots)
+    }
+
+    /// From the arrival of the reply on; and not before each slot's window is over by the store's clock as it went while
+    /// that window ran, in case it made a step since that nobody can see.
+    fn start_at(&self, spec: &QuotaSpec, run: &Run, now: Micros, arrived: Instant) -> Instant {
+        let since = arrived.saturating_duration_since(self.origin);
+        let mut start = since + Duration::from_micros(run.wait_us);
+        for (cell, origin_ms) in spec.provider_cells().iter().zip(&run.origins).filter(|(_, origin_ms)| **origin_ms > 0) {
+            let due = Micros((origin_ms * 1_000 + cell.window_us).min(now.0 + run.wait_us));
+            start = start.max(self.clock.not_before(since, due, Duration::from_micros(cell.window_us)));
+        }
+        self.origin + start
     }
 
     async fn stand(&mut self, spec: &QuotaSpec, refused: Refused, reply: &Reply, arrived: Instant) {
@@ -290,11 +330,18 @@ impl GateTask {
         let (by, until) = match refused.by {
             Refusal::Limit { index } => {
                 self.cold = None;
-                let name = spec.limits.get(index).map(|limit| limit.name.clone()).unwrap_or_default();
-                (RefusedBy::Limit(name), until)
+                (RefusedBy::Limit(spec.limit_name(index).to_owned()), until)
             }
-            Refusal::Paused => (RefusedBy::Paused, until),
-            Refusal::Cold => (RefusedBy::Cold, self.warm_up(spec, reply.born, until).await),
+            Refusal::Paused => {
+                self.cold = None;
+                (RefusedBy::Paused, until)
+            }
+            Refusal::Cold => {
+                let mut cold = Cold::known_or_new(self.cold.take(), reply.born);
+                let until = cold.warm_up(spec, self.parts.recent.as_ref(), until).await;
+                self.cold = Some(cold);
+                (RefusedBy::Cold, until)
+            }
             Refusal::StaleVersion => (RefusedBy::StaleSettings, arrived + STALE_PAUSE),
             Refusal::StaleCall => (RefusedBy::StoreAway("call overtaken".to_owned()), arrived + RETRY_FIRST),
         };
@@ -302,34 +349,6 @@ impl GateTask {
         let ahead = if refused.exact { ASK_AHEAD } else { Duration::ZERO };
         self.ask_at = until.checked_sub(ahead).unwrap_or(until).max(arrived + ASK_PAUSE);
         self.standing = Some(Standing { by, until, exact: refused.exact });
-    }
-
-    /// Asks the ledger whether anything from before the loss may still count; says when to ask the limiter again.
-    ///
-    /// First the booking horizon and the send budget must pass: until then permits of the lost state may be in hands,
-    /// and only what has been begun is in the ledger.
-    async fn warm_up(&mut self, spec: &QuotaSpec, born: Micros, at_latest: Instant) -> Instant {
-        let fresh = Cold { born, since: Instant::now(), vouched: false };
-        let cold = match self.cold.take() {
-            Some(cold) if cold.born == born => self.cold.insert(cold),
-            _ => self.cold.insert(fresh),
-        };
-        let in_hands_until = cold.since + BOOKING_HORIZON + spec.send_budget;
-        if Instant::now() < in_hands_until {
-            return in_hands_until.min(at_latest);
-        }
-        let within = Duration::from_micros(spec.cold_us());
-        match self.parts.recent.youngest_age(&spec.quota, within).await {
-            Ok(None) => {
-                cold.vouched = true;
-                Instant::now()
-            }
-            Ok(Some(age)) => (Instant::now() + within.saturating_sub(age)).min(at_latest),
-            Err(cause) => {
-                tracing::warn!(quota = %spec.quota, cause, "limiter is cold and the ledger cannot vouch");
-                (Instant::now() + Duration::from_secs(1)).min(at_latest)
-            }
-        }
     }
 
     /// Before leaving: what is answered is settled, so that the slots serve other processes.
@@ -348,23 +367,4 @@ impl GateTask {
             tracing::debug!(%error, "last settlements not delivered; their leases run out");
         }
     }
-}
-
-fn settlement(settled: Settled, spec: &QuotaSpec, departed: Instant) -> Settlement {
-    let fate = match settled.fate {
-        SettledFate::Answered { at } => Fate::Used { age: departed.saturating_duration_since(at) },
-        SettledFate::NotSent { origins } => {
-            let of = |name: &str| origins.iter().find(|(known, _)| known == name).map_or(0, |(_, origin)| *origin);
-            Fate::NotSent { origins: spec.limits.iter().map(|limit| of(&limit.name)).collect() }
-        }
-    };
-    Settlement { call: settled.call, cost: settled.cost, fate }
-}
-
-fn unsettle(settlement: Settlement, names: impl Iterator<Item = String>, departed: Instant) -> Settled {
-    let fate = match settlement.fate {
-        Fate::Used { age } => SettledFate::Answered { at: departed.checked_sub(age).unwrap_or(departed) },
-        Fate::NotSent { origins } => SettledFate::NotSent { origins: names.zip(origins).collect() },
-    };
-    Settled { call: settlement.call, cost: settlement.cost, fate }
 }

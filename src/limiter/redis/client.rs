@@ -11,8 +11,12 @@ use redis::{Client, ErrorKind, RedisError, Script, ServerErrorKind};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-use super::script::{SLIDING_LOG, SLIDING_LOG_PEEK, invocation, parse_reply};
-use crate::domain::decision::{Call, QuotaSpec, Reply};
+use super::answer::parse_reply;
+use super::look::{PEEK, look, looked_at};
+use super::script::{QUOTA, invocation};
+use crate::domain::decision::{Call, Reply, Subject};
+use crate::domain::provider::ProviderName;
+use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::Micros;
 use crate::limiter::{LimitUse, Limiter, LimiterError, uses};
 
@@ -55,8 +59,8 @@ impl RedisLimiter {
         Ok(Self {
             client,
             prefix: prefix.to_owned(),
-            script: Script::new(SLIDING_LOG),
-            peek: Script::new(SLIDING_LOG_PEEK),
+            script: Script::new(QUOTA),
+            peek: Script::new(PEEK),
             link: Mutex::new(None),
         })
     }
@@ -128,28 +132,27 @@ impl RedisLimiter {
 
 #[async_trait]
 impl Limiter for RedisLimiter {
-    async fn run_id(&self) -> Result<String, LimiterError> {
+    async fn run_id(&self, _quota: &ProviderName) -> Result<String, LimiterError> {
         Ok(self.link().await?.run_id)
     }
 
     async fn call(&self, spec: &QuotaSpec, call: &Call) -> Result<Reply, LimiterError> {
         let invocation = invocation(&self.script, &self.prefix, spec, call);
-        let numbers: Vec<i64> =
+        let answer: Vec<u8> =
             self.ask(Some(&call.run_id), async |connection| invocation.invoke_async(connection).await).await?;
-        parse_reply(&numbers, spec.limits.len())
+        parse_reply(&answer, spec.limits.len(), spec.provider_limits().len(), call.wants.len())
             .map_err(|problem| LimiterError::Refused(format!("unreadable reply: {problem}")))
     }
 
-    async fn peek(&self, spec: &QuotaSpec) -> Result<Vec<LimitUse>, LimiterError> {
-        let mut invocation = self.peek.prepare_invoke();
-        super::keys::call_keys(&self.prefix, spec).into_iter().for_each(|key| {
-            invocation.key(key);
-        });
-        spec.limits.iter().for_each(|limit| {
-            invocation.arg(limit.padded_window_us());
-        });
-        let used: Vec<u64> = self.ask(None, async |connection| invocation.invoke_async(connection).await).await?;
-        Ok(uses(spec, &used))
+    async fn peek(&self, spec: &QuotaSpec, subject: Option<&Subject>) -> Result<Vec<LimitUse>, LimiterError> {
+        let mut lines = Vec::new();
+        for of in [None, subject].into_iter().take(1 + usize::from(subject.is_some())) {
+            let invocation = look(&self.peek, &self.prefix, spec, of);
+            let found: Vec<(String, u64, u64, u64)> =
+                self.ask(None, async |connection| invocation.invoke_async(connection).await).await?;
+            lines.extend(looked_at(spec, of, &found));
+        }
+        Ok(uses(spec, subject, &lines))
     }
 
     async fn ping(&self) -> Result<(), LimiterError> {

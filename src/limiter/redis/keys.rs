@@ -1,42 +1,94 @@
 //! The names of every Redis key, made here and nowhere else.
 //!
 //! All keys of a quota carry the same hash tag, so that a cluster keeps them on one node and one script can take them
-//! together (Redis cluster specification, "Hash tags"). Quota and limit names hold no braces by their own rules.
+//! together (Redis cluster specification, "Hash tags"). Names of quotas, limits and subjects hold no braces by their own
+//! rules. Refuses to name a key after anything that a producer could choose freely.
 
-use crate::domain::decision::QuotaSpec;
+use crate::domain::decision::{Call, Subject};
+use crate::domain::quota_spec::QuotaSpec;
+
+/// The key that all others of a quota stand beside.
+#[must_use]
+pub fn state_key(prefix: &str, spec: &QuotaSpec) -> String {
+    format!("{prefix}:{{{}}}", spec.quota)
+}
+
+/// The state, and a log for each limit on everything: the script's first keys.
+#[must_use]
+pub fn provider_keys(prefix: &str, spec: &QuotaSpec) -> Vec<String> {
+    let state = state_key(prefix, spec);
+    let logs = spec.provider_limits().into_iter().map(|index| format!("{state}:log:{}", spec.limit_name(index)));
+    let logs: Vec<String> = logs.collect();
+    std::iter::once(state).chain(logs).collect()
+}
+
+#[must_use]
+pub fn subject_key(prefix: &str, spec: &QuotaSpec, subject: &Subject) -> String {
+    format!("{}:{}", state_key(prefix, spec), subject.key)
+}
+
+/// The subjects of a call, each once, in the order of its keys.
+#[must_use]
+pub fn subjects(call: &Call) -> Vec<&Subject> {
+    let mut subjects: Vec<&Subject> = Vec::new();
+    let wanted = call.wants.iter().flat_map(|want| &want.subjects);
+    for subject in wanted.chain(call.settlements.iter().flat_map(|settlement| &settlement.subjects)) {
+        if !subjects.iter().any(|known| known.key == subject.key) {
+            subjects.push(subject);
+        }
+    }
+    subjects
+}
 
 /// Keys of one call, in the order of the script's KEYS.
 #[must_use]
-pub fn call_keys(prefix: &str, spec: &QuotaSpec) -> Vec<String> {
-    let quota = format!("{prefix}:{{{}}}", spec.quota);
-    let logs = spec.limits.iter().map(|limit| format!("{quota}:log:{}", limit.name));
-    [format!("{quota}:meta"), format!("{quota}:leases")].into_iter().chain(logs).collect()
+pub fn call_keys(prefix: &str, spec: &QuotaSpec, call: &Call) -> Vec<String> {
+    let own = subjects(call).into_iter().map(|subject| subject_key(prefix, spec, subject));
+    provider_keys(prefix, spec).into_iter().chain(own).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::decision::LimitSpec;
+    use crate::domain::decision::{SubjectLimit, Want};
     use crate::domain::provider::ProviderName;
+    use crate::domain::quota_spec::LimitSpec;
     use std::time::Duration;
 
     #[test]
     fn names_are_pinned_to_the_byte() {
-        let limit = |name: &str| LimitSpec { name: name.into(), max_requests: 1, window: Duration::from_secs(1) };
+        let limit = |name: &str| LimitSpec::sliding_log(name, 1, Duration::from_secs(1));
         let spec = QuotaSpec {
             quota: ProviderName::new("stripe").unwrap(),
             version: 1,
             limits: vec![limit("per-minute"), limit("per-second")],
+            account_rules: Vec::new(),
+            even: true,
             grant_jitter: None,
             hold_max: Duration::ZERO,
             send_budget: Duration::ZERO,
         };
+        let subject = Subject {
+            key: "account:a_1".into(),
+            limits: vec![SubjectLimit { index: 0, max_requests: 1, window: Duration::from_secs(1) }],
+        };
+        let call = Call {
+            incarnation: 1,
+            number: 1,
+            wants: vec![Want { subjects: vec![subject], ..Want::charges(1, 1) }],
+            settlements: Vec::new(),
+            pause: None,
+            rebuild: None,
+            distrust: None,
+            run_id: String::new(),
+        };
         let expected = [
-            "sluicegate:{stripe}:meta",
-            "sluicegate:{stripe}:leases",
+            "sluicegate:{stripe}",
             "sluicegate:{stripe}:log:per-minute",
             "sluicegate:{stripe}:log:per-second",
+            "sluicegate:{stripe}:log:pacing",
+            "sluicegate:{stripe}:account:a_1",
         ];
-        assert_eq!(call_keys("sluicegate", &spec), expected);
+        assert_eq!(call_keys("sluicegate", &spec, &call), expected);
     }
 }

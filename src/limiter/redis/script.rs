@@ -1,26 +1,29 @@
-//! A call as the script's arguments, and its answer as a reply.
+//! A call as the script's arguments.
 //!
-//! Refuses every answer that is not of the announced shape: an unknown code or a missing number is an error, never a
-//! grant. The layout is the header of `lua/sliding_log.lua`.
+//! The layout is the header of `lua/quota.lua`: few arguments, each packed, because every one costs the server more than
+//! the bytes in it. Refuses what does not fit its width: the greatest value that does stands for it, and every such value
+//! errs on the safe side.
 
 use redis::{Script, ScriptInvocation};
 
-use super::keys::call_keys;
-use crate::domain::decision::{Call, Fate, QuotaSpec, Refusal, Refused, Reply, Run};
+use super::keys::{call_keys, subjects};
+use crate::domain::decision::{Call, CallKind, Fate, Settlement, Subject, Want};
+use crate::domain::limit::AppliesTo;
 use crate::domain::provider::BOOKING_HORIZON;
-use crate::domain::time::{Micros, micros_down, micros_up};
+use crate::domain::quota_spec::{CellKind, CellSpec, QuotaSpec};
+use crate::domain::time::{micros_down, micros_up};
 
-/// The carousel as Redis runs it.
-pub const SLIDING_LOG: &str = include_str!("../../../lua/sliding_log.lua");
-/// A look at the carousel.
-pub const SLIDING_LOG_PEEK: &str = include_str!("../../../lua/sliding_log_peek.lua");
-
-/// Most runs that one reply can hold; more is not a reply.
-const RUNS_MAX: i64 = 1_000;
+/// The limiter as Redis runs it.
+pub const QUOTA: &str = concat!(
+    include_str!("../../../lua/log.lua"),
+    include_str!("../../../lua/cells.lua"),
+    include_str!("../../../lua/tallies.lua"),
+    include_str!("../../../lua/quota.lua"),
+);
 
 pub(super) fn invocation<'a>(script: &'a Script, prefix: &str, spec: &QuotaSpec, call: &Call) -> ScriptInvocation<'a> {
     let mut invocation = script.prepare_invoke();
-    for key in call_keys(prefix, spec) {
+    for key in call_keys(prefix, spec, call) {
         invocation.key(key);
     }
     for argument in arguments(spec, call) {
@@ -31,115 +34,125 @@ pub(super) fn invocation<'a>(script: &'a Script, prefix: &str, spec: &QuotaSpec,
 
 /// The script's ARGV, in its order.
 #[must_use]
-pub fn arguments(spec: &QuotaSpec, call: &Call) -> Vec<String> {
+pub fn arguments(spec: &QuotaSpec, call: &Call) -> Vec<Vec<u8>> {
+    let subjects = subjects(call);
+    let cells = spec.provider_cells();
+    let past = past_uses(call);
     let mut arguments = vec![
-        call.run_id.clone(),
-        spec.version.to_string(),
-        call.incarnation.to_string(),
-        call.number.to_string(),
-        spec.grant_jitter.map_or_else(|| "-1".to_owned(), |jitter| micros_up(jitter).to_string()),
-        micros_up(spec.hold_max).to_string(),
-        micros_up(BOOKING_HORIZON).to_string(),
-        call.pause.map_or(0, micros_up).to_string(),
-        call.warm.map_or(0, |born| born.0).to_string(),
-        spec.limits.len().to_string(),
+        call.run_id.clone().into_bytes(),
+        header(spec, call, cells.len(), subjects.len()),
+        names(&cells),
+        records(&cells, &spec.provider_limits()),
+        call.wants.iter().flat_map(|want| packed_want(want, &subjects)).collect(),
+        call.settlements.iter().flat_map(|settlement| packed_settlement(settlement, &subjects, cells.len())).collect(),
+        past.iter().flat_map(|(age_us, cost)| packed(&[(*age_us, 6), (u64::from(*cost), 4)])).collect(),
     ];
-    for limit in &spec.limits {
-        arguments.push(limit.name.clone());
-        arguments.push(limit.max_requests.to_string());
-        arguments.push(limit.padded_window_us().to_string());
-    }
-    arguments.push(call.wants.len().to_string());
-    arguments.extend(call.wants.iter().map(ToString::to_string));
-    arguments.push(call.settlements.len().to_string());
-    for settlement in &call.settlements {
-        arguments.push(settlement.call.to_string());
-        arguments.push(settlement.cost.to_string());
-        match &settlement.fate {
-            Fate::Used { age } => {
-                arguments.push("0".to_owned());
-                arguments.push(micros_down(*age).to_string());
-            }
-            Fate::NotSent { origins } => {
-                arguments.push("1".to_owned());
-                let origins = origins.iter().copied().chain(std::iter::repeat(0)).take(spec.limits.len());
-                arguments.extend(origins.map(|origin| origin.to_string()));
-            }
-        }
+    for subject in subjects {
+        let cells = spec.subject_cells(subject);
+        let indices: Vec<usize> = subject.limits.iter().map(|limit| limit.index).collect();
+        arguments.push(names(&cells));
+        arguments.push(records(&cells, &indices));
     }
     arguments
 }
 
-/// Reads the script's answer.
-///
-/// # Errors
-/// Says what does not fit. Nothing may be taken as granted then.
-pub fn parse_reply(numbers: &[i64], limits: usize) -> Result<Reply, String> {
-    let [code, index, wait, exact, now, version, born, unused, runs, rest @ ..] = numbers else {
-        return Err(format!("{} numbers are no reply", numbers.len()));
-    };
-    let unsigned = |value: &i64| u64::try_from(*value).map_err(|_| format!("{value} is negative"));
-    if !(0..=RUNS_MAX).contains(runs) {
-        return Err(format!("{runs} runs"));
-    }
-    let width = 2 + limits;
-    if usize::try_from(*runs).unwrap_or(usize::MAX).checked_mul(width) != Some(rest.len()) {
-        return Err(format!("{runs} runs do not fit {} numbers", rest.len()));
-    }
-    let mut granted = Vec::with_capacity(rest.len() / width);
-    for run in rest.chunks_exact(width) {
-        let [permits, wait, origins @ ..] = run else { return Err("a run is too short".to_owned()) };
-        granted.push(Run {
-            permits: usize::try_from(*permits).map_err(|_| format!("{permits} permits"))?,
-            wait_us: unsigned(wait)?,
-            origins: origins.iter().map(unsigned).collect::<Result<_, _>>()?,
-        });
-    }
-    let index = usize::try_from(*index).map_err(|_| format!("limit {index}"))?;
-    let by = match code {
-        0 => None,
-        1 if index < limits => Some(Refusal::Limit { index }),
-        2 => Some(Refusal::Cold),
-        3 => Some(Refusal::Paused),
-        4 => Some(Refusal::StaleVersion),
-        5 => Some(Refusal::StaleCall),
-        other => return Err(format!("refusal {other} by limit {index}")),
-    };
-    let wait_us = unsigned(wait)?;
-    Ok(Reply {
-        now: Micros(unsigned(now)?),
-        version: *version,
-        born: Micros(unsigned(born)?),
-        granted,
-        remaining: unsigned(unused)?,
-        refused: by.map(|by| Refused { by, wait_us, exact: *exact == 1 }),
-    })
+fn header(spec: &QuotaSpec, call: &Call, cells: usize, subjects: usize) -> Vec<u8> {
+    packed(&[
+        (u64::try_from(spec.version).unwrap_or(0), 6),
+        (call.incarnation, 6),
+        (call.number, 6),
+        (spec.grant_jitter.map_or(0, micros_up), 6),
+        (micros_up(spec.hold_max), 6),
+        (micros_up(BOOKING_HORIZON), 6),
+        (call.pause.map_or(0, micros_up), 6),
+        (call.distrust.map_or(0, |born| born.0), 7),
+        (call.rebuild.as_ref().map_or(0, |rebuild| rebuild.born.0), 7),
+        (spec.longest_us(), 6),
+        (wide(cells), 2),
+        (wide(call.wants.len()), 2),
+        (wide(call.settlements.len()), 2),
+        (wide(subjects), 2),
+        (wide(call.rebuild.as_ref().map_or(0, |rebuild| rebuild.ended.len())), 2),
+        (call.rebuild.as_ref().map_or(0, |rebuild| u64::from(rebuild.open)), 4),
+    ])
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+fn names(cells: &[CellSpec]) -> Vec<u8> {
+    let names: Vec<&str> = cells.iter().map(|cell| cell.name.as_str()).collect();
+    names.join("|").into_bytes()
+}
 
-    #[test]
-    fn a_reply_is_read_as_the_header_says() {
-        let reply = parse_reply(&[1, 0, 900, 1, 50, 7, 3, 0, 1, 2, 0, 11], 1).unwrap();
-        assert_eq!(reply.granted, [Run { permits: 2, wait_us: 0, origins: vec![11] }]);
-        assert_eq!(reply.refused, Some(Refused { by: Refusal::Limit { index: 0 }, wait_us: 900, exact: true }));
-    }
+fn records(cells: &[CellSpec], indices: &[usize]) -> Vec<u8> {
+    let record = |(cell, index): (&CellSpec, &usize)| {
+        let (kind, mode, parameter, granule_ms) = match cell.kind {
+            CellKind::Log { granule_ms, held } => (0, u64::from(held), 0, granule_ms),
+            CellKind::Window { offset_us } => (1, 0, offset_us, 0),
+            CellKind::Bucket { interval, debt } => (2, if debt { 3 } else { 0 }, interval, 0),
+        };
+        let applies = match cell.applies_to {
+            AppliesTo::All => 0,
+            AppliesTo::Charge => 1,
+            AppliesTo::Lookup => 2,
+        };
+        let mode = if cell.shadow { 2 } else { mode };
+        let widths = [(kind, 1), (applies, 1), (mode, 1), (cell.window_us, 7), (parameter, 7), (granule_ms, 4)];
+        let rest = [(u64::from(cell.max), 4), (wide(*index), 2)];
+        [packed(&widths), packed(&rest)].concat()
+    };
+    cells.iter().zip(indices).flat_map(record).collect()
+}
 
-    #[test]
-    fn anything_else_is_no_reply() {
-        let bad: [&[i64]; 7] = [
-            &[],
-            &[0, 0, 0, 0, 1, 1, 1, 0],
-            &[6, 0, 0, 0, 1, 1, 1, 0, 0],
-            &[1, 1, 0, 0, 1, 1, 1, 0, 0],
-            &[0, 0, -1, 0, 1, 1, 1, 0, 0],
-            &[0, 0, 0, 0, 1, 1, 1, 0, 1, 1, 0],
-            &[0, 0, 0, 0, 1, 1, 1, 0, i64::MAX, 1, 0],
-        ];
-        for numbers in bad {
-            assert!(parse_reply(numbers, 1).is_err(), "{numbers:?}");
-        }
+fn packed_want(want: &Want, subjects: &[&Subject]) -> Vec<u8> {
+    let [owns, first, second] = places(&want.subjects, subjects);
+    let head = [(u64::from(want.permits), 4), (u64::from(want.cost), 2), (kind(want.kind), 1)];
+    [packed(&head), packed(&[(owns, 1), (first, 2), (second, 2)])].concat()
+}
+
+fn packed_settlement(settlement: &Settlement, subjects: &[&Subject], cells: usize) -> Vec<u8> {
+    let [owns, first, second] = places(&settlement.subjects, subjects);
+    let (fate, age_us, origins) = match &settlement.fate {
+        Fate::Used { age } => (0, micros_down(*age), Vec::new()),
+        Fate::NotSent { origins } => (1, 0, origins.iter().copied().chain(std::iter::repeat(0)).take(cells).collect()),
+    };
+    let head = [(settlement.call, 6), (u64::from(settlement.cost), 4), (kind(settlement.kind), 1), (fate, 1)];
+    let tail = [(owns, 1), (first, 2), (second, 2), (age_us, 6)];
+    let origins: Vec<u8> = origins.iter().flat_map(|origin| packed(&[(*origin, 6)])).collect();
+    [packed(&head), packed(&tail), origins].concat()
+}
+
+/// Past uses, oldest first.
+fn past_uses(call: &Call) -> Vec<(u64, u32)> {
+    let ended = call.rebuild.iter().flat_map(|rebuild| &rebuild.ended);
+    let mut past: Vec<(u64, u32)> = ended.map(|past| (micros_down(past.age), past.cost)).collect();
+    past.sort_unstable_by(|a, b| b.cmp(a));
+    past
+}
+
+/// How many subjects, and where they stand among all, from 1.
+fn places(own: &[Subject], all: &[&Subject]) -> [u64; 3] {
+    let mut places =
+        own.iter().filter_map(|subject| all.iter().position(|known| known.key == subject.key)).map(|at| wide(at) + 1);
+    let (first, second) = (places.next(), places.next());
+    [u64::from(first.is_some()) + u64::from(second.is_some()), first.unwrap_or(0), second.unwrap_or(0)]
+}
+
+fn kind(kind: CallKind) -> u64 {
+    match kind {
+        CallKind::Charge => 1,
+        CallKind::Lookup => 2,
     }
+}
+
+fn wide(value: usize) -> u64 {
+    u64::try_from(value).unwrap_or(u64::MAX)
+}
+
+/// Unsigned numbers in so many bytes each, little-endian.
+fn packed(fields: &[(u64, usize)]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(fields.iter().map(|(_, width)| width).sum());
+    for (value, width) in fields {
+        let value = (*value).min((1 << (8 * width)) - 1);
+        bytes.extend(value.to_le_bytes().iter().take(*width));
+    }
+    bytes
 }

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::retry_after::retry_after;
 use crate::domain::outcome::{Outcome, UnknownCause};
-use crate::domain::provider::StatusMeaning;
+use crate::domain::provider::{CodeIs, HeaderIs, StatusCase, StatusMeaning};
 
 /// Longest provider reference that is kept, in characters.
 const REFERENCE_CHARS_MAX: usize = 255;
@@ -18,6 +18,9 @@ const REFERENCE_CHARS_MAX: usize = 255;
 const TOKEN_CHARS_MAX: usize = 48;
 /// Digits alone are a code up to here; a longer run could be a card or account number.
 const DIGITS_MAX: usize = 6;
+
+/// Where error codes usually stand; tried in this order for a short token.
+const CODE_PLACES: [&str; 5] = ["/code", "/error/code", "/error", "/type", "/error/type"];
 
 /// How much of a body could be had.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +43,8 @@ pub struct Reading {
 /// What one provider's answers mean beyond the default table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Meanings {
-    pub statuses: BTreeMap<u16, StatusMeaning>,
+    /// Per status, cases in their order; where none fits, the default table holds.
+    pub statuses: BTreeMap<u16, Vec<StatusCase>>,
     /// JSON pointer to the provider's reference. <https://www.rfc-editor.org/rfc/rfc6901>
     pub reference_pointer: String,
 }
@@ -50,7 +54,7 @@ pub struct Meanings {
 pub fn classify(reading: &Reading, meanings: &Meanings, now: SystemTime) -> Outcome {
     let status = reading.status;
     let named_wait = || retry_after(&reading.headers, now);
-    let said_by_row = meanings.statuses.get(&status).copied();
+    let said_by_row = said_by_row(reading, meanings);
     match said_by_row.unwrap_or_else(|| default_meaning(status)) {
         // A row that calls a status accepted says so for the status alone: a 204 has no body to read.
         StatusMeaning::Accepted if said_by_row.is_some() => {
@@ -62,8 +66,38 @@ pub fn classify(reading: &Reading, meanings: &Meanings, now: SystemTime) -> Outc
         StatusMeaning::Unknown => server_error(status, None),
         StatusMeaning::InProgress => Outcome::InProgress,
         StatusMeaning::Throttled => Outcome::Throttled { retry_after: named_wait() },
+        StatusMeaning::Busy => Outcome::Busy { retry_after: named_wait() },
         StatusMeaning::Unavailable => server_error(status, named_wait()),
         StatusMeaning::Review => Outcome::Rejected { reason: reason(reading) },
+    }
+}
+
+/// The first case of the row that fits the answer.
+fn said_by_row(reading: &Reading, meanings: &Meanings) -> Option<StatusMeaning> {
+    let cases = meanings.statuses.get(&reading.status)?;
+    let body = cases.iter().any(|case| case.code.is_some()).then(|| parsed(&reading.body)).flatten();
+    let fits = |case: &&StatusCase| {
+        case.header.as_ref().is_none_or(|header| has_header(&reading.headers, header))
+            && case.code.as_ref().is_none_or(|code| body.as_ref().is_some_and(|body| has_code(body, code)))
+    };
+    cases.iter().find(fits).map(|case| case.means)
+}
+
+fn has_header(headers: &HeaderMap, wanted: &HeaderIs) -> bool {
+    let same = |value: &str| wanted.value.as_ref().is_none_or(|text| value.trim().eq_ignore_ascii_case(text));
+    headers.get_all(wanted.name.as_str()).iter().any(|value| same(&String::from_utf8_lossy(value.as_bytes())))
+}
+
+fn has_code(body: &Value, wanted: &CodeIs) -> bool {
+    let is_it = |value: &Value| match value {
+        Value::String(text) => *text == wanted.code,
+        Value::Number(number) => number.to_string() == wanted.code,
+        _ => false,
+    };
+    let holds_it = |value: &Value| is_it(value) || value.as_array().is_some_and(|list| list.iter().any(is_it));
+    match &wanted.at {
+        Some(place) => body.pointer(place).is_some_and(holds_it),
+        None => CODE_PLACES.into_iter().filter_map(|place| body.pointer(place)).any(holds_it),
     }
 }
 
@@ -125,8 +159,7 @@ fn reason(reading: &Reading) -> String {
 
 /// The first of `code`, `error`, `type` that is a short token, at the top or inside an `error` object.
 fn token(body: &Value) -> Option<&str> {
-    let places = ["/code", "/error/code", "/error", "/type", "/error/type"];
-    places.into_iter().filter_map(|place| body.pointer(place)?.as_str()).find(|text| is_token(text))
+    CODE_PLACES.into_iter().filter_map(|place| body.pointer(place)?.as_str()).find(|text| is_token(text))
 }
 
 fn is_token(text: &str) -> bool {

@@ -7,7 +7,8 @@ fn reading(status: u16, body: &str) -> Reading {
 }
 
 fn meanings(statuses: &[(u16, StatusMeaning)]) -> Meanings {
-    Meanings { statuses: statuses.iter().copied().collect(), reference_pointer: "/id".to_owned() }
+    let always = |(status, means): &(u16, StatusMeaning)| (*status, vec![StatusCase::always(*means)]);
+    Meanings { statuses: statuses.iter().map(always).collect(), reference_pointer: "/id".to_owned() }
 }
 
 fn read(reading: &Reading) -> Outcome {
@@ -19,6 +20,7 @@ fn word(outcome: &Outcome) -> &'static str {
         Outcome::Accepted { .. } => "accepted",
         Outcome::Declined { .. } => "declined",
         Outcome::Throttled { .. } => "throttled",
+        Outcome::Busy { .. } => "busy",
         Outcome::Misconfigured { .. } => "misconfigured",
         Outcome::InProgress => "in progress",
         Outcome::Unknown { .. } => "unknown",
@@ -105,6 +107,7 @@ fn a_row_overrides_the_table() {
         (404, M::Unknown),
         (403, M::InProgress),
         (402, M::Misconfigured),
+        (423, M::Busy),
     ]);
     let table = [
         (422, "declined"),
@@ -116,6 +119,7 @@ fn a_row_overrides_the_table() {
         (404, "unknown"),
         (403, "in progress"),
         (402, "misconfigured"),
+        (423, "busy"),
         (429, "throttled"),
     ];
     for (status, meant) in table {
@@ -152,4 +156,103 @@ fn reasons_are_short_tokens_and_never_the_body() {
         let reason = format!("provider answered 402{tail}");
         assert_eq!(read(&reading(402, body)), Outcome::Declined { reason }, "{body}");
     }
+}
+
+fn header(name: &str, value: Option<&str>, means: StatusMeaning) -> StatusCase {
+    let header = HeaderIs { name: name.to_owned(), value: value.map(str::to_owned) };
+    StatusCase { header: Some(header), ..StatusCase::always(means) }
+}
+
+fn code(code: &str, at: Option<&str>, means: StatusMeaning) -> StatusCase {
+    let code = CodeIs { code: code.to_owned(), at: at.map(str::to_owned) };
+    StatusCase { code: Some(code), ..StatusCase::always(means) }
+}
+
+/// What Stripe answers when a limit is its own, one object's, or a lock: <https://docs.stripe.com/rate-limits>.
+#[test]
+fn the_first_case_that_fits_counts() {
+    use StatusMeaning as M;
+    let cases = vec![
+        header("Stripe-Rate-Limited-Reason", Some("resource-specific"), M::Busy),
+        header("stripe-rate-limited-reason", None, M::Throttled),
+        code("lock_timeout", Some("/error/code"), M::Busy),
+        // Without a pointer: where codes usually stand.
+        code("idempotency_key_in_use", None, M::InProgress),
+        code("704", Some("/errorCode"), M::InProgress),
+        code("too_many", Some("/error_codes"), M::Unavailable),
+    ];
+    let stripe = Meanings { statuses: [(429, cases)].into(), ..meanings(&[]) };
+    let reason = "Stripe-Rate-Limited-Reason";
+    let lock = r#"{"error":{"code":"lock_timeout","type":"invalid_request_error"}}"#;
+    let table: [(&[(&'static str, &str)], &str, &str); 16] = [
+        (&[], "", "throttled"),
+        (&[], "not json", "throttled"),
+        (&[], r#"{"error":{"code":"rate_limit"}}"#, "throttled"),
+        (&[(reason, "resource-specific")], "", "busy"),
+        (&[(reason, " Resource-Specific ")], "", "busy"),
+        (&[(reason, "global-rate")], "", "throttled"),
+        // The order of the cases decides, not that of the answer.
+        (&[(reason, "global-rate")], lock, "throttled"),
+        (&[(reason, "global-rate"), (reason, "resource-specific")], lock, "busy"),
+        (&[], lock, "busy"),
+        (&[], r#"{"code":"lock_timeout"}"#, "throttled"),
+        (&[], r#"{"code":"idempotency_key_in_use"}"#, "in progress"),
+        (&[], r#"{"error":{"type":"idempotency_key_in_use"}}"#, "in progress"),
+        (&[], r#"{"errorCode":"704"}"#, "in progress"),
+        (&[], r#"{"errorCode":704}"#, "in progress"),
+        (&[], r#"{"error_codes":["other","too_many"]}"#, "unknown"),
+        (&[], r#"{"error_codes":{"too_many":1}}"#, "throttled"),
+    ];
+    for (headers, body, meant) in table {
+        let mut answer = reading(429, body);
+        for (name, value) in headers {
+            answer.headers.append(*name, value.parse().unwrap());
+        }
+        assert_eq!(word(&classify(&answer, &stripe, SystemTime::UNIX_EPOCH)), meant, "{headers:?} {body}");
+        // The cases are those of their status alone.
+        answer.status = 402;
+        assert_eq!(word(&classify(&answer, &stripe, SystemTime::UNIX_EPOCH)), "declined", "{headers:?} {body}");
+    }
+}
+
+#[test]
+fn all_conditions_of_a_case_must_hold() {
+    let case = StatusCase {
+        code: code("704", Some("/errorCode"), StatusMeaning::InProgress).code,
+        ..header("transient-error", Some("true"), StatusMeaning::InProgress)
+    };
+    let adyen = Meanings { statuses: [(422, vec![case])].into(), ..meanings(&[]) };
+    for (transient, body, meant) in [
+        (Some("true"), r#"{"errorCode":"704"}"#, "in progress"),
+        (Some("false"), r#"{"errorCode":"704"}"#, "review"),
+        (None, r#"{"errorCode":"704"}"#, "review"),
+        (Some("true"), r#"{"errorCode":"130"}"#, "review"),
+    ] {
+        let mut answer = reading(422, body);
+        if let Some(value) = transient {
+            answer.headers.insert("transient-error", value.parse().unwrap());
+        }
+        assert_eq!(word(&classify(&answer, &adyen, SystemTime::UNIX_EPOCH)), meant, "{transient:?} {body}");
+    }
+}
+
+#[test]
+fn a_busy_answer_keeps_its_named_wait() {
+    let row = meanings(&[(429, StatusMeaning::Busy)]);
+    let mut answer = reading(429, "");
+    assert_eq!(classify(&answer, &row, SystemTime::UNIX_EPOCH), Outcome::Busy { retry_after: None });
+    answer.headers.insert("retry-after", "9".parse().unwrap());
+    let wait = Some(Duration::from_secs(9));
+    assert_eq!(classify(&answer, &row, SystemTime::UNIX_EPOCH), Outcome::Busy { retry_after: wait });
+}
+
+/// A case that calls a success accepted needs no readable body; the default does.
+#[test]
+fn a_success_that_no_case_fits_must_still_be_readable() {
+    let row =
+        Meanings { statuses: [(202, vec![header("x-queued", None, StatusMeaning::Accepted)])].into(), ..meanings(&[]) };
+    let mut answer = reading(202, "");
+    assert_eq!(word(&classify(&answer, &row, SystemTime::UNIX_EPOCH)), "unknown");
+    answer.headers.insert("x-queued", "1".parse().unwrap());
+    assert_eq!(word(&classify(&answer, &row, SystemTime::UNIX_EPOCH)), "accepted");
 }

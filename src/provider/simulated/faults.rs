@@ -19,6 +19,8 @@ pub(super) struct Draw {
     pub(super) error: Option<u16>,
     pub(super) lost_answer: bool,
     pub(super) declined: bool,
+    /// Another holds a lock on the payment's object.
+    pub(super) busy: bool,
 }
 
 /// Draws for the `attempt`-th request under this key.
@@ -39,6 +41,7 @@ pub(super) fn draw(options: &FakeOptions, key: &str, attempt: u32) -> Draw {
         error: failed.then_some(status),
         lost_answer: happens(&mut rng, options.lost_answer_rate),
         declined: happens(&mut rng, options.decline_rate),
+        busy: happens(&mut rng, options.busy_rate),
     }
 }
 
@@ -53,6 +56,7 @@ mod tests {
             error_rate: 0.1,
             lost_answer_rate: 0.2,
             decline_rate: 0.5,
+            busy_rate: 0.3,
             seed: 7,
             ..FakeOptions::default()
         };
@@ -64,6 +68,7 @@ mod tests {
         assert!((300..500).contains(&count(|draw| draw.error.is_some())));
         assert!((650..950).contains(&count(|draw| draw.lost_answer)));
         assert!((1_850..2_150).contains(&count(|draw| draw.declined)));
+        assert!((1_050..1_350).contains(&count(|draw| draw.busy)));
         assert!(draws.iter().all(|draw| (20..=80).contains(&draw.latency.as_millis())));
         let statuses: std::collections::BTreeSet<_> = draws.iter().filter_map(|draw| draw.error).collect();
         assert_eq!(statuses, [500, 503].into());
@@ -72,7 +77,10 @@ mod tests {
     #[test]
     fn no_rate_means_no_fault_and_a_whole_one_always() {
         let calm = draw(&FakeOptions::default(), "x", 1);
-        assert_eq!(calm, Draw { latency: Duration::ZERO, error: None, lost_answer: false, declined: false });
+        assert_eq!(
+            calm,
+            Draw { latency: Duration::ZERO, error: None, lost_answer: false, declined: false, busy: false }
+        );
         let all = FakeOptions { lost_answer_rate: 1.0, ..FakeOptions::default() };
         assert!((0..100).all(|attempt| draw(&all, "x", attempt).lost_answer));
     }

@@ -57,6 +57,9 @@ pub struct FakeOptions {
     pub lost_answer_rate: f64,
     /// Answered 402, and remembered.
     pub decline_rate: f64,
+    /// Answered 429 with code `lock_timeout`, as if the payment's own object were locked; nothing is charged and nothing
+    /// remembered.
+    pub busy_rate: f64,
     /// Whether `Idempotency-Key` is honoured.
     pub deduplicate: bool,
     /// How long a key is remembered; `None`: for ever.
@@ -73,6 +76,7 @@ impl Default for FakeOptions {
             error_rate: 0.0,
             lost_answer_rate: 0.0,
             decline_rate: 0.0,
+            busy_rate: 0.0,
             deduplicate: true,
             retention: None,
             seed: 0,

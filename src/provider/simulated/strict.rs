@@ -137,6 +137,9 @@ impl StrictProvider {
         if let Some(status) = draw.error {
             return refusal(status, "fault", due_us);
         }
+        if draw.busy {
+            return refusal(429, "lock_timeout", due_us);
+        }
         let mut reply = match key.and_then(|key| self.remembered(key, now_us)) {
             Some(memory) => {
                 let (status, body) = (memory.status, memory.body.clone());

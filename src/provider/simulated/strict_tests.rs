@@ -82,6 +82,9 @@ fn faults_do_what_they_say() {
     assert!(reply.lost && report.charges == 1 && report.lost_answers == 1);
     let (reply, report) = with(FakeOptions { decline_rate: 1.0, ..FakeOptions::default() });
     assert_eq!((reply.status, report.charges, report.declines), (402, 0, 1));
+    let (reply, report) = with(FakeOptions { busy_rate: 1.0, ..FakeOptions::default() });
+    assert!(reply.status == 429 && reply.body.contains("lock_timeout"), "{}", reply.body);
+    assert_eq!((report.charges, report.refused_429), (0, 0), "its limits had nothing to do with it");
 }
 
 #[test]

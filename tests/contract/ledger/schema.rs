@@ -138,7 +138,7 @@ const BAD_PROVIDERS: [(&str, &str); 52] = [
     ("statuses", "'null'"),
 ];
 
-const BAD_LIMITS: [(&str, &str); 16] = [
+const BAD_LIMITS: [(&str, &str); 26] = [
     ("provider", "'nobody'"),
     ("name", "''"),
     ("name", "'Per Second'"),
@@ -151,10 +151,31 @@ const BAD_LIMITS: [(&str, &str); 16] = [
     ("window_ms", "NULL"),
     ("offset_ms", "-1"),
     ("burst", "0"),
+    ("burst", "5"),
+    ("algorithm = 'fixed_window', burst", "5"),
+    ("algorithm = 'token_bucket', burst = 32, window_ms", "86400000"),
+    ("algorithm = 'gcra', burst = 31, window_ms", "86400000"),
+    ("offset_ms", "5"),
+    ("algorithm = 'fixed_window', offset_ms", "1000"),
+    ("algorithm = 'gcra', offset_ms", "5"),
+    ("algorithm = 'sliding_window', window_ms", "999"),
+    ("scope = 'account', max_requests", "10001"),
+    ("scope = 'reference', max_requests", "10001"),
     ("scope", "'world'"),
     ("applies_to", "'refund'"),
     ("shadow", "NULL"),
     ("enabled", "NULL"),
+];
+
+/// The widest that each algorithm and scope may be, one after the other.
+const GOOD_LIMITS: [&str; 7] = [
+    "algorithm = 'token_bucket', burst = 31, max_requests = 1, window_ms = 86400000",
+    "algorithm = 'gcra', burst = 30",
+    "max_requests = 0, burst = 1000000",
+    "algorithm = 'fixed_window', burst = NULL, max_requests = 1000000, window_ms = 1000, offset_ms = 999",
+    "algorithm = 'sliding_window', offset_ms = 0, scope = 'account'",
+    "algorithm = 'sliding_log', scope = 'reference', max_requests = 10000",
+    "scope = 'provider', max_requests = 1000000",
 ];
 
 const BAD_ACCOUNTS: [(&str, &str); 9] = [
@@ -227,6 +248,11 @@ async fn every_rule_is_a_check(kind: Kind) {
             let meant = ["constraint", "violates", "json", "mismatch"].iter().any(|word| error.contains(word));
             assert!(meant, "{update}: {error}");
         }
+    }
+    // What those rules leave allowed.
+    for change in GOOD_LIMITS {
+        let update = format!("UPDATE provider_limits SET {change} WHERE name = 'all'");
+        fixture.sql(&update).await.unwrap_or_else(|error| panic!("{update}: {error}"));
     }
     if kind == Kind::Postgres {
         for change in ["leak_per_second = 'NaN'", "leak_per_second = 'Infinity'", r#"headers = '{"a": 1}'"#] {

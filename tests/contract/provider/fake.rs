@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use sluicegate::domain::limit::Rate;
 use sluicegate::domain::outcome::{Outcome, UnknownCause};
+use sluicegate::domain::provider::{CodeIs, Provider, StatusCase, StatusMeaning};
 use sluicegate::provider::PaymentProvider;
 use sluicegate::provider::simulated::{Effect, FakeHandle, FakeOptions, FakeProvider, OnLimit, Report};
 use tokio::net::TcpListener;
@@ -168,6 +169,31 @@ async fn declines_faults_and_refusals_reach_the_client_as_meant() {
         let provider = provider(&row(&fake.url));
         let outcome = provider.send(&provider.freeze(&job("pay-1")).unwrap()).await.outcome;
         assert!(meant(&outcome), "{outcome:?}");
+        assert_eq!(fake.handle.report().charges, 0);
+        fake.stop().await;
+    }
+}
+
+/// The row tells a lock on one object from the provider's own limit, though both come as 429.
+#[tokio::test]
+async fn a_lock_and_a_limit_are_told_apart() {
+    install_tls_provider();
+    let locked = StatusCase {
+        header: None,
+        code: Some(CodeIs { code: "lock_timeout".to_owned(), at: Some("/error/code".to_owned()) }),
+        means: StatusMeaning::Busy,
+    };
+    let options = |busy_rate| FakeOptions { busy_rate, ..FakeOptions::default() };
+    let limits = vec!["0/5s".parse().unwrap()];
+    for (options, wanted) in [
+        (options(1.0), Outcome::Busy { retry_after: None }),
+        (FakeOptions { limits, ..options(0.0) }, Outcome::Throttled { retry_after: Some(Duration::from_secs(5)) }),
+    ] {
+        let fake = Fake::start(options).await;
+        let row = Provider { statuses: [(429, vec![locked.clone()])].into(), ..row(&fake.url) };
+        let provider = provider(&row);
+        let outcome = provider.send(&provider.freeze(&job("pay-1")).unwrap()).await.outcome;
+        assert_eq!(outcome, wanted);
         assert_eq!(fake.handle.report().charges, 0);
         fake.stop().await;
     }

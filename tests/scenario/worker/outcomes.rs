@@ -7,7 +7,7 @@ use sluicegate::ledger::provider_row::ProviderRow;
 use sluicegate::provider::FrozenRequest;
 
 use super::bench::{Bench, row};
-use super::script::{Act, accepted, not_sent, rejected, throttled, timeout};
+use super::script::{Act, accepted, busy, not_sent, rejected, throttled, timeout};
 
 struct Case {
     id: &'static str,
@@ -159,6 +159,51 @@ async fn any_number_of_429s_uses_up_no_attempt() {
     bench.pay("acme", "job").await;
     let job = bench.until_state("job", "succeeded").await;
     assert_eq!((job.attempts, bench.script.sent_for("job").len()), (1, 6));
+}
+
+/// A lock or a limit on one object is one job's affair: it waits as long as it was told, the others go on.
+#[tokio::test]
+async fn a_busy_job_delays_no_other_and_counts_for_nothing() {
+    let bench = Bench::open(&[row("acme")]).await;
+    let wait = Duration::from_secs(600);
+    bench.script.plan("locked", [Act::Answer(busy(Some(wait)))]);
+    bench.pay("acme", "locked").await;
+    let put_down = bench.until_put_down("locked", "busy with this payment's object").await;
+    assert_eq!((put_down.state.as_str(), put_down.attempts), ("waiting", 0));
+    assert_eq!(bench.attempts("locked").await, [("busy".to_owned(), false)]);
+    let wait_ms = bench.count("SELECT wake_at - updated_at FROM jobs WHERE id = 'locked'").await;
+    assert!((599_000..=600_100).contains(&wait_ms), "{wait_ms} ms");
+    for number in 0..10 {
+        bench.pay("acme", &format!("other-{number}")).await;
+    }
+    for number in 0..10 {
+        bench.until_state(&format!("other-{number}"), "succeeded").await;
+    }
+    assert_eq!(bench.script.sent_for("locked").len(), 1, "it still waits");
+    // A 429 of the provider's own limit holds them all.
+    bench.script.plan("throttled", [Act::Answer(throttled(wait))]);
+    bench.pay("acme", "throttled").await;
+    bench.until_put_down("throttled", "throttled").await;
+    for number in 0..3 {
+        bench.pay("acme", &format!("held-{number}")).await;
+    }
+    bench.until("everything of the lane waits", async || bench.queued("acme").await == 5).await;
+    assert_eq!(bench.script.sent().len(), 12, "one locked, ten others, one throttled");
+}
+
+/// However often the object is busy, its job is never given up for it, and is sent again under the same key.
+#[tokio::test]
+async fn any_number_of_busy_answers_uses_up_no_attempt() {
+    let forgetful = ProviderRow { idempotency_retention_s: None, ..row("bolt") };
+    let bench = Bench::open(&[row("acme"), forgetful]).await;
+    for (provider, id) in [("acme", "locked"), ("bolt", "forgotten")] {
+        bench.script.plan(id, std::iter::repeat_n(Act::Answer(busy(None)), 5));
+        bench.pay(provider, id).await;
+        let job = bench.until_state(id, "succeeded").await;
+        let sent = bench.script.sent_for(id);
+        assert_eq!((job.attempts, sent.len(), bench.script.charges(provider, id)), (1, 6, 1), "{id}");
+        assert!(sent.iter().all(|one| one.request == sent[0].request), "{id}: a later request differs");
+    }
 }
 
 /// 401: our credentials are wrong, so the lane stops before it declines a whole billing day.

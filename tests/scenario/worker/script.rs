@@ -141,6 +141,10 @@ pub fn throttled(wait: Duration) -> Outcome {
     Outcome::Throttled { retry_after: Some(wait) }
 }
 
+pub fn busy(retry_after: Option<Duration>) -> Outcome {
+    Outcome::Busy { retry_after }
+}
+
 /// Makes rows callable; one whose URL holds `refused` it refuses.
 pub struct Factory(pub Arc<Script>);
 

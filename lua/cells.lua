@@ -1,0 +1,139 @@
+-- What one limit counts, whatever its algorithm; the second part of the limiter's script.
+-- Specification: src/domain/quota/{window,bucket,cell}.rs.
+
+local function roll(cell, now)
+  local index = floor((now - cell.param) / cell.window)
+  if index == cell.this then return end
+  cell.count = index == cell.this + 1 and cell.following or 0
+  cell.this, cell.following = index, 0
+end
+
+local function backlog(cell, at)
+  if at > cell.empty then return 0 end
+  return (cell.empty - at) * PARTS + cell.part
+end
+
+local function drain_later(cell, start, uses)
+  if start > cell.empty or (start == cell.empty and cell.part == 0) then cell.empty, cell.part = start, 0 end
+  local part = cell.part + uses * cell.param
+  cell.empty = cell.empty + floor(part / PARTS)
+  cell.part = part % PARTS
+end
+
+-- Where a cost finds room: start, youngest origin in ms, and how many permits of this cost start there on the same terms
+-- (0: too far ahead to be booked). Nothing when that cannot be said.
+local function find(cell, cost, from)
+  from = max(from, cell.held)
+  if cell.kind == LOG then
+    if cell.unused > 0 then from = max(from, cell.excess) end
+    local missing = max(0, cost - cell.unused)
+    if missing == 0 then return from, 0, floor(cell.unused / cost) end
+    if missing > cell.logged then return nil end
+    local ms, count, before = seek(cell, missing)
+    if not ms then return nil end
+    return max(from, ms * 1000 + cell.window), ms, (before == 0 and missing == cost) and floor(count / cost) or 1
+  end
+  if cell.kind == WINDOW then
+    if cost > cell.max then return nil end
+    while true do
+      local index = floor((from - cell.param) / cell.window)
+      local counted = cell.count
+      if index == cell.this + 1 then counted = cell.following elseif index > cell.this then return from, 0, 0 end
+      local room = floor(max(0, cell.max - counted) / cost)
+      if room > 0 then return from, 0, room end
+      from = (index + 1) * cell.window + cell.param
+    end
+  end
+  local needed = cell.mode == PACING and 1 or cost
+  if needed > cell.max then return nil end
+  from = max(from, cell.empty + ceil((cell.part - (cell.max - needed) * cell.param) / PARTS))
+  if cell.mode == PACING then return from, 0, 1 end
+  return from, 0, floor((cell.max * cell.param - backlog(cell, from)) / (cost * cell.param))
+end
+
+local function take(cell, uses, start)
+  if cell.kind == LOG then
+    local missing = max(0, uses - cell.unused)
+    if cell.unused < 0 then cell.exceeds = true end
+    cell.unused = max(0, cell.unused - uses)
+    if missing > 0 then forget_oldest(cell, missing) end
+    if cell.mode ~= HELD then
+      local starts = cell.starts or {}
+      starts[#starts + 1], starts[#starts + 2] = start, uses
+      cell.starts = starts
+    end
+  elseif cell.kind == WINDOW then
+    if floor((start - cell.param) / cell.window) == cell.this then
+      cell.count = cell.count + uses
+    else
+      cell.following = cell.following + uses
+    end
+  else
+    drain_later(cell, start, uses)
+  end
+end
+
+-- A request that the ledger remembers, for a state that was lost.
+local function recall(cell, now, instant, uses)
+  if cell.kind == LOG then
+    push(cell, ceil(instant / 1000), uses)
+  elseif cell.kind == WINDOW then
+    roll(cell, now)
+    if floor((instant - cell.param) / cell.window) >= cell.this then cell.count = cell.count + uses end
+  else
+    drain_later(cell, instant, uses)
+  end
+end
+
+local function in_flight(tally, applies)
+  if applies == 0 then return tally[1] + tally[2] end
+  return tally[applies]
+end
+
+-- What may surely start now, and in how many µs all of it is free again.
+local function outlook(tally, cell, now)
+  if cell.kind == LOG then
+    local flying = cell.mode == HELD and in_flight(tally, cell.applies) or 0
+    local over = cell.tail_ms * 1000 + cell.window
+    local counted, reset = flying, 0
+    if cell.logged > 0 and over > now then counted, reset = flying + cell.logged, over - now end
+    if flying > 0 then reset = max(reset, cell.window) end
+    return max(0, cell.max - counted), reset
+  end
+  if cell.kind == WINDOW then
+    local begin = floor((now - cell.param) / cell.window) * cell.window + cell.param
+    return max(0, cell.max - cell.count), cell.count == 0 and 0 or begin + cell.window - now
+  end
+  local full = backlog(cell, now)
+  return floor(max(0, cell.max * cell.param - full) / max(1, cell.param)), ceil(full / PARTS)
+end
+
+-- A cell as its record wants it, with the state that is stored at a position of `m`; also where the next one stands.
+local function cell_of(records, i, key, m, at)
+  local first = (i - 1) * RECORD + 1
+  local kind, applies, mode, window, param, granule, most, index = decode('<I1I1I1I7I7I4I4I2', records, first)
+  local cell = { kind = kind, applies = applies, mode = mode, window = window, param = param, granule = granule, max = most,
+                 index = index, key = key, signature = sub(records, first, first + SIGNATURE - 1), held = 0, refused = 0,
+                 waited = 0, head = '', tail = '', pushed = 0, base = 0, chunks = 0 }
+  if mode == SHADOW then has_shadow = true end
+  local a, b, c = 0, 0, 0
+  if m then
+    local stored = sub(m, at, at + SIGNATURE - 1)
+    local heads, tails
+    cell.held, a, b, c, cell.pushed, cell.base, cell.chunks, cell.refused, cell.waited, heads, tails, at =
+      decode('<dddddddddI4I4', m, at + SIGNATURE)
+    if heads > 0 then cell.head = sub(m, at, at + heads - 1) end
+    if tails > 0 then cell.tail = sub(m, at + heads, at + heads + tails - 1) end
+    at = at + heads + tails
+    if stored ~= cell.signature then cell.was = stored end
+  end
+  if kind == LOG then
+    cell.logged, cell.tail_ms, cell.excess = a, b, c
+  elseif kind == WINDOW then
+    cell.this, cell.count, cell.following = a, b, c
+  else
+    cell.empty, cell.part = a, b
+  end
+  return cell, at
+end
+

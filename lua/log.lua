@@ -1,0 +1,118 @@
+-- A log of uses, the first part of the limiter's script; it defines, quota.lua calls.
+-- Specification: src/domain/quota/log.rs.
+--
+-- A log is head .. chunks .. tail: strings of entries (instant in ms 5, count 3), oldest first. Head and tail are kept in
+-- the cell, the chunks between them in a list of their own, so that a call touches the list once in CHUNK_BYTES. Each
+-- chunk begins with the number of uses logged before it (6), by which any use is found in a few steps.
+
+local decode, encode, sub = struct.unpack, struct.pack, string.sub
+local ceil, floor, max, min = math.ceil, math.floor, math.max, math.min
+local RECORD, SIGNATURE, LEASE = 27, 21, 21
+local CHUNK_BYTES = 512
+local BASE_MS = 1600000000000
+local PARTS = 1024
+local RESTORE_DEPTH = 16
+local REFRESH_US, KEPT_MS = 3600000000, 86400000
+local LOG, WINDOW, BUCKET = 0, 1, 2
+local HELD, SHADOW, PACING = 1, 2, 3
+local damaged, has_shadow = false, false
+
+local function entry(ms, count) return encode('<I5I3', max(0, ms - BASE_MS), count) end
+
+-- The entry that holds the k-th oldest use: its instant, its count, the uses before it, where it stands (0 head, j chunk,
+-- -1 tail; its string and position). Nothing when there are fewer.
+local function seek(cell, k)
+  local before, text = 0, cell.head
+  for at = 1, #text, 8 do
+    local ms, count = decode('<I5I3', text, at)
+    if before + count >= k then return ms + BASE_MS, count, before, 0, text, at end
+    before = before + count
+  end
+  local older = cell.logged - cell.pushed
+  if cell.chunks > 0 and k <= older + cell.base then
+    local low, high = 0, cell.chunks - 1
+    while low < high do
+      local middle = ceil((low + high) / 2)
+      local chunk = redis.call('LINDEX', cell.key, middle)
+      if chunk and older + decode('<I6', chunk) < k then low = middle else high = middle - 1 end
+    end
+    text = redis.call('LINDEX', cell.key, low)
+    if not text then
+      damaged = true
+      return nil
+    end
+    before = older + decode('<I6', text)
+    for at = 7, #text, 8 do
+      local ms, count = decode('<I5I3', text, at)
+      if before + count >= k then return ms + BASE_MS, count, before, low + 1, text, at end
+      before = before + count
+    end
+    damaged = true
+    return nil
+  end
+  before, text = older + cell.base, cell.tail
+  for at = 1, #text, 8 do
+    local ms, count = decode('<I5I3', text, at)
+    if before + count >= k then return ms + BASE_MS, count, before, -1, text, at end
+    before = before + count
+  end
+  return nil
+end
+
+local function forget_oldest(cell, uses)
+  local ms, count, before, place, text, at = seek(cell, uses)
+  if not ms then return end
+  cell.logged = cell.logged - uses
+  local left = before + count - uses
+  cell.head = sub(text, at + 8)
+  if left > 0 then cell.head = entry(ms, left) .. cell.head end
+  if place > 0 then
+    redis.call('LTRIM', cell.key, place, -1)
+    cell.chunks = cell.chunks - place
+  elseif place < 0 then
+    if cell.chunks > 0 then redis.call('DEL', cell.key) end
+    cell.chunks, cell.tail, cell.base = 0, '', cell.pushed
+  end
+end
+
+local function push(cell, ms, uses)
+  ms = max(ceil(ms / cell.granule) * cell.granule, cell.tail_ms)
+  cell.tail_ms = ms
+  cell.logged, cell.pushed = cell.logged + uses, cell.pushed + uses
+  local bytes = #cell.tail
+  if bytes > 0 then
+    local last, count = decode('<I5I3', cell.tail, bytes - 7)
+    if last + BASE_MS == ms then
+      cell.tail = sub(cell.tail, 1, bytes - 8) .. entry(ms, count + uses)
+      return
+    end
+  end
+  cell.tail = cell.tail .. entry(ms, uses)
+end
+
+local function restore(cell, now, ms, uses)
+  while #cell.head <= RESTORE_DEPTH * 8 and cell.chunks > 0 do
+    local chunk = redis.call('LPOP', cell.key)
+    if not chunk then
+      damaged = true
+      return
+    end
+    cell.head, cell.chunks = cell.head .. sub(chunk, 7), cell.chunks - 1
+  end
+  if #cell.head <= RESTORE_DEPTH * 8 then
+    cell.head, cell.tail, cell.base = cell.head .. cell.tail, '', cell.pushed
+  end
+  local at, ends = 1, min(#cell.head, RESTORE_DEPTH * 8 + 8)
+  local there, count
+  while at <= ends do
+    there, count = decode('<I5I3', cell.head, at)
+    if there + BASE_MS >= ms then break end
+    at = at + 8
+  end
+  if at > RESTORE_DEPTH * 8 + 8 then return push(cell, ceil(now / 1000), uses) end
+  cell.logged, cell.tail_ms = cell.logged + uses, max(cell.tail_ms, ms)
+  local rest = at
+  if at <= ends and there + BASE_MS == ms then uses, rest = uses + count, at + 8 end
+  cell.head = sub(cell.head, 1, at - 1) .. entry(ms, uses) .. sub(cell.head, rest)
+end
+

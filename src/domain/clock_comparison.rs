@@ -1,0 +1,181 @@
+//! The store's clock against this process's monotonic clock: was it stepped, and when may a permit start if it was and
+//! nobody can tell. Refuses to read either clock: every instant is an argument.
+//!
+//! An exchange departs at d, its reply arrives at a, and the store wrote `now` in between: the offset (store − ours) lies
+//! in [now − a, now − d]. What is known is the intersection over all exchanges, widened by [`DRIFT_PPM`] with time. An
+//! exchange that lies beyond it by more than [`STEP_MIN`] proves a step.
+//!
+//! A step that stays inside what is known proves nothing and cannot be seen by anybody. A step back is harmless: slots
+//! come free later. A step forward by f frees every slot that was settled before it f too early. So a permit also waits
+//! until the slot's instant has come by the clock *as it was when the slot was settled*: by the least offset that was
+//! possible then. Later exchanges must not tighten that bound, because they may have happened after the step; the bounds
+//! of the past are therefore remembered, for as long as a slot settled under them may still matter, which is one window.
+//! Measured from the settlement, our monotonic clock times the window itself, so that its padding covers our drift too.
+//!
+//! Not covered: a step before this process's first exchange (whoever was there reports it), and a second step that
+//! undoes one which was not seen.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::time::Micros;
+
+/// Greatest difference in rate between two clocks, in parts per million: what NTP's slewing may add, and the part of the
+/// window by which it is padded.
+pub const DRIFT_PPM: u32 = 500;
+/// Least distance between what is known and what is heard that is called a step: the fixed part of a window's padding.
+pub const STEP_MIN: Duration = Duration::from_millis(2);
+/// Bounds of the past that are kept; more are merged to the safe side.
+const FLOORS_MAX: usize = 128;
+/// The store cuts its clock to microseconds.
+const CUT_NS: i128 = 1_000;
+
+/// What one exchange says about the store's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "grants of an exchange that shows a step must not be used"]
+pub enum Comparison {
+    /// Nothing to compare with: grants of this exchange must not be used.
+    First,
+    /// No step can be seen. The offset is known to this width: steps forward up to about that may be hidden.
+    Agrees {
+        width: Duration,
+    },
+    /// Stepped by at least this much since the exchange before; the comparison starts anew from this one.
+    SteppedForward {
+        by: Duration,
+    },
+    SteppedBack {
+        by: Duration,
+    },
+}
+
+/// Bounds of the offset (store − ours) in nanoseconds, as of an instant of our clock.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    least: i128,
+    most: i128,
+    at: Duration,
+}
+
+/// The least offset that was possible between two instants of ours.
+#[derive(Clone, Copy, Debug)]
+struct Floor {
+    from: Duration,
+    until: Duration,
+    least: i128,
+}
+
+/// What one process knows of one store's clock.
+#[derive(Clone, Debug, Default)]
+pub struct ClockComparison {
+    known: Option<Known>,
+    /// One after the other in time, each higher than the one before.
+    floors: VecDeque<Floor>,
+}
+
+impl ClockComparison {
+    /// Takes in one exchange, in the order of arrivals: when it departed and its reply arrived (monotonic, since any one
+    /// origin), and what the store's clock said in between.
+    pub fn observe(&mut self, departed: Duration, arrived: Duration, now: Micros) -> Comparison {
+        let now = nanos(now);
+        let heard = Known { least: now - ns(arrived), most: now + CUT_NS - ns(departed), at: arrived };
+        let Some(before) = self.known else {
+            self.known = Some(heard);
+            return Comparison::First;
+        };
+        let known = before.aged_to(arrived);
+        let (forward, back) = (heard.least - known.most, known.least - heard.most);
+        let step = ns(STEP_MIN);
+        if forward > step || back > step {
+            self.known = Some(heard);
+            self.floors.clear();
+            return if forward > step {
+                Comparison::SteppedForward { by: duration(forward) }
+            } else {
+                Comparison::SteppedBack { by: duration(back) }
+            };
+        }
+        self.remember(Floor { from: before.at, until: arrived, least: known.least });
+        let both = Known { least: known.least.max(heard.least), most: known.most.min(heard.most), at: arrived };
+        // Too small a difference to call it a step: what was heard last is true in any case.
+        let both = if both.least > both.most { heard } else { both };
+        self.known = Some(both);
+        Comparison::Agrees { width: duration(both.most - both.least) }
+    }
+
+    /// Whether there has been an exchange to compare with.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        self.known.is_some()
+    }
+
+    /// When a permit of the exchange that was observed last may start, by our clock, if the store said `wait` at `now`.
+    /// `over` is the longest time for which what the wait depends on may have been settled already: the longest padded
+    /// window, and where leases run out, with the longest hold.
+    #[must_use]
+    pub fn start_at(&self, arrived: Duration, now: Micros, wait: Duration, over: Duration) -> Duration {
+        (arrived + wait).max(self.not_before(arrived, now.plus(wait), over))
+    }
+
+    /// The instant of our clock at which the store's clock reads `due`, as it went at any time in the last `over` before
+    /// `arrived`, whatever step was hidden since. Zero when nothing is known.
+    ///
+    /// Where a slot's own due instant (its use plus the padded window) is known, it may take the place of `now` + wait:
+    /// a slot that has been due for long waits for nothing then.
+    #[must_use]
+    pub fn not_before(&self, arrived: Duration, due: Micros, over: Duration) -> Duration {
+        let since = arrived.saturating_sub(over);
+        let first = self.floors.partition_point(|floor| floor.until < since);
+        self.floors.get(first).map_or(Duration::ZERO, |floor| duration(nanos(due) - floor.least))
+    }
+
+    /// Only the lowest bound since any instant is ever asked for, so those that a later one undercuts are dropped.
+    fn remember(&mut self, mut floor: Floor) {
+        while let Some(last) = self.floors.pop_back_if(|last| last.least >= floor.least) {
+            floor.from = last.from;
+        }
+        self.floors.push_back(floor);
+        if self.floors.len() > FLOORS_MAX {
+            self.merge(floor.until);
+        }
+    }
+
+    /// Joins the two neighbours whose common span is shortest for its age, under the lower bound of both: short windows
+    /// stay exact, and long ones nearly.
+    fn merge(&mut self, now: Duration) {
+        let coarseness = |index: &usize| {
+            let (older, newer) = (self.floors[*index], self.floors[index + 1]);
+            let span = newer.until.saturating_sub(older.from).as_secs_f64();
+            span / now.saturating_sub(newer.until).max(Duration::from_millis(1)).as_secs_f64()
+        };
+        let finest = (0..self.floors.len() - 1).min_by(|a, b| coarseness(a).total_cmp(&coarseness(b)));
+        if let Some(index) = finest {
+            self.floors[index].until = self.floors[index + 1].until;
+            self.floors.remove(index + 1);
+        }
+    }
+}
+
+impl Known {
+    fn aged_to(self, at: Duration) -> Self {
+        let drift = ns(at.saturating_sub(self.at)) * i128::from(DRIFT_PPM) / 1_000_000 + 1;
+        Self { least: self.least - drift, most: self.most + drift, at: at.max(self.at) }
+    }
+}
+
+fn nanos(instant: Micros) -> i128 {
+    i128::from(instant.0) * 1_000
+}
+
+fn ns(duration: Duration) -> i128 {
+    i128::try_from(duration.as_nanos()).unwrap_or(i128::MAX)
+}
+
+/// Never negative.
+fn duration(ns: i128) -> Duration {
+    Duration::from_nanos(u64::try_from(ns.max(0)).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+#[path = "clock_comparison_tests.rs"]
+mod tests;

@@ -1,0 +1,242 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::domain::decision::LimitSpec;
+
+const MS: i128 = 1_000_000;
+/// The store's clock when ours reads zero.
+const EPOCH_NS: i128 = 1_800_000_000_000_000_000;
+
+/// A store's clock as a function of ours: rates that change, and one step.
+#[derive(Clone, Debug)]
+struct StoreClock {
+    /// Instant of ours from which on, parts per million.
+    rates: Vec<(i128, i128)>,
+    step_at: i128,
+    step: i128,
+}
+
+impl StoreClock {
+    fn at(&self, t: i128) -> i128 {
+        let ends = self.rates.iter().skip(1).map(|(from, _)| *from).chain([i128::MAX]);
+        let drift: i128 =
+            self.rates.iter().zip(ends).map(|((from, ppm), end)| (t.min(end) - from).max(0) * ppm / 1_000_000).sum();
+        EPOCH_NS + t + drift + if t >= self.step_at { self.step } else { 0 }
+    }
+
+    fn says(&self, t: i128) -> Micros {
+        Micros(u64::try_from(self.at(t) / 1_000).unwrap())
+    }
+}
+
+/// One exchange by our clock: departs, is read by the store, arrives.
+#[derive(Clone, Copy, Debug)]
+struct Exchange {
+    departed: i128,
+    at_store: i128,
+    arrived: i128,
+}
+
+fn observe(comparison: &mut ClockComparison, clock: &StoreClock, exchange: Exchange) -> Comparison {
+    comparison.observe(duration(exchange.departed), duration(exchange.arrived), clock.says(exchange.at_store))
+}
+
+fn stepped(comparison: Comparison) -> bool {
+    matches!(comparison, Comparison::SteppedForward { .. } | Comparison::SteppedBack { .. })
+}
+
+/// From nothing to a given order of magnitude, in nanoseconds.
+fn delay() -> impl Strategy<Value = i128> {
+    prop_oneof![4 => 0..300_000_i128, 2 => 0..30 * MS, 1 => 0..2_000 * MS]
+}
+
+fn exchanges() -> impl Strategy<Value = Vec<Exchange>> {
+    let gap = prop_oneof![4 => 0..20 * MS, 2 => 0..1_000 * MS, 1 => 0..40_000 * MS];
+    prop::collection::vec((gap, delay(), delay()), 2..60).prop_map(|steps| {
+        let mut t = 0;
+        let exchange = |(gap, out, back)| {
+            let departed = t + gap;
+            let (at_store, arrived) = (departed + out, departed + out + back);
+            t = arrived;
+            Exchange { departed, at_store, arrived }
+        };
+        steps.into_iter().map(exchange).collect()
+    })
+}
+
+/// A clock whose rate changes three times and that steps once, at a fraction of the time that the exchanges take.
+fn clock(exchanges: &[Exchange]) -> impl Strategy<Value = StoreClock> + use<> {
+    let end = exchanges.last().unwrap().arrived;
+    let size = prop_oneof![4 => -40 * MS..40 * MS, 2 => -2_500 * MS..2_500 * MS, 1 => -3_600_000 * MS..3_600_000 * MS];
+    let rates = prop::collection::vec((0..=end, -499..=499_i128), 3);
+    (-499..=499_i128, rates, 0..=end, size).prop_map(|(first, mut rates, step_at, step)| {
+        rates.push((0, first));
+        rates.sort_unstable();
+        StoreClock { rates, step_at, step }
+    })
+}
+
+fn scenario() -> impl Strategy<Value = (Vec<Exchange>, StoreClock)> {
+    exchanges().prop_flat_map(|exchanges| (Just(exchanges.clone()), clock(&exchanges)))
+}
+
+/// A use of a slot: answered, then settled by somebody with its age. As fractions of the whole time, and a window.
+fn used() -> impl Strategy<Value = (f64, i128, u64)> {
+    let window_ms = prop_oneof![1..50_u64, 50..2_000_u64, 2_000..90_000_u64];
+    (0.0..1.0, delay(), window_ms)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn without_a_step_none_is_reported((exchanges, clock) in scenario()) {
+        let clock = StoreClock { step: 0, ..clock };
+        let mut comparison = ClockComparison::default();
+        for (index, exchange) in exchanges.into_iter().enumerate() {
+            let said = observe(&mut comparison, &clock, exchange);
+            prop_assert_eq!(matches!(said, Comparison::First), index == 0);
+            prop_assert!(!stepped(said), "{said:?}");
+        }
+    }
+
+    /// Nothing is hidden that is larger than what was uncertain before, the exchange's own time, and the tolerance.
+    #[test]
+    fn a_large_step_is_reported_by_the_next_exchange((exchanges, clock) in scenario()) {
+        let mut comparison = ClockComparison::default();
+        let mut width = None;
+        for exchange in exchanges {
+            let known = comparison.known.map(|known| known.aged_to(duration(exchange.arrived)));
+            let after = exchange.at_store >= clock.step_at;
+            let said = observe(&mut comparison, &clock, exchange);
+            if !after {
+                width = known;
+                continue;
+            }
+            if let (Some(_), Some(known)) = (width, known) {
+                let hidden = known.most - known.least + (exchange.arrived - exchange.departed) + ns(STEP_MIN) + CUT_NS;
+                if clock.step.abs() > hidden {
+                    prop_assert_eq!(matches!(said, Comparison::SteppedForward { .. }), clock.step > 0);
+                    prop_assert_eq!(matches!(said, Comparison::SteppedBack { .. }), clock.step < 0);
+                }
+            }
+            break;
+        }
+    }
+
+    /// The heart of it: whatever was hidden, the next use of a slot starts a whole window after the answer to the last.
+    #[test]
+    fn uses_of_a_slot_are_a_window_apart_unless_a_step_is_reported(
+        (exchanges, clock) in scenario(),
+        (at, settled_after, window_ms) in used(),
+    ) {
+        apart(&exchanges, &clock, at, settled_after, window_ms)?;
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "a fraction of the whole time")]
+fn apart(
+    exchanges: &[Exchange],
+    clock: &StoreClock,
+    at: f64,
+    settled_after: i128,
+    window_ms: u64,
+) -> Result<(), TestCaseError> {
+    let window = Duration::from_millis(window_ms);
+    let padded_us = LimitSpec { name: String::new(), max_requests: 1, window }.padded_window_us();
+    let answered = (exchanges.last().unwrap().arrived as f64 * at) as i128;
+    let settled = answered + settled_after;
+    // A step that nobody of this process could see; others report it.
+    prop_assume!(clock.step_at < settled || clock.step_at > exchanges[0].at_store);
+    let used_at = Micros(clock.says(settled).0 - u64::try_from(settled_after / 1_000).unwrap());
+    let due = Micros(used_at.0 + padded_us);
+    let mut comparison = ClockComparison::default();
+    for (index, exchange) in exchanges.iter().enumerate() {
+        if stepped(observe(&mut comparison, clock, *exchange)) {
+            break;
+        }
+        if index == 0 || exchange.at_store < settled {
+            continue;
+        }
+        let (arrived, now) = (duration(exchange.arrived), clock.says(exchange.at_store));
+        let (wait, over) = (due.since(now), Duration::from_micros(padded_us));
+        let start = comparison.start_at(arrived, now, wait, over);
+        prop_assert!(ns(start) >= answered + ns(window), "{start:?} by the wait, answered at {answered} ns");
+        // What is known of the slot itself delays less and guards as well.
+        let start = (arrived + wait).max(comparison.not_before(arrived, due, over));
+        prop_assert!(ns(start) >= answered + ns(window), "{start:?} by the slot, answered at {answered} ns");
+    }
+    Ok(())
+}
+
+fn clock_stepping(step_at: i128, step: i128) -> StoreClock {
+    StoreClock { rates: vec![(0, 0)], step_at, step }
+}
+
+/// Why the bound of the exchange before does not do: the first exchange leaves 40 ms open, the step of 30 ms hides in
+/// them, and quick exchanges after it then know the new offset well. The slot was settled under the old one.
+#[test]
+fn a_hidden_step_is_not_forgotten_when_later_exchanges_are_quicker() {
+    let clock = clock_stepping(100 * MS, 30 * MS);
+    let quick = |t: i128| Exchange { departed: t * MS, at_store: t * MS, arrived: t * MS };
+    let mut comparison = ClockComparison::default();
+    let slow = Exchange { departed: 0, at_store: 40 * MS, arrived: 40 * MS };
+    assert_eq!(observe(&mut comparison, &clock, slow), Comparison::First);
+    // Settled at 50 ms of our clock by somebody else, window one second.
+    let due = Micros(clock.says(50 * MS).0 + 1_002_500);
+    for t in [200, 300, 400, 1_000] {
+        assert!(!stepped(observe(&mut comparison, &clock, quick(t))), "at {t} ms");
+    }
+    let (arrived, now) = (Duration::from_secs(1), clock.says(1_000 * MS));
+    let over = Duration::from_micros(1_002_500);
+    assert!(arrived + due.since(now) < Duration::from_millis(1_050), "the wait alone would be a breach");
+    let start = comparison.start_at(arrived, now, due.since(now), over);
+    assert!(start >= Duration::from_millis(1_050), "{start:?}");
+    // A window later the old bound means nothing any more, and nothing is delayed.
+    for t in [1_500, 2_500, 3_500] {
+        assert!(!stepped(observe(&mut comparison, &clock, quick(t))), "at {t} ms");
+    }
+    let (arrived, now) = (Duration::from_millis(3_500), clock.says(3_500 * MS));
+    let start = comparison.start_at(arrived, now, Duration::ZERO, over);
+    assert!(start < arrived + Duration::from_millis(1), "{start:?}");
+}
+
+#[test]
+fn a_step_is_told_with_its_size_and_the_comparison_starts_anew() {
+    let clock = clock_stepping(500 * MS, 30_000 * MS);
+    let round = |t: i128| Exchange { departed: t * MS, at_store: (t + 1) * MS, arrived: (t + 2) * MS };
+    let mut comparison = ClockComparison::default();
+    assert_eq!(observe(&mut comparison, &clock, round(0)), Comparison::First);
+    assert!(
+        matches!(observe(&mut comparison, &clock, round(10)), Comparison::Agrees { width } if width.as_millis() <= 2)
+    );
+    let Comparison::SteppedForward { by } = observe(&mut comparison, &clock, round(600)) else { panic!() };
+    assert!(by > Duration::from_secs(29) && by < Duration::from_secs(31), "{by:?}");
+    assert!(matches!(observe(&mut comparison, &clock, round(610)), Comparison::Agrees { .. }));
+    let back = clock_stepping(620 * MS, -30_000 * MS);
+    let mut comparison = ClockComparison::default();
+    for t in [0, 600] {
+        assert!(!stepped(observe(&mut comparison, &back, round(t))));
+    }
+    assert!(matches!(observe(&mut comparison, &back, round(630)), Comparison::SteppedBack { .. }));
+}
+
+/// A clock that runs fast raises the bound with every exchange: what is kept stays bounded, and short windows exact.
+#[test]
+fn what_is_remembered_is_bounded() {
+    let clock = StoreClock { rates: vec![(0, 400)], step_at: i128::MAX, step: 0 };
+    let mut comparison = ClockComparison::default();
+    for t in 0..20_000 {
+        let t = t * 10 * MS;
+        let exchange = Exchange { departed: t, at_store: t + MS / 10, arrived: t + MS / 5 };
+        assert!(!stepped(observe(&mut comparison, &clock, exchange)), "at {t} ns");
+    }
+    assert!(comparison.floors.len() <= FLOORS_MAX);
+    let last = 19_999 * 10 * MS;
+    let (arrived, now) = (duration(last + MS / 5), clock.says(last + MS / 10));
+    // Over a second the clock ran 0.4 ms fast; over a minute 24 ms.
+    for (over_s, least_us, most_us) in [(1, 350, 700), (60, 23_900, 26_000)] {
+        let delay = comparison.start_at(arrived, now, Duration::ZERO, Duration::from_secs(over_s)) - arrived;
+        assert!((least_us..most_us).contains(&delay.as_micros()), "{over_s} s: {delay:?}");
+    }
+}

@@ -1,0 +1,64 @@
+//! A theoretical arrival time: token bucket, GCRA and even pacing are one arithmetic with different capacities.
+//!
+//! Each use moves the instant at which the bucket is empty one interval on; there is room while that instant is at most
+//! the capacity ahead (ITU-T I.371, the virtual scheduling algorithm). Refuses fractions: an interval is whole parts of a
+//! microsecond, rounded up.
+
+use super::cell::Found;
+use crate::domain::quota_spec::INTERVAL_PARTS;
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Bucket {
+    /// When the bucket is empty: whole microseconds, and parts of one.
+    empty_us: u64,
+    empty_part: u64,
+}
+
+impl Bucket {
+    /// The earliest instant at which `cost` has room. With debt an empty bucket has room for any.
+    pub fn find(&self, cost: u64, from_us: u64, interval: u64, max: u32, debt: bool) -> Option<Found> {
+        let needed = if debt { 1 } else { cost };
+        if needed > u64::from(max) {
+            return None;
+        }
+        let tolerance = (u64::from(max) - needed) * interval;
+        let full = self.empty_us * INTERVAL_PARTS + self.empty_part;
+        let start_us = from_us.max(full.saturating_sub(tolerance).div_ceil(INTERVAL_PARTS));
+        let room = u64::from(max) * interval - self.backlog(start_us);
+        let permits = if debt { 1 } else { room / (cost * interval) };
+        Some(Found { start_us, origin_ms: 0, permits })
+    }
+
+    pub fn take(&mut self, cost: u64, start_us: u64, interval: u64) {
+        if start_us > self.empty_us || (start_us == self.empty_us && self.empty_part == 0) {
+            (self.empty_us, self.empty_part) = (start_us, 0);
+        }
+        let part = self.empty_part + cost * interval;
+        self.empty_us += part / INTERVAL_PARTS;
+        self.empty_part = part % INTERVAL_PARTS;
+    }
+
+    /// What was used keeps its size in permits when the interval changes.
+    pub fn rescale(&mut self, now_us: u64, old: u64, new: u64) {
+        let uses = self.backlog(now_us).div_ceil(old.max(1));
+        (self.empty_us, self.empty_part) = (now_us, 0);
+        self.take(uses, now_us, new);
+    }
+
+    /// Permits that have not drained at an instant, rounded up.
+    pub fn counted(&self, now_us: u64, interval: u64) -> u64 {
+        self.backlog(now_us).div_ceil(interval.max(1))
+    }
+
+    /// What may start now, and when the bucket is empty.
+    pub fn outlook(&self, now_us: u64, interval: u64, max: u32) -> (u64, u64) {
+        let backlog = self.backlog(now_us);
+        let room = (u64::from(max) * interval).saturating_sub(backlog);
+        (room / interval.max(1), backlog.div_ceil(INTERVAL_PARTS))
+    }
+
+    /// How far the empty instant lies ahead, in parts.
+    fn backlog(&self, at_us: u64) -> u64 {
+        if at_us > self.empty_us { 0 } else { (self.empty_us - at_us) * INTERVAL_PARTS + self.empty_part }
+    }
+}

@@ -1,0 +1,203 @@
+//! One limit's count, whatever its algorithm: where a want finds room, and what it takes.
+//!
+//! Refuses to know other limits; all or nothing over several is [`super::grant`]'s.
+
+use super::bucket::Bucket;
+use super::log::Log;
+use super::window::Window;
+use crate::domain::decision::SlotInstant;
+use crate::domain::quota_spec::{CellKind, CellSpec};
+
+/// Where a want finds room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    pub start_us: u64,
+    /// The youngest instant among the slots taken.
+    pub origin_ms: SlotInstant,
+    /// How many permits of this cost start there on the same terms; 0: too far ahead to be booked.
+    pub permits: u64,
+}
+
+impl Found {
+    /// What a limit says that does not count the want.
+    pub fn anything(start_us: u64) -> Self {
+        Self { start_us, origin_ms: 0, permits: u64::MAX }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Cell {
+    pub spec: CellSpec,
+    /// Its past is not known: nothing starts before.
+    held_until_us: u64,
+    count: Count,
+    /// Starts of this call that a log takes when the call closes: they are no slots for its own wants.
+    starts: Vec<(u64, u64)>,
+    pub would_have_refused: u64,
+    pub would_have_waited: u64,
+}
+
+#[derive(Clone, Debug)]
+enum Count {
+    Log(Log),
+    Window(Window),
+    Bucket(Bucket),
+}
+
+impl Cell {
+    pub fn new(spec: CellSpec, held_until_us: u64) -> Self {
+        let count = match spec.kind {
+            CellKind::Log { .. } => Count::Log(Log::default()),
+            CellKind::Window { .. } => Count::Window(Window::default()),
+            CellKind::Bucket { .. } => Count::Bucket(Bucket::default()),
+        };
+        Self { spec, held_until_us, count, starts: Vec::new(), would_have_refused: 0, would_have_waited: 0 }
+    }
+
+    /// The same limit with other numbers, its uses carried over; a cell that counts otherwise does not know its past.
+    /// Uses beyond a lowered limit stay: they still count, and would count again if the limit were raised.
+    pub fn adopt(self, spec: CellSpec, now_us: u64, unknown_until_us: u64) -> Self {
+        let mut cell = self;
+        let same = match (cell.spec.kind, spec.kind) {
+            (CellKind::Log { held: was, .. }, CellKind::Log { held, .. }) => was == held,
+            (CellKind::Window { offset_us: was }, CellKind::Window { offset_us }) => {
+                was == offset_us && cell.spec.window_us == spec.window_us
+            }
+            (CellKind::Bucket { .. }, CellKind::Bucket { .. }) => true,
+            _ => false,
+        };
+        if !same || cell.spec.applies_to != spec.applies_to {
+            return Self::new(spec, unknown_until_us);
+        }
+        match (&mut cell.count, cell.spec.kind, spec.kind) {
+            (Count::Bucket(bucket), CellKind::Bucket { interval: was, .. }, CellKind::Bucket { interval, .. }) => {
+                if was != interval {
+                    bucket.rescale(now_us, was, interval);
+                }
+            }
+            _ if spec.window_us > cell.spec.window_us => cell.held_until_us = unknown_until_us,
+            _ => {}
+        }
+        Self { spec, ..cell }
+    }
+
+    /// Before the first want of a call.
+    pub fn open(&mut self, now_us: u64, in_flight: u64) {
+        let in_flight = if self.spec.held() { in_flight } else { 0 };
+        match (&mut self.count, self.spec.kind) {
+            (Count::Log(log), _) => log.open(self.spec.max, in_flight),
+            (Count::Window(window), CellKind::Window { offset_us }) => {
+                window.roll(now_us, offset_us, self.spec.window_us);
+            }
+            _ => {}
+        }
+    }
+
+    pub fn find(&self, cost: u64, from_us: u64) -> Option<Found> {
+        let from_us = from_us.max(self.held_until_us);
+        let CellSpec { max, window_us, .. } = self.spec;
+        match (&self.count, self.spec.kind) {
+            (Count::Log(log), _) => log.find(cost, from_us, window_us),
+            (Count::Window(window), CellKind::Window { offset_us }) => {
+                window.find(cost, from_us, offset_us, window_us, max)
+            }
+            (Count::Bucket(bucket), CellKind::Bucket { interval, debt }) => {
+                bucket.find(cost, from_us, interval, max, debt)
+            }
+            _ => None,
+        }
+    }
+
+    pub fn take(&mut self, cost: u64, start_us: u64) {
+        match (&mut self.count, self.spec.kind) {
+            (Count::Log(log), CellKind::Log { held, .. }) => {
+                log.take(cost);
+                if !held {
+                    self.starts.push((start_us, cost));
+                }
+            }
+            (Count::Window(window), CellKind::Window { offset_us }) => {
+                window.take(cost, start_us, offset_us, self.spec.window_us);
+            }
+            (Count::Bucket(bucket), CellKind::Bucket { interval, .. }) => bucket.take(cost, start_us, interval),
+            _ => {}
+        }
+    }
+
+    /// After the last want of a call whose latest start this is. A start counts for as much longer as the way to the
+    /// provider may take.
+    pub fn close(&mut self, latest_us: u64, jitter_us: u64) {
+        if let Count::Log(log) = &mut self.count {
+            log.close(latest_us);
+        }
+        for (start_us, uses) in std::mem::take(&mut self.starts) {
+            self.log(start_us + jitter_us, uses);
+        }
+    }
+
+    pub fn is_pacing(&self) -> bool {
+        matches!(self.spec.kind, CellKind::Bucket { debt: true, .. })
+    }
+
+    pub fn is_window(&self) -> bool {
+        matches!(self.spec.kind, CellKind::Window { .. })
+    }
+
+    /// Uses whose window runs from an instant.
+    pub fn log(&mut self, instant_us: u64, cost: u64) {
+        if let (Count::Log(log), CellKind::Log { granule_ms, .. }) = (&mut self.count, self.spec.kind) {
+            log.push(instant_us.div_ceil(1_000), granule_ms, cost);
+        }
+    }
+
+    /// Slots come back with the instant they had; one whose use is over is free anyway.
+    pub fn restore(&mut self, now_us: u64, origin_ms: SlotInstant, cost: u64) {
+        let (Count::Log(log), CellKind::Log { granule_ms, .. }) = (&mut self.count, self.spec.kind) else { return };
+        if origin_ms * 1_000 + self.spec.window_us > now_us {
+            log.restore(now_us, origin_ms, granule_ms, cost);
+        }
+    }
+
+    /// A request that another witness remembers, for a state that was lost.
+    pub fn recall(&mut self, now_us: u64, instant_us: u64, cost: u64) {
+        match (&mut self.count, self.spec.kind) {
+            (Count::Log(_), _) => self.log(instant_us, cost),
+            (Count::Window(window), CellKind::Window { offset_us }) => {
+                window.roll(now_us, offset_us, self.spec.window_us);
+                window.recall(instant_us, cost, offset_us, self.spec.window_us);
+            }
+            (Count::Bucket(bucket), CellKind::Bucket { interval, .. }) => {
+                bucket.take(cost, instant_us, interval);
+            }
+            _ => {}
+        }
+    }
+
+    /// Uses that count at an instant.
+    pub fn counted(&self, now_us: u64, in_flight: u64) -> u64 {
+        match (&self.count, self.spec.kind) {
+            (Count::Log(log), CellKind::Log { held, .. }) => {
+                log.counted(now_us, self.spec.window_us) + if held { in_flight } else { 0 }
+            }
+            (Count::Window(window), CellKind::Window { offset_us }) => {
+                window.counted(now_us, offset_us, self.spec.window_us)
+            }
+            (Count::Bucket(bucket), CellKind::Bucket { interval, .. }) => bucket.counted(now_us, interval),
+            _ => 0,
+        }
+    }
+
+    /// What may surely start now, and in how many microseconds all of it is free again.
+    pub fn outlook(&self, now_us: u64, in_flight: u64) -> (u64, u64) {
+        let in_flight = if self.spec.held() { in_flight } else { 0 };
+        let CellSpec { max, window_us, .. } = self.spec;
+        match (&self.count, self.spec.kind) {
+            (Count::Log(log), _) => log.outlook(now_us, window_us, max, in_flight),
+            (Count::Window(window), CellKind::Window { offset_us }) => {
+                window.outlook(now_us, offset_us, window_us, max)
+            }
+            (Count::Bucket(bucket), CellKind::Bucket { interval, .. }) => bucket.outlook(now_us, interval, max),
+            _ => (0, 0),
+        }
+    }
+}

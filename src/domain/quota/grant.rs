@@ -1,0 +1,262 @@
+//! One call's grants: all limits of a want at once, or none of them.
+//!
+//! The line is served first in, first out. A want that a limit on everything refuses ends it; one that its own account or
+//! reference refuses is passed over, and so are calls of one kind behind one that a limit on that kind refuses. Refuses
+//! to book further ahead than the horizon, and to book for a subject at all.
+
+use super::cell::{Cell, Found};
+use super::tally::{InFlight, Tally};
+use crate::domain::decision::{CallKind, PassedOver, Refusal, Refused, Run, SlotInstant, Want};
+use crate::domain::limit::AppliesTo;
+
+/// How often the limits of a want may push its start on before it is refused: only fixed windows can disagree.
+const ROUNDS: usize = 4;
+
+/// What the wants of a call come to.
+#[derive(Debug, Default)]
+pub(super) struct Grants {
+    pub runs: Vec<Run>,
+    pub passed_over: Vec<PassedOver>,
+    pub refused: Option<Refused>,
+    pub granted: InFlight,
+    pub latest_us: u64,
+    /// Wants of a kind behind one that a limit on this kind alone refused.
+    behind: Vec<(CallKind, PassedOver)>,
+}
+
+/// Where all limits on everything have room for a want.
+struct Place {
+    start_us: u64,
+    origins: Vec<SlotInstant>,
+    permits: u64,
+}
+
+/// Why a want has no place: the cell whose room comes last.
+struct NoPlace {
+    position: usize,
+    wait_us: u64,
+    exact: bool,
+}
+
+/// A subject's tally, with what this call takes of it.
+pub(super) struct Own {
+    pub key: String,
+    pub tally: Tally,
+    /// The spec indices of its cells.
+    pub indices: Vec<usize>,
+    /// Whether it was there before this call.
+    pub known: bool,
+    pub granted: InFlight,
+    pub latest_us: u64,
+}
+
+/// The tallies that count one call.
+pub(super) struct Tallies<'a> {
+    pub provider: &'a mut Tally,
+    pub owns: &'a mut [Own],
+}
+
+impl Tallies<'_> {
+    fn cells(&self, of: &[usize], kind: CallKind, shadow: bool) -> Vec<&Cell> {
+        let owns = of.iter().filter_map(|position| self.owns.get(*position)).map(|own| &own.tally);
+        let cells = std::iter::once(&*self.provider).chain(owns).flat_map(|tally| &tally.cells);
+        cells.filter(|cell| cell.spec.shadow == shadow && cell.spec.applies(kind)).collect()
+    }
+
+    fn cells_mut(&mut self, of: &[usize], kind: CallKind, shadow: bool) -> Vec<&mut Cell> {
+        let owns = self.owns.iter_mut().enumerate().filter(|(position, _)| of.contains(position));
+        let owns = owns.map(|(_, own)| &mut own.tally);
+        let cells = std::iter::once(&mut *self.provider).chain(owns).flat_map(|tally| &mut tally.cells);
+        cells.filter(|cell| cell.spec.shadow == shadow && cell.spec.applies(kind)).collect()
+    }
+}
+
+/// What a want is decided against.
+pub(super) struct Terms<'a> {
+    pub now_us: u64,
+    pub horizon_us: u64,
+    /// The spec indices of the provider's cells.
+    pub indices: &'a [usize],
+}
+
+impl Grants {
+    /// Nothing yet.
+    pub fn at(now_us: u64) -> Self {
+        Self { latest_us: now_us, ..Self::default() }
+    }
+
+    /// Serves one want, whose subjects are at these positions; false: the line ends here.
+    pub fn serve(&mut self, terms: &Terms<'_>, tallies: &mut Tallies<'_>, of: &[usize], index: usize, want: &Want) -> bool {
+        if let Some((_, front)) = self.behind.iter().find(|(kind, _)| *kind == want.kind) {
+            self.passed_over.push(PassedOver { want: index, ..*front });
+            return true;
+        }
+        let cost = u64::from(want.cost.max(1));
+        let mut left = u64::from(want.permits);
+        while left > 0 {
+            let place = match place(terms, tallies.provider, cost, want.kind) {
+                Ok(place) => place,
+                Err(no_place) => return self.refuse(terms, tallies.provider, index, want.kind, &no_place),
+            };
+            let permits = match own_room(terms, tallies.owns, of, (cost, want.kind), place.start_us) {
+                Ok(permits) => permits.min(place.permits).min(left),
+                Err((limit, wait_us, exact)) => {
+                    self.passed_over.push(PassedOver { want: index, limit, wait_us, exact });
+                    return true;
+                }
+            };
+            let permits = shadowed(terms, tallies, of, (cost, want.kind), permits, place.start_us);
+            take(tallies, of, (cost * permits, want.kind), place.start_us);
+            left -= permits;
+            self.record(terms, (index, want.kind), cost * permits, permits, place);
+        }
+        true
+    }
+
+    fn refuse(
+        &mut self,
+        terms: &Terms<'_>,
+        provider: &Tally,
+        want: usize,
+        kind: CallKind,
+        no_place: &NoPlace,
+    ) -> bool {
+        let NoPlace { position, wait_us, exact } = *no_place;
+        let limit = terms.indices.get(position).copied().unwrap_or(0);
+        let on_all = provider.cells.get(position).is_none_or(|cell| cell.spec.applies_to == AppliesTo::All);
+        if on_all {
+            self.refused = Some(Refused { by: Refusal::Limit { index: limit }, wait_us, exact });
+            return false;
+        }
+        let passed_over = PassedOver { want, limit, wait_us, exact };
+        self.passed_over.push(passed_over);
+        self.behind.push((kind, passed_over));
+        true
+    }
+
+    fn record(&mut self, terms: &Terms<'_>, (want, kind): (usize, CallKind), uses: u64, permits: u64, place: Place) {
+        *self.granted.kind(kind) += uses;
+        self.latest_us = self.latest_us.max(place.start_us);
+        let wait_us = place.start_us - terms.now_us;
+        let permits = u32::try_from(permits).unwrap_or(u32::MAX);
+        match self.runs.last_mut() {
+            Some(run) if run.want == want && run.wait_us == wait_us && run.origins == place.origins => {
+                run.permits += permits;
+            }
+            _ => self.runs.push(Run { want, permits, wait_us, origins: place.origins }),
+        }
+    }
+}
+
+/// Where every enforced limit on everything has room.
+fn place(terms: &Terms<'_>, provider: &Tally, cost: u64, kind: CallKind) -> Result<Place, NoPlace> {
+    let enforced =
+        |cell: &&Cell| !cell.spec.shadow && cell.spec.applies(kind);
+    let mut start_us = terms.now_us;
+    for _ in 0..ROUNDS {
+        let found: Vec<Option<Found>> = provider
+            .cells
+            .iter()
+            .map(|cell| if enforced(&cell) { cell.find(cost, start_us) } else { Some(Found::anything(start_us)) })
+            .collect();
+        if let Some(no_place) = no_place(terms, provider, cost, &found) {
+            return Err(no_place);
+        }
+        let latest_us = found.iter().flatten().map(|found| found.start_us).max().unwrap_or(start_us);
+        // Later than found suits a log and a bucket as well; a fixed window may be another one by then.
+        if latest_us == start_us || !provider.cells.iter().any(Cell::is_window) {
+            let origins = found.iter().flatten().map(|found| found.origin_ms).collect();
+            let permits = found.iter().flatten().map(|found| found.permits).min().unwrap_or(0);
+            return Ok(Place { start_us: latest_us, origins, permits });
+        }
+        start_us = latest_us;
+    }
+    Err(NoPlace { position: 0, wait_us: start_us - terms.now_us, exact: false })
+}
+
+/// Which limit refuses, and for how long: the one whose room comes last.
+fn no_place(terms: &Terms<'_>, provider: &Tally, cost: u64, found: &[Option<Found>]) -> Option<NoPlace> {
+    let mut worst: Option<(usize, u64)> = None;
+    for (position, (cell, found)) in provider.cells.iter().zip(found).enumerate() {
+        let at_us = found.map_or_else(|| earliest_us(terms.now_us, provider, cell, cost), |found| found.start_us);
+        let refuses = found.is_none_or(|found| found.start_us > terms.horizon_us || found.permits == 0);
+        if refuses && worst.is_none_or(|(_, worst_us)| at_us > worst_us) {
+            worst = Some((position, at_us));
+        }
+    }
+    let exact = found.iter().all(Option::is_some);
+    worst.map(|(position, at_us)| NoPlace { position, wait_us: at_us - terms.now_us, exact })
+}
+
+/// The earliest instant at which a slot now in flight can be used again: answered at once, or its lease runs out.
+fn earliest_us(now_us: u64, tally: &Tally, cell: &Cell, cost: u64) -> u64 {
+    let answered_now_us = now_us + cell.spec.window_us;
+    let possible = u64::from(cell.spec.max) >= cost && tally.oldest_deadline_us > now_us;
+    if possible { answered_now_us.min(tally.oldest_deadline_us) } else { answered_now_us }
+}
+
+/// How many permits the want's own account and reference have room for at its start; else the limit, the wait and whether
+/// that is exact.
+fn own_room(
+    terms: &Terms<'_>,
+    owns: &[Own],
+    of: &[usize],
+    (cost, kind): (u64, CallKind),
+    start_us: u64,
+) -> Result<u64, (usize, u64, bool)> {
+    let mut permits = u64::MAX;
+    let mut worst: Option<(usize, u64)> = None;
+    let mut exact = true;
+    for own in of.iter().filter_map(|position| owns.get(*position)) {
+        for (cell, limit) in own.tally.cells.iter().zip(&own.indices) {
+            if cell.spec.shadow || !cell.spec.applies(kind) {
+                continue;
+            }
+            let found = cell.find(cost, start_us);
+            exact &= found.is_some();
+            let at_us = found.map_or_else(|| earliest_us(terms.now_us, &own.tally, cell, cost), |found| found.start_us);
+            match found {
+                Some(found) if found.start_us == start_us && found.permits > 0 => permits = permits.min(found.permits),
+                _ if worst.is_none_or(|(_, worst_us)| at_us > worst_us) => worst = Some((*limit, at_us)),
+                _ => {}
+            }
+        }
+    }
+    worst.map_or(Ok(permits), |(limit, at_us)| Err((limit, at_us - terms.now_us, exact)))
+}
+
+/// Lets the shadow limits count what they would have done; says how many permits share one fate under all of them.
+fn shadowed(
+    terms: &Terms<'_>,
+    tallies: &mut Tallies<'_>,
+    of: &[usize],
+    (cost, kind): (u64, CallKind),
+    permits: u64,
+    start_us: u64,
+) -> u64 {
+    let room = |cell: &Cell| {
+        cell.find(cost, start_us).filter(|found| found.start_us <= terms.horizon_us && found.permits > 0)
+    };
+    let rooms = tallies.cells(of, kind, true).into_iter().filter_map(room);
+    let permits = rooms.map(|found| found.permits).min().map_or(permits, |least| least.min(permits));
+    for cell in tallies.cells_mut(of, kind, true) {
+        match room(cell) {
+            Some(found) => {
+                cell.would_have_waited += if found.start_us > start_us { permits } else { 0 };
+                cell.take(cost * permits, found.start_us);
+            }
+            None => cell.would_have_refused += permits,
+        }
+    }
+    permits
+}
+
+fn take(tallies: &mut Tallies<'_>, of: &[usize], (uses, kind): (u64, CallKind), start_us: u64) {
+    for own in of {
+        if let Some(own) = tallies.owns.get_mut(*own) {
+            *own.granted.kind(kind) += uses;
+            own.latest_us = own.latest_us.max(start_us);
+        }
+    }
+    tallies.cells_mut(of, kind, false).into_iter().for_each(|cell| cell.take(uses, start_us));
+}

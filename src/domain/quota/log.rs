@@ -1,0 +1,142 @@
+//! A log of uses: each counts from its instant for a window. The sliding log holds a slot from grant until the answer,
+//! whose instant is logged; everything else logs the start.
+//!
+//! Think of L slots. A slot that is held may be used again only W after the answer of the call that had it, so two calls
+//! on one slot are counted at least W apart at the provider, whatever the delays; L + 1 calls counted within less than W
+//! would need two on one slot. Price, by Little's law: rate ≤ L / (W + E[hold]).
+//!
+//! Refuses to make a slot: whatever is doubtful costs throughput, never safety.
+
+use std::collections::VecDeque;
+
+use super::cell::Found;
+use crate::domain::decision::SlotInstant;
+
+/// How far from the head a slot given back is put in order; further in it counts as used now.
+const RESTORE_DEPTH: usize = 16;
+
+/// Uses whose window runs from the same instant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Entry {
+    ms: u64,
+    count: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Log {
+    /// Oldest first.
+    entries: VecDeque<Entry>,
+    /// Sum of the entries' counts.
+    pub logged: u64,
+    tail_ms: u64,
+    /// Uses beyond a lowered limit left the log for a start that was booked; all of them are over by then. A slot that
+    /// was never used must not begin before.
+    excess_until_us: u64,
+    /// Slots that are neither logged nor in flight; below zero, that many uses must end before one more may begin. Holds
+    /// during a call only.
+    unused: i64,
+    /// Uses beyond a lowered limit leave the log in this call.
+    excess: bool,
+}
+
+impl Log {
+    pub fn push(&mut self, ms: u64, granule_ms: u64, count: u64) {
+        let ms = (ms.div_ceil(granule_ms) * granule_ms).max(self.tail_ms);
+        self.tail_ms = ms;
+        self.logged += count;
+        match self.entries.back_mut() {
+            Some(tail) if tail.ms == ms => tail.count += count,
+            _ => self.entries.push_back(Entry { ms, count }),
+        }
+    }
+
+    /// Puts slots back with the instant they had.
+    pub fn restore(&mut self, now_us: u64, ms: SlotInstant, granule_ms: u64, count: u64) {
+        let place = self.entries.iter().take(RESTORE_DEPTH + 1).take_while(|entry| entry.ms < ms).count();
+        if place > RESTORE_DEPTH {
+            return self.push(now_us.div_ceil(1_000), granule_ms, count);
+        }
+        self.logged += count;
+        self.tail_ms = self.tail_ms.max(ms);
+        match self.entries.get_mut(place) {
+            Some(entry) if entry.ms == ms => entry.count += count,
+            _ => self.entries.insert(place, Entry { ms, count }),
+        }
+    }
+
+    /// Before the first want of a call.
+    pub fn open(&mut self, max: u32, in_flight: u64) {
+        self.unused = i64::from(max) - self.logged.cast_signed() - in_flight.cast_signed();
+        self.excess = false;
+    }
+
+    /// Looks for `cost` slots; `None` when all others are in flight.
+    pub fn find(&self, cost: u64, from_us: u64, window_us: u64) -> Option<Found> {
+        let from_us = if self.unused > 0 { from_us.max(self.excess_until_us) } else { from_us };
+        let missing = self.missing(cost);
+        if missing == 0 {
+            return Some(Found { start_us: from_us, origin_ms: 0, permits: self.unused.cast_unsigned() / cost });
+        }
+        let mut before = 0;
+        for entry in &self.entries {
+            if before + entry.count >= missing {
+                // Entries are in order, so the last of those needed is over last.
+                let alone = before == 0 && missing == cost;
+                return Some(Found {
+                    start_us: from_us.max(entry.ms * 1_000 + window_us),
+                    origin_ms: entry.ms,
+                    permits: if alone { entry.count / cost } else { 1 },
+                });
+            }
+            before += entry.count;
+        }
+        None
+    }
+
+    pub fn take(&mut self, cost: u64) {
+        let missing = self.missing(cost);
+        self.excess |= self.unused < 0;
+        self.unused = (self.unused - cost.cast_signed()).max(0);
+        self.forget_oldest(missing);
+    }
+
+    /// After the last want of a call whose latest start this is.
+    pub fn close(&mut self, latest_us: u64) {
+        if self.excess {
+            self.excess_until_us = self.excess_until_us.max(latest_us);
+        }
+    }
+
+    /// Uses that count at an instant.
+    pub fn counted(&self, now_us: u64, window_us: u64) -> u64 {
+        self.entries.iter().filter(|entry| entry.ms * 1_000 + window_us > now_us).map(|entry| entry.count).sum()
+    }
+
+    /// What may surely start now, and when all of it is free again.
+    pub fn outlook(&self, now_us: u64, window_us: u64, max: u32, in_flight: u64) -> (u64, u64) {
+        let over_us = self.tail_ms * 1_000 + window_us;
+        let over = self.logged == 0 || over_us <= now_us;
+        let counted = if over { in_flight } else { in_flight + self.logged };
+        let reset_us = if over { 0 } else { over_us - now_us };
+        let reset_us = if in_flight > 0 { reset_us.max(window_us) } else { reset_us };
+        (u64::from(max).saturating_sub(counted), reset_us)
+    }
+
+    fn forget_oldest(&mut self, mut uses: u64) {
+        while uses > 0 {
+            let Some(head) = self.entries.front_mut() else { break };
+            let dropped = head.count.min(uses);
+            head.count -= dropped;
+            self.logged -= dropped;
+            uses -= dropped;
+            if head.count == 0 {
+                self.entries.pop_front();
+            }
+        }
+    }
+
+    /// Used slots that a cost needs to see the end of.
+    fn missing(&self, cost: u64) -> u64 {
+        (cost.cast_signed() - self.unused).max(0).cast_unsigned()
+    }
+}

@@ -1,0 +1,295 @@
+//! The limiter of one quota: all its limits in one atomic call, as a pure state machine.
+//!
+//! This is the specification of the Lua script, in the same order, and the body of the embedded limiter. Refuses to read a
+//! clock, and refuses to trust a state that is not its own: one of another store, or of a clock that made a step, is begun
+//! anew, and grants nothing until what may still count has been told or has passed.
+
+use std::collections::BTreeMap;
+
+use super::decision::{
+    BATCH_MAX, Call, Incarnation, PERMITS_MAX, Rebuild, Refusal, Refused, Reply, Standing, Subject, Want,
+};
+use super::provider::BOOKING_HORIZON;
+use super::quota_spec::QuotaSpec;
+use super::time::{Micros, micros_down, micros_up};
+
+mod bucket;
+mod cell;
+mod grant;
+mod log;
+mod tally;
+#[cfg(test)]
+mod tests;
+mod window;
+
+use grant::{Grants, Own, Tallies, Terms};
+use tally::{InFlight, Tally};
+
+/// How long the reply to a caller's last call is kept for a repeat, in microseconds.
+pub const REPLY_KEPT_US: u64 = 600_000_000;
+/// How much longer than its uses an account's or reference's tally is kept, in microseconds.
+pub const SUBJECT_KEPT_US: u64 = 1_000_000;
+
+/// The limiter of one quota. Empty until its first call, which finds it cold.
+#[derive(Clone, Debug, Default)]
+pub struct Quota {
+    state: Option<State>,
+}
+
+#[derive(Clone, Debug)]
+struct State {
+    run_id: String,
+    born_us: u64,
+    warm_us: u64,
+    last_us: u64,
+    version: i64,
+    paused_until_us: u64,
+    /// Until then a subject that is not known may have been forgotten.
+    unsure_until_us: u64,
+    provider: Tally,
+    subjects: BTreeMap<String, Tally>,
+    /// So many subjects were left when those without uses were dropped last.
+    subjects_kept: usize,
+    replies: BTreeMap<Incarnation, (u64, u64, Reply)>,
+}
+
+impl Quota {
+    /// Answers one call at `clock`. A clock that went back counts as standing still.
+    pub fn call(&mut self, clock: Micros, spec: &QuotaSpec, call: &Call) -> Reply {
+        let trusted = |state: &State| state.run_id == call.run_id && call.distrust != Some(Micros(state.born_us));
+        if !self.state.as_ref().is_some_and(trusted) {
+            self.state = None;
+        }
+        self.state.get_or_insert_with(|| State::cold(clock.0, spec, call)).call(clock.0, spec, call)
+    }
+
+    /// How the limits stand at `clock`: the provider's, and those of one subject.
+    #[must_use]
+    pub fn standings(&self, clock: Micros, spec: &QuotaSpec, subject: Option<&Subject>) -> Vec<Standing> {
+        let now_us = self.state.as_ref().map_or(clock.0, |state| clock.0.max(state.last_us));
+        let provider = self.state.as_ref().map(|state| &state.provider);
+        let own = self.state.as_ref().and_then(|state| state.subjects.get(&subject?.key));
+        let provider_cells = spec.provider_limits().into_iter().zip(spec.provider_cells()).map(|it| (provider, it));
+        let own_cells = subject.into_iter().flat_map(|subject| {
+            let indices = subject.limits.iter().map(|limit| limit.index);
+            indices.zip(spec.subject_cells(subject)).map(|it| (own, it))
+        });
+        let standing = |(tally, (index, spec)): (Option<&Tally>, (usize, super::quota_spec::CellSpec))| {
+            let known = tally.and_then(|tally| Some((tally, tally.cells.iter().find(|it| it.spec.name == spec.name)?)));
+            known.map_or(Standing { index, used: 0, would_have_refused: 0, would_have_waited: 0 }, |(tally, cell)| {
+                Standing {
+                    index,
+                    used: cell.counted(now_us, tally.in_flight.of(cell.spec.applies_to)),
+                    would_have_refused: cell.would_have_refused,
+                    would_have_waited: cell.would_have_waited,
+                }
+            })
+        };
+        provider_cells.chain(own_cells).filter(|(_, (index, _))| *index < spec.limits.len()).map(standing).collect()
+    }
+}
+
+impl State {
+    fn cold(now_us: u64, spec: &QuotaSpec, call: &Call) -> Self {
+        let warm_us = now_us + spec.cold_us();
+        Self {
+            run_id: call.run_id.clone(),
+            born_us: now_us,
+            warm_us,
+            last_us: now_us,
+            version: spec.version,
+            paused_until_us: 0,
+            unsure_until_us: warm_us,
+            provider: Tally::new(spec.provider_cells(), 0, now_us),
+            subjects: BTreeMap::new(),
+            subjects_kept: 0,
+            replies: BTreeMap::new(),
+        }
+    }
+
+    fn call(&mut self, clock_us: u64, spec: &QuotaSpec, call: &Call) -> Reply {
+        let now_us = clock_us.max(self.last_us);
+        match self.replies.get(&call.incarnation) {
+            Some((number, _, reply)) if *number == call.number => return reply.clone(),
+            Some((number, _, _)) if *number > call.number => return self.refuse(now_us, Refusal::StaleCall, 0),
+            _ => {}
+        }
+        // Older settings may not know every limit that a settlement must reach, so nothing is done for their holder.
+        if spec.version < self.version {
+            return self.refuse(now_us, Refusal::StaleVersion, 0);
+        }
+        if !self.replies.contains_key(&call.incarnation) {
+            self.replies.retain(|_, (_, at_us, _)| *at_us + REPLY_KEPT_US > now_us);
+        }
+        self.last_us = now_us;
+        self.version = spec.version;
+        let before_us = micros_up(BOOKING_HORIZON) + micros_up(spec.hold_max);
+        self.provider.adopt(spec.provider_cells(), now_us, before_us);
+        let mut owns = self.own_tallies(now_us, before_us, spec, call);
+        self.settle(now_us, call, &mut owns);
+        if let Some(pause) = call.pause {
+            self.paused_until_us = self.paused_until_us.max(now_us + micros_up(pause));
+        }
+        if let Some(rebuild) = call.rebuild.as_ref().filter(|rebuild| rebuild.born == Micros(self.born_us)) {
+            self.rebuild(now_us, before_us, rebuild);
+        }
+        let reply = if now_us < self.warm_us {
+            self.refuse(now_us, Refusal::Cold, self.warm_us - now_us)
+        } else if now_us < self.paused_until_us {
+            self.refuse(now_us, Refusal::Paused, self.paused_until_us - now_us)
+        } else {
+            self.grant(now_us, spec, call, &mut owns)
+        };
+        // One that is new and was granted nothing is not kept: what is not known of it may be known by the next call.
+        for mut own in owns.into_iter().filter(|own| own.known || own.granted != InFlight::default()) {
+            own.tally.touched_us = now_us;
+            self.subjects.insert(own.key, own.tally);
+        }
+        self.drop_idle_subjects(now_us, spec);
+        self.replies.insert(call.incarnation, (call.number, now_us, reply.clone()));
+        reply
+    }
+
+    /// Takes out the tallies of all subjects that the wants or the settlements name, with their limits as wanted.
+    fn own_tallies(&mut self, now_us: u64, before_us: u64, spec: &QuotaSpec, call: &Call) -> Vec<Own> {
+        let mut owns: Vec<Own> = Vec::new();
+        let kept_us = before_us + spec.longest_us() + SUBJECT_KEPT_US;
+        let wanted = call.wants.iter().flat_map(|want| &want.subjects).map(|subject| (subject, true));
+        let settled = call.settlements.iter().flat_map(|settlement| &settlement.subjects);
+        for (subject, wanted) in wanted.chain(settled.map(|subject| (subject, false))) {
+            if owns.iter().any(|own| own.key == subject.key)
+                || !(wanted || self.subjects.contains_key(&subject.key))
+            {
+                continue;
+            }
+            let cells = spec.subject_cells(subject);
+            let known = self.subjects.remove(&subject.key).filter(|tally| tally.touched_us + kept_us > now_us);
+            let (known, tally) = match known {
+                Some(mut tally) => {
+                    tally.adopt(cells, now_us, before_us);
+                    (true, tally)
+                }
+                None => (false, Tally::new(cells, self.unsure_until_us, now_us)),
+            };
+            let (key, granted) = (subject.key.clone(), InFlight::default());
+            let indices = subject.limits.iter().map(|limit| limit.index).collect();
+            owns.push(Own { key, tally, indices, known, granted, latest_us: now_us });
+        }
+        owns
+    }
+
+    fn settle(&mut self, now_us: u64, call: &Call, owns: &mut [Own]) {
+        for settlement in call.settlements.iter().take(BATCH_MAX) {
+            self.provider.settle(now_us, call.incarnation, settlement, true);
+            for own in owns.iter_mut().filter(|own| settlement.subjects.iter().any(|it| it.key == own.key)) {
+                own.tally.settle(now_us, call.incarnation, settlement, false);
+            }
+        }
+        self.provider.expire(now_us);
+        owns.iter_mut().for_each(|own| own.tally.expire(now_us));
+    }
+
+    /// The ledger has told what may still count, so the state is as good as if it had not been lost.
+    fn rebuild(&mut self, now_us: u64, before_us: u64, rebuild: &Rebuild) {
+        if now_us >= self.warm_us {
+            return;
+        }
+        self.warm_us = now_us;
+        if rebuild.ended.is_empty() && rebuild.open == 0 {
+            self.unsure_until_us = 0;
+        }
+        let mut ended: Vec<(u64, u64)> = rebuild
+            .ended
+            .iter()
+            .take(BATCH_MAX)
+            .map(|past| (now_us.saturating_sub(micros_down(past.age)), u64::from(past.cost)))
+            .collect();
+        ended.sort_unstable();
+        for cell in &mut self.provider.cells {
+            ended.iter().for_each(|(instant_us, cost)| cell.recall(now_us, *instant_us, *cost));
+            if rebuild.open > 0 {
+                cell.recall(now_us, now_us + before_us, u64::from(rebuild.open));
+            }
+        }
+    }
+
+    fn grant(&mut self, now_us: u64, spec: &QuotaSpec, call: &Call, owns: &mut [Own]) -> Reply {
+        self.provider.open(now_us);
+        owns.iter_mut().for_each(|own| own.tally.open(now_us));
+        let indices = spec.provider_limits();
+        let terms = Terms { now_us, horizon_us: now_us + micros_up(BOOKING_HORIZON), indices: &indices };
+        let mut grants = Grants::at(now_us);
+        let mut tallies = Tallies { provider: &mut self.provider, owns };
+        for (index, want) in call.wants.iter().take(BATCH_MAX).enumerate() {
+            let want = Want { permits: want.permits.min(PERMITS_MAX), ..want.clone() };
+            let named = |own: &Own| want.subjects.iter().any(|subject| subject.key == own.key);
+            let of: Vec<usize> = (0..tallies.owns.len()).filter(|position| named(&tallies.owns[*position])).collect();
+            if !grants.serve(&terms, &mut tallies, &of, index, &want) {
+                break;
+            }
+        }
+        let jitter_us = spec.grant_jitter.map_or(0, micros_up);
+        let caller = (call.incarnation, call.number);
+        let lasts_us = micros_up(spec.hold_max) + spec.longest_us();
+        self.provider.lease(caller, grants.granted, grants.latest_us + lasts_us);
+        self.provider.cells.iter_mut().for_each(|cell| cell.close(grants.latest_us, jitter_us));
+        for own in owns {
+            own.tally.lease(caller, own.granted, own.latest_us + lasts_us);
+            own.tally.cells.iter_mut().for_each(|cell| cell.close(own.latest_us, jitter_us));
+        }
+        let (decides, remaining, reset_us) = self.outlook(now_us, &indices, grants.refused);
+        Reply {
+            granted: grants.runs,
+            passed_over: grants.passed_over,
+            remaining,
+            decides,
+            reset_us,
+            refused: grants.refused,
+            ..self.reply(now_us)
+        }
+    }
+
+    /// The limit that decides, what may surely start under it, and when all of it is free again.
+    fn outlook(&self, now_us: u64, indices: &[usize], refused: Option<Refused>) -> (usize, u64, u64) {
+        let cells = self.provider.cells.iter().zip(indices).filter(|(cell, _)| !cell.spec.shadow && !cell.is_pacing());
+        let outlooks = cells.map(|(cell, index)| {
+            let (remaining, reset_us) = cell.outlook(now_us, self.provider.in_flight.of(cell.spec.applies_to));
+            (*index, remaining, reset_us)
+        });
+        let refusing = match refused.map(|refused| refused.by) {
+            Some(Refusal::Limit { index }) => Some(index),
+            _ => None,
+        };
+        // The refusing limit decides; else the first of those with the least remaining.
+        outlooks
+            .min_by_key(|(index, remaining, _)| (refusing.is_some_and(|refusing| refusing != *index), *remaining))
+            .unwrap_or((0, 0, 0))
+    }
+
+    fn drop_idle_subjects(&mut self, now_us: u64, spec: &QuotaSpec) {
+        if self.subjects.len() <= 2 * self.subjects_kept + 64 {
+            return;
+        }
+        let kept_us = micros_up(BOOKING_HORIZON) + micros_up(spec.hold_max) + spec.longest_us() + SUBJECT_KEPT_US;
+        self.subjects.retain(|_, tally| tally.touched_us + kept_us > now_us);
+        self.subjects_kept = self.subjects.len();
+    }
+
+    fn refuse(&self, now_us: u64, by: Refusal, wait_us: u64) -> Reply {
+        Reply { refused: Some(Refused { by, wait_us, exact: false }), ..self.reply(now_us) }
+    }
+
+    fn reply(&self, now_us: u64) -> Reply {
+        Reply {
+            now: Micros(now_us),
+            version: self.version,
+            born: Micros(self.born_us),
+            granted: Vec::new(),
+            passed_over: Vec::new(),
+            remaining: 0,
+            decides: 0,
+            reset_us: 0,
+            refused: None,
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! What is counted together: all calls of a quota, or those of one account or reference. Cells, and the permits in flight.
+//!
+//! A lease is one call's permits in flight, with its own deadline, never renewed: a crashed, frozen or buggy worker costs
+//! throughput, never safety. Refuses to settle what it did not lease.
+
+use std::collections::BTreeMap;
+
+use super::cell::Cell;
+use crate::domain::decision::{CallKind, Fate, Incarnation, Settlement};
+use crate::domain::limit::AppliesTo;
+use crate::domain::quota_spec::CellSpec;
+use crate::domain::time::micros_down;
+
+/// Permits of one call that have not been settled.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lease {
+    deadline_us: u64,
+    outstanding: InFlight,
+}
+
+/// Uses in flight, by kind of call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct InFlight {
+    pub charges: u64,
+    pub lookups: u64,
+}
+
+impl InFlight {
+    pub fn of(&self, applies_to: AppliesTo) -> u64 {
+        match applies_to {
+            AppliesTo::All => self.charges + self.lookups,
+            AppliesTo::Charge => self.charges,
+            AppliesTo::Lookup => self.lookups,
+        }
+    }
+
+    pub fn kind(&mut self, kind: CallKind) -> &mut u64 {
+        match kind {
+            CallKind::Charge => &mut self.charges,
+            CallKind::Lookup => &mut self.lookups,
+        }
+    }
+
+    fn total(self) -> u64 {
+        self.charges + self.lookups
+    }
+
+    fn less(self, other: Self) -> Self {
+        Self {
+            charges: self.charges.saturating_sub(other.charges),
+            lookups: self.lookups.saturating_sub(other.lookups),
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Tally {
+    /// In the order of the spec that was adopted last.
+    pub cells: Vec<Cell>,
+    pub in_flight: InFlight,
+    pub oldest_deadline_us: u64,
+    leases: BTreeMap<(Incarnation, u64), Lease>,
+    pub touched_us: u64,
+}
+
+impl Tally {
+    /// A tally without a past, or one whose past is not known until then.
+    pub fn new(specs: Vec<CellSpec>, held_until_us: u64, now_us: u64) -> Self {
+        let cells = specs.into_iter().map(|spec| Cell::new(spec, held_until_us)).collect();
+        Self { cells, touched_us: now_us, ..Self::default() }
+    }
+
+    /// Takes over the limits of a spec. A new limit or a longer window does not know its past, so nothing starts until
+    /// whatever may still count has left the window: `before_us` of starts and holds, then the window.
+    pub fn adopt(&mut self, specs: Vec<CellSpec>, now_us: u64, before_us: u64) {
+        let mut known = std::mem::take(&mut self.cells);
+        for spec in specs {
+            let unknown_until_us = now_us + before_us + spec.window_us;
+            let cell = match known.iter().position(|cell| cell.spec.name == spec.name) {
+                Some(position) => known.swap_remove(position).adopt(spec, now_us, unknown_until_us),
+                None => Cell::new(spec, unknown_until_us),
+            };
+            self.cells.push(cell);
+        }
+    }
+
+    /// Takes an answer or a return into account; unknown calls and what was settled before are ignored.
+    pub fn settle(&mut self, now_us: u64, incarnation: Incarnation, settlement: &Settlement, is_provider: bool) {
+        let key = (incarnation, settlement.call);
+        let Some(lease) = self.leases.get_mut(&key) else { return };
+        let outstanding = lease.outstanding.kind(settlement.kind);
+        let cost = u64::from(settlement.cost).min(*outstanding);
+        *outstanding -= cost;
+        if lease.outstanding.total() == 0 {
+            self.leases.remove(&key);
+        }
+        let in_flight = self.in_flight.kind(settlement.kind);
+        *in_flight = in_flight.saturating_sub(cost);
+        if cost == 0 {
+            return;
+        }
+        for (index, cell) in self.cells.iter_mut().enumerate() {
+            if !cell.spec.held() || !cell.spec.applies(settlement.kind) {
+                continue;
+            }
+            match &settlement.fate {
+                // Taken to be younger than it is, an answer frees its slot later: safe.
+                Fate::Used { age } => cell.log(now_us.saturating_sub(micros_down(*age)), cost),
+                // A subject's slots are never booked: those it took were over.
+                Fate::NotSent { origins } if is_provider => {
+                    cell.restore(now_us, origins.get(index).copied().unwrap_or(0), cost);
+                }
+                Fate::NotSent { .. } => {}
+            }
+        }
+    }
+
+    /// A lease past its deadline frees its slots: whatever its calls did, the provider has counted it a window ago.
+    pub fn expire(&mut self, now_us: u64) {
+        if self.in_flight.total() == 0 {
+            self.oldest_deadline_us = 0;
+        }
+        if self.in_flight.total() == 0 || now_us < self.oldest_deadline_us {
+            return;
+        }
+        let mut freed = InFlight::default();
+        self.leases.retain(|_, lease| {
+            let live = lease.deadline_us > now_us;
+            if !live {
+                freed.charges += lease.outstanding.charges;
+                freed.lookups += lease.outstanding.lookups;
+            }
+            live
+        });
+        self.in_flight = self.in_flight.less(freed);
+        self.oldest_deadline_us = self.leases.values().map(|lease| lease.deadline_us).min().unwrap_or(0);
+    }
+
+    /// Before the first want of a call.
+    pub fn open(&mut self, now_us: u64) {
+        let in_flight = self.in_flight;
+        self.cells.iter_mut().for_each(|cell| cell.open(now_us, in_flight.of(cell.spec.applies_to)));
+    }
+
+    /// Holds the slots of permits that were granted, until their answers or the deadline.
+    pub fn lease(&mut self, caller: (Incarnation, u64), granted: InFlight, deadline_us: u64) {
+        if granted.total() == 0 || !self.cells.iter().any(|cell| cell.spec.held()) {
+            return;
+        }
+        self.leases.insert(caller, Lease { deadline_us, outstanding: granted });
+        self.in_flight.charges += granted.charges;
+        self.in_flight.lookups += granted.lookups;
+        let oldest_us = self.oldest_deadline_us;
+        self.oldest_deadline_us = if oldest_us == 0 { deadline_us } else { oldest_us.min(deadline_us) };
+    }
+}

@@ -1,0 +1,82 @@
+//! A counter for this window and one for the next: what a provider does that counts per minute of its clock.
+//!
+//! Refuses to book further than into the next window.
+
+use super::cell::Found;
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Window {
+    index: u64,
+    count: u64,
+    next: u64,
+}
+
+/// Which window an instant falls into, and where that one begins.
+fn window_of(instant_us: u64, offset_us: u64, window_us: u64) -> (u64, u64) {
+    let index = (instant_us - offset_us) / window_us;
+    (index, index * window_us + offset_us)
+}
+
+impl Window {
+    /// Forgets windows that are over.
+    pub fn roll(&mut self, now_us: u64, offset_us: u64, window_us: u64) {
+        let (index, _) = window_of(now_us, offset_us, window_us);
+        if index == self.index {
+            return;
+        }
+        self.count = if index == self.index + 1 { self.next } else { 0 };
+        self.next = 0;
+        self.index = index;
+    }
+
+    /// The earliest window that has room. `Found::permits` is 0 for one that is too far to be booked.
+    pub fn find(&self, cost: u64, from_us: u64, offset_us: u64, window_us: u64, max: u32) -> Option<Found> {
+        let max = u64::from(max);
+        if cost > max {
+            return None;
+        }
+        let mut start_us = from_us;
+        loop {
+            let (index, begin_us) = window_of(start_us, offset_us, window_us);
+            let room = match index.saturating_sub(self.index) {
+                0 => max.saturating_sub(self.count) / cost,
+                1 => max.saturating_sub(self.next) / cost,
+                _ => return Some(Found { start_us, origin_ms: 0, permits: 0 }),
+            };
+            if room > 0 {
+                return Some(Found { start_us, origin_ms: 0, permits: room });
+            }
+            start_us = begin_us + window_us;
+        }
+    }
+
+    pub fn take(&mut self, cost: u64, start_us: u64, offset_us: u64, window_us: u64) {
+        if window_of(start_us, offset_us, window_us).0 == self.index {
+            self.count += cost;
+        } else {
+            self.next += cost;
+        }
+    }
+
+    /// A request of the past, if it falls into this window.
+    pub fn recall(&mut self, instant_us: u64, cost: u64, offset_us: u64, window_us: u64) {
+        if window_of(instant_us, offset_us, window_us).0 >= self.index {
+            self.count += cost;
+        }
+    }
+
+    pub fn counted(&self, now_us: u64, offset_us: u64, window_us: u64) -> u64 {
+        match window_of(now_us, offset_us, window_us).0.saturating_sub(self.index) {
+            0 => self.count,
+            1 => self.next,
+            _ => 0,
+        }
+    }
+
+    /// What may surely start now, and when all of it is free again.
+    pub fn outlook(&self, now_us: u64, offset_us: u64, window_us: u64, max: u32) -> (u64, u64) {
+        let (_, begin_us) = window_of(now_us, offset_us, window_us);
+        let reset_us = if self.count == 0 { 0 } else { begin_us + window_us - now_us };
+        (u64::from(max).saturating_sub(self.count), reset_us)
+    }
+}

@@ -1,0 +1,294 @@
+//! What a quota allows, and what each of its limits means as a thing that counts.
+//!
+//! Five algorithms become three kinds of cell: a log of uses (sliding log, sliding window), a counter per window (fixed
+//! window) and a theoretical arrival time (token bucket, GCRA, even pacing). Refuses to count: [`super::quota`] does.
+
+use std::time::Duration;
+
+use super::decision::{CallKind, Subject, SubjectLimit};
+use super::limit::{AccountRule, Algorithm, AppliesTo, Rule, Scope};
+use super::provider::{BOOKING_HORIZON, ProviderName};
+use super::time::{micros_up, millis_up};
+
+/// How many buckets a sliding window rolls through: it allows its whole rate per window and one bucket.
+pub const WINDOW_BUCKETS: u64 = 256;
+/// Entries that the log of one account or reference is meant to stay below.
+const SUBJECT_ENTRIES: u64 = 1_024;
+/// Up to here a subject's log keeps every millisecond apart.
+const SUBJECT_EXACT_MAX: u32 = 128;
+/// Parts of a microsecond in which a bucket's interval is counted.
+pub const INTERVAL_PARTS: u64 = 1_024;
+/// What a refusal by even pacing is called.
+pub const PACING: &str = "pacing";
+
+/// One limit as the limiter counts it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitSpec {
+    pub name: String,
+    pub algorithm: Algorithm,
+    pub scope: Scope,
+    pub applies_to: AppliesTo,
+    /// Counted and reported, never refusing.
+    pub shadow: bool,
+    /// Requests per window, after what is kept in reserve; 0 means closed.
+    pub max_requests: u32,
+    pub window: Duration,
+    /// Where fixed windows begin after the Unix epoch.
+    pub offset: Duration,
+    /// What may come at once: of a token bucket in all, of GCRA beyond the first.
+    pub burst: Option<u32>,
+}
+
+impl LimitSpec {
+    /// An exact limit on everything that the provider counts.
+    #[must_use]
+    pub fn sliding_log(name: impl Into<String>, max_requests: u32, window: Duration) -> Self {
+        Self {
+            name: name.into(),
+            algorithm: Algorithm::SlidingLog,
+            scope: Scope::Provider,
+            applies_to: AppliesTo::All,
+            shadow: false,
+            max_requests,
+            window,
+            offset: Duration::ZERO,
+            burst: None,
+        }
+    }
+
+    /// The window in microseconds, with 2 ms and 0.05 % added: covers what the comparison of clocks cannot see.
+    #[must_use]
+    pub fn padded_window_us(&self) -> u64 {
+        let window_us = micros_up(self.window);
+        window_us + 2_000 + window_us.div_ceil(2_000)
+    }
+
+    /// The largest cost that this limit can ever admit.
+    #[must_use]
+    pub fn cost_max(&self) -> u32 {
+        match self.algorithm {
+            _ if self.max_requests == 0 => 0,
+            Algorithm::TokenBucket => self.burst.unwrap_or(self.max_requests),
+            Algorithm::Gcra => self.burst.unwrap_or(0).saturating_add(1),
+            Algorithm::SlidingLog | Algorithm::SlidingWindow | Algorithm::FixedWindow => self.max_requests,
+        }
+    }
+
+    /// What counts for this limit, with the numbers that hold for one subject or for all.
+    fn cell(&self, held: bool, max_requests: u32, window: Duration) -> CellSpec {
+        let own = Self { max_requests, window, ..self.clone() };
+        let window_us = own.padded_window_us();
+        let window_ms = millis_up(own.window);
+        let interval = (micros_up(own.window) * INTERVAL_PARTS).div_ceil(u64::from(max_requests).max(1));
+        let subject_ms = if max_requests <= SUBJECT_EXACT_MAX { 1 } else { window_ms.div_ceil(SUBJECT_ENTRIES) };
+        let granule_ms = if own.scope == Scope::Provider { 1 } else { subject_ms };
+        let (kind, window_us) = match own.algorithm {
+            Algorithm::SlidingLog => (CellKind::Log { granule_ms, held: held && !own.shadow }, window_us),
+            Algorithm::SlidingWindow => {
+                (CellKind::Log { granule_ms: window_ms.div_ceil(WINDOW_BUCKETS), held: false }, window_us)
+            }
+            Algorithm::FixedWindow => {
+                (CellKind::Window { offset_us: micros_up(own.offset) % micros_up(own.window) }, micros_up(own.window))
+            }
+            Algorithm::TokenBucket | Algorithm::Gcra => {
+                let memory_us = (interval * u64::from(own.cost_max())).div_ceil(INTERVAL_PARTS);
+                (CellKind::Bucket { interval, debt: false }, memory_us)
+            }
+        };
+        let max = own.cost_max();
+        CellSpec { name: own.name, kind, applies_to: own.applies_to, shadow: own.shadow, max, window_us }
+    }
+}
+
+/// What a quota allows, as of one settings version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuotaSpec {
+    pub quota: ProviderName,
+    pub version: i64,
+    /// In the order of names; never empty.
+    pub limits: Vec<LimitSpec>,
+    pub account_rules: Vec<AccountRule>,
+    /// Starts are spread evenly over the tightest limit's window, in the whole cluster.
+    pub even: bool,
+    /// `None`: a slot is held until the answer. `Some(jitter)`: it is freed by the start plus this allowance.
+    pub grant_jitter: Option<Duration>,
+    /// Longest time from start to the last instant at which the provider may count the request.
+    pub hold_max: Duration,
+    /// How long after its start a permit may still be used.
+    pub send_budget: Duration,
+}
+
+/// Nothing is sent for this account; an operator's rule says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocked;
+
+impl QuotaSpec {
+    /// The spec indices of the limits that count all calls together, in the order of their cells.
+    #[must_use]
+    pub fn provider_limits(&self) -> Vec<usize> {
+        let all = self.limits.iter().enumerate().filter(|(_, limit)| limit.scope == Scope::Provider);
+        all.map(|(index, _)| index).chain(self.even.then_some(self.limits.len())).collect()
+    }
+
+    /// What counts all calls together, in the order of [`Self::provider_limits`].
+    #[must_use]
+    pub fn provider_cells(&self) -> Vec<CellSpec> {
+        let held = self.grant_jitter.is_none();
+        let all = self.limits.iter().filter(|limit| limit.scope == Scope::Provider);
+        let cells = all.map(|limit| limit.cell(held, limit.max_requests, limit.window));
+        cells.chain(self.even.then(|| self.pacing())).collect()
+    }
+
+    /// What counts one subject's calls, in the order of its limits.
+    #[must_use]
+    pub fn subject_cells(&self, subject: &Subject) -> Vec<CellSpec> {
+        let held = self.grant_jitter.is_none();
+        let cell = |own: &SubjectLimit| {
+            self.limits.get(own.index).map(|limit| limit.cell(held, own.max_requests, own.window))
+        };
+        subject.limits.iter().filter_map(cell).collect()
+    }
+
+    /// The subjects that a job's calls are counted for; those without a limit are none. Both names must be plain
+    /// (`A-Z a-z 0-9 _ -`, at most 64), since they become parts of keys.
+    ///
+    /// # Errors
+    /// [`Blocked`] by a rule on the account.
+    pub fn subjects(&self, account: Option<&str>, reference: Option<&str>) -> Result<Vec<Subject>, Blocked> {
+        let rules = || self.account_rules.iter().filter(|rule| Some(rule.account.as_str()) == account);
+        if rules().any(|rule| rule.rule == Rule::Blocked) {
+            return Err(Blocked);
+        }
+        let mut subjects = Vec::new();
+        for (scope, prefix, name) in [(Scope::Account, "account", account), (Scope::Reference, "reference", reference)] {
+            let Some(name) = name else { continue };
+            let limits: Vec<SubjectLimit> = self
+                .limits
+                .iter()
+                .enumerate()
+                .filter(|(_, limit)| limit.scope == scope)
+                .filter_map(|(index, limit)| {
+                    let (max_requests, window) = match rules().filter(|_| scope == Scope::Account).find_map(|rule| {
+                        let named = rule.limit.as_deref() == Some(limit.name.as_str());
+                        named.then_some(rule.rule)
+                    }) {
+                        Some(rule) => own_rate(rule, limit)?,
+                        None if scope == Scope::Account => {
+                            let general = rules().find(|rule| rule.limit.is_none());
+                            general.map_or(Some((limit.max_requests, limit.window)), |rule| own_rate(rule.rule, limit))?
+                        }
+                        None => (limit.max_requests, limit.window),
+                    };
+                    Some(SubjectLimit { index, max_requests, window })
+                })
+                .collect();
+            if !limits.is_empty() {
+                subjects.push(Subject { key: format!("{prefix}:{name}"), limits });
+            }
+        }
+        Ok(subjects)
+    }
+
+    /// The name of the limit at an index that a reply names.
+    #[must_use]
+    pub fn limit_name(&self, index: usize) -> &str {
+        self.limits.get(index).map_or(PACING, |limit| limit.name.as_str())
+    }
+
+    /// The longest that any use can count: past it, a limiter without memory knows as much as one with it.
+    #[must_use]
+    pub fn longest_us(&self) -> u64 {
+        let cells = self.limits.iter().map(|limit| limit.cell(true, limit.max_requests, limit.window));
+        let own = self.account_rules.iter().filter_map(|rule| match rule.rule {
+            Rule::Limit(rate) => Some(rate.window()),
+            Rule::Exempt | Rule::Blocked => None,
+        });
+        let own = own.map(|window| LimitSpec::sliding_log("", 0, window).padded_window_us());
+        cells.map(|cell| cell.window_us).chain(own).max().unwrap_or(0)
+    }
+
+    /// How long after its state was lost a limiter must grant nothing: starts that were booked, their longest hold, and
+    /// the longest window.
+    #[must_use]
+    pub fn cold_us(&self) -> u64 {
+        self.longest_us() + micros_up(self.hold_max) + micros_up(BOOKING_HORIZON)
+    }
+
+    /// The largest cost that could ever be granted to such a call.
+    #[must_use]
+    pub fn cost_max(&self, kind: CallKind, subjects: &[Subject]) -> u32 {
+        let provider = self.provider_cells();
+        let own = subjects.iter().flat_map(|subject| self.subject_cells(subject));
+        let cells = provider.into_iter().filter(|cell| cell.name != PACING).chain(own);
+        cells.filter(|cell| !cell.shadow && cell.applies(kind)).map(|cell| cell.max).min().unwrap_or(0)
+    }
+
+    /// One more number: the earliest next start, from the limit that allows the fewest.
+    fn pacing(&self) -> CellSpec {
+        let paced = |limit: &&LimitSpec| {
+            limit.scope == Scope::Provider && !limit.shadow && limit.max_requests > 0
+                && limit.applies_to != AppliesTo::Lookup
+        };
+        let interval = |limit: &LimitSpec| {
+            (micros_up(limit.window) * INTERVAL_PARTS).div_ceil(u64::from(limit.max_requests))
+        };
+        let interval = self.limits.iter().filter(paced).map(interval).max().unwrap_or(0);
+        CellSpec {
+            name: PACING.to_owned(),
+            kind: CellKind::Bucket { interval, debt: true },
+            applies_to: AppliesTo::All,
+            shadow: false,
+            max: 1,
+            window_us: interval.div_ceil(INTERVAL_PARTS),
+        }
+    }
+}
+
+/// An account's own numbers under a rule; `None` when the limit does not count it.
+fn own_rate(rule: Rule, limit: &LimitSpec) -> Option<(u32, Duration)> {
+    match rule {
+        Rule::Exempt => None,
+        Rule::Limit(rate) => Some((rate.max_requests(), rate.window())),
+        Rule::Blocked => Some((0, limit.window)),
+    }
+}
+
+/// What counts for one limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CellSpec {
+    pub name: String,
+    pub kind: CellKind,
+    pub applies_to: AppliesTo,
+    pub shadow: bool,
+    /// Uses that count at once; of a bucket, its capacity.
+    pub max: u32,
+    /// How long a use counts; of a bucket, how long it takes to drain.
+    pub window_us: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CellKind {
+    /// Uses by the instant from which their window runs, rounded up to whole granules. Held: until the answer.
+    Log { granule_ms: u64, held: bool },
+    /// Uses of this window and of the next.
+    Window { offset_us: u64 },
+    /// The instant at which all that was used has drained. With debt, a use needs no room, only an empty bucket.
+    Bucket { interval: u64, debt: bool },
+}
+
+impl CellSpec {
+    #[must_use]
+    pub fn applies(&self, kind: CallKind) -> bool {
+        match self.applies_to {
+            AppliesTo::All => true,
+            AppliesTo::Charge => kind == CallKind::Charge,
+            AppliesTo::Lookup => kind == CallKind::Lookup,
+        }
+    }
+
+    /// Whether its slots are held until the answer.
+    #[must_use]
+    pub fn held(&self) -> bool {
+        matches!(self.kind, CellKind::Log { held: true, .. })
+    }
+}

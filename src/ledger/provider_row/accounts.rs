@@ -1,0 +1,190 @@
+//! Account rules as meant: who is exempt from account limits, who is blocked, who has a limit of their own.
+//!
+//! Refuses a rule that could never do what it says: provider limits hold everybody, whatever a rule says.
+
+use std::collections::BTreeSet;
+
+use super::limits::not_kept;
+use super::meant::Check;
+use super::{AccountRow, LimitRow};
+use crate::domain::job::Token;
+use crate::domain::limit::{AccountRule, Limit, Rate, Rule, Scope};
+
+impl Check {
+    pub(super) fn accounts(&mut self, rows: &[AccountRow], limits: &[LimitRow]) -> Vec<AccountRule> {
+        let mut keys = BTreeSet::new();
+        let mut rules = Vec::new();
+        for row in rows {
+            let mut check = Self::default();
+            if !keys.insert((&row.account, &row.limit_name)) {
+                check.problem("has two rules for the same limits".to_owned());
+            }
+            rules.extend(check.account(row, limits));
+            self.0.extend(check.0.into_iter().map(|problem| format!("account `{}`: {problem}", row.account)));
+        }
+        rules
+    }
+
+    fn account(&mut self, row: &AccountRow, limits: &[LimitRow]) -> Option<AccountRule> {
+        if Token::new(row.account.clone()).is_err() {
+            self.problem("account must be 1 to 64 characters of A-Z a-z 0-9 _ -".to_owned());
+        }
+        self.one_of("rule", &row.rule, &[("exempt", ()), ("blocked", ()), ("limit", ())])?;
+        let rate = match (row.rule.as_str(), row.max_requests, row.window_ms) {
+            ("limit", Some(max_requests), Some(window_ms)) => self.rate(max_requests, window_ms),
+            ("limit", ..) => {
+                self.problem("rule `limit` needs max_requests and window_ms".to_owned());
+                None
+            }
+            (_, None, None) => None,
+            _ => {
+                self.problem("max_requests and window_ms go with rule `limit` only".to_owned());
+                None
+            }
+        };
+        self.touches(row, limits, rate);
+        let rule = match row.rule.as_str() {
+            "exempt" => Rule::Exempt,
+            "blocked" => Rule::Blocked,
+            _ => Rule::Limit(rate?),
+        };
+        Some(AccountRule { account: row.account.clone(), limit: row.limit_name.clone(), rule })
+    }
+
+    /// Whether there is a limit that the rule changes, and whether each of them can be kept at the rule's rate. Limits
+    /// that are disabled count: to switch one off must not make its rules wrong.
+    fn touches(&mut self, row: &AccountRow, limits: &[LimitRow], rate: Option<Rate>) {
+        let named = limits.iter().find(|limit| Some(&limit.name) == row.limit_name.as_ref());
+        if let (Some(name), None) = (&row.limit_name, named) {
+            self.problem(format!("limit_name `{name}` is no limit of this provider"));
+            return;
+        }
+        if row.rule == "blocked" {
+            return;
+        }
+        let of_accounts = |limit: &&LimitRow| limit.scope == Scope::Account.name();
+        if let Some(limit) = named.filter(|limit| !of_accounts(limit)) {
+            self.problem(format!(
+                "limit_name `{}` has scope `{}`: an account rule changes limits of scope `account` alone; name one of \
+                 those, or leave limit_name out for all of them",
+                limit.name, limit.scope
+            ));
+            return;
+        }
+        let touched: Vec<&LimitRow> = match named {
+            Some(limit) => vec![limit],
+            None => limits.iter().filter(of_accounts).collect(),
+        };
+        if touched.is_empty() {
+            self.problem(format!(
+                "rule `{}` changes nothing: this provider has no limit of scope `account`; add one (rule `blocked` \
+                 needs none)",
+                row.rule
+            ));
+        }
+        let Some(rate) = rate else { return };
+        // A limit that is wrong by itself is named where it stands.
+        for limit in touched.into_iter().filter_map(|limit| Self::default().limit(limit)) {
+            let with_own_rate = Limit { rate, ..limit.clone() };
+            if not_kept(&limit).is_empty() {
+                let problems = not_kept(&with_own_rate);
+                self.0.extend(problems.into_iter().map(|problem| format!("at limit `{}`: {problem}", limit.name)));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::{Value, json};
+
+    use super::super::tests::with;
+    use super::*;
+
+    fn limits() -> Value {
+        json!([
+            {"name": "all", "max_requests": 5, "window_ms": 1000},
+            {"name": "hourly", "max_requests": 100, "window_ms": 3_600_000, "scope": "account"},
+            {"name": "minutely", "max_requests": 7, "window_ms": 60_000, "scope": "account", "enabled": false,
+             "algorithm": "fixed_window", "offset_ms": 30_000},
+            {"name": "object", "max_requests": 5, "window_ms": 60_000, "scope": "reference"},
+        ])
+    }
+
+    fn rules(limits: &Value, accounts: Value) -> Result<Vec<AccountRule>, Vec<String>> {
+        let row = with(json!({"limit": limits, "account": accounts}));
+        row.meant(1).map(|provider| provider.account_rules).map_err(|bad| bad.problems)
+    }
+
+    #[test]
+    fn rules_are_meant_as_written() {
+        let rules = rules(
+            &limits(),
+            json!([
+                {"account": "a", "rule": "exempt"},
+                {"account": "a", "rule": "blocked", "limit_name": "all"},
+                {"account": "b", "rule": "exempt", "limit_name": "minutely"},
+                {"account": "c", "rule": "limit", "max_requests": 9, "window_ms": 60_000},
+                {"account": "d", "rule": "limit", "limit_name": "hourly", "max_requests": 0, "window_ms": 1},
+            ]),
+        );
+        let rule = |account: &str, limit: Option<&str>, rule| AccountRule {
+            account: account.to_owned(),
+            limit: limit.map(str::to_owned),
+            rule,
+        };
+        let rate = |requests, window| Rule::Limit(Rate::new(requests, Duration::from_millis(window)).unwrap());
+        assert_eq!(
+            rules.unwrap(),
+            [
+                rule("a", None, Rule::Exempt),
+                rule("a", Some("all"), Rule::Blocked),
+                rule("b", Some("minutely"), Rule::Exempt),
+                rule("c", None, rate(9, 60_000)),
+                rule("d", Some("hourly"), rate(0, 1)),
+            ]
+        );
+    }
+
+    #[test]
+    fn rules_that_cannot_do_what_they_say_are_named_with_the_mend() {
+        let own = |limit: Option<&str>, max_requests: i64, window_ms: i64| {
+            json!({"account": "a", "rule": "limit", "limit_name": limit, "max_requests": max_requests,
+                   "window_ms": window_ms})
+        };
+        let exempt = |limit: &str| json!({"account": "a", "rule": "exempt", "limit_name": limit});
+        let table = [
+            (exempt("all"), "limit_name `all` has scope `provider`: an account rule changes limits of scope `account`"),
+            (exempt("object"), "limit_name `object` has scope `reference`"),
+            (exempt("none"), "limit_name `none` is no limit of this provider"),
+            (own(Some("all"), 1, 1_000), "limit_name `all` has scope `provider`"),
+            (own(Some("hourly"), 10_001, 1_000), "at limit `hourly`: max_requests is 10001: a sliding_log of scope"),
+            // For all account limits: also for those that are disabled now.
+            (own(None, 5, 20_000), "at limit `minutely`: offset_ms is 30000: must lie below the window, 20000 ms"),
+            (own(None, 1_000_001, 60_000), "max_requests is 1000001"),
+            (json!({"account": "a", "rule": "allow"}), "rule is `allow`: must be exempt or blocked or limit"),
+        ];
+        for (account, problem) in table {
+            let problems = rules(&limits(), json!([account])).unwrap_err();
+            let named = problems.len() == 1 && problems[0].starts_with("account `a`: ");
+            assert!(named && problems[0].contains(problem), "{account}: {problems:#?}");
+        }
+    }
+
+    /// Without account limits there is nothing to be exempt from; a block needs none.
+    #[test]
+    fn only_a_block_needs_no_account_limit() {
+        let plain = json!([{"name": "all", "max_requests": 5, "window_ms": 1000}]);
+        let exempt = json!([{"account": "a", "rule": "exempt"}]);
+        let problems = rules(&plain, exempt).unwrap_err();
+        assert!(
+            problems[0].contains("rule `exempt` changes nothing: this provider has no limit of scope"),
+            "{problems:?}"
+        );
+        let own = json!([{"account": "a", "rule": "limit", "max_requests": 1, "window_ms": 1000}]);
+        assert!(rules(&plain, own).unwrap_err()[0].contains("rule `limit` changes nothing"));
+        assert_eq!(rules(&plain, json!([{"account": "a", "rule": "blocked"}])).unwrap().len(), 1);
+    }
+}

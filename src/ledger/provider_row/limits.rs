@@ -1,0 +1,244 @@
+//! Limits as meant: rate, algorithm and scope together, because what one allows depends on the others.
+//!
+//! Refuses a limit that its algorithm cannot keep, and a provider whose charges no limit holds: that would be unlimited.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::LimitRow;
+use super::meant::Check;
+use crate::domain::limit::{Algorithm, AppliesTo, Limit, MAX_REQUESTS, MAX_WINDOW, Rate, Scope};
+use crate::domain::time::format_duration;
+
+/// Most requests of a log per account or reference: there is one log for each of them, and each is small.
+const SCOPED_LOG_MAX: u32 = 10_000;
+/// Shortest window that is counted in buckets of whole milliseconds.
+const BUCKETED_WINDOW_MIN: Duration = Duration::from_secs(1);
+
+impl Check {
+    pub(super) fn limits(&mut self, rows: &[LimitRow]) -> Vec<Limit> {
+        let mut names = BTreeSet::new();
+        let mut limits = Vec::new();
+        let (mut unread, mut found_bad) = (false, 0);
+        for row in rows {
+            if !names.insert(&row.name) {
+                self.problem(format!("limit `{}`: is listed twice", row.name));
+            }
+            let mut check = Self::default();
+            let limit = check.limit(row);
+            unread |= limit.is_none();
+            found_bad += check.0.len();
+            self.0.extend(check.0.into_iter().map(|problem| format!("limit `{}`: {problem}", row.name)));
+            limits.extend(limit.filter(|_| row.enabled));
+        }
+        if !rows.iter().any(|row| row.enabled) {
+            self.problem(
+                "a provider without an enabled limit is closed, not unlimited: add a [[provider.limit]] or a row of \
+                 provider_limits"
+                    .to_owned(),
+            );
+        } else if !unread && found_bad == 0 && !limits.iter().any(Limit::holds_every_charge) {
+            self.problem(
+                "no enabled limit holds every charge: a limit that is shadow, of scope account or reference, or for \
+                 lookups alone leaves the provider unlimited; add one of scope `provider` that applies to `all` or \
+                 `charge`"
+                    .to_owned(),
+            );
+        }
+        limits
+    }
+
+    pub(super) fn limit(&mut self, row: &LimitRow) -> Option<Limit> {
+        let name = self.name("name", &row.name);
+        let rate = self.rate(row.max_requests, row.window_ms);
+        let algorithms = Algorithm::ALL.map(|algorithm| (algorithm.name(), algorithm));
+        let scopes = Scope::ALL.map(|scope| (scope.name(), scope));
+        let applies = AppliesTo::ALL.map(|applies| (applies.name(), applies));
+        let month_ms = i64::try_from(MAX_WINDOW.as_millis()).unwrap_or(i64::MAX);
+        let offset = self.ms("offset_ms", row.offset_ms, 0..=month_ms);
+        let burst = row.burst.map(|burst| self.number("burst", burst, 1..=MAX_REQUESTS.into()));
+        let algorithm = self.one_of("algorithm", &row.algorithm, &algorithms);
+        let scope = self.one_of("scope", &row.scope, &scopes);
+        let applies_to = self.one_of("applies_to", &row.applies_to, &applies);
+        let limit = Limit {
+            name: name?.as_str().to_owned(),
+            algorithm: algorithm?,
+            rate: rate?,
+            offset,
+            burst,
+            scope: scope?,
+            applies_to: applies_to?,
+            shadow: row.shadow,
+        };
+        self.0.extend(not_kept(&limit));
+        Some(limit)
+    }
+
+    pub(super) fn rate(&mut self, max_requests: i64, window_ms: i64) -> Option<Rate> {
+        let count = self.number("max_requests", max_requests, 0..=MAX_REQUESTS.into());
+        let window = Duration::from_millis(u64::try_from(window_ms).unwrap_or_default());
+        match Rate::new(count.min(MAX_REQUESTS), window) {
+            Ok(rate) => (i64::from(rate.max_requests()) == max_requests).then_some(rate),
+            Err(problem) => {
+                self.problem(problem);
+                None
+            }
+        }
+    }
+}
+
+/// Why a limit cannot be kept by its algorithm, in its scope; empty when it can.
+pub(super) fn not_kept(limit: &Limit) -> Vec<String> {
+    let mut problems = Vec::new();
+    let Limit { algorithm, rate, offset, .. } = *limit;
+    let (name, window) = (algorithm.name(), rate.window());
+    let has_burst = matches!(algorithm, Algorithm::TokenBucket | Algorithm::Gcra);
+    if limit.burst.is_some() && !has_burst {
+        problems.push(format!("burst means nothing to `{name}`: leave it out, or choose token_bucket or gcra"));
+    }
+    if !offset.is_zero() && algorithm != Algorithm::FixedWindow {
+        problems.push(format!("offset_ms means nothing to `{name}`: leave it out, or choose fixed_window"));
+    } else if !offset.is_zero() && offset >= window {
+        problems.push(format!(
+            "offset_ms is {}: must lie below the window, {} ms, at which it begins again",
+            offset.as_millis(),
+            window.as_millis()
+        ));
+    }
+    let refill_ms = u128::from(limit.capacity()) * window.as_millis();
+    let refill_max_ms = u128::from(rate.max_requests()) * MAX_WINDOW.as_millis();
+    if has_burst && refill_ms > refill_max_ms {
+        problems.push(format!(
+            "burst is more than {rate} gives back within 31 days, which is as long as anything is remembered: lower \
+             burst, or raise max_requests"
+        ));
+    }
+    if algorithm == Algorithm::SlidingWindow && window < BUCKETED_WINDOW_MIN {
+        problems.push(format!(
+            "window_ms is {}: sliding_window counts in 256 buckets of whole milliseconds, too coarse below {}; choose \
+             sliding_log, which is exact",
+            window.as_millis(),
+            format_duration(BUCKETED_WINDOW_MIN)
+        ));
+    }
+    if algorithm == Algorithm::SlidingLog && limit.scope != Scope::Provider && rate.max_requests() > SCOPED_LOG_MAX {
+        problems.push(format!(
+            "max_requests is {}: a sliding_log of scope `{scope}` keeps one log for each {scope}, of at most \
+             {SCOPED_LOG_MAX} requests; choose sliding_window for more",
+            rate.max_requests(),
+            scope = limit.scope.name()
+        ));
+    }
+    problems
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::super::tests::with;
+    use super::*;
+
+    /// A row with a plain limit beside the one at hand, which therefore need not hold every charge.
+    fn beside(change: &Value) -> Result<Limit, Vec<String>> {
+        let mut limit = json!({"name": "this", "max_requests": 100, "window_ms": 60_000});
+        limit.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        let row = with(json!({"limit": [{"name": "plain", "max_requests": 5, "window_ms": 1000}, limit]}));
+        let meant = row.meant(1).map_err(|bad| bad.problems)?;
+        Ok(meant.limits.into_iter().find(|limit| limit.name == "this").unwrap())
+    }
+
+    #[test]
+    fn every_algorithm_scope_and_use_is_meant() {
+        for algorithm in Algorithm::ALL {
+            for scope in Scope::ALL {
+                for applies_to in AppliesTo::ALL {
+                    let limit = beside(&json!({
+                        "algorithm": algorithm.name(), "scope": scope.name(), "applies_to": applies_to.name(),
+                        "shadow": true,
+                    }));
+                    let limit = limit.unwrap();
+                    assert_eq!((limit.algorithm, limit.scope, limit.applies_to), (algorithm, scope, applies_to));
+                    assert!(limit.shadow);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_an_algorithm_can_keep_is_meant() {
+        let day = 86_400_000_i64;
+        let table = [
+            (json!({"algorithm": "token_bucket", "burst": 500}), 500),
+            (json!({"algorithm": "gcra", "burst": 15}), 16),
+            (json!({"algorithm": "gcra", "max_requests": 0, "burst": 15}), 0),
+            (json!({"algorithm": "fixed_window", "offset_ms": 59_999}), 100),
+            (json!({"algorithm": "token_bucket", "max_requests": 1, "window_ms": day, "burst": 31}), 31),
+            (json!({"algorithm": "gcra", "max_requests": 1, "window_ms": day, "burst": 30}), 31),
+            (json!({"algorithm": "sliding_window", "window_ms": 1_000}), 100),
+            (json!({"scope": "account", "max_requests": 10_000}), 10_000),
+            (json!({"scope": "reference", "max_requests": 10_001, "algorithm": "sliding_window"}), 10_001),
+            (json!({"max_requests": 1_000_000}), 1_000_000),
+        ];
+        for (change, capacity) in table {
+            assert_eq!(beside(&change).map(|limit| limit.capacity()), Ok(capacity), "{change}");
+        }
+    }
+
+    #[test]
+    fn what_an_algorithm_cannot_keep_is_named_with_the_mend() {
+        let day = 86_400_000_i64;
+        let burst = "burst means nothing to `sliding_log`: leave it out, or choose token_bucket or gcra";
+        let offset = "offset_ms means nothing to `sliding_log`: leave it out, or choose fixed_window";
+        let refill = "burst is more than 1/1d gives back within 31 days";
+        let table = [
+            (json!({"burst": 5}), burst),
+            (json!({"burst": 5, "algorithm": "fixed_window"}), "burst means nothing to `fixed_window`"),
+            (json!({"burst": 5, "algorithm": "sliding_window"}), "burst means nothing to `sliding_window`"),
+            (json!({"offset_ms": 5}), offset),
+            (json!({"offset_ms": 5, "algorithm": "gcra"}), "offset_ms means nothing to `gcra`"),
+            (json!({"offset_ms": 60_000, "algorithm": "fixed_window"}), "must lie below the window, 60000 ms"),
+            (json!({"algorithm": "token_bucket", "max_requests": 1, "window_ms": day, "burst": 32}), refill),
+            (json!({"algorithm": "gcra", "max_requests": 1, "window_ms": day, "burst": 31}), refill),
+            (
+                json!({"algorithm": "sliding_window", "window_ms": 999}),
+                "window_ms is 999: sliding_window counts in 256",
+            ),
+            (json!({"scope": "account", "max_requests": 10_001}), "keeps one log for each account, of at most 10000"),
+            (json!({"scope": "reference", "max_requests": 10_001}), "keeps one log for each reference"),
+        ];
+        for (change, problem) in table {
+            let problems = beside(&change).unwrap_err();
+            let named = problems.len() == 1 && problems[0].starts_with("limit `this`: ");
+            assert!(named && problems[0].contains(problem), "{change}: {problems:#?}");
+        }
+    }
+
+    /// A provider is never unlimited by what its limits leave out.
+    #[test]
+    fn some_limit_must_hold_every_charge() {
+        let only = |change: Value| {
+            let mut limit = json!({"name": "all", "max_requests": 5, "window_ms": 1000});
+            limit.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+            with(json!({"limit": [limit]})).meant(1).map_err(|bad| bad.problems)
+        };
+        for change in [
+            json!({"shadow": true}),
+            json!({"scope": "account"}),
+            json!({"scope": "reference"}),
+            json!({"applies_to": "lookup"}),
+        ] {
+            let problems = only(change.clone()).unwrap_err();
+            assert!(
+                problems.len() == 1 && problems[0].contains("add one of scope `provider`"),
+                "{change}: {problems:?}"
+            );
+        }
+        assert!(only(json!({"applies_to": "charge"})).is_ok());
+        // A limit that cannot be read is its own problem, and the only one.
+        let problems = only(json!({"algorithm": "guess"})).unwrap_err();
+        assert!(problems.len() == 1 && problems[0].contains("algorithm is `guess`"), "{problems:?}");
+        let disabled = beside(&json!({"enabled": true, "scope": "account"}));
+        assert!(disabled.is_ok(), "{disabled:?}");
+    }
+}

@@ -1,0 +1,111 @@
+//! The script's answer as a reply.
+//!
+//! Refuses every answer that is not of the announced shape: an unknown code or a missing byte is an error, never a grant.
+//! The layout is the header of `lua/quota.lua`.
+
+use crate::domain::decision::{BATCH_MAX, PassedOver, Refusal, Refused, Reply, Run};
+use crate::domain::time::Micros;
+
+/// Most runs that one reply can hold; more is not a reply. Each permit can have a start of its own.
+const RUNS_MAX: u64 = 1_000_000;
+
+/// Reads unsigned little-endian numbers off the front.
+struct Bytes<'a>(&'a [u8]);
+
+impl Bytes<'_> {
+    fn take(&mut self, width: usize) -> Result<u64, String> {
+        let (head, rest) = self.0.split_at_checked(width).ok_or_else(|| "it ends too early".to_owned())?;
+        self.0 = rest;
+        Ok(head.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte)))
+    }
+
+    fn count(&mut self, width: usize) -> Result<usize, String> {
+        let value = self.take(width)?;
+        usize::try_from(value).map_err(|_| format!("{value} is too large"))
+    }
+}
+
+/// Reads the script's answer to a call of so many wants under limits of which so many are on everything.
+///
+/// # Errors
+/// Says what does not fit. Nothing may be taken as granted then.
+pub fn parse_reply(answer: &[u8], limits: usize, provider_cells: usize, wants: usize) -> Result<Reply, String> {
+    let mut bytes = Bytes(answer);
+    let (code, exact, index) = (bytes.take(1)?, bytes.take(1)? == 1, bytes.count(2)?);
+    let (wait_us, now_us) = (bytes.take(6)?, bytes.take(7)?);
+    let version = i64::try_from(bytes.take(6)?).map_err(|error| error.to_string())?;
+    let born = Micros(bytes.take(7)?);
+    let (remaining, decides, reset_us) = (bytes.take(4)?, bytes.count(2)?, bytes.take(6)?);
+    let (runs, passed) = (bytes.take(4)?, bytes.count(2)?);
+    if runs > RUNS_MAX || passed > BATCH_MAX {
+        return Err(format!("{runs} runs and {passed} wants passed over"));
+    }
+    let known = |index: usize, among: usize| {
+        if index < among { Ok(index) } else { Err(format!("number {index} of {among}")) }
+    };
+    let mut granted = Vec::new();
+    for _ in 0..runs {
+        let want = known(bytes.count(2)?, wants)?;
+        let permits = u32::try_from(bytes.take(4)?).map_err(|error| error.to_string())?;
+        let wait_us = bytes.take(6)?;
+        let origins = (0..provider_cells).map(|_| bytes.take(6)).collect::<Result<_, _>>()?;
+        granted.push(Run { want, permits, wait_us, origins });
+    }
+    let mut passed_over = Vec::new();
+    for _ in 0..passed {
+        let (want, limit) = (known(bytes.count(2)?, wants)?, known(bytes.count(2)?, limits)?);
+        passed_over.push(PassedOver { want, limit, wait_us: bytes.take(6)?, exact: bytes.take(1)? == 1 });
+    }
+    if !bytes.0.is_empty() {
+        return Err(format!("{} bytes too many", bytes.0.len()));
+    }
+    let by = match code {
+        0 => None,
+        // One past the limits is pacing.
+        1 => Some(Refusal::Limit { index: known(index, limits + 1)? }),
+        2 => Some(Refusal::Cold),
+        3 => Some(Refusal::Paused),
+        4 => Some(Refusal::StaleVersion),
+        5 => Some(Refusal::StaleCall),
+        other => return Err(format!("refusal {other}")),
+    };
+    let refused = by.map(|by| Refused { by, wait_us, exact });
+    Ok(Reply { now: Micros(now_us), version, born, granted, passed_over, remaining, decides, reset_us, refused })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Refused by limit 0 for 900 µs, exactly, at 50, after one run of two permits.
+    fn answer() -> Vec<u8> {
+        let fields: [(u64, usize); 16] = [
+            (1, 1), (1, 1), (0, 2), (900, 6), (50, 7), (7, 6), (3, 7), (4, 4), (0, 2), (8, 6), (1, 4), (0, 2),
+            (0, 2), (2, 4), (0, 6), (11, 6),
+        ];
+        fields.iter().flat_map(|(value, width)| value.to_le_bytes()[..*width].to_vec()).collect()
+    }
+
+    #[test]
+    fn a_reply_is_read_as_the_header_says() {
+        let reply = parse_reply(&answer(), 1, 1, 1).unwrap();
+        assert_eq!(reply.granted, [Run { want: 0, permits: 2, wait_us: 0, origins: vec![11] }]);
+        assert_eq!(reply.refused, Some(Refused { by: Refusal::Limit { index: 0 }, wait_us: 900, exact: true }));
+        assert_eq!((reply.version, reply.born, reply.remaining, reply.reset_us), (7, Micros(3), 4, 8));
+    }
+
+    #[test]
+    fn anything_else_is_no_reply() {
+        let good = answer();
+        for length in 0..good.len() {
+            assert!(parse_reply(&good[..length], 1, 1, 1).is_err(), "cut to {length}");
+        }
+        assert!(parse_reply(&[good.clone(), vec![0]].concat(), 1, 1, 1).is_err());
+        for (at, value) in [(0, 6), (2, 2), (42, 2), (48, 1)] {
+            let mut bad = good.clone();
+            bad[at] = value;
+            assert!(parse_reply(&bad, 1, 1, 1).is_err(), "byte {at} as {value}");
+        }
+        assert!(parse_reply(&good, 1, 1, 0).is_err(), "nothing was wanted");
+    }
+}

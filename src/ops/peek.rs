@@ -1,0 +1,143 @@
+//! What the limits of a provider have used now: for the API of a running process, and for `limits peek` on a store that
+//! all processes share.
+//!
+//! Refuses to take anything, and to show half an answer: an account is asked for by a form that can be one, at a provider
+//! that has limits for accounts.
+
+use serde::{Deserialize, Serialize};
+
+use crate::domain::job::Token;
+use crate::domain::limit::Scope;
+use crate::domain::provider::ProviderName;
+use crate::domain::quota_spec::Blocked;
+use crate::domain::time::format_duration;
+use crate::limiter::{LimitUse, Limiter, LimiterError};
+use crate::worker::quotas::quota_spec;
+use crate::worker::settings_watch::Known;
+
+/// One limit as `/api/v1/limits/{provider}` and `limits peek --json` show it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitUsed {
+    pub limit: String,
+    /// As written: `100/1s`; after what is kept in reserve.
+    pub allows: String,
+    pub used: u64,
+    pub free: u64,
+    /// What a shadow limit would have done since its state began; absent for one that is enforced.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shadow: Option<ShadowUsed>,
+}
+
+/// What a shadow limit would have done, in permits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShadowUsed {
+    pub would_have_refused: u64,
+    pub would_have_waited: u64,
+}
+
+impl LimitUsed {
+    #[must_use]
+    pub fn of(limit: &LimitUse) -> Self {
+        Self {
+            limit: limit.name.clone(),
+            allows: format!("{}/{}", limit.max_requests, format_duration(limit.window)),
+            used: limit.used,
+            free: u64::from(limit.capacity).saturating_sub(limit.used),
+            shadow: limit.shadow.then_some(ShadowUsed {
+                would_have_refused: limit.would_have_refused,
+                would_have_waited: limit.would_have_waited,
+            }),
+        }
+    }
+}
+
+/// Why there is nothing to show.
+#[derive(Debug, thiserror::Error)]
+pub enum PeekError {
+    /// Or its rows cannot be meant and it has no last good ones.
+    #[error("no such provider, or it is disabled")]
+    NothingCounts,
+    #[error("account {0}")]
+    BadAccount(String),
+    #[error("this provider has no limit of scope account: leave the account out")]
+    NoAccountLimits,
+    #[error("nothing is sent for this account: a rule of this provider blocks it")]
+    Blocked,
+    #[error(transparent)]
+    Store(#[from] LimiterError),
+}
+
+/// Looks at the limits that a provider's calls count against; with an account, at those that its calls do.
+///
+/// # Errors
+/// [`PeekError`].
+pub async fn peek(
+    limiter: &dyn Limiter,
+    known: &Known,
+    provider: &ProviderName,
+    account: Option<&str>,
+) -> Result<Vec<LimitUsed>, PeekError> {
+    let row = known.providers.get(provider).ok_or(PeekError::NothingCounts)?;
+    let spec = quota_spec(known, &row.quota).ok_or(PeekError::NothingCounts)?;
+    if let Some(account) = account {
+        Token::new(account).map_err(PeekError::BadAccount)?;
+        if !row.limits.iter().any(|limit| limit.scope == Scope::Account) {
+            return Err(PeekError::NoAccountLimits);
+        }
+    }
+    let subjects = spec.subjects(account, None).map_err(|Blocked| PeekError::Blocked)?;
+    Ok(limiter.peek(&spec, subjects.first()).await?.iter().map(LimitUsed::of).collect())
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::ledger::provider_row::{LimitRow, ProviderRow};
+    use crate::limiter::embedded::EmbeddedLimiter;
+
+    /// `plain` has no limits for accounts, `scoped` has one, `off` is disabled.
+    pub(in crate::ops) fn known() -> Known {
+        let limit = |name: &str, scope: &str| LimitRow {
+            name: name.to_owned(),
+            scope: scope.to_owned(),
+            max_requests: 100,
+            window_ms: 1_000,
+            ..LimitRow::default()
+        };
+        let row = |name: &str, enabled, limits| {
+            let url = "https://pay.example/".to_owned();
+            let row = ProviderRow { name: name.to_owned(), url, enabled, limits, ..ProviderRow::default() };
+            let provider = row.meant(1).unwrap();
+            (provider.name.clone(), Arc::new(provider))
+        };
+        let all = limit("all", "provider");
+        let providers = [
+            row("plain", true, vec![all.clone()]),
+            row("scoped", true, vec![all.clone(), limit("each", "account")]),
+            row("off", false, vec![all]),
+        ];
+        Known { version: 1, providers: providers.into(), bad: Vec::new() }
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_shown_is_said() {
+        let limiter = EmbeddedLimiter::new();
+        let known = known();
+        let look = async |provider: &str, account: Option<&str>| {
+            let used = peek(&limiter, &known, &ProviderName::new(provider).unwrap(), account).await;
+            used.map(|used| used.len()).map_err(|error| error.to_string())
+        };
+        assert_eq!(look("plain", None).await, Ok(1));
+        for (provider, account, problem) in [
+            ("nobody", None, "no such provider, or it is disabled"),
+            ("off", None, "no such provider, or it is disabled"),
+            ("plain", Some("a"), "this provider has no limit of scope account: leave the account out"),
+            ("plain", Some("a b"), "account must be 1 to 64 characters of A-Z a-z 0-9 _ -"),
+            ("scoped", Some("a"), "use by account cannot be told by this version: leave the account out"),
+        ] {
+            assert_eq!(look(provider, account).await, Err(problem.to_owned()), "{provider} {account:?}");
+        }
+    }
+}

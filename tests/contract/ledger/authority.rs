@@ -1,0 +1,71 @@
+//! The row that says who grants: read by everybody, changed by compare and set.
+
+use sluicegate::ledger::{Authority, LedgerError};
+
+use super::*;
+
+on_every_database!(a_holder_is_taken_by_compare_and_set, takers_at_once_agree, a_holder_is_a_run_id_or_share);
+
+async fn a_holder_is_taken_by_compare_and_set(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let ledger = fixture.ledger();
+    let (acme, adyen) = (name("acme"), name("adyen"));
+    assert!(ledger.authority(&[]).await.unwrap().is_empty());
+    assert!(ledger.authority(&[acme.clone(), adyen.clone()]).await.unwrap().is_empty());
+    let first = ledger.take_authority(&acme, None, "redis:a").await.unwrap();
+    assert_eq!(first.holder, "redis:a");
+    assert!(first.age < SECOND, "{first:?}");
+    // Whoever knows something else changes nothing, and is told.
+    for (from, to) in [(None, "redis:b"), (Some("redis:b"), "redis:c"), (Some("share"), "redis:b")] {
+        let held = ledger.take_authority(&acme, from, to).await.unwrap();
+        assert_eq!((held.holder.as_str(), held.term), ("redis:a", first.term), "{from:?} → {to}");
+    }
+    let minute = if kind == Kind::Postgres { "interval '1 minute'" } else { "60000" };
+    fixture.sql(&format!("UPDATE limiter_authority SET since = since - {minute}")).await.unwrap();
+    let held = ledger.authority(&[acme.clone(), adyen.clone()]).await.unwrap();
+    let Authority { holder, term, age } = &held[&acme];
+    assert_eq!((holder.as_str(), *term, held.len()), ("redis:a", first.term, 1));
+    assert!(*age >= Duration::from_secs(59) && *age < Duration::from_secs(90), "{age:?}");
+    let shared = ledger.take_authority(&acme, Some("redis:a"), "share").await.unwrap();
+    assert_eq!(shared.holder, "share");
+    assert!(shared.term > first.term && shared.age < Duration::from_secs(30), "{shared:?}");
+    // Not even a row that is gone lets a term come back.
+    fixture.sql("DELETE FROM limiter_authority").await.unwrap();
+    tokio::time::sleep(Duration::from_millis(2)).await;
+    let again = ledger.take_authority(&acme, None, "redis:a").await.unwrap();
+    assert!(again.term > shared.term, "{again:?}");
+    ledger.take_authority(&adyen, None, "share").await.unwrap();
+    assert_eq!(ledger.authority(&[acme, adyen]).await.unwrap().len(), 2);
+}
+
+async fn takers_at_once_agree(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let mut from: Option<String> = None;
+    for round in 0..5 {
+        let takers = (0..8).map(|taker| {
+            let (ledger, from) = (fixture.ledger(), from.clone());
+            async move {
+                let to = format!("redis:{round}-{taker}");
+                ledger.take_authority(&name("acme"), from.as_deref(), &to).await.unwrap()
+            }
+        });
+        let seen = futures_util::future::join_all(takers).await;
+        let holders: Vec<(&str, i64)> = seen.iter().map(|held| (held.holder.as_str(), held.term)).collect();
+        assert!(holders.iter().all(|held| *held == holders[0]), "{holders:?}");
+        from = Some(holders[0].0.to_owned());
+    }
+}
+
+async fn a_holder_is_a_run_id_or_share(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let long = format!("redis:{}", "a".repeat(65));
+    for holder in ["", "redis:", "redis:a b", "Share", "a", long.as_str()] {
+        let error = fixture.ledger().take_authority(&name("acme"), None, holder).await.unwrap_err();
+        assert!(
+            matches!(&error, LedgerError::Refused(text) if text.contains("holder_is_share_or")),
+            "{holder}: {error}"
+        );
+    }
+    let run_id = format!("redis:{}", "0123456789abcdef".repeat(4));
+    assert_eq!(fixture.ledger().take_authority(&name("acme"), None, &run_id).await.unwrap().holder, run_id);
+}

@@ -1,0 +1,257 @@
+//! What was used lately: ages and costs, by quota, and found without reading the whole ledger.
+
+use sluicegate::ledger::RecentUses;
+
+use super::*;
+
+on_every_database!(
+    ages_and_costs_are_exact,
+    what_was_not_sent_does_not_count,
+    no_answer_counts_as_open,
+    a_quota_is_shared_and_others_are_not_counted,
+    who_left_the_quota_is_remembered,
+    close_ends_become_one_entry,
+);
+
+const WITHIN: Duration = Duration::from_secs(600);
+
+/// Seconds before now as the database writes an instant.
+fn ago(kind: Kind, ms: i64) -> String {
+    match kind {
+        Kind::Postgres => format!("clock_timestamp() - interval '{ms} ms'"),
+        _ => format!("CAST(round(unixepoch('subsec') * 1000) AS INTEGER) - {ms}"),
+    }
+}
+
+/// Requests as they stand in the ledger: job, provider, cost, began and ended before now in ms, outcome, status.
+type Sent<'a> = (&'a str, &'a str, u32, i64, Option<i64>, &'a str, Option<u16>);
+
+impl Fixture {
+    async fn provider(&self, name: &str, quota: &str) {
+        let quota = if quota.is_empty() { "NULL".to_owned() } else { format!("'{quota}'") };
+        let row = format!("INSERT INTO providers (name, quota, url) VALUES ('{name}', {quota}, 'https://x.example/')");
+        self.sql(&row).await.unwrap();
+    }
+
+    async fn sent(&self, kind: Kind, requests: &[Sent<'_>]) {
+        let blob = if kind == Kind::Postgres { "decode(repeat('00', 32), 'hex')" } else { "zeroblob(32)" };
+        let no = if kind == Kind::Postgres { "false" } else { "0" };
+        for (id, provider, cost, began, ended, outcome, status) in requests {
+            let now = ago(kind, 0);
+            let job = format!(
+                "INSERT INTO jobs (id, provider, idempotency_key, key_given, content_hash, amount, currency, cost, \
+                     priority, state, wake_at, fence, created_at, updated_at) \
+                 VALUES ('{id}', '{provider}', '{id}', {no}, {blob}, 1, 'EUR', {cost}, 0, 'waiting', {now}, 1, {now}, \
+                     {now})"
+            );
+            let status = status.map_or("NULL".to_owned(), |status| status.to_string());
+            let end = match ended {
+                Some(ended) => format!("{}, '{outcome}', {status}, {no}", ago(kind, *ended)),
+                None => "NULL, NULL, NULL, NULL".to_owned(),
+            };
+            let attempt = format!(
+                "INSERT INTO attempts (job_id, number, provider, began_at, ended_at, outcome, status, counted) \
+                 VALUES ('{id}', 1, '{provider}', {}, {end})",
+                ago(kind, *began)
+            );
+            self.sql(&job).await.unwrap();
+            self.sql(&attempt).await.unwrap();
+        }
+    }
+
+    async fn recent(&self, quota: &str) -> RecentUses {
+        self.ledger().recent_uses(&name(quota), WITHIN).await.unwrap()
+    }
+}
+
+/// Ages as written, `late` at most later; never more than the true age.
+fn assert_ages(uses: &RecentUses, expected: &[(u64, u32)], since: std::time::Instant) {
+    let late = since.elapsed() + Duration::from_millis(2);
+    let bucket = WITHIN / 1_000 + Duration::from_millis(1);
+    assert_eq!(uses.ended.len(), expected.len(), "{uses:?}");
+    for ((age, cost), (age_ms, expected_cost)) in uses.ended.iter().zip(expected) {
+        let written = Duration::from_millis(*age_ms);
+        assert_eq!(cost, expected_cost, "{uses:?}");
+        assert!(*age <= written + late && *age + bucket >= written, "{age:?} for {written:?}, {late:?} ago");
+    }
+}
+
+async fn ages_and_costs_are_exact(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.provider("stripe", "").await;
+    let uses = fixture.recent("stripe").await;
+    assert_eq!(uses, RecentUses::default());
+    let since = std::time::Instant::now();
+    let requests: [Sent; 5] = [
+        ("p1", "stripe", 1, 500, Some(100), "accepted", Some(200)),
+        ("p2", "stripe", 7, 90_500, Some(90_000), "declined", Some(402)),
+        ("p3", "stripe", 1_000, 301_000, Some(300_000), "unknown", Some(503)),
+        ("p4", "stripe", 3, 650_000, Some(630_000), "accepted", Some(200)),
+        ("p5", "stripe", 5, 700, None, "", None),
+    ];
+    fixture.sent(kind, &requests).await;
+    let uses = fixture.recent("stripe").await;
+    assert_ages(&uses, &[(100, 1), (90_000, 7), (300_000, 1_000)], since);
+    assert_eq!(uses.open, 5, "p4 is too old, p5 is on the wire");
+    // The bucket is a thousandth of what is asked for: under a second, ages are exact to a millisecond.
+    let since = std::time::Instant::now();
+    let exact: Sent = ("p6", "stripe", 2, 60, Some(50), "accepted", Some(200));
+    fixture.sent(kind, &[exact]).await;
+    let within = Duration::from_secs(1);
+    let uses = fixture.ledger().recent_uses(&name("stripe"), within).await.unwrap();
+    let (age, cost) = uses.ended[0];
+    let true_age = Duration::from_millis(50) + since.elapsed();
+    assert_eq!(cost, 2, "{uses:?}");
+    assert!(age >= Duration::from_millis(48) && age <= true_age, "{age:?}, truly at most {true_age:?}");
+}
+
+async fn what_was_not_sent_does_not_count(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.provider("stripe", "").await;
+    let requests: [Sent; 2] = [
+        ("p1", "stripe", 1, 500, Some(100), "not_sent", None),
+        // A crash before H: held to be over.
+        ("p2", "stripe", 9, 601_000, None, "", None),
+    ];
+    fixture.sent(kind, &requests).await;
+    assert_eq!(fixture.recent("stripe").await, RecentUses::default());
+}
+
+async fn no_answer_counts_as_open(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.provider("stripe", "").await;
+    let since = std::time::Instant::now();
+    let requests: [Sent; 2] = [
+        // Reset: the provider may count it later than our end of it.
+        ("p1", "stripe", 4, 200, Some(100), "unknown", None),
+        // Given up long after its hold: its end is all that matters.
+        ("p2", "stripe", 6, 800_000, Some(500_000), "unknown", None),
+    ];
+    fixture.sent(kind, &requests).await;
+    let uses = fixture.recent("stripe").await;
+    assert_eq!(uses.open, 4);
+    assert_ages(&uses, &[(500_000, 6)], since);
+}
+
+async fn a_quota_is_shared_and_others_are_not_counted(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.provider("stripe", "acme").await;
+    fixture.provider("stripe-eu", "acme").await;
+    fixture.provider("adyen", "").await;
+    let since = std::time::Instant::now();
+    let requests: [Sent; 5] = [
+        ("p1", "stripe", 1, 2_000, Some(1_000), "accepted", Some(200)),
+        ("p2", "stripe-eu", 2, 30_000, Some(20_000), "accepted", Some(200)),
+        ("p3", "stripe-eu", 8, 100, None, "", None),
+        ("p4", "adyen", 16, 2_000, Some(1_000), "accepted", Some(200)),
+        ("p5", "adyen", 32, 100, None, "", None),
+    ];
+    fixture.sent(kind, &requests).await;
+    let uses = fixture.recent("acme").await;
+    assert_eq!(uses.open, 8);
+    assert_ages(&uses, &[(1_000, 1), (20_000, 2)], since);
+    assert_eq!(fixture.recent("adyen").await.open, 32);
+    // A name that is a quota's no longer: nothing hangs on it.
+    assert_eq!(fixture.recent("stripe").await, RecentUses::default());
+}
+
+async fn who_left_the_quota_is_remembered(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.provider("moved", "acme").await;
+    fixture.provider("gone", "acme").await;
+    fixture.provider("own", "").await;
+    let requests: [Sent; 3] = [
+        ("p1", "moved", 1, 20, None, "", None),
+        ("p2", "gone", 2, 20, None, "", None),
+        ("p3", "own", 4, 20, None, "", None),
+    ];
+    fixture.sent(kind, &requests).await;
+    assert_eq!((fixture.recent("acme").await.open, fixture.recent("own").await.open), (3, 4));
+    fixture.sql("UPDATE providers SET quota = 'other' WHERE name IN ('moved', 'own')").await.unwrap();
+    fixture.sql("DELETE FROM providers WHERE name = 'gone'").await.unwrap();
+    assert_eq!((fixture.recent("acme").await.open, fixture.recent("own").await.open), (3, 4));
+    assert_eq!(fixture.recent("other").await.open, 5, "and what they used counts where they are now");
+    // Long after, nothing of theirs can count there.
+    let long_ago = ago(kind, 3_600_000 + 700_000);
+    fixture.sql(&format!("UPDATE settings_audit SET at = {long_ago}")).await.unwrap();
+    assert_eq!(fixture.recent("acme").await, RecentUses::default());
+}
+
+/// `count` requests of one job's worth each, ended evenly over the last `over_ms`.
+fn many(kind: Kind, provider: &str, count: u32, over_ms: u32) -> [String; 2] {
+    let rows = match kind {
+        Kind::Postgres => format!("generate_series(1, {count}) AS s (n)"),
+        _ => format!(
+            "(WITH RECURSIVE s (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < {count}) SELECT n FROM s)"
+        ),
+    };
+    let (blob, no, now) = match kind {
+        Kind::Postgres => ("decode(repeat('00', 32), 'hex')", "false", "now()".to_owned()),
+        _ => ("zeroblob(32)", "0", ago(kind, 0)),
+    };
+    let ended = match kind {
+        Kind::Postgres => format!("now() - n * interval '1 ms' * ({over_ms}::float8 / {count})"),
+        _ => format!("{now} - n * {over_ms} / {count}"),
+    };
+    let jobs = format!(
+        "INSERT INTO jobs (id, provider, idempotency_key, key_given, content_hash, amount, currency, cost, priority, \
+             state, wake_at, fence, created_at, updated_at) \
+         SELECT '{provider}-' || n, '{provider}', '{provider}-' || n, {no}, {blob}, 1, 'EUR', 2, 0, 'waiting', {now}, \
+             1, {now}, {now} FROM {rows}"
+    );
+    let attempts = format!(
+        "INSERT INTO attempts (job_id, number, provider, began_at, ended_at, outcome, status, counted) \
+         SELECT '{provider}-' || n, 1, '{provider}', {ended}, {ended}, 'accepted', 200, {no} FROM {rows}"
+    );
+    [jobs, attempts]
+}
+
+async fn close_ends_become_one_entry(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.provider("stripe", "").await;
+    for statement in many(kind, "stripe", 20_000, 500_000) {
+        fixture.sql(&statement).await.unwrap();
+    }
+    let uses = fixture.recent("stripe").await;
+    let cost: u32 = uses.ended.iter().map(|(_, cost)| cost).sum();
+    assert_eq!((cost, uses.open), (40_000, 0));
+    assert!((800..=1_001).contains(&uses.ended.len()), "{}", uses.ended.len());
+    assert!(uses.ended.is_sorted_by(|(a, _), (b, _)| a < b), "youngest first");
+}
+
+/// Plans depend on what the tables hold, so this asks the server that will be asked in production.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rebuild_reads_by_index() {
+    let fixture = Fixture::migrated(Kind::Postgres).await;
+    for (provider, quota, count) in [("stripe", "acme", 150_000), ("stripe-eu", "acme", 20_000), ("adyen", "", 30_000)]
+    {
+        fixture.provider(provider, quota).await;
+        // Five days, of which the rebuild wants ten minutes.
+        for statement in many(Kind::Postgres, provider, count, 432_000_000) {
+            fixture.sql(&statement).await.unwrap();
+        }
+    }
+    fixture.sql("ANALYZE").await.unwrap();
+    let database = Database::open(&fixture.url, 1).unwrap();
+    // More often than the five custom plans after which PostgreSQL may settle for one that knows no arguments.
+    for _ in 0..8 {
+        let uses = database.ledger().recent_uses(&name("acme"), WITHIN).await.unwrap();
+        let cost: u32 = uses.ended.iter().map(|(_, cost)| cost).sum();
+        // 150,000 and 20,000 over five days: 208 and 27 of them in ten minutes, at cost 2.
+        assert!((460..=480).contains(&cost), "{cost}");
+    }
+    // A session hands in what it has counted before it ends.
+    database.close().await;
+    let sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
+                    AND application_name = 'sluicegate' AND query LIKE '%sharing%'";
+    while fixture.one(sessions).await != "0" {
+        tokio::task::yield_now().await;
+    }
+    for table in ["attempts", "jobs"] {
+        let read = format!("SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = '{table}'");
+        assert_eq!(fixture.one(&read).await, "0", "rows of {table} that were read without an index");
+    }
+    let ended = "SELECT idx_tup_fetch FROM pg_stat_user_tables WHERE relname = 'attempts'";
+    let fetched: u64 = fixture.one(ended).await.parse().unwrap();
+    assert!((8 * 230..20_000).contains(&fetched), "{fetched}");
+}
