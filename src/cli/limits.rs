@@ -121,12 +121,14 @@ fn print_used(used: &[LimitUsed], json: bool, console: &mut Console) -> Result<E
         console.json(&used)?;
     } else {
         let shadow = |l: &LimitUsed| match &l.shadow {
-            Some(would) => format!("would have refused {}, delayed {}", would.would_have_refused, would.would_have_waited),
+            Some(would) => {
+                format!("would have refused {}, delayed {}", would.would_have_refused, would.would_have_waited)
+            }
             None => String::new(),
         };
-        let cells = used.iter().map(|l| {
-            vec![l.limit.clone(), l.allows.clone(), l.used.to_string(), l.free.to_string(), shadow(l)]
-        });
+        let cells = used
+            .iter()
+            .map(|l| vec![l.limit.clone(), l.allows.clone(), l.used.to_string(), l.free.to_string(), shadow(l)]);
         console.table(&["limit", "allows", "used", "free", "shadow"], &cells.collect::<Vec<_>>())?;
     }
     Ok(Exit::Fine)

@@ -204,4 +204,3 @@ pub struct Standing {
     /// Permits that a shadow limit would have made wait.
     pub would_have_waited: u64,
 }
-

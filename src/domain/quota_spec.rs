@@ -143,9 +143,8 @@ impl QuotaSpec {
     #[must_use]
     pub fn subject_cells(&self, subject: &Subject) -> Vec<CellSpec> {
         let held = self.grant_jitter.is_none();
-        let cell = |own: &SubjectLimit| {
-            self.limits.get(own.index).map(|limit| limit.cell(held, own.max_requests, own.window))
-        };
+        let cell =
+            |own: &SubjectLimit| self.limits.get(own.index).map(|limit| limit.cell(held, own.max_requests, own.window));
         subject.limits.iter().filter_map(cell).collect()
     }
 
@@ -160,7 +159,8 @@ impl QuotaSpec {
             return Err(Blocked);
         }
         let mut subjects = Vec::new();
-        for (scope, prefix, name) in [(Scope::Account, "account", account), (Scope::Reference, "reference", reference)] {
+        for (scope, prefix, name) in [(Scope::Account, "account", account), (Scope::Reference, "reference", reference)]
+        {
             let Some(name) = name else { continue };
             let limits: Vec<SubjectLimit> = self
                 .limits
@@ -175,7 +175,8 @@ impl QuotaSpec {
                         Some(rule) => own_rate(rule, limit)?,
                         None if scope == Scope::Account => {
                             let general = rules().find(|rule| rule.limit.is_none());
-                            general.map_or(Some((limit.max_requests, limit.window)), |rule| own_rate(rule.rule, limit))?
+                            general
+                                .map_or(Some((limit.max_requests, limit.window)), |rule| own_rate(rule.rule, limit))?
                         }
                         None => (limit.max_requests, limit.window),
                     };
@@ -226,12 +227,13 @@ impl QuotaSpec {
     /// One more number: the earliest next start, from the limit that allows the fewest.
     fn pacing(&self) -> CellSpec {
         let paced = |limit: &&LimitSpec| {
-            limit.scope == Scope::Provider && !limit.shadow && limit.max_requests > 0
+            limit.scope == Scope::Provider
+                && !limit.shadow
+                && limit.max_requests > 0
                 && limit.applies_to != AppliesTo::Lookup
         };
-        let interval = |limit: &LimitSpec| {
-            (micros_up(limit.window) * INTERVAL_PARTS).div_ceil(u64::from(limit.max_requests))
-        };
+        let interval =
+            |limit: &LimitSpec| (micros_up(limit.window) * INTERVAL_PARTS).div_ceil(u64::from(limit.max_requests));
         let interval = self.limits.iter().filter(paced).map(interval).max().unwrap_or(0);
         CellSpec {
             name: PACING.to_owned(),

@@ -88,9 +88,7 @@ async fn limits(
         Err(error) => {
             let status = match error {
                 PeekError::NothingCounts => StatusCode::NOT_FOUND,
-                PeekError::BadAccount(_) | PeekError::NoAccountLimits | PeekError::Blocked => {
-                    StatusCode::BAD_REQUEST
-                }
+                PeekError::BadAccount(_) | PeekError::NoAccountLimits | PeekError::Blocked => StatusCode::BAD_REQUEST,
                 PeekError::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
             };
             (status, Json(json!({ "error": error.to_string() }))).into_response()

@@ -16,10 +16,11 @@ use super::contender::Quota;
 use super::meter::Meter;
 use super::ours;
 use super::report::{FigureName, Median};
+use crate::domain::decision::{CallKind, PastUse};
 use crate::domain::limit::Algorithm;
 use crate::domain::provider::ProviderName;
 use crate::limiter::RecentAttempts;
-use crate::limiter::gate::{Gate, GateParts, Grant};
+use crate::limiter::gate::{Ask, Gate, GateParts, Grant};
 use crate::limiter::redis::client::RedisLimiter;
 
 pub const TASKS: usize = 1_000;
@@ -35,8 +36,8 @@ struct NoAttempts;
 
 #[async_trait]
 impl RecentAttempts for NoAttempts {
-    async fn youngest_age(&self, _: &ProviderName, _: Duration) -> Result<Option<Duration>, String> {
-        Ok(None)
+    async fn recent_uses(&self, _: &ProviderName, _: Duration) -> Result<(Vec<PastUse>, u32), String> {
+        Ok((Vec::new(), 0))
     }
 }
 
@@ -75,7 +76,11 @@ pub async fn measure(meter: &Meter, url: &str, prefix: &str, time: Duration) -> 
 
 /// One of the crowd: waits, begins at its start, is answered after this long, and queues again.
 async fn wait_in_line(gate: Gate, latency: Duration, granted: Arc<watch::Sender<u64>>) {
-    while let Grant::Granted(permit) = gate.permit(1, 0, Instant::now() + PATIENCE).await {
+    let ask = || {
+        let wait_until = Instant::now() + PATIENCE;
+        Ask { cost: 1, kind: CallKind::Charge, priority: 0, account: None, reference: None, wait_until }
+    };
+    while let Grant::Granted(permit) = gate.permit(ask()).await {
         sleep_until(permit.start_at).await;
         if let Ok(in_flight) = permit.begin() {
             granted.send_modify(|granted| *granted += 1);

@@ -8,12 +8,14 @@ use redis::Value;
 
 use super::BenchError;
 use super::contender::{Ask, Caller, Contender, Granted, Program, Quota};
-use crate::domain::decision::{Call, Fate, LimitSpec, QuotaSpec, Refusal, Run, Settlement};
+use crate::domain::decision::{Call, CallKind, Fate, Rebuild, Refusal, Run, Settlement, Want};
 use crate::domain::limit::Algorithm;
 use crate::domain::provider::ProviderName;
+use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use crate::domain::time::Micros;
-use crate::limiter::redis::keys::call_keys;
-use crate::limiter::redis::script::{SLIDING_LOG, arguments, parse_reply};
+use crate::limiter::redis::answer::parse_reply;
+use crate::limiter::redis::keys::provider_keys;
+use crate::limiter::redis::script::{QUOTA as SCRIPT, arguments};
 
 const QUOTA: &str = "bench";
 const LIMIT: &str = "limit";
@@ -27,27 +29,27 @@ pub struct Ours(Algorithm);
 /// Those that the limiter has.
 #[must_use]
 pub fn available() -> Vec<Ours> {
-    Algorithm::ALL.into_iter().filter(|algorithm| script(*algorithm).is_some()).map(Ours).collect()
-}
-
-/// The script that runs an algorithm; `None` while there is none.
-fn script(algorithm: Algorithm) -> Option<&'static str> {
-    match algorithm {
-        Algorithm::SlidingLog => Some(SLIDING_LOG),
-        Algorithm::SlidingWindow | Algorithm::FixedWindow | Algorithm::TokenBucket | Algorithm::Gcra => None,
-    }
+    Algorithm::ALL.map(Ours).into()
 }
 
 /// The quota's one limit, held until the answer, with the times of a default provider.
 ///
 /// # Errors
 /// When the quota's name is no name.
-pub fn spec(_algorithm: Algorithm, quota: &Quota) -> Result<QuotaSpec, BenchError> {
-    let limit = LimitSpec { name: LIMIT.to_owned(), max_requests: quota.max_requests, window: quota.window };
+pub fn spec(algorithm: Algorithm, quota: &Quota) -> Result<QuotaSpec, BenchError> {
+    // Whatever the algorithm, all of the limit may come at once.
+    let burst = match algorithm {
+        Algorithm::TokenBucket => Some(quota.max_requests),
+        Algorithm::Gcra => Some(quota.max_requests.saturating_sub(1)),
+        Algorithm::SlidingLog | Algorithm::SlidingWindow | Algorithm::FixedWindow => None,
+    };
+    let limit = LimitSpec { algorithm, burst, ..LimitSpec::sliding_log(LIMIT, quota.max_requests, quota.window) };
     Ok(QuotaSpec {
         quota: ProviderName::new(QUOTA).map_err(BenchError::Void)?,
         version: quota.version,
         limits: vec![limit],
+        account_rules: Vec::new(),
+        even: false,
         grant_jitter: None,
         hold_max: TIMEOUT + SEND_BUDGET,
         send_budget: SEND_BUDGET,
@@ -60,7 +62,7 @@ impl Contender for Ours {
     }
 
     fn program(&self) -> Program {
-        Program::Script(script(self.0).unwrap_or_default())
+        Program::Script(SCRIPT)
     }
 
     fn counts(&self) -> bool {
@@ -89,26 +91,32 @@ struct OurCaller {
 
 impl OurCaller {
     fn ask(&mut self, permits: u32) -> Ask {
-        let taken = Settlement { call: self.number, cost: self.taken, fate: Fate::Used { age: Duration::ZERO } };
+        let taken = Settlement {
+            call: self.number,
+            cost: self.taken,
+            kind: CallKind::Charge,
+            subjects: Vec::new(),
+            fate: Fate::Used { age: Duration::ZERO },
+        };
         self.number += 1;
         let call = Call {
             incarnation: self.id,
             number: self.number,
-            wants: vec![1; permits as usize],
+            wants: if permits > 0 { vec![Want::charges(permits, 1)] } else { Vec::new() },
             settlements: if self.taken > 0 { vec![taken] } else { Vec::new() },
             pause: None,
-            warm: self.born.take(),
+            rebuild: self.born.take().map(|born| Rebuild { born, ended: Vec::new(), open: 0 }),
+            distrust: None,
             run_id: self.quota.run_id.clone(),
         };
         self.taken = permits;
-        let arguments = arguments(&self.spec, &call).into_iter().map(String::into_bytes).collect();
-        Ask { keys: self.keys(), arguments }
+        Ask { keys: self.keys(), arguments: arguments(&self.spec, &call) }
     }
 }
 
 impl Caller for OurCaller {
     fn keys(&self) -> Vec<String> {
-        call_keys(&self.quota.prefix, &self.spec)
+        provider_keys(&self.quota.prefix, &self.spec)
     }
 
     fn next(&mut self, permits: u32) -> Ask {
@@ -120,8 +128,9 @@ impl Caller for OurCaller {
     }
 
     fn read(&mut self, answer: Value) -> Result<Granted, BenchError> {
-        let numbers: Vec<i64> = redis::from_redis_value(answer).map_err(redis::RedisError::from)?;
-        let reply = parse_reply(&numbers, self.spec.limits.len()).map_err(BenchError::Void)?;
+        let bytes: Vec<u8> = redis::from_redis_value(answer).map_err(redis::RedisError::from)?;
+        let (limits, cells) = (self.spec.limits.len(), self.spec.provider_limits().len());
+        let reply = parse_reply(&bytes, limits, cells, 1).map_err(BenchError::Void)?;
         match reply.refused.map(|refused| refused.by) {
             Some(Refusal::Cold) => self.born = Some(reply.born),
             Some(by @ (Refusal::StaleVersion | Refusal::StaleCall | Refusal::Paused)) => {
@@ -142,5 +151,5 @@ impl Caller for OurCaller {
 }
 
 fn permits<'a>(runs: impl Iterator<Item = &'a Run>) -> u32 {
-    u32::try_from(runs.map(|run| run.permits).sum::<usize>()).unwrap_or(u32::MAX)
+    runs.map(|run| run.permits).sum()
 }

@@ -86,7 +86,14 @@ impl Grants {
     }
 
     /// Serves one want, whose subjects are at these positions; false: the line ends here.
-    pub fn serve(&mut self, terms: &Terms<'_>, tallies: &mut Tallies<'_>, of: &[usize], index: usize, want: &Want) -> bool {
+    pub fn serve(
+        &mut self,
+        terms: &Terms<'_>,
+        tallies: &mut Tallies<'_>,
+        of: &[usize],
+        index: usize,
+        want: &Want,
+    ) -> bool {
         if let Some((_, front)) = self.behind.iter().find(|(kind, _)| *kind == want.kind) {
             self.passed_over.push(PassedOver { want: index, ..*front });
             return true;
@@ -113,14 +120,7 @@ impl Grants {
         true
     }
 
-    fn refuse(
-        &mut self,
-        terms: &Terms<'_>,
-        provider: &Tally,
-        want: usize,
-        kind: CallKind,
-        no_place: &NoPlace,
-    ) -> bool {
+    fn refuse(&mut self, terms: &Terms<'_>, provider: &Tally, want: usize, kind: CallKind, no_place: &NoPlace) -> bool {
         let NoPlace { position, wait_us, exact } = *no_place;
         let limit = terms.indices.get(position).copied().unwrap_or(0);
         let on_all = provider.cells.get(position).is_none_or(|cell| cell.spec.applies_to == AppliesTo::All);
@@ -150,8 +150,7 @@ impl Grants {
 
 /// Where every enforced limit on everything has room.
 fn place(terms: &Terms<'_>, provider: &Tally, cost: u64, kind: CallKind) -> Result<Place, NoPlace> {
-    let enforced =
-        |cell: &&Cell| !cell.spec.shadow && cell.spec.applies(kind);
+    let enforced = |cell: &&Cell| !cell.spec.shadow && cell.spec.applies(kind);
     let mut start_us = terms.now_us;
     for _ in 0..ROUNDS {
         let found: Vec<Option<Found>> = provider
@@ -234,9 +233,8 @@ fn shadowed(
     permits: u64,
     start_us: u64,
 ) -> u64 {
-    let room = |cell: &Cell| {
-        cell.find(cost, start_us).filter(|found| found.start_us <= terms.horizon_us && found.permits > 0)
-    };
+    let room =
+        |cell: &Cell| cell.find(cost, start_us).filter(|found| found.start_us <= terms.horizon_us && found.permits > 0);
     let rooms = tallies.cells(of, kind, true).into_iter().filter_map(room);
     let permits = rooms.map(|found| found.permits).min().map_or(permits, |least| least.min(permits));
     for cell in tallies.cells_mut(of, kind, true) {

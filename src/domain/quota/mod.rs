@@ -157,9 +157,7 @@ impl State {
         let wanted = call.wants.iter().flat_map(|want| &want.subjects).map(|subject| (subject, true));
         let settled = call.settlements.iter().flat_map(|settlement| &settlement.subjects);
         for (subject, wanted) in wanted.chain(settled.map(|subject| (subject, false))) {
-            if owns.iter().any(|own| own.key == subject.key)
-                || !(wanted || self.subjects.contains_key(&subject.key))
-            {
+            if owns.iter().any(|own| own.key == subject.key) || !(wanted || self.subjects.contains_key(&subject.key)) {
                 continue;
             }
             let cells = spec.subject_cells(subject);

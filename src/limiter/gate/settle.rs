@@ -102,12 +102,8 @@ mod tests {
         let found: Vec<(u64, u32, Fate)> =
             settlements(&all, &spec, departed).into_iter().map(|it| (it.call, it.cost, it.fate)).collect();
         let used = |us| Fate::Used { age: Duration::from_micros(us) };
-        let expected = [
-            (1, 1, used(3_000)),
-            (2, 1, used(2_500)),
-            (1, 2, used(2_100)),
-            (2, 3, Fate::NotSent { origins: vec![5] }),
-        ];
+        let expected =
+            [(1, 1, used(3_000)), (2, 1, used(2_500)), (1, 2, used(2_100)), (2, 3, Fate::NotSent { origins: vec![5] })];
         assert_eq!(found, expected);
     }
 }

@@ -275,7 +275,9 @@ impl GateTask {
     fn hand_out(&mut self, outgoing: &Outgoing, reply: &Reply, arrived: Instant) {
         let mut places: Vec<_> = outgoing.groups.iter().map(|group| group.places.iter()).collect();
         for run in &reply.granted {
-            let (Some(group), Some(places)) = (outgoing.groups.get(run.want), places.get_mut(run.want)) else { continue };
+            let (Some(group), Some(places)) = (outgoing.groups.get(run.want), places.get_mut(run.want)) else {
+                continue;
+            };
             let permits = usize::try_from(run.permits).unwrap_or(usize::MAX);
             for place in places.by_ref().take(permits) {
                 let permit = self.permit(outgoing, run, reply.now, arrived);
@@ -318,7 +320,8 @@ impl GateTask {
     fn start_at(&self, spec: &QuotaSpec, run: &Run, now: Micros, arrived: Instant) -> Instant {
         let since = arrived.saturating_duration_since(self.origin);
         let mut start = since + Duration::from_micros(run.wait_us);
-        for (cell, origin_ms) in spec.provider_cells().iter().zip(&run.origins).filter(|(_, origin_ms)| **origin_ms > 0) {
+        for (cell, origin_ms) in spec.provider_cells().iter().zip(&run.origins).filter(|(_, origin_ms)| **origin_ms > 0)
+        {
             let due = Micros((origin_ms * 1_000 + cell.window_us).min(now.0 + run.wait_us));
             start = start.max(self.clock.not_before(since, due, Duration::from_micros(cell.window_us)));
         }

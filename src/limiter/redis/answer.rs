@@ -80,8 +80,22 @@ mod tests {
     /// Refused by limit 0 for 900 µs, exactly, at 50, after one run of two permits.
     fn answer() -> Vec<u8> {
         let fields: [(u64, usize); 16] = [
-            (1, 1), (1, 1), (0, 2), (900, 6), (50, 7), (7, 6), (3, 7), (4, 4), (0, 2), (8, 6), (1, 4), (0, 2),
-            (0, 2), (2, 4), (0, 6), (11, 6),
+            (1, 1),
+            (1, 1),
+            (0, 2),
+            (900, 6),
+            (50, 7),
+            (7, 6),
+            (3, 7),
+            (4, 4),
+            (0, 2),
+            (8, 6),
+            (1, 4),
+            (0, 2),
+            (0, 2),
+            (2, 4),
+            (0, 6),
+            (11, 6),
         ];
         fields.iter().flat_map(|(value, width)| value.to_le_bytes()[..*width].to_vec()).collect()
     }
