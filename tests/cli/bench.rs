@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use serde_json::Value;
+use sluicegate::domain::limit::Algorithm;
 
 use crate::support::redis::Redis;
 
@@ -41,11 +42,12 @@ fn a_quick_run_measures_every_row_and_leaves_no_server() {
     };
     let trivial = ["PING", "SET", "empty script", "script with TIME only", "script with three trivial commands"];
     trivial.iter().for_each(|subject| has("one_permit", subject, 1));
-    ["ZSET script as printed", "sliding_log"].iter().for_each(|subject| has("one_permit", subject, 1));
-    for permits in [10, 100, 1_000] {
-        ["ZSET script made correct", "sliding_log"].iter().for_each(|subject| has("many_permits", subject, permits));
+    has("one_permit", "ZSET script as printed", 1);
+    for subject in Algorithm::ALL.map(Algorithm::name).into_iter().chain(["ZSET script made correct"]) {
+        has("one_permit", subject, 1);
+        [10, 100, 1_000].iter().for_each(|permits| has("many_permits", subject, *permits));
+        has("full_log", subject, 1);
     }
-    ["ZSET script made correct", "sliding_log"].iter().for_each(|subject| has("full_log", subject, 1));
     has("crowd", "sliding_log", 1);
 
     for (section, names) in [("one_permit", 5), ("many_permits", 4), ("full_log", 6), ("crowd", 2)] {
