@@ -10,6 +10,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::config::{Config, Log};
 
+pub mod bench;
 pub mod check;
 pub mod completions;
 pub mod connect;
@@ -89,6 +90,8 @@ pub enum Command {
     Enqueue(Box<enqueue::Args>),
     /// A strict provider for rehearsals: counts every window, deduplicates, can misbehave by seed.
     FakeProvider(Box<fake_provider::FakeProviderArgs>),
+    /// What things cost, measured here.
+    Bench(bench::Args),
     /// Print a completion script for a shell.
     Completions(completions::Args),
     /// Print the manual page, or write those of all commands.
@@ -170,6 +173,7 @@ impl Command {
             Self::Completions(args) => Some(completions::run(args, console)),
             Self::Man(args) => Some(man::run(args, console)),
             Self::FakeProvider(args) => Some(fake_provider(args)),
+            Self::Bench(args) => Some(bench::run(args, console)),
             _ => None,
         }
     }
@@ -201,6 +205,7 @@ pub async fn execute(
         Command::Completions(args) => completions::run(args, console),
         Command::Man(args) => man::run(args, console),
         Command::FakeProvider(args) => fake_provider(args),
+        Command::Bench(args) => bench::run(args, console),
         Command::Run(_) => run::run(config, engines, console).await,
         Command::Demo(args) => demo::run(args, engines, console).await,
     }

@@ -1,6 +1,10 @@
 //! The commands, against engines in memory, and the program itself as a process.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a helper of a test fails its test")]
 
+#[path = "../support/mod.rs"]
+mod support;
+
+mod bench;
 mod check;
 mod enqueue;
 mod fakes;

@@ -1,0 +1,7 @@
+-- Nothing: what calling any script costs.
+--
+-- KEYS  none
+-- ARGV  none
+-- REPLY integer 1
+
+return 1

@@ -1,0 +1,121 @@
+//! What is measured: something that is asked for permits over and over, by many callers at once.
+//!
+//! Refuses to know how it is driven or measured; [`super::ours`] and [`super::reference`] implement it.
+
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+
+use super::BenchError;
+
+/// The one limit that a contender keeps, and where.
+#[derive(Clone, Debug)]
+pub struct Quota {
+    /// Of every key.
+    pub prefix: String,
+    pub max_requests: u32,
+    pub window: Duration,
+    /// Version of the settings.
+    pub version: i64,
+    /// Of the server.
+    pub run_id: String,
+}
+
+/// Keys and arguments of one call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ask {
+    pub keys: Vec<String>,
+    pub arguments: Vec<Vec<u8>>,
+}
+
+/// What a call came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Granted {
+    pub permits: u32,
+    /// Of these, those that may start now.
+    pub at_once: u32,
+}
+
+impl Granted {
+    #[must_use]
+    pub fn now(permits: u32) -> Self {
+        Self { permits, at_once: permits }
+    }
+}
+
+pub trait Contender: Send + Sync {
+    fn name(&self) -> &'static str;
+
+    fn program(&self) -> Program;
+
+    /// Whether it keeps a log that has to be full before it is measured.
+    fn counts(&self) -> bool;
+
+    /// A caller with an identity of its own.
+    ///
+    /// # Errors
+    /// When the quota cannot be meant.
+    fn caller(&self, quota: &Quota, id: u64) -> Result<Box<dyn Caller>, BenchError>;
+}
+
+pub trait Caller: Send {
+    /// The keys of every call.
+    fn keys(&self) -> Vec<String>;
+
+    /// The next call: takes permits, and settles what the call before it was granted.
+    fn next(&mut self, permits: u32) -> Ask;
+
+    /// A call that settles and takes nothing; `None` for those that settle nothing.
+    fn settle(&mut self) -> Option<Ask>;
+
+    /// Reads the answer to the last call.
+    ///
+    /// # Errors
+    /// When it is no answer, or one that no correct caller is given.
+    fn read(&mut self, answer: Value) -> Result<Granted, BenchError>;
+
+    /// From the next call on the limit is another.
+    ///
+    /// # Errors
+    /// When the quota cannot be meant.
+    fn change(&mut self, quota: &Quota) -> Result<(), BenchError>;
+}
+
+/// What Redis runs for a contender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    Command(&'static str),
+    Script(&'static str),
+}
+
+/// A program that the server knows.
+#[derive(Clone, Debug)]
+pub enum Loaded {
+    Command(&'static str),
+    Script { sha: String },
+}
+
+impl Loaded {
+    #[must_use]
+    pub fn command(&self, ask: &Ask) -> Cmd {
+        let mut command = match self {
+            Self::Command(name) => redis::cmd(name),
+            Self::Script { sha } => {
+                let mut command = redis::cmd("EVALSHA");
+                command.arg(sha).arg(ask.keys.len());
+                command
+            }
+        };
+        command.arg(&ask.keys).arg(&ask.arguments);
+        command
+    }
+
+    /// The name under which the server keeps its statistics.
+    #[must_use]
+    pub fn statistics(&self) -> &'static str {
+        match self {
+            Self::Command(name) => name,
+            Self::Script { .. } => "evalsha",
+        }
+    }
+}

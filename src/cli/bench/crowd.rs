@@ -1,0 +1,106 @@
+//! A crowd at the gate: a thousand tasks of one process that wait for a slow limit, and what they cost Redis.
+//!
+//! Refuses a gate of its own: this is the worker's gate with the worker's Redis limiter.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use super::BenchError;
+use super::contender::Quota;
+use super::meter::Meter;
+use super::ours;
+use super::report::{FigureName, Median};
+use crate::domain::decision::{CallKind, PastUse};
+use crate::domain::limit::Algorithm;
+use crate::domain::provider::ProviderName;
+use crate::limiter::RecentAttempts;
+use crate::limiter::gate::{Ask, Gate, GateParts, Grant};
+use crate::limiter::redis::client::RedisLimiter;
+
+pub const TASKS: usize = 1_000;
+pub const LIMIT: u32 = 100;
+pub const WINDOW: Duration = Duration::from_secs(1);
+/// Until the first permit: the limiter is cold, and its gate waits before it asks the ledger.
+const FIRST_PERMIT_MAX: Duration = Duration::from_secs(30);
+/// Nobody of the crowd gives up.
+const PATIENCE: Duration = Duration::from_secs(86_400);
+
+/// A ledger without a past.
+struct NoAttempts;
+
+#[async_trait]
+impl RecentAttempts for NoAttempts {
+    async fn recent_uses(&self, _: &ProviderName, _: Duration) -> Result<(Vec<PastUse>, u32), String> {
+        Ok((Vec::new(), 0))
+    }
+}
+
+/// Counts calls of the store and permits while the crowd waits.
+///
+/// # Errors
+/// When the server fails, or the crowd is granted nothing.
+pub async fn measure(meter: &Meter, url: &str, prefix: &str, time: Duration) -> Result<Median, BenchError> {
+    let run_id = meter.run_id.clone();
+    let quota = Quota { prefix: prefix.to_owned(), max_requests: LIMIT, window: WINDOW, version: 1, run_id };
+    let (_settings, spec) = watch::channel(Arc::new(ours::spec(Algorithm::SlidingLog, &quota)?));
+    let limiter = RedisLimiter::new(url, prefix).map_err(|error| BenchError::Void(error.to_string()))?;
+    let stop = CancellationToken::new();
+    let parts = GateParts {
+        limiter: Arc::new(limiter),
+        recent: Arc::new(NoAttempts),
+        spec,
+        incarnation: 1,
+        stop: stop.clone(),
+    };
+    let (gate, running) = Gate::new(parts);
+    let (granted, permits) = watch::channel(0_u64);
+    let granted = Arc::new(granted);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(running);
+    for task in 0..TASKS as u64 {
+        // 20 to 80 ms, each task its own: answers that come together would be settled together.
+        let latency = Duration::from_millis(20 + task * 37 % 61);
+        tasks.spawn(wait_in_line(gate.clone(), latency, granted.clone()));
+    }
+    let counted = count(meter, permits, time).await;
+    stop.cancel();
+    tasks.shutdown().await;
+    counted
+}
+
+/// One of the crowd: waits, begins at its start, is answered after this long, and queues again.
+async fn wait_in_line(gate: Gate, latency: Duration, granted: Arc<watch::Sender<u64>>) {
+    let ask = || {
+        let wait_until = Instant::now() + PATIENCE;
+        Ask { cost: 1, kind: CallKind::Charge, priority: 0, account: None, reference: None, wait_until }
+    };
+    while let Grant::Granted(permit) = gate.permit(ask()).await {
+        sleep_until(permit.start_at).await;
+        if let Ok(in_flight) = permit.begin() {
+            granted.send_modify(|granted| *granted += 1);
+            sleep(latency).await;
+            in_flight.answered(Instant::now());
+        }
+    }
+}
+
+async fn count(meter: &Meter, mut permits: watch::Receiver<u64>, time: Duration) -> Result<Median, BenchError> {
+    let first = tokio::time::timeout(FIRST_PERMIT_MAX, permits.wait_for(|granted| *granted > 0)).await;
+    if !first.is_ok_and(|first| first.is_ok()) {
+        return Err(BenchError::Void("the crowd was granted nothing".to_owned()));
+    }
+    let (before, permits_before, began) = (meter.usage("evalsha").await?, *permits.borrow(), Instant::now());
+    sleep(time).await;
+    let (after, permits_after, elapsed) = (meter.usage("evalsha").await?, *permits.borrow(), began.elapsed());
+    let seconds = elapsed.as_secs_f64();
+    let mut median = Median::default();
+    median.add(FigureName::RedisCallsPerSecond, (after.calls - before.calls) as f64 / seconds);
+    median.add(FigureName::PermitsPerSecond, (permits_after - permits_before) as f64 / seconds);
+    Ok(median)
+}

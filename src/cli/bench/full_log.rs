@@ -1,0 +1,247 @@
+//! A log that is full: what it weighs, what a refusal costs on it, and single calls that meet all of it at once.
+//!
+//! A real log of a minute takes a minute to fill, so the script's clock is a key here; nothing else of it is changed.
+//! Refuses a log that did not fill, and a call that did not come to what it is measured for.
+
+use std::time::Duration;
+
+use redis::Value;
+use redis::aio::MultiplexedConnection;
+
+use super::BenchError;
+use super::contender::{Ask, Caller, Contender, Granted, Loaded, Program, Quota};
+use super::measure::{call, prime};
+use super::meter::Meter;
+use super::report::{FigureName, Median};
+use crate::domain::time::micros_up;
+
+/// Of the limit whose log is filled.
+pub const WINDOW: Duration = Duration::from_secs(60);
+/// The log that a refusal on the full one is compared with.
+pub const SMALL_LOG: u32 = 100;
+/// What the limit is cut to.
+pub const CUT_TO: u32 = 10;
+/// Beyond window, padding and the longest lease.
+const ALL_DUE_AFTER: Duration = Duration::from_secs(180);
+const BATCH: usize = 500;
+/// Most permits in one call.
+const GULP: u32 = 1_000;
+/// Least share of the log that must have been granted; some algorithms refuse the last few to be on the safe side.
+const FULL: f64 = 0.95;
+
+const READS_TIME: &str = "redis.call('TIME')";
+const READS_KEY: &str = "(function() local t = tonumber(redis.call('GET', KEYS[1] .. ':clock')) \
+                         return { math.floor(t / 1000000), t % 1000000 } end)()";
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Extent {
+    /// Calls in the log.
+    pub calls: u32,
+    pub rounds: usize,
+    /// Refusals that one figure is the mean of.
+    pub refusals: u32,
+}
+
+/// All figures of one contender.
+///
+/// # Errors
+/// When the server fails, or the log is not what it is meant to be.
+pub async fn measure(
+    meter: &Meter,
+    contender: &dyn Contender,
+    extent: Extent,
+    prefix: &str,
+) -> Result<Median, BenchError> {
+    let mut median = Median::default();
+    let mut small = Log::fill(meter, contender, SMALL_LOG, &format!("{prefix}:small")).await?;
+    let mut log = Log::fill(meter, contender, extent.calls, &format!("{prefix}:full")).await?;
+    let bytes = meter.memory(&log.keys).await? as f64;
+    median.add(FigureName::MemoryBytes, bytes);
+    median.add(FigureName::BytesPerCall, bytes / log.granted as f64);
+    for _ in 0..extent.rounds {
+        median.add(FigureName::RefusedUs, log.refused_us(extent.refusals).await?);
+        median.add(FigureName::RefusedSmallUs, small.refused_us(extent.refusals).await?);
+        median.add(FigureName::AllDueUs, log.all_due_us().await?);
+        median.add(FigureName::CutUs, log.cut_us().await?);
+    }
+    // The next contender's log needs the room.
+    meter.remove(prefix).await?;
+    Ok(median)
+}
+
+/// The script with its clock replaced by a key.
+fn with_clock_key(program: Program) -> Result<String, BenchError> {
+    match program {
+        Program::Script(text) if text.matches(READS_TIME).count() == 1 => Ok(text.replace(READS_TIME, READS_KEY)),
+        Program::Script(text) => {
+            let count = text.matches(READS_TIME).count();
+            Err(BenchError::Void(format!("a script reads its clock in {count} places: it cannot be set")))
+        }
+        Program::Command(name) => Err(BenchError::Void(format!("{name} keeps no log"))),
+    }
+}
+
+struct Log<'a> {
+    meter: &'a Meter,
+    connection: MultiplexedConnection,
+    program: Loaded,
+    caller: Box<dyn Caller>,
+    quota: Quota,
+    /// Keys that the full log consists of.
+    keys: Vec<String>,
+    granted: u64,
+    /// The script's clock when the log was full.
+    full_at_us: u64,
+}
+
+impl<'a> Log<'a> {
+    /// Spreads the calls evenly over the window, by the millisecond, each settled by the next.
+    async fn fill(meter: &'a Meter, contender: &dyn Contender, calls: u32, prefix: &str) -> Result<Self, BenchError> {
+        let program = meter.load_script(&with_clock_key(contender.program())?).await?;
+        let run_id = meter.run_id.clone();
+        let quota = Quota { prefix: prefix.to_owned(), max_requests: calls, window: WINDOW, version: 1, run_id };
+        let caller = contender.caller(&quota, 1)?;
+        let connection = meter.connection.clone();
+        // At the start of one of its windows, for those that have them; no earlier than the server's own clock.
+        let full_at_us = meter.time_us().await?.next_multiple_of(micros_up(WINDOW));
+        let mut log = Self { meter, connection, program, caller, quota, keys: Vec::new(), granted: 0, full_at_us };
+        log.fill_up().await?;
+        if (log.granted as f64) < f64::from(calls) * FULL {
+            let text = format!("{}: {} of {calls} calls filled the log", contender.name(), log.granted);
+            return Err(BenchError::Void(text));
+        }
+        Ok(log)
+    }
+
+    async fn fill_up(&mut self) -> Result<(), BenchError> {
+        let calls = u64::from(self.quota.max_requests);
+        let window_us = micros_up(WINDOW);
+        let steps = calls.min(window_us / 1_000);
+        let began_us = self.full_at_us;
+        let permits = |step: u64| u32::try_from(calls * (step + 1) / steps - calls * step / steps).unwrap_or(GULP);
+        self.set_clock(began_us).await?;
+        let first = prime(&mut self.connection, &self.program, self.caller.as_mut(), permits(0)).await?;
+        self.granted = u64::from(first.permits);
+        let mut batch = Vec::with_capacity(BATCH);
+        for step in 1..steps {
+            self.full_at_us = began_us + window_us * step / steps;
+            let ask = self.caller.next(permits(step));
+            batch.push((self.full_at_us, ask));
+            if batch.len() == BATCH || step + 1 == steps {
+                self.granted += self.send(std::mem::take(&mut batch)).await?;
+            }
+        }
+        if let Some(settling) = self.caller.settle() {
+            self.send(vec![(self.full_at_us, settling)]).await?;
+        }
+        self.keys = self.existing(self.caller.keys()).await?;
+        Ok(())
+    }
+
+    /// Sends calls in one go, each at its instant; returns the permits that they were granted.
+    async fn send(&mut self, batch: Vec<(u64, Ask)>) -> Result<u64, BenchError> {
+        let mut pipe = redis::pipe();
+        for (at_us, ask) in batch {
+            pipe.cmd("SET").arg(clock_key(&ask.keys)).arg(at_us).ignore();
+            pipe.add_command(self.program.command(&ask));
+        }
+        let answers: Vec<Value> = pipe.query_async(&mut self.connection).await?;
+        let mut permits = 0;
+        for answer in answers {
+            permits += u64::from(self.caller.read(answer)?.permits);
+        }
+        Ok(permits)
+    }
+
+    async fn existing(&mut self, keys: Vec<String>) -> Result<Vec<String>, BenchError> {
+        let mut pipe = redis::pipe();
+        keys.iter().for_each(|key| {
+            pipe.cmd("EXISTS").arg(key);
+        });
+        let found: Vec<bool> = pipe.query_async(&mut self.connection).await?;
+        Ok(keys.into_iter().zip(found).filter_map(|(key, found)| found.then_some(key)).collect())
+    }
+
+    async fn set_clock(&mut self, at_us: u64) -> Result<(), BenchError> {
+        let key = clock_key(&self.caller.keys());
+        Ok(redis::cmd("SET").arg(key).arg(at_us).query_async(&mut self.connection).await?)
+    }
+
+    /// A fresh copy of the full log under a limit, at an instant; the caller calls there from now on.
+    async fn copy(&mut self, max_requests: u32, version: i64, at_us: u64) -> Result<(), BenchError> {
+        let prefix = format!("{}:copy", self.quota.prefix);
+        self.meter.remove(&prefix).await?;
+        let mut pipe = redis::pipe();
+        for key in &self.keys {
+            let copy = key.replacen(&self.quota.prefix, &prefix, 1);
+            pipe.cmd("COPY").arg(key).arg(copy);
+        }
+        let copied: Vec<bool> = pipe.query_async(&mut self.connection).await?;
+        if copied.contains(&false) {
+            return Err(BenchError::Void("the full log expired before it was measured".to_owned()));
+        }
+        self.caller.change(&Quota { prefix, max_requests, version, ..self.quota.clone() })?;
+        self.set_clock(at_us).await
+    }
+
+    /// Mean time of a call that is refused because the log is full.
+    async fn refused_us(&mut self, refusals: u32) -> Result<f64, BenchError> {
+        self.copy(self.quota.max_requests, 1, self.full_at_us).await?;
+        // Some algorithms have not used up everything, and what comes within the booking horizon can still be booked.
+        for gulp in [GULP, 1] {
+            let mut left = self.quota.max_requests / gulp + 2 * GULP;
+            while self.call(gulp).await?.permits > 0 {
+                left = left.checked_sub(1).ok_or_else(|| BenchError::Void("a full log refuses nothing".to_owned()))?;
+            }
+        }
+        let before = self.meter.usage(self.program.statistics()).await?;
+        for _ in 0..refusals {
+            if self.call(1).await?.permits > 0 {
+                return Err(BenchError::Void("a full log granted a call".to_owned()));
+            }
+        }
+        let after = self.meter.usage(self.program.statistics()).await?;
+        Ok((after.command_us - before.command_us) as f64 / (after.calls - before.calls).max(1) as f64)
+    }
+
+    /// The one call that finds everything due.
+    async fn all_due_us(&mut self) -> Result<f64, BenchError> {
+        self.copy(self.quota.max_requests, 1, self.full_at_us + micros_up(ALL_DUE_AFTER)).await?;
+        if self.call(1).await?.permits != 1 {
+            return Err(BenchError::Void("a log that was due refused a call".to_owned()));
+        }
+        Ok(self.meter.last_call_us(&self.program).await? as f64)
+    }
+
+    /// The one call that brings a limit cut to almost nothing.
+    async fn cut_us(&mut self) -> Result<f64, BenchError> {
+        self.copy(CUT_TO, 2, self.full_at_us).await?;
+        self.call(1).await?;
+        Ok(self.meter.last_call_us(&self.program).await? as f64)
+    }
+
+    async fn call(&mut self, permits: u32) -> Result<Granted, BenchError> {
+        call(&mut self.connection, &self.program, self.caller.as_mut(), permits).await
+    }
+}
+
+fn clock_key(keys: &[String]) -> String {
+    format!("{}:clock", keys.first().map_or("", String::as_str))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::contender::Contender as _;
+    use super::super::ours;
+    use super::*;
+
+    #[test]
+    fn the_clock_of_every_algorithm_can_be_set() {
+        for contender in ours::available() {
+            let script = with_clock_key(contender.program()).unwrap();
+            assert!(script.contains(":clock") && !script.contains("'TIME'"), "{}", contender.name());
+        }
+        assert!(with_clock_key(Program::Script("return 1")).is_err());
+    }
+}

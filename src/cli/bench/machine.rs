@@ -1,0 +1,45 @@
+//! What the figures were taken on: processor, system, build, date.
+//!
+//! Refuses to read a clock: the date is the measured server's.
+
+/// Processor, cores and system, as far as the system says.
+#[must_use]
+pub fn describe() -> String {
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    let cpus = read("/proc/cpuinfo");
+    let models = || cpus.lines().filter_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    let model = models().next().map_or(std::env::consts::ARCH, |(_, model)| model.trim()).to_owned();
+    let cores = cpus.lines().filter(|line| line.starts_with("processor")).count();
+    let release = read("/etc/os-release");
+    let system = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
+    let system = system.map_or(std::env::consts::OS, |name| name.trim_matches('"')).to_owned();
+    format!("{model}, {} cores · {system}", cores.max(1))
+}
+
+/// How many processes wanted a core in the last minute; figures of a busy machine say less.
+#[must_use]
+pub fn load() -> Option<f64> {
+    std::fs::read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()
+}
+
+/// Version and profile of this program.
+#[must_use]
+pub fn build() -> String {
+    let profile = if cfg!(debug_assertions) { "debug" } else { "release" };
+    format!("{} ({profile} build)", env!("CARGO_PKG_VERSION"))
+}
+
+/// The day of an instant in µs since the Unix epoch.
+#[must_use]
+pub fn date(at_us: u64) -> String {
+    let instant = i64::try_from(at_us).ok().and_then(|at_us| jiff::Timestamp::from_microsecond(at_us).ok());
+    instant.map_or_else(String::new, |instant| instant.strftime("%Y-%m-%d").to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_date_is_a_day() {
+        assert_eq!(super::date(1_800_000_000_000_000), "2027-01-15");
+    }
+}

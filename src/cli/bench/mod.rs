@@ -1,0 +1,225 @@
+//! `bench`: what the limiter costs, in one run on one redis-server, beside what others do.
+//!
+//! Refuses to be a test: it exits with 0 whether targets are met or not, and with 1 only when it could not measure.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use clap::Subcommand;
+use tokio::signal::unix::{SignalKind, signal};
+use url::Url;
+
+use super::{CommandError, Console, Exit};
+
+mod contender;
+mod cores;
+mod crowd;
+mod full_log;
+mod machine;
+mod measure;
+mod meter;
+mod ours;
+mod print;
+mod reference;
+mod report;
+mod sequence;
+mod server;
+mod targets;
+
+use cores::Cores;
+use meter::Meter;
+use report::Report;
+use server::PrivateServer;
+
+/// For calls of tasks that were stopped, until the keys are removed.
+const LAST_CALLS: Duration = Duration::from_millis(100);
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// The limiter in Redis: cost per call and per permit, memory, stalls, a crowd at the gate. Starts a redis-server
+    /// of its own.
+    Limiter(LimiterArgs),
+}
+
+#[derive(Clone, Debug, clap::Args)]
+struct LimiterArgs {
+    /// Measure this server instead of a private one; keys are under a random prefix and removed afterwards.
+    #[arg(long, value_name = "URL")]
+    redis: Option<String>,
+    /// Allow a server that is not on this machine; it will be busy.
+    #[arg(long, requires = "redis")]
+    yes: bool,
+    /// Short rounds and small logs: to see that it runs, not for figures to keep.
+    #[arg(long)]
+    quick: bool,
+    /// Seconds per figure and round. Default: 1.
+    #[arg(long, value_name = "N", value_parser = seconds)]
+    seconds: Option<f64>,
+    /// Rounds; each figure is their median. Default: 3.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=100))]
+    rounds: Option<u16>,
+    /// Print the figures as JSON.
+    #[arg(long)]
+    json: bool,
+    /// Print the page docs/benchmarks.md.
+    #[arg(long, conflicts_with = "json")]
+    markdown: bool,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("`{text}` is not a number of seconds"))?;
+    if (0.01..=600.0).contains(&seconds) { Ok(seconds) } else { Err("between 0.01 and 600 seconds".to_owned()) }
+}
+
+/// Why there are no figures.
+#[derive(Debug, thiserror::Error)]
+enum BenchError {
+    #[error("{0}")]
+    Server(String),
+    #[error("Redis: {0}")]
+    Redis(#[from] redis::RedisError),
+    /// What was measured is not what a figure is meant to say.
+    #[error("nothing measured: {0}")]
+    Void(String),
+    #[error("interrupted; nothing is left behind")]
+    Interrupted,
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
+
+/// Runs the command, on a runtime of its own because it needs no configuration.
+///
+/// # Errors
+/// When something could not be measured. A target that is missed is no error.
+pub fn run(args: &Args, console: &mut Console) -> Result<Exit, CommandError> {
+    let What::Limiter(args) = &args.what;
+    if let Some(url) = &args.redis {
+        require_ours(url, args.yes)?;
+    }
+    // Before the runtime counts its cores.
+    let cores = Cores::of_process().filter(|cores| args.redis.is_none() && cores.leave_to_server());
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let report = runtime.block_on(on_server(args, cores.map(|cores| cores.server), console));
+    let report = report.map_err(|error| CommandError::Failed(error.to_string()))?;
+    if args.json {
+        console.json(&report)?;
+    } else if args.markdown {
+        print::markdown(&report, console)?;
+    } else {
+        print::tables(&report, console)?;
+    }
+    Ok(Exit::Fine)
+}
+
+/// A foreign server would be kept busy for minutes, so somebody must mean it.
+fn require_ours(url: &str, yes: bool) -> Result<(), CommandError> {
+    // The error of a bad URL may quote it, password and all.
+    let parsed = Url::parse(url).map_err(|_| CommandError::Configuration("--redis is not a URL".to_owned()))?;
+    let host = parsed.host_str().unwrap_or_default().trim_matches(['[', ']']);
+    let is_local = matches!(parsed.scheme(), "unix" | "redis+unix")
+        || host == "localhost"
+        || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    if is_local || yes {
+        return Ok(());
+    }
+    let text =
+        format!("--redis: {host} is not this machine, and the bench would keep it busy: add --yes if you mean it");
+    Err(CommandError::Configuration(text))
+}
+
+/// Measures on a private server or the named one, and leaves nothing behind, whatever happens.
+async fn on_server(args: &LimiterArgs, core: Option<usize>, console: &mut Console) -> Result<Report, BenchError> {
+    // Before anything is started that a signal would have to end.
+    let mut signals = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal);
+    let [Ok(interrupt), Ok(terminate), Ok(hangup)] = &mut signals else {
+        return Err(BenchError::Server("signals cannot be caught here".to_owned()));
+    };
+    let interrupted = async {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+        }
+    };
+    if let Some(url) = &args.redis {
+        return on_named(args, url, interrupted, console).await;
+    }
+    let server = PrivateServer::start(core).await?;
+    let (url, place) = (server.url(), server.place.clone());
+    let (port, pid, directory) = (place.port, place.pid, place.directory.display());
+    let told = console.message(&format!("private redis-server on 127.0.0.1:{port}, process {pid}, in {directory}"));
+    let measuring = async {
+        told?;
+        sequence::measure(&Meter::connect(&url).await?, args, &url, &prefix(), console).await
+    };
+    let ended = tokio::select! {
+        measured = measuring => measured,
+        () = interrupted => Err(BenchError::Interrupted),
+    };
+    server.stop().await?;
+    Ok(Report { server: Some(place), ..ended? })
+}
+
+/// On somebody's server: its slow log is as it was afterwards, and no key of ours is left.
+async fn on_named(
+    args: &LimiterArgs,
+    url: &str,
+    interrupted: impl Future<Output = ()>,
+    console: &mut Console,
+) -> Result<Report, BenchError> {
+    let (meter, prefix) = (Meter::connect(url).await?, prefix());
+    let threshold_us = meter.slow_log_threshold().await?;
+    let ended = tokio::select! {
+        measured = sequence::measure(&meter, args, url, &prefix, console) => measured,
+        () = interrupted => Err(BenchError::Interrupted),
+    };
+    if ended.is_err() {
+        // Tasks that were stopped may have had one more call on its way.
+        tokio::time::sleep(LAST_CALLS).await;
+    }
+    let restored = meter.log_slower_than(&threshold_us).await;
+    let removed = meter.remove(&prefix).await;
+    let report = ended?;
+    restored.and(removed).map(|()| report)
+}
+
+fn prefix() -> String {
+    format!("sluicegate-bench-{}", uuid::Uuid::now_v7())
+}
+
+/// How to get this report again; a URL may hold a password.
+fn command_line(args: &LimiterArgs) -> String {
+    let mut words = vec!["sluicegate bench limiter".to_owned()];
+    words.extend(args.redis.as_ref().map(|_| "--redis URL".to_owned()));
+    words.extend(args.yes.then(|| "--yes".to_owned()));
+    words.extend(args.quick.then(|| "--quick".to_owned()));
+    words.extend(args.seconds.map(|seconds| format!("--seconds {seconds}")));
+    words.extend(args.rounds.map(|rounds| format!("--rounds {rounds}")));
+    words.extend(args.json.then(|| "--json".to_owned()));
+    words.extend(args.markdown.then(|| "--markdown".to_owned()));
+    words.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_elsewhere_needs_a_yes_and_its_password_is_not_told() {
+        for url in ["redis://localhost:1", "redis://127.0.0.1", "redis://[::1]:6379/0", "unix:///run/redis.sock"] {
+            assert!(require_ours(url, false).is_ok(), "{url}");
+        }
+        for url in ["redis://app:hunter2@redis.example.com", "redis://app:hunter2@10.0.0.1:1", "hunter2"] {
+            let refused = require_ours(url, false).unwrap_err();
+            assert_eq!(refused.exit(), Exit::BadConfiguration);
+            assert!(!refused.to_string().contains("hunter2"), "{refused}");
+        }
+        assert!(require_ours("redis://10.0.0.1", true).is_ok());
+    }
+}

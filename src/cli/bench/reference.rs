@@ -1,0 +1,153 @@
+//! What ours is held against: plain commands, scripts that do nothing, and the log in a ZSET as others keep it.
+//!
+//! Refuses to favour ours: each script is the cheapest form of what it stands for (`benches/reference/`).
+
+use std::time::Duration;
+
+use redis::Value;
+use tokio::time::Instant;
+
+use super::BenchError;
+use super::contender::{Ask, Caller, Contender, Granted, Program, Quota};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reference {
+    Ping,
+    Set,
+    EmptyScript,
+    TimeScript,
+    ThreeCommands,
+    ArticleZset,
+    CorrectZset,
+}
+
+impl Reference {
+    pub const ALL: [Self; 7] = [
+        Self::Ping,
+        Self::Set,
+        Self::EmptyScript,
+        Self::TimeScript,
+        Self::ThreeCommands,
+        Self::ArticleZset,
+        Self::CorrectZset,
+    ];
+}
+
+/// A reference, with the clock that its callers share.
+pub struct Referee {
+    pub reference: Reference,
+    pub clock: CallerClock,
+}
+
+/// The callers' own clock: the server's instant when the bench began, and the time since.
+#[derive(Clone, Copy, Debug)]
+pub struct CallerClock {
+    pub began_us: u64,
+    pub began: Instant,
+}
+
+impl CallerClock {
+    fn now_ms(self) -> u64 {
+        let since_us = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.began_us.saturating_add(since_us) / 1_000
+    }
+}
+
+impl Contender for Referee {
+    fn name(&self) -> &'static str {
+        match self.reference {
+            Reference::Ping => "PING",
+            Reference::Set => "SET",
+            Reference::EmptyScript => "empty script",
+            Reference::TimeScript => "script with TIME only",
+            Reference::ThreeCommands => "script with three trivial commands",
+            Reference::ArticleZset => "ZSET script as printed",
+            Reference::CorrectZset => "ZSET script made correct",
+        }
+    }
+
+    fn program(&self) -> Program {
+        match self.reference {
+            Reference::Ping => Program::Command("ping"),
+            Reference::Set => Program::Command("set"),
+            Reference::EmptyScript => Program::Script(include_str!("../../../benches/reference/empty.lua")),
+            Reference::TimeScript => Program::Script(include_str!("../../../benches/reference/time.lua")),
+            Reference::ThreeCommands => Program::Script(include_str!("../../../benches/reference/three_commands.lua")),
+            Reference::ArticleZset => Program::Script(include_str!("../../../benches/reference/zset_article.lua")),
+            Reference::CorrectZset => Program::Script(include_str!("../../../benches/reference/zset_correct.lua")),
+        }
+    }
+
+    fn counts(&self) -> bool {
+        matches!(self.reference, Reference::ArticleZset | Reference::CorrectZset)
+    }
+
+    fn caller(&self, quota: &Quota, id: u64) -> Result<Box<dyn Caller>, BenchError> {
+        let (reference, clock) = (self.reference, self.clock);
+        Ok(Box::new(ReferenceCaller { reference, clock, quota: quota.clone(), id, number: 0 }))
+    }
+}
+
+struct ReferenceCaller {
+    reference: Reference,
+    clock: CallerClock,
+    quota: Quota,
+    id: u64,
+    number: u64,
+}
+
+impl Caller for ReferenceCaller {
+    fn keys(&self) -> Vec<String> {
+        vec![format!("{}:{{bench}}:log", self.quota.prefix)]
+    }
+
+    fn next(&mut self, permits: u32) -> Ask {
+        self.number += 1;
+        let key = self.keys();
+        let most = self.quota.max_requests.to_string();
+        match self.reference {
+            Reference::Ping | Reference::EmptyScript | Reference::TimeScript => Ask::default(),
+            Reference::Set => ask(key, vec![self.number.to_string()]),
+            Reference::ThreeCommands => ask(key, Vec::new()),
+            Reference::ArticleZset => {
+                ask(key, vec![self.clock.now_ms().to_string(), millis(self.quota.window).to_string(), most])
+            }
+            Reference::CorrectZset => {
+                let window_us = (millis(self.quota.window) * 1_000).to_string();
+                let name = format!("{}-{}", self.id, self.number);
+                ask(key, vec![most, window_us, permits.to_string(), name])
+            }
+        }
+    }
+
+    fn settle(&mut self) -> Option<Ask> {
+        None
+    }
+
+    fn read(&mut self, answer: Value) -> Result<Granted, BenchError> {
+        let answer = answer.extract_error()?;
+        let permits = match self.reference {
+            Reference::CorrectZset => {
+                let (granted, _left, _wait_us): (u32, i64, i64) =
+                    redis::from_redis_value(answer).map_err(redis::RedisError::from)?;
+                granted
+            }
+            Reference::ArticleZset => redis::from_redis_value(answer).map_err(redis::RedisError::from)?,
+            _ => 1,
+        };
+        Ok(Granted::now(permits))
+    }
+
+    fn change(&mut self, quota: &Quota) -> Result<(), BenchError> {
+        self.quota = quota.clone();
+        Ok(())
+    }
+}
+
+fn millis(window: Duration) -> u64 {
+    u64::try_from(window.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn ask(keys: Vec<String>, arguments: Vec<String>) -> Ask {
+    Ask { keys, arguments: arguments.into_iter().map(String::into_bytes).collect() }
+}

@@ -1,0 +1,160 @@
+//! What is measured in which order, and how much of it.
+//!
+//! Refuses to measure one contender to the end before the next: rounds go round all of them.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::contender::Contender;
+use super::measure::Lane;
+use super::meter::Meter;
+use super::reference::{CallerClock, Referee, Reference};
+use super::report::{Report, Row, Section};
+use super::{BenchError, LimiterArgs, crowd, full_log, machine, ours, report, targets};
+use crate::cli::Console;
+
+const PERMITS: [u32; 4] = [1, 10, 100, 1_000];
+/// Some windows of the crowd's limit: permits come in bursts, one per window.
+const CROWD_MIN: Duration = Duration::from_millis(2_500);
+/// Load average above which somebody else wants the cores as well.
+const BUSY: f64 = 0.5;
+
+/// How much is measured.
+struct Plan {
+    figure: Duration,
+    rounds: usize,
+    crowd: Duration,
+    /// Calls in which a full log's slots come round.
+    turn_calls: u32,
+    full_log: full_log::Extent,
+}
+
+impl Plan {
+    fn of(args: &LimiterArgs) -> Self {
+        let (seconds, rounds) = if args.quick { (0.05, 1) } else { (1.0, 3) };
+        let figure = Duration::from_secs_f64(args.seconds.unwrap_or(seconds));
+        let rounds = args.rounds.map_or(rounds, usize::from);
+        let (turn_calls, calls, refusals) = if args.quick { (5_000, 50_000, 100) } else { (10_000, 1_000_000, 1_000) };
+        Self {
+            figure,
+            rounds,
+            crowd: (figure * 10).max(CROWD_MIN),
+            turn_calls,
+            full_log: full_log::Extent { calls, rounds, refusals },
+        }
+    }
+}
+
+/// Everything, on one server; the caller names it in the report and cleans up what a failure leaves.
+///
+/// # Errors
+/// When something could not be measured.
+pub async fn measure(
+    meter: &Meter,
+    args: &LimiterArgs,
+    url: &str,
+    prefix: &str,
+    console: &mut Console,
+) -> Result<Report, BenchError> {
+    let plan = Plan::of(args);
+    if cfg!(debug_assertions) {
+        console.message("this is a debug build: calls per second say little")?;
+    }
+    let load = machine::load();
+    if let Some(load) = load.filter(|load| *load > BUSY) {
+        console.message(&format!("this machine is busy (load average {load}): its figures say less"))?;
+    }
+    let began_us = meter.time_us().await?;
+    let clock = CallerClock { began_us, began: Instant::now() };
+    let mut rows = throughput(meter, &plan, clock, prefix, console).await?;
+    rows.extend(full_logs(meter, &plan, clock, prefix, console).await?);
+    console.message(&format!("{} tasks at one gate, for {} s", crowd::TASKS, plan.crowd.as_secs_f64()))?;
+    let median = crowd::measure(meter, url, &format!("{prefix}:crowd"), plan.crowd).await?;
+    let figures = median.figures();
+    rows.push(Row { section: Section::Crowd, subject: "sliding_log", ours: true, permits_per_call: 1, figures });
+    meter.remove(prefix).await?;
+    let name = |reference| Referee { reference, clock }.name();
+    report::set_ratios(&mut rows, name(Reference::EmptyScript), name(Reference::CorrectZset));
+    targets::judge(&mut rows, plan.full_log.calls);
+    Ok(Report {
+        command: super::command_line(args),
+        date: machine::date(began_us),
+        machine: machine::describe(),
+        load,
+        sluicegate: machine::build(),
+        redis: meter.version.clone(),
+        server: None,
+        seconds_per_figure: plan.figure.as_secs_f64(),
+        rounds: plan.rounds,
+        log_calls: plan.full_log.calls,
+        crowd_seconds: plan.crowd.as_secs_f64(),
+        rows,
+    })
+}
+
+/// Rounds go round all lanes, so that what the machine does besides meets all alike.
+async fn throughput(
+    meter: &Meter,
+    plan: &Plan,
+    clock: CallerClock,
+    prefix: &str,
+    console: &mut Console,
+) -> Result<Vec<Row>, BenchError> {
+    let references = Reference::ALL.map(|reference| Referee { reference, clock });
+    let ours = ours::available();
+    let mut contenders: Vec<(&dyn Contender, u32, bool)> = Vec::new();
+    contenders.extend(references.iter().map(|contender| (contender as &dyn Contender, 1, false)));
+    contenders.extend(ours.iter().map(|contender| (contender as &dyn Contender, 1, true)));
+    for permits in PERMITS.into_iter().skip(1) {
+        let zset = references.iter().filter(|contender| contender.reference == Reference::CorrectZset);
+        contenders.extend(zset.map(|contender| (contender as &dyn Contender, permits, false)));
+        contenders.extend(ours.iter().map(|contender| (contender as &dyn Contender, permits, true)));
+    }
+    console.message(&format!("filling logs for {} figures", contenders.len()))?;
+    let mut lanes = Vec::new();
+    for (number, (contender, permits, ours)) in contenders.into_iter().enumerate() {
+        let lane_prefix = format!("{prefix}:{number}");
+        lanes.push((Lane::prepare(meter, contender, permits, plan.turn_calls, &lane_prefix).await?, ours));
+    }
+    for round in 1..=plan.rounds {
+        console.message(&format!("calls as fast as they go: round {round} of {}", plan.rounds))?;
+        for (lane, _) in &mut lanes {
+            lane.round(meter, plan.figure).await?;
+        }
+    }
+    meter.remove(prefix).await?;
+    let row = |(lane, ours): &(Lane, bool)| Row {
+        section: if lane.permits == 1 { Section::OnePermit } else { Section::ManyPermits },
+        subject: lane.name,
+        ours: *ours,
+        permits_per_call: lane.permits,
+        figures: lane.figures(),
+    };
+    Ok(lanes.iter().map(row).collect())
+}
+
+async fn full_logs(
+    meter: &Meter,
+    plan: &Plan,
+    clock: CallerClock,
+    prefix: &str,
+    console: &mut Console,
+) -> Result<Vec<Row>, BenchError> {
+    let zset = Referee { reference: Reference::CorrectZset, clock };
+    let ours = ours::available();
+    let contenders = std::iter::once((&zset as &dyn Contender, false));
+    let contenders = contenders.chain(ours.iter().map(|contender| (contender as &dyn Contender, true)));
+    let threshold_us = meter.slow_log_threshold().await?;
+    meter.log_slower_than("0").await?;
+    let mut rows = Vec::new();
+    for (contender, ours) in contenders {
+        let subject = contender.name();
+        console.message(&format!("a full log of {} calls: {subject}", plan.full_log.calls))?;
+        let log_prefix = format!("{prefix}:log");
+        let median = full_log::measure(meter, contender, plan.full_log, &log_prefix).await?;
+        rows.push(Row { section: Section::FullLog, subject, ours, permits_per_call: 1, figures: median.figures() });
+    }
+    meter.log_slower_than(&threshold_us).await?;
+    Ok(rows)
+}
