@@ -52,7 +52,7 @@ pub fn gate(
     stop: &CancellationToken,
 ) -> (Gate, impl Future<Output = ()> + Send + use<>) {
     let (spec_tx, spec) = watch::channel(Arc::new(spec));
-    let incarnation = rand::random::<u64>() >> 11;
+    let incarnation = rand::random::<u64>() >> 1;
     let (gate, run) = Gate::new(GateParts { limiter, recent: recent.clone(), spec, incarnation, stop: stop.clone() });
     let run = async move {
         run.await;
