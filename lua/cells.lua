@@ -102,7 +102,8 @@ local function outlook(tally, cell, now)
   end
   if cell.kind == WINDOW then
     local begin = floor((now - cell.param) / cell.window) * cell.window + cell.param
-    return max(0, cell.max - cell.count), cell.count == 0 and 0 or begin + cell.window - now
+    local windows = cell.following > 0 and 2 or cell.count > 0 and 1 or 0
+    return max(0, cell.max - cell.count), max(0, begin + windows * cell.window - now)
   end
   local full = backlog(cell, now)
   return floor(max(0, cell.max * cell.param - full) / max(1, cell.param)), ceil(full / PARTS)
