@@ -19,6 +19,7 @@ mod differential;
 mod exact_waits;
 mod faults;
 mod liar;
+mod oracle;
 mod promise;
 mod refusals;
 mod saturation;

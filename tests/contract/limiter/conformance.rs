@@ -43,7 +43,10 @@ macro_rules! on_every_limiter {
     };
 }
 
+mod algorithms;
+mod carried_over;
 mod changes;
+mod throttle;
 
 on_every_limiter!(
     a_first_call_finds_it_cold,
