@@ -303,3 +303,7 @@ impl CellSpec {
         matches!(self.kind, CellKind::Log { held: true, .. })
     }
 }
+
+#[cfg(test)]
+#[path = "quota_spec_tests.rs"]
+mod tests;

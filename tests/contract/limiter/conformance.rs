@@ -46,6 +46,8 @@ macro_rules! on_every_limiter {
 mod algorithms;
 mod carried_over;
 mod changes;
+mod scopes;
+mod shadow;
 mod throttle;
 
 on_every_limiter!(
