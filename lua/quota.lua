@@ -11,7 +11,7 @@
 --   1 run id of the server (text)
 --   2 version 6, incarnation 6, number 6, grant jitter 6, longest hold 6, booking horizon 6, pause 6 (or 0),
 --     distrusted born 7 (or 0), rebuilt born 7 (or 0), longest window 6, k 2, wants 2, settlements 2, subjects 2,
---     past uses 2, open uses 4
+--     past uses 2, open uses 4, cold after a loss 6
 --   3 names of the provider's cells, joined by "|"
 --   4 k × (kind 1, applies 1, mode 1, window 7, offset or interval 7, granule in ms 4, max 4, index in the spec 2)
 --   5 wants × (permits 4, cost 2, kind 1, subjects 1, first subject 2, second subject 2)
@@ -35,9 +35,9 @@ local SUBJECT_KEPT_US = 1000000
 local ROUNDS = 4
 local MOST = 1000
 
-if #ARGV < 7 or #ARGV[2] ~= 76 then return redis.error_reply('ARGUMENT not as announced: the header') end
+if #ARGV < 7 or #ARGV[2] ~= 82 then return redis.error_reply('ARGUMENT not as announced: the header') end
 local version, incarnation, number, jitter, hold, horizon, pause, distrusted, rebuilt, longest, cells_n, wants_n,
-  settlements_n, subjects_n, past_n, open = decode('<I6I6I6I6I6I6I6I7I7I6I2I2I2I2I2I4', ARGV[2])
+  settlements_n, subjects_n, past_n, open, cold = decode('<I6I6I6I6I6I6I6I7I7I6I2I2I2I2I2I4I6', ARGV[2])
 local run_id, names, records = ARGV[1], ARGV[3], ARGV[4]
 
 local wrong = nil
@@ -75,7 +75,7 @@ if not quota then
     for i = 1, 1 + cells_n do redis.call('DEL', KEYS[i]) end
   end
   stored = {}
-  born, warm, last, known_version, paused = clock, clock + longest + hold + horizon, clock, version, 0
+  born, warm, last, known_version, paused = clock, clock + cold, clock, version, 0
   unsure = warm
 end
 local now = max(clock, last)

@@ -74,6 +74,7 @@ fn header(spec: &QuotaSpec, call: &Call, cells: usize, subjects: usize) -> Vec<u
         (wide(subjects), 2),
         (wide(call.rebuild.as_ref().map_or(0, |rebuild| rebuild.ended.len())), 2),
         (call.rebuild.as_ref().map_or(0, |rebuild| u64::from(rebuild.open)), 4),
+        (spec.cold_us(), 6),
     ])
 }
 

@@ -41,6 +41,8 @@ pub fn quota_of(max_requests: u32) -> QuotaSpec {
         grant_jitter: None,
         hold_max: Duration::from_secs(1),
         send_budget: Duration::from_millis(200),
+        store_down: StoreDown::Wait,
+        handover: Duration::ZERO,
     }
 }
 
@@ -53,7 +55,8 @@ pub fn gate(
 ) -> (Gate, impl Future<Output = ()> + Send + use<>) {
     let (spec_tx, spec) = watch::channel(Arc::new(spec));
     let incarnation = rand::random::<u64>() >> 11;
-    let (gate, run) = Gate::new(GateParts { limiter, recent: recent.clone(), spec, incarnation, stop: stop.clone() });
+    let (recent, stop, newer) = (recent.clone(), stop.clone(), Arc::new(|_| {}));
+    let (gate, run) = Gate::new(GateParts { limiter, recent, spec, incarnation, stop, newer });
     let run = async move {
         run.await;
         drop(spec_tx);
