@@ -13,6 +13,7 @@ use sluicegate::domain::time::Micros;
 use sluicegate::limiter::gate::Ask;
 use sluicegate::limiter::{Limiter, LimiterError};
 
+mod authority;
 mod cluster;
 mod conformance;
 mod differential;
