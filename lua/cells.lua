@@ -1,5 +1,9 @@
--- What one limit counts, whatever its algorithm; the second part of the limiter's script.
+-- What one limit counts, whatever its algorithm; the second part of the limiter's library.
 -- Specification: src/domain/quota/{window,bucket,cell}.rs.
+
+local PARTS = 1024
+local LOG, WINDOW, BUCKET = 0, 1, 2
+local HELD, SHADOW, PACING = 1, 2, 3
 
 local function roll(cell, now)
   local index = floor((now - cell.param) / cell.window)
@@ -108,32 +112,36 @@ local function outlook(tally, cell, now)
   return floor(max(0, cell.max * cell.param - full) / max(1, cell.param)), ceil(full / PARTS)
 end
 
--- A cell as its record wants it, with the state that is stored at a position of `m`; also where the next one stands.
-local function cell_of(records, i, key, m, at)
-  local first = (i - 1) * RECORD + 1
-  local kind, applies, mode, window, param, granule, most, index = decode('<I1I1I1I7I7I4I4I2', records, first)
-  local cell = { kind = kind, applies = applies, mode = mode, window = window, param = param, granule = granule, max = most,
-                 index = index, key = key, signature = sub(records, first, first + SIGNATURE - 1), held = 0, refused = 0,
-                 waited = 0, head = '', tail = '', pushed = 0, base = 0, chunks = 0 }
-  if mode == SHADOW then has_shadow = true end
-  local a, b, c = 0, 0, 0
-  if m then
-    local stored = sub(m, at, at + SIGNATURE - 1)
-    local heads, tails
-    cell.held, a, b, c, cell.pushed, cell.base, cell.chunks, cell.refused, cell.waited, heads, tails, at =
-      decode('<dddddddddI4I4', m, at + SIGNATURE)
-    if heads > 0 then cell.head = sub(m, at, at + heads - 1) end
-    if tails > 0 then cell.tail = sub(m, at + heads, at + heads + tails - 1) end
-    at = at + heads + tails
-    if stored ~= cell.signature then cell.was = stored end
-  end
-  if kind == LOG then
-    cell.logged, cell.tail_ms, cell.excess = a, b, c
-  elseif kind == WINDOW then
-    cell.this, cell.count, cell.following = a, b, c
-  else
-    cell.empty, cell.part = a, b
-  end
-  return cell, at
+-- The state of one that was never used, or whose past is not known until then.
+local function reset(cell, held)
+  cell.held, cell.refused, cell.waited = held, 0, 0
+  cell.head, cell.tail, cell.pushed, cell.base, cell.chunks = '', '', 0, 0, 0
+  cell.logged, cell.tail_ms, cell.excess = 0, 0, 0
+  cell.this, cell.count, cell.following = 0, 0, 0
+  cell.empty, cell.part = 0, 0
 end
 
+-- Takes over what another counted for the same limit. One that counted otherwise says nothing of the past. Uses beyond a
+-- lowered limit stay: they still count, and would count again if the limit were raised.
+local function adopt(cell, old, now, unknown_until)
+  local same = old ~= nil and old.kind == cell.kind and old.applies == cell.applies
+  if same and cell.kind == LOG then same = (old.mode == HELD) == (cell.mode == HELD) end
+  if same and cell.kind == WINDOW then same = old.window == cell.window and old.param == cell.param end
+  if not same then
+    reset(cell, unknown_until)
+    if cell.key and cell.kind == LOG then redis.call('DEL', cell.key) end
+    return
+  end
+  cell.held, cell.refused, cell.waited = old.held, old.refused, old.waited
+  cell.head, cell.tail, cell.pushed, cell.base, cell.chunks = old.head, old.tail, old.pushed, old.base, old.chunks
+  cell.logged, cell.tail_ms, cell.excess = old.logged, old.tail_ms, old.excess
+  cell.this, cell.count, cell.following = old.this, old.count, old.following
+  cell.empty, cell.part = old.empty, old.part
+  if cell.kind == BUCKET and cell.param ~= old.param then
+    local uses = min(ceil(backlog(old, now) / max(1, old.param)), max(old.max, cell.max))
+    cell.empty, cell.part = now, 0
+    drain_later(cell, now, uses)
+  elseif cell.kind ~= BUCKET and old.window < cell.window then
+    cell.held = unknown_until
+  end
+end

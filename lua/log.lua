@@ -1,21 +1,28 @@
--- A log of uses, the first part of the limiter's script; it defines, quota.lua calls.
+-- A log of uses: the first part of the limiter's library, which defines; quota.lua registers what can be called.
 -- Specification: src/domain/quota/log.rs.
 --
 -- A log is head .. chunks .. tail: strings of entries (instant in ms 5, count 3), oldest first. Head and tail are kept in
 -- the cell, the chunks between them in a list of their own, so that a call touches the list once in CHUNK_BYTES. Each
 -- chunk begins with the number of uses logged before it (6), by which any use is found in a few steps.
 
-local decode, encode, sub = struct.unpack, struct.pack, string.sub
-local ceil, floor, max, min = math.ceil, math.floor, math.max, math.min
-local RECORD, SIGNATURE, LEASE = 27, 25, 21
-local CHUNK_BYTES = 512
+-- Set by the first call: while a library is loaded, Redis hides what Lua brings.
+local decode, encode, sub, find_text, ceil, floor, max, min
+
+local function bind()
+  decode, encode, sub, find_text = struct.unpack, struct.pack, string.sub, string.find
+  ceil, floor, max, min = math.ceil, math.floor, math.max, math.min
+end
+
+local CHUNK_BYTES = 64
 local BASE_MS = 1600000000000
-local PARTS = 1024
 local RESTORE_DEPTH = 16
-local REFRESH_US, KEPT_MS = 3600000000, 86400000
-local LOG, WINDOW, BUCKET = 0, 1, 2
-local HELD, SHADOW, PACING = 1, 2, 3
-local damaged, has_shadow = false, false
+-- Set while a call runs: a log does not add up, and the state must begin anew.
+local damaged = false
+
+local function clock_us()
+  local time = redis.call('TIME')
+  return time[1] * 1000000 + time[2]
+end
 
 local function entry(ms, count) return encode('<I5I3', max(0, ms - BASE_MS), count) end
 
@@ -37,7 +44,7 @@ local function seek(cell, k)
       if chunk and #chunk > 6 and older + decode('<I6', chunk) < k then low = middle else high = middle - 1 end
     end
     text = redis.call('LINDEX', cell.key, low)
-    if not text or #text % 8 ~= 6 then
+    if not text or #text % 8 ~= 6 or redis.call('LLEN', cell.key) ~= cell.chunks then
       damaged = true
       return nil
     end

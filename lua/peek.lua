@@ -1,24 +1,14 @@
--- Looks at what one hash of the limiter counts, without taking, settling or writing anything; follows log.lua and
--- cells.lua in one script.
+-- Looks at what one hash of the limiter counts, without taking, settling or writing anything; a part of the limiter's
+-- library.
 --
--- KEYS  1 a tally as in quota.lua (the state, or a subject's), then the logs of its cells, if it has any
--- ARGV  1 names of the cells whose logs the keys are, in their order, joined by "|"
--- REPLY for each cell of the tally: name, uses that count now (those in flight among them), permits that a shadow limit
---       would have refused, permits that it would have made wait
+-- KEYS  1 a hash as in quota.lua: the state, or a subject's; for the state then the logs of its cells
+-- ARGV  1 names of the cells whose logs the keys are, in their order, joined by "|"; nothing for a subject
+-- REPLY for each cell: name, uses that count now (those in flight among them), permits that a shadow limit would have
+--       refused, permits that it would have made wait
 -- EXAMPLE  100/1s with 3 answered and 2 in flight: ARGV per-second → per-second 5 0 0
 
-local keys, at = {}, 1
-for name in string.gmatch(ARGV[1], '[^|]+') do
-  at = at + 1
-  keys[name] = KEYS[at]
-end
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-local stored = redis.call('HMGET', KEYS[1], 'm', 'n')
-if not stored[1] then return {} end
-
 -- Uses in a string of entries from a position on whose window is over; also whether all of them are.
-local function over(text, from, window)
+local function over(text, from, window, now)
   local uses = 0
   for i = from, #text, 8 do
     local ms, count = decode('<I5I3', text, i)
@@ -29,8 +19,8 @@ local function over(text, from, window)
 end
 
 -- Entries are in order, so all before the last chunk that begins with one that is over are over too.
-local function counted(cell)
-  local uses, all = over(cell.head, 1, cell.window)
+local function counted(cell, now)
+  local uses, all = over(cell.head, 1, cell.window, now)
   local older = cell.logged - cell.pushed
   if all and cell.chunks > 0 then
     local low, high = -1, cell.chunks - 1
@@ -43,34 +33,50 @@ local function counted(cell)
     if low >= 0 then
       local chunk = redis.call('LINDEX', cell.key, low)
       local more
-      more, all = over(chunk, 7, cell.window)
+      more, all = over(chunk, 7, cell.window, now)
       uses = older + decode('<I6', chunk) + more
       all = all and low == cell.chunks - 1
     else
       all = false
     end
   end
-  if all then uses = uses + over(cell.tail, 1, cell.window) end
+  if all then uses = uses + over(cell.tail, 1, cell.window, now) end
   return cell.logged - uses
 end
 
-local _, _, _, charges, lookups, _, first = decode('<I7I7I7I6I6I7', stored[1])
-local tally = { charges, lookups }
-local reply = {}
-for name in string.gmatch(stored[2], '[^|]+') do
-  local record = sub(stored[1], first, first + SIGNATURE - 1) .. encode('<I2', 0)
-  local cell
-  cell, first = cell_of(record, 1, keys[name], stored[1], first)
-  local uses
-  if cell.kind == LOG then
-    uses = counted(cell) + (cell.mode == HELD and in_flight(tally, cell.applies) or 0)
-  elseif cell.kind == WINDOW then
-    roll(cell, now)
-    uses = cell.count
-  else
-    uses = ceil(backlog(cell, now) / max(1, cell.param))
+local function peek(keys, args)
+  if not decode then bind() end
+  local now = clock_us()
+  local kept = redis.call('HMGET', keys[1], 'm', 's')
+  local m, s = kept[1], kept[2]
+  if not m or not s then return {} end
+  damaged = false
+  local names, cells, names_at = decode('<I2I2', s)
+  local tally = tally_of(sub(s, names_at, names_at + names - 1), s, names_at + names, cells)
+  local at = (args[1] == '' and SUBJECT_HEAD_BYTES or HEAD_BYTES) + 1
+  tally.refreshed, tally[1], tally[2], tally.oldest, at = decode(TALLY, m, at)
+  load_cells(tally, m, at)
+  local logs, i = {}, 1
+  for name in string.gmatch(args[1], '[^|]+') do
+    i = i + 1
+    logs[name] = keys[i]
   end
-  local n = #reply
-  reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = name, uses, cell.refused, cell.waited
+  local reply = {}
+  i = 0
+  for name in string.gmatch(tally.names, '[^|]+') do
+    i = i + 1
+    local cell, uses = tally.cells[i], 0
+    cell.key = logs[name]
+    if cell.kind == LOG then
+      uses = counted(cell, now) + (cell.mode == HELD and in_flight(tally, cell.applies) or 0)
+    elseif cell.kind == WINDOW then
+      roll(cell, now)
+      uses = cell.count
+    else
+      uses = ceil(backlog(cell, now) / max(1, cell.param))
+    end
+    local n = #reply
+    reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = name, uses, cell.refused, cell.waited
+  end
+  return reply
 end
-return reply

@@ -86,6 +86,8 @@ pub trait Caller: Send {
 pub enum Program {
     Command(&'static str),
     Script(&'static str),
+    /// The text of our own library.
+    Library(&'static str),
 }
 
 /// A program that the server knows.
@@ -93,6 +95,7 @@ pub enum Program {
 pub enum Loaded {
     Command(&'static str),
     Script { sha: String },
+    Function { name: String },
 }
 
 impl Loaded {
@@ -100,12 +103,16 @@ impl Loaded {
     pub fn command(&self, ask: &Ask) -> Cmd {
         let mut command = match self {
             Self::Command(name) => redis::cmd(name),
+            Self::Function { .. } => redis::cmd("FCALL"),
             Self::Script { sha } => {
                 let mut command = redis::cmd("EVALSHA");
                 command.arg(sha).arg(ask.keys.len());
                 command
             }
         };
+        if let Self::Function { name } = self {
+            command.arg(name).arg(ask.keys.len());
+        }
         command.arg(&ask.keys).arg(&ask.arguments);
         command
     }
@@ -116,6 +123,7 @@ impl Loaded {
         match self {
             Self::Command(name) => name,
             Self::Script { .. } => "evalsha",
+            Self::Function { .. } => "fcall",
         }
     }
 }

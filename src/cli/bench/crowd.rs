@@ -96,9 +96,9 @@ async fn count(meter: &Meter, mut permits: watch::Receiver<u64>, time: Duration)
     if !first.is_ok_and(|first| first.is_ok()) {
         return Err(BenchError::Void("the crowd was granted nothing".to_owned()));
     }
-    let (before, permits_before, began) = (meter.usage("evalsha").await?, *permits.borrow(), Instant::now());
+    let (before, permits_before, began) = (meter.usage("fcall").await?, *permits.borrow(), Instant::now());
     sleep(time).await;
-    let (after, permits_after, elapsed) = (meter.usage("evalsha").await?, *permits.borrow(), began.elapsed());
+    let (after, permits_after, elapsed) = (meter.usage("fcall").await?, *permits.borrow(), began.elapsed());
     let seconds = elapsed.as_secs_f64();
     let mut median = Median::default();
     median.add(FigureName::RedisCallsPerSecond, (after.calls - before.calls) as f64 / seconds);

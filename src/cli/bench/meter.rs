@@ -9,6 +9,7 @@ use redis::{AsyncConnectionConfig, Client, Value};
 
 use super::BenchError;
 use super::contender::{Loaded, Program};
+use crate::limiter::redis::library::Library;
 
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
 /// Entries of the slow log to look through for a call that was just made.
@@ -53,6 +54,7 @@ impl Meter {
         match program {
             Program::Command(name) => Ok(Loaded::Command(name)),
             Program::Script(text) => self.load_script(text).await,
+            Program::Library(text) => self.load_library(text).await,
         }
     }
 
@@ -62,6 +64,14 @@ impl Meter {
         let mut connection = self.connection.clone();
         let sha = redis::cmd("SCRIPT").arg("LOAD").arg(text).query_async(&mut connection).await?;
         Ok(Loaded::Script { sha })
+    }
+
+    /// # Errors
+    /// When the server refuses the library.
+    pub async fn load_library(&self, text: &str) -> Result<Loaded, BenchError> {
+        let library = Library::of(text);
+        library.load().query_async::<()>(&mut self.connection.clone()).await?;
+        Ok(Loaded::Function { name: library.call_name() })
     }
 
     /// The server's clock, in µs since the Unix epoch.
@@ -125,8 +135,12 @@ impl Meter {
     /// # Errors
     /// When the slow log does not hold it.
     pub async fn last_call_us(&self, script: &Loaded) -> Result<u64, BenchError> {
-        let Loaded::Script { sha } = script else {
-            return Err(BenchError::Void("only scripts are looked up in the slow log".to_owned()));
+        let (command, name) = match script {
+            Loaded::Script { sha } => ("EVALSHA", sha),
+            Loaded::Function { name } => ("FCALL", name),
+            Loaded::Command(_) => {
+                return Err(BenchError::Void("only scripts are looked up in the slow log".to_owned()));
+            }
         };
         let mut connection = self.connection.clone();
         let entries: Vec<Vec<Value>> =
@@ -134,8 +148,8 @@ impl Meter {
         for entry in entries {
             let [_, _, us, words, ..] = &entry[..] else { continue };
             let words: Vec<Vec<u8>> = redis::from_redis_value_ref(words).map_err(redis::RedisError::from)?;
-            if words.first().is_some_and(|word| word.eq_ignore_ascii_case(b"EVALSHA"))
-                && words.get(1).is_some_and(|word| *word == sha.as_bytes())
+            if words.first().is_some_and(|word| word.eq_ignore_ascii_case(command.as_bytes()))
+                && words.get(1).is_some_and(|word| *word == name.as_bytes())
             {
                 return Ok(redis::from_redis_value_ref(us).map_err(redis::RedisError::from)?);
             }

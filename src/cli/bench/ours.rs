@@ -1,6 +1,6 @@
 //! Our limiter as it is measured: the one file of the bench that builds quotas and calls.
 //!
-//! Refuses a way of its own: keys, arguments, script and the reading of replies are those of the real client.
+//! Refuses a way of its own: keys, argument, function and the reading of replies are those of the real client.
 
 use std::time::Duration;
 
@@ -14,8 +14,9 @@ use crate::domain::provider::{ProviderName, StoreDown};
 use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use crate::domain::time::Micros;
 use crate::limiter::redis::answer::parse_reply;
+use crate::limiter::redis::argument::argument;
 use crate::limiter::redis::keys::provider_keys;
-use crate::limiter::redis::script::{QUOTA as SCRIPT, arguments};
+use crate::limiter::redis::library::SOURCE;
 
 const QUOTA: &str = "bench";
 const LIMIT: &str = "limit";
@@ -64,7 +65,7 @@ impl Contender for Ours {
     }
 
     fn program(&self) -> Program {
-        Program::Script(SCRIPT)
+        Program::Library(SOURCE)
     }
 
     fn counts(&self) -> bool {
@@ -112,7 +113,7 @@ impl OurCaller {
             run_id: self.quota.run_id.clone(),
         };
         self.taken = permits;
-        Ask { keys: self.keys(), arguments: arguments(&self.spec, &call) }
+        Ask { keys: self.keys(), arguments: vec![argument(&self.spec, &call)] }
     }
 }
 

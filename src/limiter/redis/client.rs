@@ -1,18 +1,19 @@
 //! The calls over the links: to the one Redis, or to the node of a cluster that keeps the quota's keys.
 //!
-//! Refuses to know what a call says: [`super::script`] writes and reads it. All gates of the process share the links.
+//! Refuses to know what a call says: [`super::argument`] writes it and [`super::answer`] reads it. All gates of the process share the links.
 
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
-use redis::Script;
 use tokio::time::Instant;
 
 use super::answer::parse_reply;
+use super::argument::argument;
+use super::keys::call_keys;
+use super::library::LIBRARY;
 use super::links::{Links, Node};
-use super::look::{PEEK, look, looked_at};
-use super::script::{QUOTA, invocation};
+use super::look::{look, looked_at};
 use crate::domain::decision::{Call, Reply, Subject};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::QuotaSpec;
@@ -25,8 +26,6 @@ const SILENT_AFTER: Duration = Duration::from_millis(400);
 pub struct RedisLimiter {
     links: Links,
     prefix: String,
-    script: Script,
-    peek: Script,
 }
 
 /// What an operator should know of one server.
@@ -71,11 +70,10 @@ impl RedisLimiter {
     }
 
     fn on(links: Links, prefix: &str) -> Self {
-        let (script, peek) = (Script::new(QUOTA), Script::new(PEEK));
-        Self { links, prefix: prefix.to_owned(), script, peek }
+        Self { links, prefix: prefix.to_owned() }
     }
 
-    /// Reads the settings of every server, and runs a script on each that does nothing.
+    /// Reads the settings of every server, and brings our functions to each.
     ///
     /// # Errors
     /// When no node of a cluster says which there are.
@@ -98,9 +96,9 @@ impl RedisLimiter {
         let info = async |connection: &mut _| redis::cmd("INFO").arg("memory").query_async(connection).await;
         let info: String = self.links.ask(node, None, info).await?;
         let policy = info.lines().find_map(|line| line.strip_prefix("maxmemory_policy:"));
-        let script = Script::new("return redis.call('TIME')");
-        let invocation = script.prepare_invoke();
-        let time = async |connection: &mut _| invocation.invoke_async(connection).await;
+        let load = async |connection: &mut _| LIBRARY.load().query_async::<()>(connection).await;
+        self.links.ask(node, None, load).await?;
+        let time = async |connection: &mut _| redis::cmd("TIME").query_async(connection).await;
         let (seconds, micros): (u64, u64) = self.links.ask(node, None, time).await?;
         Ok(StoreFacts {
             eviction_policy: policy.unwrap_or("unknown").trim().to_owned(),
@@ -117,9 +115,9 @@ impl Limiter for RedisLimiter {
     }
 
     async fn call(&self, spec: &QuotaSpec, call: &Call) -> Result<Reply, LimiterError> {
-        let invocation = invocation(&self.script, &self.prefix, spec, call);
+        let invocation = LIBRARY.call(&call_keys(&self.prefix, spec, call), &argument(spec, call));
         let node = self.links.node_of(&spec.quota).await?;
-        let run = async |connection: &mut _| invocation.invoke_async(connection).await;
+        let run = async |connection: &mut _| LIBRARY.run(&invocation, connection).await;
         // What follows a slash tells terms of the same server apart.
         let run_id = call.run_id.split('/').next();
         let answer: Vec<u8> = self.links.ask(&node, run_id, run).await?;
@@ -131,8 +129,9 @@ impl Limiter for RedisLimiter {
         let node = self.links.node_of(&spec.quota).await?;
         let mut lines = Vec::new();
         for of in [None, subject].into_iter().take(1 + usize::from(subject.is_some())) {
-            let invocation = look(&self.peek, &self.prefix, spec, of);
-            let run = async |connection: &mut _| invocation.invoke_async(connection).await;
+            let (keys, names) = look(&self.prefix, spec, of);
+            let invocation = LIBRARY.peek(&keys, &names);
+            let run = async |connection: &mut _| LIBRARY.run(&invocation, connection).await;
             let found: Vec<(String, u64, u64, u64)> = self.links.ask(&node, None, run).await?;
             lines.extend(looked_at(spec, of, &found));
         }

@@ -2,35 +2,17 @@
 //!
 //! Refuses to write: a limit that the store does not know yet counts as unused.
 
-use redis::{Script, ScriptInvocation};
-
 use super::keys::{provider_keys, subject_key};
 use crate::domain::decision::{Standing, Subject};
 use crate::domain::quota_spec::{CellSpec, QuotaSpec};
 
-/// The look as Redis runs it.
-pub const PEEK: &str = concat!(
-    include_str!("../../../lua/log.lua"),
-    include_str!("../../../lua/cells.lua"),
-    include_str!("../../../lua/peek.lua"),
-);
-
-/// Looks at the limits on everything, or at those of one subject.
-pub(super) fn look<'a>(
-    script: &'a Script,
-    prefix: &str,
-    spec: &QuotaSpec,
-    subject: Option<&Subject>,
-) -> ScriptInvocation<'a> {
-    let mut invocation = script.prepare_invoke();
-    let keys = subject.map_or_else(|| provider_keys(prefix, spec), |own| vec![subject_key(prefix, spec, own)]);
-    keys.into_iter().for_each(|key| {
-        invocation.key(key);
-    });
-    let logs = if subject.is_some() { Vec::new() } else { spec.provider_cells() };
-    let names: Vec<&str> = logs.iter().map(|cell| cell.name.as_str()).collect();
-    invocation.arg(names.join("|"));
-    invocation
+/// The keys and the argument of a look at the limits on everything, or at those of one subject.
+pub(super) fn look(prefix: &str, spec: &QuotaSpec, subject: Option<&Subject>) -> (Vec<String>, Vec<u8>) {
+    if let Some(subject) = subject {
+        return (vec![subject_key(prefix, spec, subject)], Vec::new());
+    }
+    let names: Vec<String> = spec.provider_cells().into_iter().map(|cell| cell.name).collect();
+    (provider_keys(prefix, spec), names.join("|").into_bytes())
 }
 
 /// What was found, for each limit of the spec that counts it; what was not found is unused.

@@ -10,8 +10,9 @@ use sluicegate::domain::decision::SubjectLimit;
 use sluicegate::domain::limit::{Algorithm, AppliesTo, Scope};
 use sluicegate::domain::quota::Quota;
 use sluicegate::limiter::redis::answer::parse_reply;
+use sluicegate::limiter::redis::argument::argument;
 use sluicegate::limiter::redis::keys::call_keys;
-use sluicegate::limiter::redis::script::{QUOTA, arguments};
+use sluicegate::limiter::redis::library::{Library, SOURCE};
 
 use super::*;
 use crate::support::redis::Redis;
@@ -25,38 +26,34 @@ const CALLERS: usize = 3;
 /// Histories of one test; `SLUICEGATE_HISTORIES` asks for more.
 const HISTORIES: u32 = 1_000;
 
-/// The script with its clock replaced by a key, so that both sides live through the same instants.
+/// The function with its clock replaced by a key, so that both sides live through the same instants.
 struct LuaSide {
     connection: redis::Connection,
-    script: redis::Script,
+    library: Library,
     prefix: String,
 }
 
 impl LuaSide {
     fn new(prefix: &str) -> Self {
-        let clock = "(function() local t = tonumber(redis.call('GET', KEYS[1] .. ':clock')) \
-                     return { math.floor(t / 1000000), t % 1000000 } end)()";
+        let clock = "local clock = tonumber(redis.call('GET', keys[1] .. ':clock'))";
         // And with small chunks, so that short histories fill many.
-        let mut script = QUOTA.to_owned();
-        for (found, instead) in [("redis.call('TIME')", clock), ("CHUNK_BYTES = 512", "CHUNK_BYTES = 24")] {
-            assert_eq!(script.matches(found).count(), 1);
-            script = script.replace(found, instead);
+        let mut source = SOURCE.to_owned();
+        for (found, instead) in [("local clock = clock_us()", clock), ("CHUNK_BYTES = 64", "CHUNK_BYTES = 24")] {
+            assert_eq!(source.matches(found).count(), 1, "{found}");
+            source = source.replace(found, instead);
         }
-        let script = redis::Script::new(&script);
-        Self { connection: Redis::shared().connection(), script, prefix: prefix.to_owned() }
+        let library = Library::of(&source);
+        let mut connection = Redis::shared().connection();
+        library.load().exec(&mut connection).unwrap();
+        Self { connection, library, prefix: prefix.to_owned() }
     }
 
     fn call(&mut self, now: Micros, spec: &QuotaSpec, call: &Call) -> Reply {
         let keys = call_keys(&self.prefix, spec, call);
-        redis::cmd("SET").arg(format!("{}:clock", keys[0])).arg(now.0).exec(&mut self.connection).unwrap();
-        let mut invocation = self.script.prepare_invoke();
-        keys.iter().for_each(|key| {
-            invocation.key(key);
-        });
-        arguments(spec, call).into_iter().for_each(|argument| {
-            invocation.arg(argument);
-        });
-        let answer: Vec<u8> = invocation.invoke(&mut self.connection).unwrap();
+        let mut both = redis::pipe();
+        both.cmd("SET").arg(format!("{}:clock", keys[0])).arg(now.0).ignore();
+        both.add_command(self.library.call(&keys, &argument(spec, call)));
+        let (answer,): (Vec<u8>,) = both.query(&mut self.connection).unwrap();
         parse_reply(&answer, spec.limits.len(), spec.provider_limits().len(), call.wants.len()).unwrap()
     }
 }

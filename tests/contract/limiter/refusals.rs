@@ -159,7 +159,9 @@ async fn an_argument_that_the_script_does_not_know() {
     let redis = Redis::shared();
     let limiter: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&redis.url(), "argument").unwrap());
     let mut caller = Caller::warm(&limiter, spec(&[("all", 9, 20_000)])).await;
-    let error = caller.try_call(&[0]).await.unwrap_err();
+    // More groups of wants than a call may hold.
+    let many: Vec<u32> = (0..1_001).map(|n| 1 + n % 2).collect();
+    let error = caller.try_call(&many).await.unwrap_err();
     assert!(matches!(&error, LimiterError::Refused(why) if why.contains("one version everywhere")), "{error:?}");
     expect_permits(&mut caller).await;
 }

@@ -54,7 +54,7 @@ pub fn gate(
     stop: &CancellationToken,
 ) -> (Gate, impl Future<Output = ()> + Send + use<>) {
     let (spec_tx, spec) = watch::channel(Arc::new(spec));
-    let incarnation = rand::random::<u64>() >> 11;
+    let incarnation = rand::random::<u64>() >> 1;
     let (recent, stop, newer) = (recent.clone(), stop.clone(), Arc::new(|_| {}));
     let (gate, run) = Gate::new(GateParts { limiter, recent, spec, incarnation, stop, newer });
     let run = async move {

@@ -1,65 +1,41 @@
-//! A call as the script's arguments.
+//! A call as the argument of the limiter's function.
 //!
-//! The layout is the header of `lua/quota.lua`: few arguments, each packed, because every one costs the server more than
-//! the bytes in it. Refuses what does not fit its width: the greatest value that does stands for it, and every such value
-//! errs on the safe side.
+//! The layout is the header of `lua/quota.lua`: one packed argument, because every one costs the server more than the bytes
+//! in it. Refuses what does not fit its width: the greatest value that does stands for it, and every such value errs on
+//! the safe side.
 
-use redis::{Script, ScriptInvocation};
+use sha2::{Digest, Sha256};
 
-use super::keys::{call_keys, subjects};
+use super::keys::subjects;
 use crate::domain::decision::{Call, CallKind, Fate, Settlement, Subject, Want};
 use crate::domain::limit::AppliesTo;
 use crate::domain::provider::BOOKING_HORIZON;
 use crate::domain::quota_spec::{CellKind, CellSpec, QuotaSpec};
 use crate::domain::time::{micros_down, micros_up};
 
-/// The limiter as Redis runs it.
-pub const QUOTA: &str = concat!(
-    include_str!("../../../lua/log.lua"),
-    include_str!("../../../lua/cells.lua"),
-    include_str!("../../../lua/tallies.lua"),
-    include_str!("../../../lua/quota.lua"),
-);
-
-pub(super) fn invocation<'a>(script: &'a Script, prefix: &str, spec: &QuotaSpec, call: &Call) -> ScriptInvocation<'a> {
-    let mut invocation = script.prepare_invoke();
-    for key in call_keys(prefix, spec, call) {
-        invocation.key(key);
-    }
-    for argument in arguments(spec, call) {
-        invocation.arg(argument);
-    }
-    invocation
-}
-
-/// The script's ARGV, in its order.
+/// The function's argument.
 #[must_use]
-pub fn arguments(spec: &QuotaSpec, call: &Call) -> Vec<Vec<u8>> {
+pub fn argument(spec: &QuotaSpec, call: &Call) -> Vec<u8> {
     let subjects = subjects(call);
     let cells = spec.provider_cells();
-    let past = past_uses(call);
-    let mut arguments = vec![
-        call.run_id.clone().into_bytes(),
-        header(spec, call, cells.len(), subjects.len()),
-        names(&cells),
-        records(&cells, &spec.provider_limits()),
-        call.wants.iter().flat_map(|want| packed_want(want, &subjects)).collect(),
-        call.settlements.iter().flat_map(|settlement| packed_settlement(settlement, &subjects, cells.len())).collect(),
-        past.iter().flat_map(|(age_us, cost)| packed(&[(*age_us, 6), (u64::from(*cost), 4)])).collect(),
-    ];
-    for subject in subjects {
-        let cells = spec.subject_cells(subject);
-        let indices: Vec<usize> = subject.limits.iter().map(|limit| limit.index).collect();
-        arguments.push(names(&cells));
-        arguments.push(records(&cells, &indices));
-    }
-    arguments
+    let names = names(&cells);
+    let records = records(&cells, &spec.provider_limits());
+    let limits = digest(&[names.as_slice(), &records].concat());
+    let mut argument = header(spec, call, limits, [cells.len(), subjects.len(), names.len()]);
+    argument.extend(names);
+    argument.extend(records);
+    argument.extend(call.wants.iter().flat_map(|want| packed_want(want, &subjects)));
+    argument
+        .extend(call.settlements.iter().flat_map(|settlement| packed_settlement(settlement, &subjects, cells.len())));
+    argument.extend(past_uses(call).iter().flat_map(|(age_us, cost)| packed(&[(*age_us, 6), (u64::from(*cost), 4)])));
+    argument.extend(subjects.into_iter().flat_map(|subject| packed_subject(spec, subject)));
+    argument
 }
 
-fn header(spec: &QuotaSpec, call: &Call, cells: usize, subjects: usize) -> Vec<u8> {
-    packed(&[
+fn header(spec: &QuotaSpec, call: &Call, limits: [u8; 8], [cells, subjects, names]: [usize; 3]) -> Vec<u8> {
+    let returned = call.settlements.iter().filter(|settlement| matches!(settlement.fate, Fate::NotSent { .. })).count();
+    let numbers = packed(&[
         (u64::try_from(spec.version).unwrap_or(0), 6),
-        (call.incarnation, 6),
         (call.number, 6),
         (spec.grant_jitter.map_or(0, micros_up), 6),
         (micros_up(spec.hold_max), 6),
@@ -71,11 +47,29 @@ fn header(spec: &QuotaSpec, call: &Call, cells: usize, subjects: usize) -> Vec<u
         (wide(cells), 2),
         (wide(call.wants.len()), 2),
         (wide(call.settlements.len()), 2),
+        (wide(returned), 2),
         (wide(subjects), 2),
         (wide(call.rebuild.as_ref().map_or(0, |rebuild| rebuild.ended.len())), 2),
         (call.rebuild.as_ref().map_or(0, |rebuild| u64::from(rebuild.open)), 4),
+        (wide(names), 2),
         (spec.cold_us(), 6),
-    ])
+    ]);
+    [&digest(call.run_id.as_bytes())[..], &limits[..], &call.incarnation.to_le_bytes()[..], &numbers].concat()
+}
+
+fn packed_subject(spec: &QuotaSpec, subject: &Subject) -> Vec<u8> {
+    let cells = spec.subject_cells(subject);
+    let indices: Vec<usize> = subject.limits.iter().map(|limit| limit.index).collect();
+    let (names, records) = (names(&cells), records(&cells, &indices));
+    let limits = digest(&[names.as_slice(), &records].concat());
+    [&limits[..], &packed(&[(wide(names.len()), 2), (wide(cells.len()), 2)]), &names, &records].concat()
+}
+
+/// What stands for a text where only equality matters.
+fn digest(text: &[u8]) -> [u8; 8] {
+    let mut first = [0; 8];
+    first.iter_mut().zip(Sha256::digest(text)).for_each(|(byte, digested)| *byte = digested);
+    first
 }
 
 fn names(cells: &[CellSpec]) -> Vec<u8> {

@@ -1,0 +1,207 @@
+-- One call's grants: all limits of a want at once, or none of them; the fourth part of the limiter's library.
+-- Specification: src/domain/quota/grant.rs.
+
+local ROUNDS = 4
+local MOST = 1000
+
+-- The earliest instant at which a slot now in flight can be used again: answered at once, or its lease runs out.
+local function earliest(tally, cell, cost, now)
+  if cell.max >= cost and tally.oldest > now then return min(now + cell.window, tally.oldest) end
+  return now + cell.window
+end
+
+-- Where every enforced limit on everything has room: start and permits, the origins left in the cells; or nothing, and
+-- the cell that refuses, its wait, and whether that is exact.
+local function place(provider, cost, kind, now, limit_at)
+  local cells, start = provider.cells, now
+  for _ = 1, ROUNDS do
+    local joint, permits, worst, worst_at, exact = start, MOST, nil, 0, 1
+    for i = 1, #cells do
+      local cell = cells[i]
+      cell.origin = 0
+      if cell.mode ~= SHADOW and (cell.applies == 0 or cell.applies == kind) then
+        local from, origin, room = find(cell, cost, start)
+        if from == nil then
+          exact = 0
+          from = earliest(provider, cell, cost, now)
+          room = 0
+        end
+        if from > limit_at or room == 0 then
+          if worst == nil or from > worst_at then worst, worst_at = cell, from end
+        else
+          cell.origin = origin
+          if from > joint then joint = from end
+          if room < permits then permits = room end
+        end
+      end
+    end
+    if worst then return nil, worst, worst_at - now, exact end
+    -- Later than found suits a log and a bucket as well; a fixed window may be another one by then.
+    if joint == start or not provider.windows then return joint, permits end
+    start = joint
+  end
+  return nil, cells[1], start - now, 0
+end
+
+-- How many permits a want's own account and reference have room for at its start; or nothing and what refuses, as above.
+local function own_room(owns, cost, kind, start, permits, now)
+  local worst, worst_at, exact = nil, 0, 1
+  for _, own in ipairs(owns) do
+    for _, cell in ipairs(own.cells) do
+      if cell.mode ~= SHADOW and (cell.applies == 0 or cell.applies == kind) then
+        local from, _, room = find(cell, cost, start)
+        local has = from == start and room > 0
+        if has then permits = min(permits, room) end
+        if from == nil then
+          exact = 0
+          from = earliest(own, cell, cost, now)
+        end
+        if not has and (worst == nil or from > worst_at) then worst, worst_at = cell, from end
+      end
+    end
+  end
+  if worst then return nil, worst, worst_at - now, exact end
+  return permits
+end
+
+-- Lets the shadow limits of a tally count what they would have done; says how many permits share one fate under them.
+local function shadow_room(tally, cost, kind, permits, start, limit_at)
+  for _, cell in ipairs(tally.cells) do
+    if cell.mode == SHADOW and (cell.applies == 0 or cell.applies == kind) then
+      local from, _, room = find(cell, cost, start)
+      if from and from <= limit_at and room > 0 then permits = min(permits, room) end
+    end
+  end
+  return permits
+end
+
+local function shadow_take(tally, cost, kind, permits, start, limit_at)
+  for _, cell in ipairs(tally.cells) do
+    if cell.mode == SHADOW and (cell.applies == 0 or cell.applies == kind) then
+      local from, _, room = find(cell, cost, start)
+      if from and from <= limit_at and room > 0 then
+        if from > start then cell.waited = cell.waited + permits end
+        take(cell, cost * permits, from)
+      else
+        cell.refused = cell.refused + permits
+      end
+    end
+  end
+end
+
+local function shadowed(provider, owns, cost, kind, permits, start, limit_at)
+  permits = shadow_room(provider, cost, kind, permits, start, limit_at)
+  for i = 1, owns and #owns or 0 do permits = shadow_room(owns[i], cost, kind, permits, start, limit_at) end
+  shadow_take(provider, cost, kind, permits, start, limit_at)
+  for i = 1, owns and #owns or 0 do shadow_take(owns[i], cost, kind, permits, start, limit_at) end
+  return permits
+end
+
+local function take_all(tally, uses, kind, start)
+  tally.granted[kind] = tally.granted[kind] + uses
+  if start > tally.latest then tally.latest = start end
+  local cells = tally.cells
+  for i = 1, #cells do
+    local cell = cells[i]
+    if cell.mode ~= SHADOW and (cell.applies == 0 or cell.applies == kind) then take(cell, uses, start) end
+  end
+end
+
+-- The limit that decides, what may surely start under it, and when all of it is free again: the refusing limit, else the
+-- first of those with the least remaining.
+local function verdict(provider, now, refusing)
+  local cells = provider.cells
+  local decides, remaining, reset, others = 0, nil, 0, true
+  for i = 1, #cells do
+    local cell = cells[i]
+    if cell.mode < SHADOW then
+      local room, drained = outlook(provider, cell, now)
+      local other = refusing ~= nil and cell.index ~= refusing
+      if remaining == nil or (others and not other) or (others == other and room < remaining) then
+        decides, remaining, reset, others = cell.index, room, drained, other
+      end
+    end
+  end
+  return remaining or 0, decides, reset
+end
+
+-- What serves a line gathers: packed runs and wants passed over, few as strings, many as tables.
+local function gather(all, count, one)
+  if count == 0 then return one end
+  if count == 1 then return { all, one } end
+  all[count + 1] = one
+  return all
+end
+
+local function gathered(all, count)
+  if count < 2 then return all end
+  return table.concat(all)
+end
+
+-- Serves the line: `count` wants of `text` from a position on. Gives the refusal (index, wait, exact), or nothing, and how
+-- many runs and wants passed over, packed.
+local function serve(provider, tallies, text, at, count, now, horizon)
+  local limit_at = now + horizon
+  local runs, runs_n, passed, passed_n, behind = '', 0, '', 0, nil
+  local cells = provider.cells
+  local cells_n = #cells
+  local run_want, run_wait, run_origins, run_permits = -1, -1, '', 0
+  local index, line_wait, line_exact = nil, 0, 0
+  for want = 0, count - 1 do
+    local left, cost, kind, owns_n, first, second
+    left, cost, kind, owns_n, first, second, at = decode('<I4I2I1I1I2I2', text, at)
+    if left > MOST then left = MOST end
+    if cost == 0 then cost = 1 end
+    local owns
+    if owns_n > 0 then owns = { tallies[first], owns_n > 1 and tallies[second] or nil } end
+    if behind and behind[kind] then
+      passed, passed_n = gather(passed, passed_n, encode('<I2', want) .. behind[kind]), passed_n + 1
+      left = 0
+    end
+    while left > 0 do
+      local start, permits, wait, exact = place(provider, cost, kind, now, limit_at)
+      if not start then
+        local worst = permits
+        if worst.applies == 0 then
+          index, line_wait, line_exact = worst.index, wait, exact
+        else
+          behind = behind or {}
+          behind[kind] = encode('<I2I6I1', worst.index, wait, exact)
+          passed, passed_n = gather(passed, passed_n, encode('<I2', want) .. behind[kind]), passed_n + 1
+        end
+        break
+      end
+      if permits > left then permits = left end
+      if owns then
+        local room, worst, own_wait, own_exact = own_room(owns, cost, kind, start, permits, now)
+        if not room then
+          passed = gather(passed, passed_n, encode('<I2I2I6I1', want, worst.index, own_wait, own_exact))
+          passed_n = passed_n + 1
+          break
+        end
+        permits = room
+      end
+      if owns or provider.shadow then permits = shadowed(provider, owns, cost, kind, permits, start, limit_at) end
+      take_all(provider, cost * permits, kind, start)
+      if owns then
+        for i = 1, owns_n do take_all(owns[i], cost * permits, kind, start) end
+      end
+      left = left - permits
+      local origins = encode('<I6', cells[1].origin)
+      for i = 2, cells_n do origins = origins .. encode('<I6', cells[i].origin) end
+      if want == run_want and start - now == run_wait and origins == run_origins then
+        run_permits = run_permits + permits
+      else
+        if run_permits > 0 then
+          runs, runs_n = gather(runs, runs_n, encode('<I2I4I6', run_want, run_permits, run_wait) .. run_origins), runs_n + 1
+        end
+        run_want, run_wait, run_origins, run_permits = want, start - now, origins, permits
+      end
+    end
+    if index then break end
+  end
+  if run_permits > 0 then
+    runs, runs_n = gather(runs, runs_n, encode('<I2I4I6', run_want, run_permits, run_wait) .. run_origins), runs_n + 1
+  end
+  return index, line_wait, line_exact, runs_n, gathered(runs, runs_n), passed_n, gathered(passed, passed_n)
+end

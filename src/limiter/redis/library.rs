@@ -1,0 +1,98 @@
+//! The limiter's functions as Redis keeps them: a library, loaded once, that every later call finds compiled.
+//!
+//! Its name carries a digest of its text, so that two versions of this program can use one server without changing each
+//! other's code. Refuses Redis before 7.0, which knows no functions
+//! (<https://redis.io/docs/latest/develop/programmability/functions-intro/>).
+
+use std::sync::LazyLock;
+
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, FromRedisValue, RedisError};
+use sha2::{Digest, Sha256};
+
+/// The functions' text, as in `lua/`.
+pub const SOURCE: &str = concat!(
+    include_str!("../../../lua/log.lua"),
+    include_str!("../../../lua/cells.lua"),
+    include_str!("../../../lua/tallies.lua"),
+    include_str!("../../../lua/grants.lua"),
+    include_str!("../../../lua/quota.lua"),
+    include_str!("../../../lua/peek.lua"),
+);
+
+/// The library of this program.
+pub static LIBRARY: LazyLock<Library> = LazyLock::new(|| Library::of(SOURCE));
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Library {
+    name: String,
+    code: String,
+}
+
+impl Library {
+    /// A library of this text.
+    #[must_use]
+    pub fn of(source: &str) -> Self {
+        let digest: String = Sha256::digest(source).iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        let name = format!("sluicegate_{digest}");
+        let code = format!(
+            "#!lua name={name}\n{source}\n\
+             redis.register_function('{name}_call', quota)\n\
+             redis.register_function{{ function_name = '{name}_peek', callback = peek, flags = {{ 'no-writes' }} }}\n"
+        );
+        Self { name, code }
+    }
+
+    /// The name of the function that [`Self::call`] invokes.
+    #[must_use]
+    pub fn call_name(&self) -> String {
+        format!("{}_call", self.name)
+    }
+
+    /// Calls the limiter: `lua/quota.lua`.
+    #[must_use]
+    pub fn call(&self, keys: &[String], argument: &[u8]) -> Cmd {
+        self.invocation("call", keys, argument)
+    }
+
+    /// Looks without taking: `lua/peek.lua`.
+    #[must_use]
+    pub fn peek(&self, keys: &[String], argument: &[u8]) -> Cmd {
+        self.invocation("peek", keys, argument)
+    }
+
+    /// The command that brings the library to a server, in place of the same one.
+    #[must_use]
+    pub fn load(&self) -> Cmd {
+        let mut command = redis::cmd("FUNCTION");
+        command.arg("LOAD").arg("REPLACE").arg(&self.code);
+        command
+    }
+
+    /// Whether an error means that the server does not have the library.
+    #[must_use]
+    pub fn is_missing(error: &RedisError) -> bool {
+        error.detail().is_some_and(|detail| detail.contains("Function not found"))
+    }
+
+    /// Runs an invocation; a server that was never told, or was made to forget, is told first.
+    pub(super) async fn run<T: FromRedisValue>(
+        &self,
+        invocation: &Cmd,
+        connection: &mut MultiplexedConnection,
+    ) -> Result<T, RedisError> {
+        match invocation.query_async(connection).await {
+            Err(error) if Self::is_missing(&error) => {
+                self.load().query_async::<()>(connection).await?;
+                invocation.query_async(connection).await
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn invocation(&self, function: &str, keys: &[String], argument: &[u8]) -> Cmd {
+        let mut command = redis::cmd("FCALL");
+        command.arg(format!("{}_{function}", self.name)).arg(keys.len()).arg(keys).arg(argument);
+        command
+    }
+}
