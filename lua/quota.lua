@@ -11,8 +11,8 @@
 -- ARGV  one argument, packed little-endian, unsigned; instants and durations in µs:
 --   run id digest 8, terms digest 8, incarnation 8, number 6, bytes of terms 2, wants 2, settlements 2, of them not sent 2,
 --   subjects 2, whether there is more 1; then, one after another:
---   terms: version 6, grant jitter 6, longest hold 6, booking horizon 6, longest window 6, k 2, bytes of names 2, names of
---     the provider's cells joined by "|", k × cell (kind 1, applies 1, mode 1, window 7, offset or interval 7,
+--   terms: version 6, grant jitter 6, longest hold 6, booking horizon 6, longest window 6, cold after a loss 6, k 2,
+--     bytes of names 2, names of the provider's cells joined by "|", k × cell (kind 1, applies 1, mode 1, window 7, offset or interval 7,
 --     granule in ms 4, max 4, index in the spec 2)
 --   more: pause 6 (or 0), distrusted born 7 (or 0), rebuilt born 7 (or 0), past uses 2, open uses 4
 --   wants × (permits 4, cost 2, kind 1, subjects 1, first subject 2, second subject 2)
@@ -35,7 +35,7 @@ local REPLY_KEPT_US = 600000000
 local SUBJECT_KEPT_US = 1000000
 local TALLIES_MOST = 256
 local HEADER, HEADER_BYTES = '<c8c8c8I6I2I2I2I2I2I1', 41
-local TERMS, TERMS_BYTES = '<I6I6I6I6I6I2I2', 34
+local TERMS, TERMS_BYTES = '<I6I6I6I6I6I6I2I2', 40
 local MORE, MORE_BYTES = '<I6I7I7I2I4', 26
 local HEAD, HEAD_BYTES = '<c8c8I7I7I7I6I7I7', 57
 local SUBJECT_HEAD, SUBJECT_HEAD_BYTES = '<c8I7I7', 22
@@ -47,10 +47,11 @@ local tallies_known, tallies_count = {}, 0
 
 local function provider_tally(digest, text, bytes)
   if #text < HEADER_BYTES + bytes or bytes < TERMS_BYTES then return nil end
-  local version, jitter, hold, horizon, longest, cells, names, at = decode(TERMS, text, HEADER_BYTES + 1)
+  local version, jitter, hold, horizon, longest, cold, cells, names, at = decode(TERMS, text, HEADER_BYTES + 1)
   if cells == 0 or TERMS_BYTES + names + cells * RECORD ~= bytes then return nil end
   local tally = tally_of(sub(text, at, at + names - 1), text, at + names, cells)
-  tally.version, tally.jitter, tally.hold, tally.horizon, tally.longest = version, jitter, hold, horizon, longest
+  tally.version, tally.jitter, tally.hold, tally.horizon, tally.longest, tally.cold =
+    version, jitter, hold, horizon, longest, cold
   if tallies_count >= TALLIES_MOST then tallies_known, tallies_count = {}, 0 end
   tallies_known[digest], tallies_count = tally, tallies_count + 1
   return tally
@@ -135,7 +136,7 @@ local function quota(keys, args)
   end
   if not m then
     own = nil
-    born, warm, last, known_version, paused = clock, clock + longest + before, clock, version, 0
+    born, warm, last, known_version, paused = clock, clock + provider.cold, clock, version, 0
     unsure = warm
   end
   local now = max(clock, last)

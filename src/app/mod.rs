@@ -17,6 +17,8 @@ use crate::ledger::LedgerError;
 use crate::ledger::database::{Database, SchemaState};
 use crate::ledger::provider_row::{ProviderRow, parse_provider_file};
 use crate::ledger::settings::{BadRow, Settings};
+use crate::limiter::authorised::Authorised;
+use crate::limiter::authority::Timing;
 use crate::limiter::embedded::EmbeddedLimiter;
 use crate::limiter::redis::client::RedisLimiter;
 use crate::limiter::{Limiter, LimiterError};
@@ -27,6 +29,8 @@ use crate::queue::embedded::EmbeddedQueue;
 use crate::queue::message::{CardNumbers, DecodeError, decode};
 use crate::queue::rabbitmq::{RabbitMq, Settings as BrokerSettings};
 use crate::worker;
+use crate::worker::quotas::LedgerRows;
+use crate::worker::settings_watch::POLL;
 
 mod probes;
 
@@ -70,6 +74,17 @@ impl App {
             Ok::<_, CommandError>(database)
         };
         self.database.get_or_try_init(open).await
+    }
+
+    /// With a store there may be other workers, and other stores: the database says who grants.
+    async fn worker_limiter(&self, config: &Config, database: &Database) -> Result<Arc<dyn Limiter>, CommandError> {
+        if matches!(config.limiter.url, LimiterUrl::Embedded) {
+            return self.limiter(config).await;
+        }
+        let store = redis_limiter(&config.limiter.url, &config.limiter.prefix)
+            .map_err(|error| CommandError::Configuration(error.to_string()))?;
+        let rows = Arc::new(LedgerRows(database.ledger()));
+        Ok(Arc::new(Authorised::new(Arc::new(store), rows, Timing::polled_every(POLL))))
     }
 
     async fn open_queue(&self, config: &Config) -> Result<&OpenQueue, CommandError> {
@@ -184,7 +199,7 @@ impl Engines for App {
             queue: queue.face(),
             ledger: database.ledger(),
             settings: database.settings(),
-            limiter: self.limiter(config).await?,
+            limiter: self.worker_limiter(config, database).await?,
             providers: Arc::new(HttpProviders(outbound)),
         };
         Ok((engines, lock))

@@ -12,6 +12,7 @@ pub mod job;
 pub mod leaky_bucket;
 pub mod limit;
 pub mod outcome;
+pub mod own_share;
 pub mod provider;
 pub mod quota;
 pub mod quota_spec;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::decision::{CallKind, Subject, SubjectLimit};
 use super::limit::{AccountRule, Algorithm, AppliesTo, Rule, Scope};
-use super::provider::{BOOKING_HORIZON, ProviderName};
+use super::provider::{BOOKING_HORIZON, ProviderName, StoreDown};
 use super::time::{micros_up, millis_up};
 
 /// How many buckets a sliding window rolls through: it allows its whole rate per window and one bucket.
@@ -122,6 +122,11 @@ pub struct QuotaSpec {
     pub hold_max: Duration,
     /// How long after its start a permit may still be used.
     pub send_budget: Duration,
+    /// Who grants while the store is away.
+    pub store_down: StoreDown,
+    /// How long after a state has begun somebody else may still be granted permits that it does not know of, because he has
+    /// not noticed yet. Zero where nobody else ever grants.
+    pub handover: Duration,
 }
 
 /// Nothing is sent for this account; an operator's rule says so.
@@ -217,11 +222,11 @@ impl QuotaSpec {
         cells.chain(own).map(|cell| cell.window_us).max().unwrap_or(0)
     }
 
-    /// How long after its state was lost a limiter must grant nothing: starts that were booked, their longest hold, and
-    /// the longest window.
+    /// How long after its state was lost a limiter must grant nothing: until nobody else is granted anything, starts that
+    /// were booked, their longest hold, and the longest window.
     #[must_use]
     pub fn cold_us(&self) -> u64 {
-        self.longest_us() + micros_up(self.hold_max) + micros_up(BOOKING_HORIZON)
+        self.longest_us() + micros_up(self.hold_max) + micros_up(BOOKING_HORIZON) + micros_up(self.handover)
     }
 
     /// The largest cost that could ever be granted to such a call.

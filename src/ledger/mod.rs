@@ -207,14 +207,6 @@ pub trait Ledger: Send + Sync {
 
     async fn outcomes_published(&self, sequences: &[i64]) -> Result<(), LedgerError>;
 
-    /// Age of the youngest thing that may still count at this quota's provider: an attempt's begin or its end,
-    /// whichever is later; zero while one is `sending`. `None`: no attempt younger than `within`.
-    async fn youngest_attempt_age(
-        &self,
-        quota: &ProviderName,
-        within: Duration,
-    ) -> Result<Option<Duration>, LedgerError>;
-
     /// What was used of a quota and ended less than `within` ago, or may not have ended: over all providers that share
     /// the quota or did within that time, deleted ones too. At most about 1,000 entries, whatever was sent.
     ///

@@ -11,13 +11,8 @@ use crate::domain::provider::StoreDown;
 
 /// The row's word for "each worker grants its own share".
 pub const SHARE: &str = "share";
-/// How long the store is away before shares are used.
-pub const SHARE_AFTER: Duration = Duration::from_secs(5);
-/// How long the store must have been reachable without a break before shares end.
-pub const SHARE_ENDS_AFTER: Duration = Duration::from_secs(10);
-/// How long shares last at least: where some workers reach the store and some do not, the row would else be passed to and
-/// fro, and each change costs a cold start.
-pub const SHARE_LASTS: Duration = Duration::from_secs(60);
+/// What the clocks of two machines may go apart by while a holder changes.
+const CLOCKS_DIFFER: Duration = Duration::from_millis(50);
 
 /// The row's word for the primary with this run id.
 #[must_use]
@@ -32,9 +27,35 @@ pub struct Timing {
     /// How long permits of a former holder may still start after they were granted (booking horizon and send budget),
     /// and what clocks may differ by.
     pub slack: Duration,
+    /// How long the store is away before shares are used.
+    pub share_after: Duration,
+    /// How long the store must have been reachable without a break before shares end.
+    pub share_ends_after: Duration,
+    /// How long shares last at least: where some workers reach the store and some do not, the row would else be passed to
+    /// and fro, and each change costs a cold start.
+    pub share_lasts: Duration,
 }
 
 impl Timing {
+    /// With the row polled so often, and nothing in hands yet.
+    #[must_use]
+    pub const fn polled_every(poll: Duration) -> Self {
+        Self {
+            poll,
+            slack: CLOCKS_DIFFER,
+            share_after: Duration::from_secs(5),
+            share_ends_after: Duration::from_secs(10),
+            share_lasts: Duration::from_secs(60),
+        }
+    }
+
+    /// For a quota whose permits may still start this long after they were granted.
+    #[must_use]
+    pub fn with_in_hand(mut self, in_hand: Duration) -> Self {
+        self.slack += in_hand;
+        self
+    }
+
     /// A row that was polled longer ago than this, counted from the departure of the poll, says nothing any more.
     #[must_use]
     pub fn stale(&self) -> Duration {
@@ -154,14 +175,14 @@ pub fn decide(store: Store<'_>, polled: Option<Polled<'_>>, policy: StoreDown, t
     if polled.ago > timing.stale() {
         return Decision::nobody(Cause::DatabaseAway);
     }
-    let Some(row) = polled.row else { return nobody_yet(store, policy) };
+    let Some(row) = polled.row else { return nobody_yet(store, policy, timing) };
     // The database's clock may be set, and ages begin before their commit; what was seen is later than both.
     let age = row.seen.min(row.age + polled.ago);
     if row.holder == SHARE {
         return shared(store, policy, age, timing);
     }
     match store {
-        Store::Away { since } => away(since, policy, Some(row.holder), Cause::StoreAway),
+        Store::Away { since } => away(since, policy, Some(row.holder), timing),
         Store::Reachable { run_id, .. } if row.holder == holder_of(run_id) => {
             Decision::only(Verdict::Store { may_warm: age >= timing.settled() })
         }
@@ -173,17 +194,17 @@ pub fn decide(store: Store<'_>, polled: Option<Polled<'_>>, policy: StoreDown, t
     }
 }
 
-fn nobody_yet(store: Store<'_>, policy: StoreDown) -> Decision {
+fn nobody_yet(store: Store<'_>, policy: StoreDown, timing: Timing) -> Decision {
     match store {
-        Store::Away { since } => away(since, policy, None, Cause::StoreAway),
+        Store::Away { since } => away(since, policy, None, timing),
         Store::Reachable { run_id, .. } => Decision::nobody(Cause::NoHolder).take(None, holder_of(run_id)),
     }
 }
 
-fn away(since: Duration, policy: StoreDown, from: Option<&str>, cause: Cause) -> Decision {
-    let decision = Decision::nobody(cause);
+fn away(since: Duration, policy: StoreDown, from: Option<&str>, timing: Timing) -> Decision {
+    let decision = Decision::nobody(Cause::StoreAway);
     match policy {
-        StoreDown::Share { .. } if since >= SHARE_AFTER => decision.take(from, SHARE.to_owned()),
+        StoreDown::Share { .. } if since >= timing.share_after => decision.take(from, SHARE.to_owned()),
         StoreDown::Share { .. } | StoreDown::Wait => decision,
     }
 }
@@ -195,7 +216,7 @@ fn shared(store: Store<'_>, policy: StoreDown, age: Duration, timing: Timing) ->
         StoreDown::Wait => Decision::nobody(Cause::StoreAway),
     };
     let Store::Reachable { run_id, since, .. } = store else { return decision };
-    let ends = policy == StoreDown::Wait || (since >= SHARE_ENDS_AFTER && age >= SHARE_LASTS);
+    let ends = policy == StoreDown::Wait || (since >= timing.share_ends_after && age >= timing.share_lasts);
     if ends { decision.take(Some(SHARE), holder_of(run_id)) } else { decision }
 }
 

@@ -8,7 +8,7 @@ const POLL: Duration = Duration::from_secs(1);
 /// Booking horizon and send budget, in ms: permits in hands start at most this much later.
 const IN_HAND_MS: u64 = 750;
 const TICK_MS: u64 = 50;
-const TIMING: Timing = Timing { poll: POLL, slack: Duration::from_millis(IN_HAND_MS + TICK_MS) };
+const TIMING: Timing = Timing { slack: Duration::from_millis(IN_HAND_MS + TICK_MS), ..Timing::polled_every(POLL) };
 const OF_TWO: StoreDown = StoreDown::Share { of: 2 };
 
 fn s(seconds: u64) -> Duration {

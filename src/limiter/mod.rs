@@ -2,20 +2,24 @@
 //!
 //! Refuses to wait and refuses to guess: a store that cannot be asked grants nothing. Waiting is the [`gate`]'s work.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use crate::domain::decision::{Call, PastUse, Reply, Standing, Subject};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
 
+pub mod authorised;
 pub mod authority;
 pub mod embedded;
 pub mod gate;
 pub mod redis;
 
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum LimiterError {
     /// The store cannot be reached or did not answer in time. Whether the call ran is unknown: repeat it.
     #[error("limiter store away: {0}")]
@@ -55,6 +59,65 @@ pub trait Limiter: Send + Sync {
     async fn peek(&self, spec: &QuotaSpec, subject: Option<&Subject>) -> Result<Vec<LimitUse>, LimiterError>;
 
     async fn ping(&self) -> Result<(), LimiterError>;
+
+    /// Whether a state that was lost may be rebuilt from the ledger now. Not while permits that another limiter granted may
+    /// still be used: the ledger does not know of them yet.
+    async fn may_rebuild(&self, _quota: &ProviderName) -> bool {
+        true
+    }
+
+    /// The quota is open in this process, with these settings from now on.
+    fn opened(&self, _spec: &QuotaSpec) {}
+
+    /// The quota is not open any more.
+    fn closed(&self, _quota: &ProviderName) {}
+
+    /// What must go on while quotas are open; returns when it is stopped.
+    async fn tend(&self, _stop: CancellationToken) {}
+}
+
+/// A link to a store's server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Linked {
+    /// Of the process that it leads to.
+    pub run_id: String,
+    pub made_at: Instant,
+}
+
+/// A limiter in a store whose server may be replaced by another one behind the same name.
+#[async_trait]
+pub trait LinkedLimiter: Limiter {
+    /// Looks whether the servers of these quotas answer, over links that are made where there are none.
+    async fn probe(&self, quotas: &[ProviderName]) -> Vec<(ProviderName, Result<Linked, LimiterError>)>;
+
+    /// Drops this link of a quota, if it is still the one: the next is made by name.
+    async fn unlink(&self, quota: &ProviderName, link: &Linked);
+}
+
+/// The row that says who grants for a quota.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuthorityRow {
+    pub holder: String,
+    /// Another one with each change.
+    pub term: i64,
+    /// Since it changed, by the clock of the database.
+    pub age: Duration,
+}
+
+/// The rows that say who grants.
+#[async_trait]
+pub trait AuthorityRows: Send + Sync {
+    /// A quota without a row has had no holder yet.
+    ///
+    /// # Errors
+    /// Text for a person: the database cannot say.
+    async fn authority(&self, quotas: &[ProviderName]) -> Result<HashMap<ProviderName, AuthorityRow>, String>;
+
+    /// Makes `to` the holder if `from` is it now, or if nobody is; returns what holds afterwards.
+    ///
+    /// # Errors
+    /// Text for a person: nobody knows whether it happened.
+    async fn take(&self, quota: &ProviderName, from: Option<&str>, to: &str) -> Result<AuthorityRow, String>;
 }
 
 /// What the ledger remembers when a limiter has lost its state.

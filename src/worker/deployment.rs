@@ -82,12 +82,13 @@ pub async fn run(
     let services = TaskTracker::new();
     let (known_tx, known_rx) = watch::channel(Arc::clone(&known));
     let leases_end = CancellationToken::new();
-    let (_store_version, store_versions) = settings_watch::StoreVersion::channel();
+    let (store_version, store_versions) = settings_watch::StoreVersion::channel();
     let (poll, stop) = (worker.options.settings_poll, worker.stop.clone());
     services.spawn(settings_watch::follow(Arc::clone(&settings), poll, stop, known_tx, store_versions));
     services.spawn(outbox::run(worker.clone()));
     services.spawn(Arc::clone(&worker.in_hand).keep(Arc::clone(&worker.engines.ledger), leases_end.clone()));
-    let quotas = Quotas::new(Arc::clone(&worker.engines.limiter), Arc::clone(&worker.engines.ledger));
+    let (limiter, ledger) = (Arc::clone(&worker.engines.limiter), Arc::clone(&worker.engines.ledger));
+    let quotas = Quotas::new(limiter, ledger, store_version);
 
     services.spawn(topology::keep_declared(worker.clone(), known_rx.clone(), progress.clone()));
 

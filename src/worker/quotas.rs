@@ -11,14 +11,15 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::settings_watch::Known;
+use super::settings_watch::{Known, POLL, StoreVersion};
 use crate::domain::decision::PastUse;
 use crate::domain::limit::{AccountRule, Limit, Rule};
-use crate::domain::provider::{Pacing, Provider, ProviderName, SlotRelease};
+use crate::domain::provider::{Pacing, Provider, ProviderName, SlotRelease, StoreDown};
 use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
-use crate::ledger::Ledger;
+use crate::ledger::{Authority, Ledger};
+use crate::limiter::authority::Timing;
 use crate::limiter::gate::{Gate, GateParts};
-use crate::limiter::{Limiter, RecentAttempts};
+use crate::limiter::{AuthorityRow, AuthorityRows, Limiter, RecentAttempts};
 
 /// Incarnations travel to the limiter's store in six bytes.
 const INCARNATION_BITS: u32 = 48;
@@ -55,7 +56,19 @@ pub fn quota_spec(known: &Known, quota: &ProviderName) -> Option<QuotaSpec> {
         grant_jitter: jitters.and_then(|jitters| jitters.into_iter().max()),
         hold_max: rows.iter().map(|row| row.hold_max()).max()?,
         send_budget: rows.iter().map(|row| row.send_budget).min()?,
+        store_down: store_down(&rows),
+        handover: Timing::polled_every(POLL).settled(),
     })
+}
+
+/// Shares only if all rows say so, and the smallest of them.
+fn store_down(rows: &[&Provider]) -> StoreDown {
+    let of = |row: &&Provider| match row.store_down {
+        StoreDown::Wait => None,
+        StoreDown::Share { of } => Some(of),
+    };
+    let all: Option<Vec<u32>> = rows.iter().map(of).collect();
+    all.and_then(|all| all.into_iter().max()).map_or(StoreDown::Wait, |of| StoreDown::Share { of })
 }
 
 /// A limit as one row means it, less what the row keeps in reserve.
@@ -110,9 +123,13 @@ fn laxity(rule: &AccountRule) -> f64 {
 pub struct Quotas {
     limiter: Arc<dyn Limiter>,
     recent: Arc<dyn RecentAttempts>,
+    store_version: StoreVersion,
     open: Mutex<HashMap<ProviderName, OpenGate>>,
     stop: CancellationToken,
     tasks: TaskTracker,
+    /// Gates settle through it to their end, so that it ends after them.
+    limiter_stop: CancellationToken,
+    tending: TaskTracker,
 }
 
 struct OpenGate {
@@ -121,14 +138,21 @@ struct OpenGate {
 }
 
 impl Quotas {
+    /// No gates yet; the limiter is tended from now on. `store_version` hears of settings that are newer than ours.
     #[must_use]
-    pub fn new(limiter: Arc<dyn Limiter>, ledger: Arc<dyn Ledger>) -> Self {
+    pub fn new(limiter: Arc<dyn Limiter>, ledger: Arc<dyn Ledger>, store_version: StoreVersion) -> Self {
+        let (limiter_stop, tending) = (CancellationToken::new(), TaskTracker::new());
+        let (tended, stop) = (Arc::clone(&limiter), limiter_stop.clone());
+        tending.spawn(async move { tended.tend(stop).await });
         Self {
             limiter,
             recent: Arc::new(Witness(ledger)),
+            store_version,
             open: Mutex::default(),
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
+            limiter_stop,
+            tending,
         }
     }
 
@@ -138,9 +162,12 @@ impl Quotas {
         for quota in known.providers.values().filter(|row| row.enabled).map(|row| &row.quota) {
             let Some(spec) = quota_spec(known, quota) else {
                 tracing::error!(%quota, "nothing is granted: a row of this quota cannot be meant, and its limits are unknown");
-                open.remove(quota);
+                if open.remove(quota).is_some() {
+                    self.limiter.closed(quota);
+                }
                 continue;
             };
+            self.limiter.opened(&spec);
             match open.get(quota) {
                 Some(gate) => {
                     gate.spec.send_if_modified(|current| {
@@ -154,12 +181,18 @@ impl Quotas {
                 }
             }
         }
-        Self::close_unnamed(&mut open, known);
+        self.close_unnamed(&mut open, known);
     }
 
     /// Forgets gates that no enabled row names; what they had in flight keeps its slots to its deadline.
-    fn close_unnamed(open: &mut HashMap<ProviderName, OpenGate>, known: &Known) {
-        open.retain(|quota, _| known.providers.values().any(|row| row.enabled && row.quota == *quota));
+    fn close_unnamed(&self, open: &mut HashMap<ProviderName, OpenGate>, known: &Known) {
+        open.retain(|quota, _| {
+            let named = known.providers.values().any(|row| row.enabled && row.quota == *quota);
+            if !named {
+                self.limiter.closed(quota);
+            }
+            named
+        });
     }
 
     #[must_use]
@@ -172,16 +205,21 @@ impl Quotas {
         self.stop.cancel();
         self.tasks.close();
         self.tasks.wait().await;
+        self.limiter_stop.cancel();
+        self.tending.close();
+        self.tending.wait().await;
     }
 
     fn open_gate(&self, spec: QuotaSpec) -> OpenGate {
         let (spec, spec_rx) = watch::channel(Arc::new(spec));
+        let store_version = self.store_version.clone();
         let (gate, task) = Gate::new(GateParts {
             limiter: Arc::clone(&self.limiter),
             recent: Arc::clone(&self.recent),
             spec: spec_rx,
             incarnation: rand::random::<u64>() >> (u64::BITS - INCARNATION_BITS),
             stop: self.stop.child_token(),
+            newer: Arc::new(move |version| store_version.seen(version)),
         });
         self.tasks.spawn(task);
         OpenGate { gate, spec }
@@ -197,5 +235,26 @@ impl RecentAttempts for Witness {
         let uses = self.0.recent_uses(quota, within).await.map_err(|error| error.to_string())?;
         let ended = uses.ended.into_iter().map(|(age, cost)| PastUse { age, cost });
         Ok((ended.collect(), uses.open))
+    }
+}
+
+/// The ledger as keeper of the rows that say who grants.
+pub struct LedgerRows(pub Arc<dyn Ledger>);
+
+impl From<Authority> for AuthorityRow {
+    fn from(Authority { holder, term, age }: Authority) -> Self {
+        Self { holder, term, age }
+    }
+}
+
+#[async_trait]
+impl AuthorityRows for LedgerRows {
+    async fn authority(&self, quotas: &[ProviderName]) -> Result<HashMap<ProviderName, AuthorityRow>, String> {
+        let rows = self.0.authority(quotas).await.map_err(|error| error.to_string())?;
+        Ok(rows.into_iter().map(|(quota, row)| (quota, row.into())).collect())
+    }
+
+    async fn take(&self, quota: &ProviderName, from: Option<&str>, to: &str) -> Result<AuthorityRow, String> {
+        self.0.take_authority(quota, from, to).await.map(AuthorityRow::from).map_err(|error| error.to_string())
     }
 }

@@ -7,12 +7,13 @@ use std::time::Duration;
 use sluicegate::domain::decision::{
     Call, CallKind, Fate, PastUse, Rebuild, Refusal, Refused, Reply, Settlement, Subject, Want,
 };
-use sluicegate::domain::provider::{BOOKING_HORIZON, ProviderName};
+use sluicegate::domain::provider::{BOOKING_HORIZON, ProviderName, StoreDown};
 use sluicegate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use sluicegate::domain::time::Micros;
 use sluicegate::limiter::gate::Ask;
 use sluicegate::limiter::{Limiter, LimiterError};
 
+mod authority;
 mod cluster;
 mod conformance;
 mod differential;
@@ -40,6 +41,8 @@ fn spec(limits: &[(&str, u32, u64)]) -> QuotaSpec {
         grant_jitter: None,
         hold_max: SECOND,
         send_budget: Duration::from_millis(100),
+        store_down: StoreDown::Wait,
+        handover: Duration::ZERO,
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use sluicegate::domain::decision::{Call, CallKind, PastUse, Reply, Subject};
-use sluicegate::domain::provider::ProviderName;
+use sluicegate::domain::provider::{ProviderName, StoreDown};
 use sluicegate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use sluicegate::limiter::embedded::EmbeddedLimiter;
 use sluicegate::limiter::gate::{Ask, Gate, GateParts, Grant, RefusedBy};
@@ -86,12 +86,15 @@ fn spec(limits: &[(&str, u32, u64)]) -> QuotaSpec {
         grant_jitter: None,
         hold_max: Duration::from_millis(2_500),
         send_budget: Duration::from_millis(500),
+        store_down: StoreDown::Wait,
+        handover: Duration::ZERO,
     }
 }
 
 fn open_gate(limiter: Arc<dyn Limiter>, spec: QuotaSpec, incarnation: u64, stop: &CancellationToken) -> Gate {
     let (spec, spec_rx) = watch::channel(Arc::new(spec));
-    let parts = GateParts { limiter, recent: Arc::new(NoAttempts), spec: spec_rx, incarnation, stop: stop.clone() };
+    let (recent, stop, newer) = (Arc::new(NoAttempts), stop.clone(), Arc::new(|_| {}));
+    let parts = GateParts { limiter, recent, spec: spec_rx, incarnation, stop, newer };
     let (gate, task) = Gate::new(parts);
     tokio::spawn(async move {
         task.await;

@@ -57,6 +57,7 @@ pub async fn measure(meter: &Meter, url: &str, prefix: &str, time: Duration) -> 
         spec,
         incarnation: 1,
         stop: stop.clone(),
+        newer: Arc::new(|_| {}),
     };
     let (gate, running) = Gate::new(parts);
     let (granted, permits) = watch::channel(0_u64);

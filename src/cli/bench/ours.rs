@@ -10,7 +10,7 @@ use super::BenchError;
 use super::contender::{Ask, Caller, Contender, Granted, Program, Quota};
 use crate::domain::decision::{Call, CallKind, Fate, Rebuild, Refusal, Run, Settlement, Want};
 use crate::domain::limit::Algorithm;
-use crate::domain::provider::ProviderName;
+use crate::domain::provider::{ProviderName, StoreDown};
 use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use crate::domain::time::Micros;
 use crate::limiter::redis::answer::parse_reply;
@@ -54,6 +54,8 @@ pub fn spec(algorithm: Algorithm, quota: &Quota) -> Result<QuotaSpec, BenchError
         grant_jitter: None,
         hold_max: TIMEOUT + SEND_BUDGET,
         send_budget: SEND_BUDGET,
+        store_down: StoreDown::Wait,
+        handover: Duration::ZERO,
     })
 }
 

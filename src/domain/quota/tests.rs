@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::domain::decision::{CallKind, Fate, Settlement};
-use crate::domain::provider::ProviderName;
+use crate::domain::provider::{ProviderName, StoreDown};
 use crate::domain::quota_spec::LimitSpec;
 
 const START: Micros = Micros(1_800_000_000_000_000);
@@ -17,6 +17,8 @@ fn spec(version: i64, max_requests: u32, window: Duration) -> QuotaSpec {
         grant_jitter: None,
         hold_max: Duration::from_secs(3),
         send_budget: Duration::from_millis(500),
+        store_down: StoreDown::Wait,
+        handover: Duration::ZERO,
     }
 }
 

@@ -101,14 +101,6 @@ impl Ledger for SqlLedger {
         self.outbox.published(&*self.engine, sequences).await
     }
 
-    async fn youngest_attempt_age(
-        &self,
-        quota: &ProviderName,
-        within: Duration,
-    ) -> Result<Option<Duration>, LedgerError> {
-        self.reports.youngest_attempt_age(&*self.engine, quota, within).await
-    }
-
     async fn recent_uses(&self, quota: &ProviderName, within: Duration) -> Result<RecentUses, LedgerError> {
         self.recent.uses(&*self.engine, quota, within).await
     }

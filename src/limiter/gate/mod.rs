@@ -110,6 +110,8 @@ pub struct GateParts {
     /// Unique to this gate, below 2^48.
     pub incarnation: u64,
     pub stop: CancellationToken,
+    /// Hears of a settings version that the store knows and we do not.
+    pub newer: Arc<dyn Fn(i64) + Send + Sync>,
 }
 
 impl Gate {

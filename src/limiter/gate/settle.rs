@@ -69,7 +69,7 @@ fn order(settlement: &Settlement) -> (std::time::Duration, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::provider::ProviderName;
+    use crate::domain::provider::{ProviderName, StoreDown};
     use crate::domain::quota_spec::LimitSpec;
     use std::time::Duration;
 
@@ -84,6 +84,8 @@ mod tests {
             grant_jitter: None,
             hold_max: Duration::from_secs(1),
             send_budget: Duration::from_secs(1),
+            store_down: StoreDown::Wait,
+            handover: Duration::ZERO,
         };
         let departed = Instant::now() + Duration::from_secs(10);
         let answered = |call, age_us| Settled {

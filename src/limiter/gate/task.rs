@@ -251,6 +251,7 @@ impl GateTask {
                 tracing::warn!(quota = %outgoing.spec.quota, ours, theirs, "no permits: the limiter knows newer settings");
             }
             self.settle_at = (!self.settled.is_empty()).then(|| arrived + STALE_PAUSE);
+            (self.parts.newer)(reply.version);
         }
         self.stale = refused.by == Refusal::StaleVersion;
         self.stand(&outgoing.spec, refused, reply, arrived).await;
@@ -341,7 +342,7 @@ impl GateTask {
             }
             Refusal::Cold => {
                 let mut cold = Cold::known_or_new(self.cold.take(), reply.born);
-                let until = cold.warm_up(spec, self.parts.recent.as_ref(), until).await;
+                let until = cold.warm_up(spec, &self.parts, until).await;
                 self.cold = Some(cold);
                 (RefusedBy::Cold, until)
             }

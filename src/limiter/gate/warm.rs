@@ -1,20 +1,23 @@
 //! A limiter without its past: when the ledger may be asked for it, and what it says.
 //!
 //! First the booking horizon and the send budget must pass: until then permits of the lost state may be in hands, and only
-//! what has been begun is in the ledger. Refuses to vouch for what the ledger cannot say.
+//! what has been begun is in the ledger. Nor may anybody else be granted permits by another holder any more. Refuses to
+//! vouch for what the ledger cannot say.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::GateParts;
 use crate::domain::decision::Rebuild;
 use crate::domain::provider::BOOKING_HORIZON;
 use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::Micros;
-use crate::limiter::RecentAttempts;
 
 /// Between two questions to a ledger that could not answer.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// Between two looks at whether others may still be granted permits elsewhere.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// A cold state, and what the ledger told about its past.
 #[derive(Debug)]
@@ -35,12 +38,15 @@ impl Cold {
     }
 
     /// Asks the ledger when it is time; says when to ask the limiter again.
-    pub async fn warm_up(&mut self, spec: &QuotaSpec, recent: &dyn RecentAttempts, at_latest: Instant) -> Instant {
+    pub async fn warm_up(&mut self, spec: &QuotaSpec, parts: &GateParts, at_latest: Instant) -> Instant {
         let in_hands_until = self.since + BOOKING_HORIZON + spec.send_budget;
         if Instant::now() < in_hands_until {
             return in_hands_until.min(at_latest);
         }
-        match recent.recent_uses(&spec.quota, Duration::from_micros(spec.cold_us())).await {
+        if !parts.limiter.may_rebuild(&spec.quota).await {
+            return (Instant::now() + LOOK_AGAIN).min(at_latest);
+        }
+        match parts.recent.recent_uses(&spec.quota, Duration::from_micros(spec.cold_us())).await {
             Ok((ended, open)) => {
                 self.rebuild = Some(Rebuild { born: self.born, ended, open });
                 Instant::now()

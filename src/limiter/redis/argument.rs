@@ -55,6 +55,7 @@ fn terms(spec: &QuotaSpec, cells: usize, names: usize) -> Vec<u8> {
         (micros_up(spec.hold_max), 6),
         (micros_up(BOOKING_HORIZON), 6),
         (spec.longest_us(), 6),
+        (spec.cold_us(), 6),
         (wide(cells), 2),
         (wide(names), 2),
     ])

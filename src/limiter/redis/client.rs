@@ -2,8 +2,11 @@
 //!
 //! Refuses to know what a call says: [`super::argument`] writes it and [`super::answer`] reads it. All gates of the process share the links.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use futures_util::future::join_all;
+use tokio::time::Instant;
 
 use super::answer::parse_reply;
 use super::argument::argument;
@@ -15,7 +18,10 @@ use crate::domain::decision::{Call, Reply, Subject};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::Micros;
-use crate::limiter::{LimitUse, Limiter, LimiterError, uses};
+use crate::limiter::{LimitUse, Limiter, LimiterError, Linked, LinkedLimiter, uses};
+
+/// A cluster that takes longer to say where a quota is does not answer.
+const SILENT_AFTER: Duration = Duration::from_millis(400);
 
 pub struct RedisLimiter {
     links: Links,
@@ -79,6 +85,13 @@ impl RedisLimiter {
         Ok(StoreReport { nodes, orphan_slots })
     }
 
+    async fn ping_node(&self, node: &Node) -> Result<Linked, LimiterError> {
+        let link = self.links.link(node).await?;
+        let ping = async |connection: &mut _| redis::cmd("PING").query_async::<()>(connection).await;
+        self.links.ask(node, Some(&link.to.run_id), ping).await?;
+        Ok(link.to)
+    }
+
     async fn facts(&self, node: &Node) -> Result<StoreFacts, LimiterError> {
         let info = async |connection: &mut _| redis::cmd("INFO").arg("memory").query_async(connection).await;
         let info: String = self.links.ask(node, None, info).await?;
@@ -98,14 +111,16 @@ impl RedisLimiter {
 impl Limiter for RedisLimiter {
     async fn run_id(&self, quota: &ProviderName) -> Result<String, LimiterError> {
         let node = self.links.node_of(quota).await?;
-        Ok(self.links.link(&node).await?.run_id)
+        Ok(self.links.link(&node).await?.to.run_id)
     }
 
     async fn call(&self, spec: &QuotaSpec, call: &Call) -> Result<Reply, LimiterError> {
         let invocation = LIBRARY.call(&call_keys(&self.prefix, spec, call), &argument(spec, call));
         let node = self.links.node_of(&spec.quota).await?;
         let run = async |connection: &mut _| LIBRARY.run(&invocation, connection).await;
-        let answer: Vec<u8> = self.links.ask(&node, Some(&call.run_id), run).await?;
+        // What follows a slash tells terms of the same server apart.
+        let run_id = call.run_id.split('/').next();
+        let answer: Vec<u8> = self.links.ask(&node, run_id, run).await?;
         parse_reply(&answer, spec.limits.len(), spec.provider_limits().len(), call.wants.len())
             .map_err(|problem| LimiterError::Refused(format!("unreadable reply: {problem}")))
     }
@@ -127,12 +142,50 @@ impl Limiter for RedisLimiter {
     async fn ping(&self) -> Result<(), LimiterError> {
         let mut last = LimiterError::Away("the cluster has no master".to_owned());
         for master in self.links.masters().await?.0 {
-            let ping = async |connection: &mut _| redis::cmd("PING").query_async::<()>(connection).await;
-            match self.links.ask(&master, None, ping).await {
-                Ok(()) => return Ok(()),
+            match self.ping_node(&master).await {
+                Ok(_) => return Ok(()),
                 Err(error) => last = error,
             }
         }
         Err(last)
+    }
+}
+
+#[async_trait]
+impl LinkedLimiter for RedisLimiter {
+    /// One question per server, all at once: quotas share links.
+    async fn probe(&self, quotas: &[ProviderName]) -> Vec<(ProviderName, Result<Linked, LimiterError>)> {
+        let mut nodes: Vec<(Node, Vec<&ProviderName>)> = Vec::new();
+        let mut found = Vec::new();
+        let mut silent: Option<LimiterError> = None;
+        for quota in quotas {
+            let begun = Instant::now();
+            let node = match &silent {
+                Some(error) => Err(error.clone()),
+                None => self.links.node_of(quota).await,
+            };
+            match node {
+                Ok(node) => match nodes.iter_mut().find(|(known, _)| known.shown == node.shown) {
+                    Some((_, quotas)) => quotas.push(quota),
+                    None => nodes.push((node, vec![quota])),
+                },
+                Err(error) => {
+                    // A cluster that lets one wait would let all of them wait, one after the other.
+                    silent = (begun.elapsed() > SILENT_AFTER).then(|| error.clone()).or(silent);
+                    found.push((quota.clone(), Err(error)));
+                }
+            }
+        }
+        let answers = join_all(nodes.iter().map(|(node, _)| self.ping_node(node))).await;
+        for ((_, quotas), answer) in nodes.into_iter().zip(answers) {
+            found.extend(quotas.into_iter().map(|quota| (quota.clone(), answer.clone())));
+        }
+        found
+    }
+
+    async fn unlink(&self, quota: &ProviderName, link: &Linked) {
+        if let Ok(node) = self.links.node_of(quota).await {
+            self.links.unlink(&node, |current| current == link).await;
+        }
     }
 }

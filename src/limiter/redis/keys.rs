@@ -51,7 +51,7 @@ pub fn call_keys(prefix: &str, spec: &QuotaSpec, call: &Call) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::domain::decision::{SubjectLimit, Want};
-    use crate::domain::provider::ProviderName;
+    use crate::domain::provider::{ProviderName, StoreDown};
     use crate::domain::quota_spec::LimitSpec;
     use std::time::Duration;
 
@@ -67,6 +67,8 @@ mod tests {
             grant_jitter: None,
             hold_max: Duration::ZERO,
             send_budget: Duration::ZERO,
+            store_down: StoreDown::Wait,
+            handover: Duration::ZERO,
         };
         let subject = Subject {
             key: "account:a_1".into(),

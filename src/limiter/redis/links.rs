@@ -11,12 +11,12 @@ use futures_util::future::select_ok;
 use rand::seq::SliceRandom as _;
 use redis::aio::MultiplexedConnection;
 use redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, RedisError, Value};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::fault::{Topology, ends_link, fault};
 use super::slots::{Endpoint, SlotMap, slot_of};
 use crate::domain::provider::ProviderName;
-use crate::limiter::LimiterError;
+use crate::limiter::{LimiterError, Linked};
 
 /// Longest wait for one answer. Far above a round trip, far below the send budget that it eats into.
 const ANSWER_TIME_MAX: Duration = Duration::from_millis(400);
@@ -27,7 +27,7 @@ const CONNECT_TIME_MAX: Duration = Duration::from_secs(2);
 #[derive(Clone)]
 pub(super) struct Link {
     connection: MultiplexedConnection,
-    pub run_id: String,
+    pub to: Linked,
 }
 
 /// A server to be reached, with the credentials that it asks for.
@@ -160,7 +160,7 @@ impl Links {
         command: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
     ) -> Result<T, LimiterError> {
         let mut link = self.link(node).await?;
-        if run_id.is_some_and(|run_id| run_id != link.run_id) {
+        if run_id.is_some_and(|run_id| run_id != link.to.run_id) {
             return Err(node.names(LimiterError::Away("the store's process has changed".to_owned())));
         }
         let (error, ends) = match timeout(ANSWER_TIME_MAX, command(&mut link.connection)).await {
@@ -169,16 +169,23 @@ impl Links {
             Err(_) => (LimiterError::Away("no answer in time".to_owned()), true),
         };
         if ends {
-            self.place(&node.shown).lock().await.take_if(|current| current.run_id == link.run_id);
-            self.forget_map();
+            self.unlink(node, |current| current.run_id == link.to.run_id).await;
         }
         Err(node.names(error))
+    }
+
+    /// Drops the link to a server if it is the one.
+    pub async fn unlink(&self, node: &Node, is_it: impl FnOnce(&Linked) -> bool) {
+        self.place(&node.shown).lock().await.take_if(|current| is_it(&current.to));
+        self.forget_map();
     }
 
     async fn connect(&self, node: &Node) -> Result<Link, LimiterError> {
         let fault = |error: RedisError| fault(&error, self.topology);
         // Our own time limits hold; the library's would only blur which one fired.
         let config = redis::AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
+        // A link is as old as the name is that it was made by.
+        let made_at = Instant::now();
         let client = Client::open(node.info.clone()).map_err(fault)?;
         let mut connection = client.get_multiplexed_async_connection_with_config(&config).await.map_err(fault)?;
         let info: String = redis::cmd("INFO").arg("server").query_async(&mut connection).await.map_err(fault)?;
@@ -186,7 +193,7 @@ impl Links {
             .lines()
             .find_map(|line| line.strip_prefix("run_id:"))
             .ok_or_else(|| LimiterError::Refused("INFO server names no run_id".to_owned()))?;
-        Ok(Link { connection, run_id: run_id.trim().to_owned() })
+        Ok(Link { connection, to: Linked { run_id: run_id.trim().to_owned(), made_at } })
     }
 
     async fn map(&self) -> Result<Arc<SlotMap>, LimiterError> {

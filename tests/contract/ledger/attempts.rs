@@ -11,7 +11,6 @@ on_every_database!(
     a_lost_workers_attempt_becomes_unknown,
     an_unknown_job_stays_unknown,
     only_a_first_sending_that_never_happened_is_taken_back,
-    the_youngest_attempt_is_found_by_quota,
 );
 
 fn end(number: u32, outcome: &'static str, counts: bool) -> AttemptEnd {
@@ -162,36 +161,4 @@ async fn only_a_first_sending_that_never_happened_is_taken_back(kind: Kind) {
     // The provider may know the key since the throttled attempt.
     fixture.attempt(&job("p1"), "not_sent", &waiting()).await;
     assert_eq!(fixture.one(&format!("{first_sent} 'p1'")).await, "2|sent");
-}
-
-async fn the_youngest_attempt_is_found_by_quota(kind: Kind) {
-    let fixture = Fixture::migrated(kind).await;
-    let ledger = fixture.ledger();
-    let age = |quota: &'static str, within| {
-        let ledger = fixture.ledger();
-        async move { ledger.youngest_attempt_age(&name(quota), within).await.unwrap() }
-    };
-    let hour = Duration::from_secs(3_600);
-    for (name, quota) in [("stripe", "'acme'"), ("stripe-eu", "'acme'"), ("adyen", "NULL")] {
-        let row = format!("INSERT INTO providers (name, quota, url) VALUES ('{name}', {quota}, 'https://x.example/')");
-        fixture.sql(&row).await.unwrap();
-    }
-    assert_eq!(age("acme", hour).await, None);
-    let claimed = fixture.take(&job("p1")).await;
-    assert_eq!(ledger.begin_attempt(&claimed.hold, &request("p1")).await.unwrap(), Begun::Attempt(1));
-    assert_eq!(age("acme", hour).await, Some(Duration::ZERO), "one is on the wire");
-    assert_eq!(age("adyen", hour).await, None);
-    let written = ledger.finish_attempt(&claimed.hold, &end(1, "throttled", false), &waiting()).await.unwrap();
-    assert_eq!(written, Written::Kept);
-    let minute = if kind == Kind::Postgres { "interval '1 minute'" } else { "60000" };
-    fixture
-        .sql(&format!("UPDATE attempts SET began_at = began_at - {minute}, ended_at = ended_at - {minute}"))
-        .await
-        .unwrap();
-    let found = age("acme", hour).await.unwrap();
-    assert!(found >= Duration::from_secs(60) && found < Duration::from_secs(90), "{found:?}");
-    assert_eq!(age("acme", Duration::from_secs(60)).await, None, "older than asked for");
-    let eu = Job { provider: name("stripe-eu"), ..job("p2") };
-    fixture.attempt(&eu, "throttled", &waiting()).await;
-    assert!(age("acme", hour).await.unwrap() < Duration::from_secs(30), "a sister row of the same quota");
 }

@@ -176,8 +176,14 @@ async fn a_gate_asks_a_refusing_store_once_a_second_and_says_why() {
     let limiter = Arc::new(Refusing::default());
     let (_spec, spec) = watch::channel(Arc::new(spec(&[("all", 9, 1_000)])));
     let stop = CancellationToken::new();
-    let parts =
-        GateParts { limiter: limiter.clone(), recent: Arc::new(Nobody), spec, incarnation: 1, stop: stop.clone() };
+    let parts = GateParts {
+        limiter: limiter.clone(),
+        recent: Arc::new(Nobody),
+        spec,
+        incarnation: 1,
+        stop: stop.clone(),
+        newer: Arc::new(|_| {}),
+    };
     let (gate, run) = Gate::new(parts);
     let running = tokio::spawn(run);
     let mut crowd = tokio::task::JoinSet::new();

@@ -14,21 +14,21 @@ use super::*;
 use crate::support::process::private_dir;
 use crate::support::redis::{Redis, RedisCluster, RedisOptions};
 
-mod switch;
-mod works;
+pub mod switch;
+pub mod works;
 
 use switch::Switch;
 use works::{Attempts, LIMIT, Works, quota};
 
 /// Requests that show that there is traffic: several windows full.
-const TRAFFIC: u64 = 250;
+pub const TRAFFIC: u64 = 250;
 
 fn on(url: &str) -> Arc<dyn Limiter> {
     Arc::new(RedisLimiter::new(url, "saturated").unwrap())
 }
 
 /// Never more than the limit, and the limit was reached, so that a request more would have shown.
-fn judge(report: &Report) {
+pub fn judge(report: &Report) {
     let counted = &report.limits[0];
     assert_eq!(counted.breaches, 0, "{} of {} requests in one window: {report:?}", counted.largest, counted.limit);
     assert_eq!(counted.largest, u64::from(LIMIT), "{report:?}");

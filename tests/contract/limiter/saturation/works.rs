@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use rand::Rng as _;
 use sluicegate::domain::limit::Rate;
 use sluicegate::limiter::RecentAttempts;
-use sluicegate::limiter::gate::{Gate, GateParts, Grant};
+use sluicegate::limiter::gate::{Gate, GateParts, GateView, Grant, RefusedBy};
 use sluicegate::provider::simulated::{FakeOptions, OnLimit, Report, StrictProvider};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -41,6 +41,8 @@ pub fn quota_of(max_requests: u32) -> QuotaSpec {
         grant_jitter: None,
         hold_max: Duration::from_secs(1),
         send_budget: Duration::from_millis(200),
+        store_down: StoreDown::Wait,
+        handover: Duration::ZERO,
     }
 }
 
@@ -53,7 +55,8 @@ pub fn gate(
 ) -> (Gate, impl Future<Output = ()> + Send + use<>) {
     let (spec_tx, spec) = watch::channel(Arc::new(spec));
     let incarnation = rand::random::<u64>() >> 1;
-    let (gate, run) = Gate::new(GateParts { limiter, recent: recent.clone(), spec, incarnation, stop: stop.clone() });
+    let (recent, stop, newer) = (recent.clone(), stop.clone(), Arc::new(|_| {}));
+    let (gate, run) = Gate::new(GateParts { limiter, recent, spec, incarnation, stop, newer });
     let run = async move {
         run.await;
         drop(spec_tx);
@@ -110,14 +113,19 @@ impl Provider {
 
 pub struct Works {
     provider: Arc<Provider>,
-    gates: Vec<Gate>,
+    pub gates: Vec<Gate>,
     stop: CancellationToken,
     tasks: JoinSet<()>,
 }
 
 impl Works {
     /// `limiter` is called once per process.
-    pub fn start(mut limiter: impl FnMut() -> Arc<dyn Limiter>) -> Self {
+    pub fn start(limiter: impl FnMut() -> Arc<dyn Limiter>) -> Self {
+        Self::start_with(quota(), limiter)
+    }
+
+    /// The same on terms of their own, with the same limit.
+    pub fn start_with(spec: QuotaSpec, mut limiter: impl FnMut() -> Arc<dyn Limiter>) -> Self {
         let rate = Rate::new(LIMIT, WINDOW).unwrap();
         let options = FakeOptions { limits: vec![rate], on_limit: OnLimit::Count, ..FakeOptions::default() };
         let strict = Mutex::new(StrictProvider::new(options));
@@ -125,13 +133,16 @@ impl Works {
         let mut works = Self { provider, gates: Vec::new(), stop: CancellationToken::new(), tasks: JoinSet::new() };
         let attempts = Arc::new(Attempts::default());
         for _ in 0..PROCESSES {
-            works.start_process(limiter(), &attempts);
+            works.start_process(limiter(), spec.clone(), &attempts);
         }
         works
     }
 
-    fn start_process(&mut self, limiter: Arc<dyn Limiter>, attempts: &Arc<Attempts>) {
-        let (gate, run) = gate(limiter, attempts, quota(), &self.stop);
+    fn start_process(&mut self, limiter: Arc<dyn Limiter>, spec: QuotaSpec, attempts: &Arc<Attempts>) {
+        limiter.opened(&spec);
+        let (tended, stop) = (limiter.clone(), self.stop.clone());
+        self.tasks.spawn(async move { tended.tend(stop).await });
+        let (gate, run) = gate(limiter, attempts, spec, &self.stop);
         self.tasks.spawn(run);
         for _ in 0..TASKS {
             let (gate, attempts, provider) = (gate.clone(), attempts.clone(), self.provider.clone());
@@ -152,6 +163,22 @@ impl Works {
         if timeout(FLOWS_WITHIN, requests.wait_for(|requests| *requests >= enough)).await.is_err() {
             let views: Vec<_> = self.gates.iter().map(|gate| gate.view().borrow().clone()).collect();
             panic!("fewer than {more} requests within {FLOWS_WITHIN:?}: {:?}\n{views:?}", self.report());
+        }
+    }
+
+    pub fn requests(&self) -> u64 {
+        *self.provider.requests.borrow()
+    }
+
+    /// Waits until every process says that nobody grants, with such a cause.
+    pub async fn all_say(&self, cause: &str) {
+        let says =
+            |view: &GateView| matches!(&view.standing, Some((RefusedBy::StoreAway(why), _)) if why.contains(cause));
+        for gate in &self.gates {
+            let mut view = gate.view();
+            if timeout(FLOWS_WITHIN, view.wait_for(says)).await.is_err() {
+                panic!("not `{cause}`: {:?}", gate.view().borrow());
+            }
         }
     }
 

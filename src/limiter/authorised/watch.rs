@@ -1,0 +1,148 @@
+//! The watch over rows and links: polls both, takes the row when the rules say so, drops links that lead elsewhere.
+//!
+//! Refuses to let one wait for the other: a store that does not answer must not make the row stale. Refuses to change a
+//! row that it has not just read.
+
+use std::convert::Infallible;
+
+use futures_util::future::join_all;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
+
+use super::Authorised;
+use crate::domain::provider::ProviderName;
+use crate::limiter::Linked;
+use crate::limiter::authority::{Cause, Take, Verdict};
+
+pub(super) async fn until(authorised: &Authorised, stop: CancellationToken) {
+    let both = async { tokio::join!(rows(authorised), links(authorised)) };
+    tokio::select! {
+        () = stop.cancelled() => {}
+        (never, _) = both => match never {},
+    }
+}
+
+async fn rows(authorised: &Authorised) -> Infallible {
+    let mut tick = interval(authorised.timing.poll);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut away = false;
+    loop {
+        tokio::select! {
+            _ = tick.tick() => {}
+            () = authorised.look.notified() => {}
+        }
+        match authorised.poll_rows().await {
+            Ok(()) => {
+                away = false;
+                authorised.act().await;
+            }
+            Err(error) if !away => {
+                away = true;
+                tracing::warn!(error, "the database cannot be asked who grants; permits end soon");
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+async fn links(authorised: &Authorised) -> Infallible {
+    let mut tick = interval(authorised.timing.poll);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = tick.tick() => {}
+            () = authorised.probe.notified() => {}
+        }
+        authorised.probe_links().await;
+    }
+}
+
+/// What is to be done for one quota.
+struct Deed {
+    quota: ProviderName,
+    take: Option<Take>,
+    unlink: Option<Linked>,
+}
+
+impl Authorised {
+    fn open_quotas(&self) -> Vec<ProviderName> {
+        self.seats().keys().cloned().collect()
+    }
+
+    async fn poll_rows(&self) -> Result<(), String> {
+        let quotas = self.open_quotas();
+        if quotas.is_empty() {
+            return Ok(());
+        }
+        let departed = Instant::now();
+        let mut rows = self.rows.authority(&quotas).await?;
+        let arrived = Instant::now();
+        let mut seats = self.seats();
+        for quota in quotas {
+            if let Some(seat) = seats.get_mut(&quota) {
+                seat.told(rows.remove(&quota), departed, arrived);
+            }
+        }
+        Ok(())
+    }
+
+    async fn probe_links(&self) {
+        for (quota, outcome) in self.store.probe(&self.open_quotas()).await {
+            let now = Instant::now();
+            let mut seats = self.seats();
+            let Some(seat) = seats.get_mut(&quota) else { continue };
+            let news = match outcome {
+                Ok(link) => seat.reachable(link, now),
+                Err(error) => seat.away(&error, now),
+            };
+            if news {
+                self.look.notify_one();
+            }
+        }
+    }
+
+    /// Takes rows and drops links as the rules say.
+    async fn act(&self) {
+        let now = Instant::now();
+        let deeds: Vec<Deed> = self
+            .seats()
+            .iter()
+            .filter_map(|(quota, seat)| {
+                let decision = seat.decide(now);
+                if decision.verdict == Verdict::Nobody(Cause::TwoStores) {
+                    tracing::error!(%quota, "{}", Cause::TwoStores);
+                }
+                let unlink = seat.link().filter(|_| decision.reconnect).cloned();
+                let idle = decision.take.is_none() && unlink.is_none();
+                (!idle).then(|| Deed { quota: quota.clone(), take: decision.take, unlink })
+            })
+            .collect();
+        join_all(deeds.into_iter().map(|deed| self.carry_out(deed))).await;
+    }
+
+    async fn carry_out(&self, Deed { quota, take, unlink }: Deed) {
+        if let Some(link) = unlink {
+            tracing::info!(%quota, "another limiter store grants; the link is made anew");
+            self.store.unlink(&quota, &link).await;
+            self.probe.notify_one();
+        }
+        let Some(Take { from, to }) = take else { return };
+        let departed = Instant::now();
+        match self.rows.take(&quota, from.as_deref(), &to).await {
+            Ok(row) => {
+                let (holder, term) = (row.holder.clone(), row.term);
+                if holder == to && from.is_none() {
+                    tracing::info!(%quota, holder, term, "the first holder grants from now on");
+                } else if holder == to {
+                    tracing::warn!(%quota, from, holder, term, "another holder grants from now on");
+                } else {
+                    tracing::info!(%quota, holder, term, "somebody else was faster to say who grants");
+                }
+                if let Some(seat) = self.seats().get_mut(&quota) {
+                    seat.told(Some(row), departed, Instant::now());
+                }
+            }
+            Err(error) => tracing::warn!(%quota, to, error, "the row that says who grants could not be changed"),
+        }
+    }
+}
