@@ -27,15 +27,18 @@ end
 -- Where a cost finds room: start, youngest origin in ms, and how many permits of this cost start there on the same terms
 -- (0: too far ahead to be booked). Nothing when that cannot be said.
 local function find(cell, cost, from)
-  from = max(from, cell.held)
+  if cell.held > from then from = cell.held end
   if cell.kind == LOG then
-    if cell.unused > 0 then from = max(from, cell.excess) end
-    local missing = max(0, cost - cell.unused)
-    if missing == 0 then return from, 0, floor(cell.unused / cost) end
+    local unused = cell.unused
+    if unused > 0 and cell.excess > from then from = cell.excess end
+    local missing = cost - unused
+    if missing <= 0 then return from, 0, floor(unused / cost) end
     if missing > cell.logged then return nil end
     local ms, count, before = seek(cell, missing)
     if not ms then return nil end
-    return max(from, ms * 1000 + cell.window), ms, (before == 0 and missing == cost) and floor(count / cost) or 1
+    local over = ms * 1000 + cell.window
+    if over > from then from = over end
+    return from, ms, (before == 0 and unused == 0) and floor(count / cost) or 1
   end
   if cell.kind == WINDOW then
     if cost > cell.max then return nil end
@@ -57,10 +60,14 @@ end
 
 local function take(cell, uses, start)
   if cell.kind == LOG then
-    local missing = max(0, uses - cell.unused)
+    local missing = uses - cell.unused
     if cell.unused < 0 then cell.exceeds = true end
-    cell.unused = max(0, cell.unused - uses)
-    if missing > 0 then forget_oldest(cell, missing) end
+    if missing > 0 then
+      cell.unused = 0
+      forget_oldest(cell, missing)
+    else
+      cell.unused = -missing
+    end
     if cell.mode ~= HELD then
       local starts = cell.starts or {}
       starts[#starts + 1], starts[#starts + 2] = start, uses
@@ -106,7 +113,8 @@ local function outlook(tally, cell, now)
   end
   if cell.kind == WINDOW then
     local begin = floor((now - cell.param) / cell.window) * cell.window + cell.param
-    return max(0, cell.max - cell.count), cell.count == 0 and 0 or begin + cell.window - now
+    local windows = cell.following > 0 and 2 or cell.count > 0 and 1 or 0
+    return max(0, cell.max - cell.count), max(0, begin + windows * cell.window - now)
   end
   local full = backlog(cell, now)
   return floor(max(0, cell.max * cell.param - full) / max(1, cell.param)), ceil(full / PARTS)
@@ -116,6 +124,7 @@ end
 local function reset(cell, held)
   cell.held, cell.refused, cell.waited = held, 0, 0
   cell.head, cell.tail, cell.pushed, cell.base, cell.chunks = '', '', 0, 0, 0
+  cell.spent, cell.open_ms, cell.open_uses = 0, 0, 0
   cell.logged, cell.tail_ms, cell.excess = 0, 0, 0
   cell.this, cell.count, cell.following = 0, 0, 0
   cell.empty, cell.part = 0, 0
@@ -134,6 +143,7 @@ local function adopt(cell, old, now, unknown_until)
   end
   cell.held, cell.refused, cell.waited = old.held, old.refused, old.waited
   cell.head, cell.tail, cell.pushed, cell.base, cell.chunks = old.head, old.tail, old.pushed, old.base, old.chunks
+  cell.spent, cell.open_ms, cell.open_uses = old.spent, old.open_ms, old.open_uses
   cell.logged, cell.tail_ms, cell.excess = old.logged, old.tail_ms, old.excess
   cell.this, cell.count, cell.following = old.this, old.count, old.following
   cell.empty, cell.part = old.empty, old.part

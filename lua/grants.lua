@@ -49,8 +49,10 @@ local function own_room(owns, cost, kind, start, permits, now)
   for _, own in ipairs(owns) do
     for _, cell in ipairs(own.cells) do
       if cell.mode ~= SHADOW and (cell.applies == 0 or cell.applies == kind) then
-        local from, _, room = find(cell, cost, start)
-        local has = from == start and room > 0
+        -- Given back, a held slot is as if it had never been taken: so it must be over by now, not only by the start.
+        local begin = cell.mode == HELD and now or start
+        local from, _, room = find(cell, cost, begin)
+        local has = from == begin and room > 0
         if has then permits = min(permits, room) end
         if from == nil then
           exact = 0

@@ -1,9 +1,10 @@
 -- A log of uses: the first part of the limiter's library, which defines; quota.lua registers what can be called.
 -- Specification: src/domain/quota/log.rs.
 --
--- A log is head .. chunks .. tail: strings of entries (instant in ms 5, count 3), oldest first. Head and tail are kept in
--- the cell, the chunks between them in a list of their own, so that a call touches the list once in CHUNK_BYTES. Each
--- chunk begins with the number of uses logged before it (6), by which any use is found in a few steps.
+-- A log is head .. chunks .. tail .. open: strings of entries (instant in ms 5, count 3), oldest first, and the entry that
+-- is being filled. Head, tail and open are kept in the cell, the chunks between them in a list of their own, so that a call
+-- touches the list once in CHUNK_BYTES. Each chunk begins with the number of uses logged before it (6), by which any use is
+-- found in a few steps. Of the head's first entry some uses may be spent.
 
 -- Set by the first call: while a library is loaded, Redis hides what Lua brings.
 local decode, encode, sub, find_text, ceil, floor, max, min
@@ -26,14 +27,21 @@ end
 
 local function entry(ms, count) return encode('<I5I3', max(0, ms - BASE_MS), count) end
 
--- The entry that holds the k-th oldest use: its instant, its count, the uses before it, where it stands (0 head, j chunk,
--- -1 tail; its string and position). There are as many, or the log does not add up.
+-- The entry that holds the k-th oldest use: its instant, what is left of its count, the uses before it, where it stands
+-- (0 head, j chunk, -1 tail, -2 open), and its string, position and whole count. There are as many, or the log does not
+-- add up.
 local function seek(cell, k)
   local before, text = 0, cell.head
-  for at = 1, #text, 8 do
-    local ms, count = decode('<I5I3', text, at)
-    if before + count >= k then return ms + BASE_MS, count, before, 0, text, at end
-    before = before + count
+  if text ~= '' then
+    local ms, whole, at = decode('<I5I3', text)
+    local count = whole - cell.spent
+    if count >= k then return ms + BASE_MS, count, 0, 0, text, 1, whole end
+    before = count
+    for at = at, #text, 8 do
+      ms, count = decode('<I5I3', text, at)
+      if before + count >= k then return ms + BASE_MS, count, before, 0, text, at, count end
+      before = before + count
+    end
   end
   local older = cell.logged - cell.pushed
   if cell.chunks > 0 and k <= older + cell.base then
@@ -51,7 +59,7 @@ local function seek(cell, k)
     before = older + decode('<I6', text)
     for at = 7, #text, 8 do
       local ms, count = decode('<I5I3', text, at)
-      if before + count >= k then return ms + BASE_MS, count, before, low + 1, text, at end
+      if before + count >= k then return ms + BASE_MS, count, before, low + 1, text, at, count end
       before = before + count
     end
     damaged = true
@@ -60,45 +68,56 @@ local function seek(cell, k)
   before, text = older + cell.base, cell.tail
   for at = 1, #text, 8 do
     local ms, count = decode('<I5I3', text, at)
-    if before + count >= k then return ms + BASE_MS, count, before, -1, text, at end
+    if before + count >= k then return ms + BASE_MS, count, before, -1, text, at, count end
     before = before + count
   end
+  if before + cell.open_uses >= k then return cell.open_ms, cell.open_uses, before, -2, '', 1, cell.open_uses end
   damaged = true
   return nil
 end
 
 local function forget_oldest(cell, uses)
-  local ms, count, before, place, text, at = seek(cell, uses)
+  local ms, count, before, place, text, at, whole = seek(cell, uses)
   if not ms then return end
   cell.logged = cell.logged - uses
   local left = before + count - uses
-  cell.head = sub(text, at + 8)
-  if left > 0 then cell.head = entry(ms, left) .. cell.head end
+  if place == 0 and at == 1 and left > 0 then
+    cell.spent = whole - left
+    return
+  end
+  if place < -1 then
+    cell.open_uses = left
+    cell.head, cell.spent = '', 0
+  else
+    cell.head, cell.spent = sub(text, left > 0 and at or at + 8), left > 0 and whole - left or 0
+  end
   if place > 0 then
     redis.call('LTRIM', cell.key, place, -1)
     cell.chunks = cell.chunks - place
   elseif place < 0 then
     if cell.chunks > 0 then redis.call('DEL', cell.key) end
-    cell.chunks, cell.tail, cell.base = 0, '', cell.pushed
+    cell.chunks, cell.tail, cell.base = 0, '', cell.pushed - cell.open_uses
   end
 end
 
 local function push(cell, ms, uses)
-  ms = max(ceil(ms / cell.granule) * cell.granule, cell.tail_ms)
+  if cell.granule > 1 then ms = ceil(ms / cell.granule) * cell.granule end
+  if ms < cell.tail_ms then ms = cell.tail_ms end
   cell.tail_ms = ms
   cell.logged, cell.pushed = cell.logged + uses, cell.pushed + uses
-  local bytes = #cell.tail
-  if bytes > 0 then
-    local last, count = decode('<I5I3', cell.tail, bytes - 7)
-    if last + BASE_MS == ms then
-      cell.tail = sub(cell.tail, 1, bytes - 8) .. entry(ms, count + uses)
-      return
-    end
+  if cell.open_ms == ms or cell.open_uses == 0 then
+    cell.open_ms, cell.open_uses = ms, cell.open_uses + uses
+  else
+    cell.tail = cell.tail .. entry(cell.open_ms, cell.open_uses)
+    cell.open_ms, cell.open_uses = ms, uses
   end
-  cell.tail = cell.tail .. entry(ms, uses)
 end
 
 local function restore(cell, now, ms, uses)
+  if cell.spent > 0 then
+    local first, whole = decode('<I5I3', cell.head)
+    cell.head, cell.spent = entry(first + BASE_MS, whole - cell.spent) .. sub(cell.head, 9), 0
+  end
   while #cell.head <= RESTORE_DEPTH * 8 and cell.chunks > 0 do
     local chunk = redis.call('LPOP', cell.key)
     if not chunk then
@@ -108,7 +127,9 @@ local function restore(cell, now, ms, uses)
     cell.head, cell.chunks = cell.head .. sub(chunk, 7), cell.chunks - 1
   end
   if #cell.head <= RESTORE_DEPTH * 8 then
-    cell.head, cell.tail, cell.base = cell.head .. cell.tail, '', cell.pushed
+    cell.head, cell.tail = cell.head .. cell.tail, ''
+    if cell.open_uses > 0 then cell.head, cell.open_uses = cell.head .. entry(cell.open_ms, cell.open_uses), 0 end
+    cell.base = cell.pushed
   end
   local at, ends = 1, min(#cell.head, RESTORE_DEPTH * 8 + 8)
   local there, count

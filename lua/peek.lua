@@ -21,6 +21,7 @@ end
 -- Entries are in order, so all before the last chunk that begins with one that is over are over too.
 local function counted(cell, now)
   local uses, all = over(cell.head, 1, cell.window, now)
+  if uses > 0 then uses = uses - cell.spent end
   local older = cell.logged - cell.pushed
   if all and cell.chunks > 0 then
     local low, high = -1, cell.chunks - 1
@@ -40,7 +41,12 @@ local function counted(cell, now)
       all = false
     end
   end
-  if all then uses = uses + over(cell.tail, 1, cell.window, now) end
+  if all then
+    local more
+    more, all = over(cell.tail, 1, cell.window, now)
+    uses = uses + more
+  end
+  if all and cell.open_ms * 1000 + cell.window <= now then uses = uses + cell.open_uses end
   return cell.logged - uses
 end
 

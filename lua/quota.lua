@@ -9,12 +9,12 @@
 --   2..1+k   log of each provider cell: list of chunks, oldest first, between the ends that the cell keeps itself
 --   then     for each subject: a hash of the same kind, without replies
 -- ARGV  one argument, packed little-endian, unsigned; instants and durations in µs:
---   run id digest 8, limits digest 8, incarnation 8, version 6, number 6, grant jitter 6, longest hold 6,
---   booking horizon 6, pause 6 (or 0), distrusted born 7 (or 0), rebuilt born 7 (or 0), longest window 6, k 2, wants 2,
---   settlements 2, settlements not sent 2, subjects 2, past uses 2, open uses 4, bytes of names 2,
---   cold after a loss 6; then, one after another:
---   names of the provider's cells, joined by "|"
---   k × cell (kind 1, applies 1, mode 1, window 7, offset or interval 7, granule in ms 4, max 4, index in the spec 2)
+--   run id digest 8, terms digest 8, incarnation 8, number 6, bytes of terms 2, wants 2, settlements 2, of them not sent 2,
+--   subjects 2, whether there is more 1; then, one after another:
+--   terms: version 6, grant jitter 6, longest hold 6, booking horizon 6, longest window 6, cold after a loss 6, k 2,
+--     bytes of names 2, names of the provider's cells joined by "|", k × cell (kind 1, applies 1, mode 1, window 7, offset or interval 7,
+--     granule in ms 4, max 4, index in the spec 2)
+--   more: pause 6 (or 0), distrusted born 7 (or 0), rebuilt born 7 (or 0), past uses 2, open uses 4
 --   wants × (permits 4, cost 2, kind 1, subjects 1, first subject 2, second subject 2)
 --   settlements × (call 6, cost 4, kind 1, fate 1, subjects 1, first 2, second 2, age 6; not sent: k × origin in ms 6)
 --   past uses × (age 6, cost 4), oldest first
@@ -34,8 +34,9 @@ local NONE, LIMIT, COLD, PAUSED, STALE_VERSION, STALE_CALL = 0, 1, 2, 3, 4, 5
 local REPLY_KEPT_US = 600000000
 local SUBJECT_KEPT_US = 1000000
 local TALLIES_MOST = 256
-local HEADER = '<c8c8c8I6I6I6I6I6I6I7I7I6I2I2I2I2I2I2I4I2I6'
-local HEADER_BYTES = 104
+local HEADER, HEADER_BYTES = '<c8c8c8I6I2I2I2I2I2I1', 41
+local TERMS, TERMS_BYTES = '<I6I6I6I6I6I6I2I2', 40
+local MORE, MORE_BYTES = '<I6I7I7I2I4', 26
 local HEAD, HEAD_BYTES = '<c8c8I7I7I7I6I7I7', 57
 local SUBJECT_HEAD, SUBJECT_HEAD_BYTES = '<c8I7I7', 22
 local ANSWER = '<I1I1I2I6I7I6I7I4I2I6I4I2'
@@ -44,11 +45,14 @@ local EMPTY = {}
 -- Tallies by the digest of their limits, to be filled anew by every call: what a limit says need not be read each time.
 local tallies_known, tallies_count = {}, 0
 
-local function provider_tally(digest, text, names_at, names_bytes, cells)
-  local tally = tallies_known[digest]
-  if tally then return tally end
+local function provider_tally(digest, text, bytes)
+  if #text < HEADER_BYTES + bytes or bytes < TERMS_BYTES then return nil end
+  local version, jitter, hold, horizon, longest, cold, cells, names, at = decode(TERMS, text, HEADER_BYTES + 1)
+  if cells == 0 or TERMS_BYTES + names + cells * RECORD ~= bytes then return nil end
+  local tally = tally_of(sub(text, at, at + names - 1), text, at + names, cells)
+  tally.version, tally.jitter, tally.hold, tally.horizon, tally.longest, tally.cold =
+    version, jitter, hold, horizon, longest, cold
   if tallies_count >= TALLIES_MOST then tallies_known, tallies_count = {}, 0 end
-  tally = tally_of(sub(text, names_at, names_at + names_bytes - 1), text, names_at + names_bytes, cells)
   tallies_known[digest], tallies_count = tally, tallies_count + 1
   return tally
 end
@@ -95,16 +99,24 @@ local function quota(keys, args)
   if not decode then bind() end
   local text = args[1]
   if #args ~= 1 or #text < HEADER_BYTES then return redis.error_reply('ARGUMENT not as announced: its length') end
-  local run, digest, mine, version, number, jitter, hold, horizon, pause, distrusted, rebuilt, longest, cells_n, wants_n,
-    settlements_n, returned_n, subjects_n, past_n, open_uses, names_n, cold, names_at = decode(HEADER, text)
-  local wants_at = names_at + names_n + cells_n * RECORD
+  local run, digest, mine, number, terms_n, wants_n, settlements_n, returned_n, subjects_n, more = decode(HEADER, text)
+  local provider = tallies_known[digest] or provider_tally(digest, text, terms_n)
+  if not provider then return redis.error_reply('ARGUMENT not as announced: the terms') end
+  local version, horizon, longest, cells_n = provider.version, provider.horizon, provider.longest, #provider.cells
+  local before = horizon + provider.hold
+  local wants_at = HEADER_BYTES + terms_n + 1
+  local pause, distrusted, rebuilt, past_n, open_uses = 0, 0, 0, 0, 0
+  if more > 0 then
+    if #text < wants_at + MORE_BYTES - 1 then return redis.error_reply('ARGUMENT not as announced: its length') end
+    pause, distrusted, rebuilt, past_n, open_uses, wants_at = decode(MORE, text, wants_at)
+  end
   local settlements_at = wants_at + wants_n * 12
   local past_at = settlements_at + settlements_n * 23 + returned_n * cells_n * 6
   local subjects_at = past_at + past_n * 10
   local subjects = EMPTY
   if subjects_n > 0 then subjects = subjects_in(text, subjects_at, subjects_n) end
-  if not subjects or (subjects_n == 0 and #text ~= subjects_at - 1) or #keys ~= 1 + cells_n + subjects_n or cells_n == 0
-      or number == 0 or wants_n > MOST or settlements_n > MOST or past_n > MOST then
+  if not subjects or (subjects_n == 0 and #text ~= subjects_at - 1) or #keys ~= 1 + cells_n + subjects_n or number == 0
+      or wants_n > MOST or settlements_n > MOST or past_n > MOST then
     return redis.error_reply('ARGUMENT not as announced')
   end
 
@@ -124,7 +136,7 @@ local function quota(keys, args)
   end
   if not m then
     own = nil
-    born, warm, last, known_version, paused = clock, clock + cold, clock, version, 0
+    born, warm, last, known_version, paused = clock, clock + provider.cold, clock, version, 0
     unsure = warm
   end
   local now = max(clock, last)
@@ -152,8 +164,6 @@ local function quota(keys, args)
   known_version = version
 
   -- The provider's tally, whose limits are as the caller knows them.
-  local before = horizon + hold
-  local provider = provider_tally(digest, text, names_at, names_n, cells_n)
   provider.key, provider.leases = state_key, leases
   for i = 1, cells_n do provider.cells[i].key = keys[1 + i] end
   if m then
@@ -221,8 +231,8 @@ local function quota(keys, args)
     for i = 1, subjects_n do open_cells(tallies[i], now) end
     local index, wait, exact, runs_n, runs, passed_n, passed =
       serve(provider, tallies, text, wants_at, wants_n, now, horizon)
-    close(provider, number, hold + longest, jitter)
-    for i = 1, subjects_n do close(tallies[i], number, hold + longest, jitter) end
+    close(provider, number, provider.hold + longest, provider.jitter)
+    for i = 1, subjects_n do close(tallies[i], number, provider.hold + longest, provider.jitter) end
     local remaining, decides, reset = verdict(provider, now, index)
     reply = encode(ANSWER, index and LIMIT or NONE, exact, index or 0, wait, now, version, born, remaining, decides, reset,
       runs_n, passed_n) .. runs .. passed

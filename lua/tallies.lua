@@ -2,7 +2,7 @@
 -- Specification: src/domain/quota/tally.rs.
 
 local RECORD, LEASE = 27, 21
-local CELL = '<I7I7I7I7I6I6I4I4I4'
+local CELL = '<I7I7I7I7I6I6I4I4I7I4I4I4'
 local TALLY, TALLY_BYTES = '<I7I6I6I7', 26
 local REFRESH_US, KEPT_MS = 3600000000, 86400000
 
@@ -12,7 +12,7 @@ local function tally_of(names, text, at, count)
                   oldest = 0, refreshed = 0, latest = 0, leases = '', windows = false, shadow = false, held = false }
   for i = 1, count do
     local cell = { held = 0, refused = 0, waited = 0, head = '', tail = '', pushed = 0, base = 0, chunks = 0, unused = 0,
-                   logged = 0, tail_ms = 0, excess = 0, origin = 0 }
+                   logged = 0, tail_ms = 0, excess = 0, origin = 0, spent = 0, open_ms = 0, open_uses = 0 }
     cell.kind, cell.applies, cell.mode, cell.window, cell.param, cell.granule, cell.max, cell.index, at =
       decode('<I1I1I1I7I7I4I4I2', text, at)
     tally.windows = tally.windows or cell.kind == WINDOW
@@ -28,7 +28,8 @@ local function load_cells(tally, text, at)
   local cells, a, b, c, heads, tails = tally.cells, 0, 0, 0, 0, 0
   for i = 1, #cells do
     local cell = cells[i]
-    cell.held, a, b, c, cell.pushed, cell.base, cell.chunks, heads, tails, at = decode(CELL, text, at)
+    cell.held, a, b, c, cell.pushed, cell.base, cell.chunks, cell.spent, cell.open_ms, cell.open_uses, heads, tails, at =
+      decode(CELL, text, at)
     cell.head = heads > 0 and sub(text, at, at + heads - 1) or ''
     cell.tail = tails > 0 and sub(text, at + heads, at + heads + tails - 1) or ''
     at = at + heads + tails
@@ -166,13 +167,13 @@ end
 -- A tail that has grown long becomes a chunk, which enters its list after the cell says so.
 local function spill(cell, chunks)
   if cell.head == '' and cell.chunks == 0 then
-    cell.head = cell.tail
+    cell.head, cell.spent = cell.tail, 0
   else
     chunks = chunks or {}
     chunks[#chunks + 1], chunks[#chunks + 2] = cell.key, encode('<I6', cell.base) .. cell.tail
     cell.chunks = cell.chunks + 1
   end
-  cell.tail, cell.base = '', cell.pushed
+  cell.tail, cell.base = '', cell.pushed - cell.open_uses
   return chunks
 end
 
@@ -185,7 +186,8 @@ local function state_of(cell)
   else
     a, b, c = cell.empty, cell.part, 0
   end
-  local numbers = encode(CELL, cell.held, a, b, c, cell.pushed, cell.base, cell.chunks, #cell.head, #cell.tail)
+  local numbers = encode(CELL, cell.held, a, b, c, cell.pushed, cell.base, cell.chunks, cell.spent, cell.open_ms,
+    cell.open_uses, #cell.head, #cell.tail)
   if cell.mode == SHADOW then return numbers .. cell.head .. cell.tail .. encode('<I6I6', cell.refused, cell.waited) end
   return numbers, cell.head, cell.tail
 end

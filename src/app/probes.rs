@@ -73,7 +73,7 @@ fn unreachable(subject: String, error: String) -> Finding {
 }
 
 fn judge(subject: &str, facts: &StoreFacts, now: SystemTime) -> Vec<Finding> {
-    let mut findings = vec![Finding::ok(subject, "answers, and may run scripts".to_owned())];
+    let mut findings = vec![Finding::ok(subject, "answers, and may load and call functions".to_owned())];
     if facts.eviction_policy != "noeviction" {
         let what = format!("evicts keys when memory is short (maxmemory-policy {})", facts.eviction_policy);
         let mend = "CONFIG SET maxmemory-policy noeviction: an evicted log means a cold start";

@@ -18,8 +18,11 @@ const SUBJECT_ENTRIES: u64 = 1_024;
 const SUBJECT_EXACT_MAX: u32 = 128;
 /// Parts of a microsecond in which a bucket's interval is counted.
 pub const INTERVAL_PARTS: u64 = 1_024;
-/// What a refusal by even pacing is called.
-pub const PACING: &str = "pacing";
+/// What a refusal by even pacing is called: with a blank, which no limit's name can have.
+pub const PACING: &str = "even pacing";
+/// Longest time that a bucket is told to drain: what its arithmetic is exact for, and twice what a row may ask for. An
+/// account's own slower rate makes the bucket smaller instead.
+const DRAIN_MAX_US: u64 = 62 * 86_400 * 1_000_000;
 
 /// One limit as the limiter counts it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,6 +85,7 @@ impl LimitSpec {
         let interval = (micros_up(own.window) * INTERVAL_PARTS).div_ceil(u64::from(max_requests).max(1));
         let subject_ms = if max_requests <= SUBJECT_EXACT_MAX { 1 } else { window_ms.div_ceil(SUBJECT_ENTRIES) };
         let granule_ms = if own.scope == Scope::Provider { 1 } else { subject_ms };
+        let mut max = own.cost_max();
         let (kind, window_us) = match own.algorithm {
             Algorithm::SlidingLog => (CellKind::Log { granule_ms, held: held && !own.shadow }, window_us),
             Algorithm::SlidingWindow => {
@@ -91,11 +95,13 @@ impl LimitSpec {
                 (CellKind::Window { offset_us: micros_up(own.offset) % micros_up(own.window) }, micros_up(own.window))
             }
             Algorithm::TokenBucket | Algorithm::Gcra => {
-                let memory_us = (interval * u64::from(own.cost_max())).div_ceil(INTERVAL_PARTS);
-                (CellKind::Bucket { interval, debt: false }, memory_us)
+                let most = DRAIN_MAX_US * INTERVAL_PARTS / interval;
+                max = max.min(u32::try_from(most).unwrap_or(u32::MAX));
+                // A closed one refuses for as long as one that is not would need for its first.
+                let drain_us = (interval * u64::from(max.max(1))).div_ceil(INTERVAL_PARTS);
+                (CellKind::Bucket { interval, debt: false }, drain_us)
             }
         };
-        let max = own.cost_max();
         CellSpec { name: own.name, kind, applies_to: own.applies_to, shadow: own.shadow, max, window_us }
     }
 }
@@ -205,12 +211,15 @@ impl QuotaSpec {
     #[must_use]
     pub fn longest_us(&self) -> u64 {
         let cells = self.limits.iter().map(|limit| limit.cell(true, limit.max_requests, limit.window));
-        let own = self.account_rules.iter().filter_map(|rule| match rule.rule {
-            Rule::Limit(rate) => Some(rate.window()),
-            Rule::Exempt | Rule::Blocked => None,
+        let own = self.account_rules.iter().flat_map(|rule| {
+            let limits = self.limits.iter().filter(|limit| limit.scope == Scope::Account);
+            let limits = limits.filter(|limit| rule.limit.as_ref().is_none_or(|name| *name == limit.name));
+            limits.filter_map(|limit| {
+                let (max_requests, window) = own_rate(rule.rule, limit)?;
+                Some(limit.cell(true, max_requests, window))
+            })
         });
-        let own = own.map(|window| LimitSpec::sliding_log("", 0, window).padded_window_us());
-        cells.map(|cell| cell.window_us).chain(own).max().unwrap_or(0)
+        cells.chain(own).map(|cell| cell.window_us).max().unwrap_or(0)
     }
 
     /// How long after its state was lost a limiter must grant nothing: until nobody else is granted anything, starts that
@@ -299,3 +308,7 @@ impl CellSpec {
         matches!(self.kind, CellKind::Log { held: true, .. })
     }
 }
+
+#[cfg(test)]
+#[path = "quota_spec_tests.rs"]
+mod tests;

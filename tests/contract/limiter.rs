@@ -20,6 +20,7 @@ mod differential;
 mod exact_waits;
 mod faults;
 mod liar;
+mod oracle;
 mod promise;
 mod refusals;
 mod saturation;
@@ -99,10 +100,20 @@ impl Caller {
 
     /// Under the number of the last call; what was to be settled stays to be settled.
     async fn repeat(&self, wants: &[u32]) -> Result<Reply, LimiterError> {
+        self.repeat_for(self::wants(wants)).await
+    }
+
+    /// Wants of any kind, and for accounts and references.
+    async fn ask(&mut self, wants: &[Want]) -> Reply {
+        self.number += 1;
+        self.repeat_for(wants.to_vec()).await.unwrap()
+    }
+
+    async fn repeat_for(&self, wants: Vec<Want>) -> Result<Reply, LimiterError> {
         let call = Call {
             incarnation: self.incarnation,
             number: self.number,
-            wants: self::wants(wants),
+            wants,
             settlements: self.settlements.clone(),
             pause: self.pause,
             rebuild: self.warm.map(forgotten_nothing),

@@ -211,11 +211,13 @@ fn own_room(
             if cell.spec.shadow || !cell.spec.applies(kind) {
                 continue;
             }
-            let found = cell.find(cost, start_us);
+            // Given back, a held slot is as if it had never been taken: so it must be over by now, not only by the start.
+            let from_us = if cell.spec.held() { terms.now_us } else { start_us };
+            let found = cell.find(cost, from_us);
             exact &= found.is_some();
             let at_us = found.map_or_else(|| earliest_us(terms.now_us, &own.tally, cell, cost), |found| found.start_us);
             match found {
-                Some(found) if found.start_us == start_us && found.permits > 0 => permits = permits.min(found.permits),
+                Some(found) if found.start_us == from_us && found.permits > 0 => permits = permits.min(found.permits),
                 _ if worst.is_none_or(|(_, worst_us)| at_us > worst_us) => worst = Some((*limit, at_us)),
                 _ => {}
             }

@@ -20,6 +20,7 @@ mod log;
 mod tally;
 #[cfg(test)]
 mod tests;
+pub mod throttle;
 mod window;
 
 use grant::{Grants, Own, Tallies, Terms};

@@ -76,7 +76,8 @@ impl Window {
     /// What may surely start now, and when all of it is free again.
     pub fn outlook(&self, now_us: u64, offset_us: u64, window_us: u64, max: u32) -> (u64, u64) {
         let (_, begin_us) = window_of(now_us, offset_us, window_us);
-        let reset_us = if self.count == 0 { 0 } else { begin_us + window_us - now_us };
+        let windows = if self.next > 0 { 2 } else { u64::from(self.count > 0) };
+        let reset_us = (begin_us + windows * window_us).saturating_sub(now_us);
         (u64::from(max).saturating_sub(self.count), reset_us)
     }
 }

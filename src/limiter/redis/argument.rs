@@ -20,10 +20,11 @@ pub fn argument(spec: &QuotaSpec, call: &Call) -> Vec<u8> {
     let cells = spec.provider_cells();
     let names = names(&cells);
     let records = records(&cells, &spec.provider_limits());
-    let limits = digest(&[names.as_slice(), &records].concat());
-    let mut argument = header(spec, call, limits, [cells.len(), subjects.len(), names.len()]);
-    argument.extend(names);
-    argument.extend(records);
+    let terms = [terms(spec, cells.len(), names.len()), names, records].concat();
+    let more = more(call);
+    let mut argument = header(call, &terms, subjects.len(), !more.is_empty());
+    argument.extend(terms);
+    argument.extend(more);
     argument.extend(call.wants.iter().flat_map(|want| packed_want(want, &subjects)));
     argument
         .extend(call.settlements.iter().flat_map(|settlement| packed_settlement(settlement, &subjects, cells.len())));
@@ -32,29 +33,46 @@ pub fn argument(spec: &QuotaSpec, call: &Call) -> Vec<u8> {
     argument
 }
 
-fn header(spec: &QuotaSpec, call: &Call, limits: [u8; 8], [cells, subjects, names]: [usize; 3]) -> Vec<u8> {
+fn header(call: &Call, terms: &[u8], subjects: usize, more: bool) -> Vec<u8> {
     let returned = call.settlements.iter().filter(|settlement| matches!(settlement.fate, Fate::NotSent { .. })).count();
     let numbers = packed(&[
-        (u64::try_from(spec.version).unwrap_or(0), 6),
         (call.number, 6),
-        (spec.grant_jitter.map_or(0, micros_up), 6),
-        (micros_up(spec.hold_max), 6),
-        (micros_up(BOOKING_HORIZON), 6),
-        (call.pause.map_or(0, micros_up), 6),
-        (call.distrust.map_or(0, |born| born.0), 7),
-        (call.rebuild.as_ref().map_or(0, |rebuild| rebuild.born.0), 7),
-        (spec.longest_us(), 6),
-        (wide(cells), 2),
+        (wide(terms.len()), 2),
         (wide(call.wants.len()), 2),
         (wide(call.settlements.len()), 2),
         (wide(returned), 2),
         (wide(subjects), 2),
-        (wide(call.rebuild.as_ref().map_or(0, |rebuild| rebuild.ended.len())), 2),
-        (call.rebuild.as_ref().map_or(0, |rebuild| u64::from(rebuild.open)), 4),
-        (wide(names), 2),
-        (spec.cold_us(), 6),
+        (u64::from(more), 1),
     ]);
-    [&digest(call.run_id.as_bytes())[..], &limits[..], &call.incarnation.to_le_bytes()[..], &numbers].concat()
+    [&digest(call.run_id.as_bytes())[..], &digest(terms)[..], &call.incarnation.to_le_bytes()[..], &numbers].concat()
+}
+
+/// What is the same in every call under the same settings; the server reads it once.
+fn terms(spec: &QuotaSpec, cells: usize, names: usize) -> Vec<u8> {
+    packed(&[
+        (u64::try_from(spec.version).unwrap_or(0), 6),
+        (spec.grant_jitter.map_or(0, micros_up), 6),
+        (micros_up(spec.hold_max), 6),
+        (micros_up(BOOKING_HORIZON), 6),
+        (spec.longest_us(), 6),
+        (spec.cold_us(), 6),
+        (wide(cells), 2),
+        (wide(names), 2),
+    ])
+}
+
+/// What few calls have to say.
+fn more(call: &Call) -> Vec<u8> {
+    if call.pause.is_none() && call.distrust.is_none() && call.rebuild.is_none() {
+        return Vec::new();
+    }
+    packed(&[
+        (call.pause.map_or(0, micros_up), 6),
+        (call.distrust.map_or(0, |born| born.0), 7),
+        (call.rebuild.as_ref().map_or(0, |rebuild| rebuild.born.0), 7),
+        (call.rebuild.as_ref().map_or(0, |rebuild| wide(rebuild.ended.len())), 2),
+        (call.rebuild.as_ref().map_or(0, |rebuild| u64::from(rebuild.open)), 4),
+    ])
 }
 
 fn packed_subject(spec: &QuotaSpec, subject: &Subject) -> Vec<u8> {

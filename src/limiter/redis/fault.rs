@@ -25,7 +25,7 @@ enum Lasts {
 
 use Lasts::{Awhile, UntilMended};
 
-const ALLOW: &str = "allow limiter.url's user EVALSHA, SCRIPT LOAD, INFO, PING, CLUSTER SLOTS and what the scripts call, on \
+const ALLOW: &str = "allow limiter.url's user FCALL, FUNCTION LOAD, INFO, PING, CLUSTER SLOTS and what our functions call, on \
                      the keys of limiter.prefix";
 
 /// First words of the replies by which Redis refuses, with the mend. The codes are those of Redis 7
@@ -39,7 +39,6 @@ const REFUSALS: &[(&str, Lasts, &str)] = &[
     ("LOADING", Awhile, "it is reading its data from disk: wait"),
     ("BUSY", Awhile, "a script of another program holds it up: SCRIPT KILL, and give that program its own Redis"),
     ("UNKILLABLE", Awhile, "a script of another program has written and will not end: SHUTDOWN NOSAVE and restart it"),
-    ("NOSCRIPT", Awhile, "scripts are being flushed: stop whoever calls SCRIPT FLUSH again and again"),
     ("TRYAGAIN", Awhile, "its keys are being moved to another node: wait"),
     (
         "CLUSTERDOWN",
@@ -55,12 +54,18 @@ const REFUSALS: &[(&str, Lasts, &str)] = &[
     ("EXECABORT", UntilMended, "something between us and Redis makes transactions of our calls: connect directly"),
     ("NOPROTO", UntilMended, "remove `protocol` from limiter.url, or use Redis 7"),
     ("DENIED", UntilMended, "protected mode: set a password and `bind`, and put the password into limiter.url"),
-    ("ARGUMENT", UntilMended, "the script does not understand this program: run one version everywhere, and report it"),
+    (
+        "ARGUMENT",
+        UntilMended,
+        "our function does not understand this program: run one version everywhere, and report it",
+    ),
+    ("DAMAGED", Awhile, "the limiter starts cold; find out who writes to the keys of limiter.prefix"),
 ];
 
 /// What the texts of plain `ERR` replies that are known say, with the mend.
 const PLAIN: &[(&str, Lasts, &str)] = &[
     ("user executing the script", UntilMended, ALLOW),
+    ("Function not found", Awhile, "functions are being flushed: stop whoever calls FUNCTION FLUSH again and again"),
     ("max number of clients", Awhile, "raise maxclients, or end connections that nobody needs"),
     ("cluster support disabled", UntilMended, "it is no cluster: write redis:// or rediss:// in limiter.url"),
     ("SELECT is not allowed in cluster mode", UntilMended, "remove the database number from limiter.url"),
@@ -90,6 +95,8 @@ fn judge(error: &RedisError, topology: Topology) -> (Lasts, &'static str) {
     }
     match error.kind() {
         ErrorKind::UnexpectedReturnType => return (UntilMended, "is it Redis 7 or later, and nothing in between?"),
+        // Redis quotes the bytes of a command that it does not know, which are no text.
+        ErrorKind::Parse => return (Awhile, "use Redis 7 or later, without renamed commands, and nothing in between"),
         ErrorKind::Io => return (Awhile, "is it running, and does the network let us through?"),
         ErrorKind::InvalidClientConfig => return (UntilMended, "mend limiter.url"),
         ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::Ask) => {

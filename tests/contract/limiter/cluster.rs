@@ -159,9 +159,9 @@ async fn a_slot_that_moves_is_away_and_then_cold() {
             outcomes.push(outcome.map(|reply| reply.permits()));
         });
     });
-    let [Ok(1), on_the_way @ ..] = outcomes.as_slice() else { panic!("still whole at its old place: {outcomes:?}") };
-    assert_eq!(on_the_way.len(), 3, "meta, leases and log, one after the other");
-    assert!(on_the_way.iter().all(|outcome| matches!(outcome, Err(LimiterError::Away(_)))), "{outcomes:?}");
+    // From the moment that the slot is on its way, a key that is not there may be at either place.
+    assert!(outcomes.len() > 1, "before and after its key moved");
+    assert!(outcomes.iter().all(|outcome| matches!(outcome, Err(LimiterError::Away(_)))), "{outcomes:?}");
     let cold = until_answered(&mut mover, &[1]).await;
     assert_eq!((cold.permits(), refused(&cold).by), (0, Refusal::Cold));
     assert!(cold.born > before.born);

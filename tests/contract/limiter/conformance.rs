@@ -43,7 +43,12 @@ macro_rules! on_every_limiter {
     };
 }
 
+mod algorithms;
+mod carried_over;
 mod changes;
+mod scopes;
+mod shadow;
+mod throttle;
 
 on_every_limiter!(
     a_first_call_finds_it_cold,

@@ -17,7 +17,7 @@ use super::*;
 
 const INFO: &str = "# Server\r\nrun_id:0123456789abcdef\r\n";
 
-/// Speaks enough of the protocol for a handshake; scripts are answered with `lie`, byte by byte as it stands.
+/// Speaks enough of the protocol for a handshake; functions are answered with `lie`, byte by byte as it stands.
 struct Liar {
     port: u16,
     lie: Arc<Mutex<Vec<u8>>>,
@@ -46,7 +46,7 @@ fn serve(stream: TcpStream, lie: &Mutex<Vec<u8>>) -> Option<()> {
         let command = read_command(&mut input)?;
         let answer = match command.as_str() {
             "INFO" => format!("${}\r\n{INFO}\r\n", INFO.len()).into_bytes(),
-            "EVALSHA" => lie.lock().unwrap().clone(),
+            "FCALL" => lie.lock().unwrap().clone(),
             _ => b"+OK\r\n".to_vec(),
         };
         output.write_all(&answer).ok()?;
@@ -73,7 +73,7 @@ fn read_command(input: &mut impl BufRead) -> Option<String> {
     Some(String::from_utf8_lossy(&first?).to_uppercase())
 }
 
-/// A reply of bytes, as the script's is.
+/// A reply of bytes, as the function's is.
 fn bulk(answer: &[u8]) -> Vec<u8> {
     [format!("${}\r\n", answer.len()).as_bytes(), answer, b"\r\n"].concat()
 }

@@ -65,8 +65,8 @@ async fn flushall() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn script_flush() {
-    judge(&with_fault(&Redis::start(), |redis| redis.command("SCRIPT FLUSH")).await);
+async fn function_flush() {
+    judge(&with_fault(&Redis::start(), |redis| redis.command("FUNCTION FLUSH")).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,0 +1,58 @@
+//! A reply in the five answers of redis-cell's `CL.THROTTLE`, for those who know GCRA by that name.
+//! <https://github.com/brandur/redis-cell#response>
+//!
+//! Refuses to decide anything: it only reads what the reply says.
+
+use std::time::Duration;
+
+use crate::domain::decision::{Refusal, Reply};
+use crate::domain::quota_spec::QuotaSpec;
+
+/// The answers for one permit, as of its start: one that was booked ahead is a call that came then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThrottleAnswers {
+    pub limited: bool,
+    /// What may come at once: of GCRA, its burst and one more.
+    pub limit: u32,
+    /// What may still come at once.
+    pub remaining: u64,
+    /// `None` for what was allowed, and for what costs more than the limit.
+    pub retry_after: Option<Duration>,
+    /// Until nothing is used any more.
+    pub reset_after: Duration,
+}
+
+impl ThrottleAnswers {
+    /// The answers of the limit that decides, to a call that wanted one permit of this cost.
+    #[must_use]
+    pub fn of(spec: &QuotaSpec, cost: u32, reply: &Reply) -> Self {
+        let limit = spec.limits.get(reply.decides).map_or(0, |limit| limit.cost_max());
+        let ahead_us = reply.granted.last().map_or(0, |run| run.wait_us);
+        let retry_after = reply.refused.filter(|refused| match refused.by {
+            Refusal::Limit { .. } => cost <= limit,
+            _ => true,
+        });
+        Self {
+            limited: reply.refused.is_some(),
+            limit,
+            remaining: reply.remaining,
+            retry_after: retry_after.map(|refused| Duration::from_micros(refused.wait_us)),
+            reset_after: Duration::from_micros(reply.reset_us.saturating_sub(ahead_us)),
+        }
+    }
+
+    /// As `CL.THROTTLE` prints them: whole seconds, rounded up, and -1 for no retry.
+    #[must_use]
+    pub fn seconds(&self) -> [i64; 5] {
+        let whole = |duration: Duration| {
+            i64::try_from(duration.as_secs()).unwrap_or(i64::MAX) + i64::from(duration.subsec_nanos() > 0)
+        };
+        [
+            i64::from(self.limited),
+            i64::from(self.limit),
+            i64::try_from(self.remaining).unwrap_or(i64::MAX),
+            self.retry_after.map_or(-1, whole),
+            whole(self.reset_after),
+        ]
+    }
+}

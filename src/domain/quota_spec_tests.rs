@@ -1,0 +1,108 @@
+use super::*;
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// Two limits per account, one per reference, one for all.
+fn spec(rules: &[(&str, Option<&str>, Rule)]) -> QuotaSpec {
+    let limit =
+        |name: &str, max_requests, scope| LimitSpec { scope, ..LimitSpec::sliding_log(name, max_requests, HOUR) };
+    QuotaSpec {
+        quota: ProviderName::new("acme").unwrap(),
+        version: 1,
+        limits: vec![
+            limit("account-a", 10, Scope::Account),
+            limit("account-b", 20, Scope::Account),
+            limit("all", 100, Scope::Provider),
+            limit("reference", 5, Scope::Reference),
+        ],
+        account_rules: rules
+            .iter()
+            .map(|(account, limit, rule)| AccountRule {
+                account: (*account).to_owned(),
+                limit: limit.map(str::to_owned),
+                rule: *rule,
+            })
+            .collect(),
+        even: false,
+        grant_jitter: None,
+        hold_max: Duration::from_secs(10),
+        send_budget: Duration::from_millis(500),
+    }
+}
+
+fn own(rate: &str) -> Rule {
+    Rule::Limit(rate.parse().unwrap())
+}
+
+type Rules<'a> = &'a [(&'a str, Option<&'a str>, Rule)];
+
+#[test]
+fn an_accounts_rules_say_which_limits_count_it_and_how_much_they_allow() {
+    let usual = Some(vec![(0, 10, 3_600), (1, 20, 3_600)]);
+    let table: [(Rules<'_>, Option<Vec<(usize, u32, u64)>>); 11] = [
+        (&[], usual.clone()),
+        (&[("other", None, Rule::Blocked), ("other", None, Rule::Exempt)], usual),
+        (&[("me", None, Rule::Exempt)], Some(vec![])),
+        (&[("me", Some("account-a"), Rule::Exempt)], Some(vec![(1, 20, 3_600)])),
+        (&[("me", None, own("3/1m"))], Some(vec![(0, 3, 60), (1, 3, 60)])),
+        (&[("me", Some("account-b"), own("3/1m"))], Some(vec![(0, 10, 3_600), (1, 3, 60)])),
+        // The rule that names a limit goes first, wherever it stands.
+        (&[("me", None, own("3/1m")), ("me", Some("account-a"), Rule::Exempt)], Some(vec![(1, 3, 60)])),
+        (&[("me", Some("account-a"), own("7/1d")), ("me", None, Rule::Exempt)], Some(vec![(0, 7, 86_400)])),
+        (&[("me", None, own("0/1m"))], Some(vec![(0, 0, 60), (1, 0, 60)])),
+        (&[("me", None, Rule::Blocked)], None),
+        (&[("me", None, own("3/1m")), ("me", Some("account-b"), Rule::Blocked)], None),
+    ];
+    for (rules, expected) in table {
+        let counted = spec(rules).subjects(Some("me"), None).ok().map(|subjects| {
+            assert!(subjects.len() <= 1);
+            let limits = subjects.into_iter().flat_map(|subject| {
+                assert_eq!(subject.key, "account:me");
+                subject.limits
+            });
+            limits.map(|limit| (limit.index, limit.max_requests, limit.window.as_secs())).collect()
+        });
+        assert_eq!(counted, expected, "{rules:?}");
+    }
+}
+
+#[test]
+fn a_reference_is_counted_beside_its_account_and_by_no_rule() {
+    let keys = |rules: Rules<'_>, account, reference| {
+        let subjects = spec(rules).subjects(account, reference).unwrap();
+        subjects.into_iter().map(|subject| (subject.key, subject.limits.len())).collect::<Vec<_>>()
+    };
+    let (account, reference) = (("account:me".to_owned(), 2), ("reference:r".to_owned(), 1));
+    assert_eq!(keys(&[], Some("me"), Some("r")), [account, reference.clone()]);
+    assert_eq!(keys(&[], None, Some("r")), [reference.clone()]);
+    assert_eq!(keys(&[("me", None, Rule::Exempt)], Some("me"), Some("r")), [reference]);
+    assert_eq!(keys(&[("r", None, Rule::Blocked)], None, Some("r")).len(), 1, "rules are of accounts");
+    assert_eq!(keys(&[], None, None), []);
+}
+
+#[test]
+fn what_no_limit_can_ever_admit_is_known() {
+    let mut spec = spec(&[("me", None, own("3/1m"))]);
+    let cost_max = |spec: &QuotaSpec, account, kind| spec.cost_max(kind, &spec.subjects(account, None).unwrap());
+    assert_eq!(cost_max(&spec, None, CallKind::Charge), 100);
+    assert_eq!(cost_max(&spec, Some("you"), CallKind::Charge), 10);
+    assert_eq!(cost_max(&spec, Some("me"), CallKind::Charge), 3);
+    spec.even = true;
+    assert_eq!(cost_max(&spec, None, CallKind::Charge), 100, "pacing admits any cost");
+    spec.limits[0].shadow = true;
+    assert_eq!(cost_max(&spec, Some("you"), CallKind::Charge), 20);
+    spec.limits[1].applies_to = AppliesTo::Lookup;
+    assert_eq!(cost_max(&spec, Some("you"), CallKind::Charge), 100);
+    assert_eq!(cost_max(&spec, Some("you"), CallKind::Lookup), 20);
+}
+
+#[test]
+fn an_accounts_own_bucket_is_remembered_until_it_has_drained() {
+    let mut spec = spec(&[("slow", Some("account-a"), own("1/1h"))]);
+    spec.limits[0].algorithm = Algorithm::TokenBucket;
+    spec.limits[0].burst = Some(100);
+    assert_eq!(spec.longest_us(), micros_up(HOUR * 100));
+    let limits = [SubjectLimit { index: 0, max_requests: 1, window: HOUR * 24 * 31 }];
+    let slowest = spec.subject_cells(&Subject { key: "account:slowest".to_owned(), limits: limits.to_vec() });
+    assert_eq!((slowest[0].max, slowest[0].window_us), (2, micros_up(HOUR * 24 * 62)), "no longer than is exact");
+}

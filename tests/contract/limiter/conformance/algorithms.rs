@@ -1,0 +1,232 @@
+//! The algorithms that count starts, each held to its definition on every limiter: what is granted, the exact waits of
+//! what is not, remaining and reset. The definition is asked at the instants that the replies carry, so that a slow
+//! machine changes the questions and never the outcome.
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use sluicegate::domain::limit::Algorithm;
+use sluicegate::domain::quota::Quota;
+use sluicegate::domain::quota_spec::PACING;
+
+use super::*;
+use crate::limiter::oracle::{Oracle, Says};
+
+on_every_limiter!(
+    a_sliding_window_keeps_to_its_definition,
+    a_fixed_window_keeps_to_its_definition,
+    a_token_bucket_keeps_to_its_definition,
+    gcra_keeps_to_its_definition,
+    a_fixed_window_is_the_calendars,
+    closed_limits_grant_nothing_and_name_a_wait,
+    a_start_that_was_not_sent_stays_counted,
+    even_starts_of_all_callers_keep_their_distance,
+    even_pacing_and_a_limit_of_that_name_are_two,
+);
+
+pub(super) const STARTS: [Algorithm; 4] =
+    [Algorithm::SlidingWindow, Algorithm::FixedWindow, Algorithm::TokenBucket, Algorithm::Gcra];
+
+/// Six per 900 ms, or four at once of those that have a burst.
+pub(super) fn limit(algorithm: Algorithm) -> LimitSpec {
+    let burst = match algorithm {
+        Algorithm::TokenBucket => Some(4),
+        Algorithm::Gcra => Some(3),
+        _ => None,
+    };
+    let offset = if algorithm == Algorithm::FixedWindow { Duration::from_millis(350) } else { Duration::ZERO };
+    LimitSpec { algorithm, burst, offset, ..LimitSpec::sliding_log("all", 6, Duration::from_millis(900)) }
+}
+
+pub(super) fn only(limit: LimitSpec) -> QuotaSpec {
+    QuotaSpec { limits: vec![limit], ..spec(&[]) }
+}
+
+/// Two callers ask in turn until the limit has been full several times; what is refused is asked for again within the
+/// horizon, at its instant, or after it.
+async fn keeps_to_its_definition(limiter: Arc<dyn Limiter>, limit: LimitSpec) {
+    let mut oracle = Oracle::new(limit.clone());
+    let first = Caller::warm(&limiter, only(limit)).await;
+    let mut callers = [first.clone(), Caller::new(&limiter, first.spec.clone())];
+    let asked: [&[u32]; 6] = [&[1, 1], &[2, 1, 1], &[1, 1, 1], &[3, 1], &[1; 9], &[4]];
+    let (mut granted, mut exact) = (0, 0);
+    for (turn, costs) in asked.iter().chain(&asked[..3]).enumerate() {
+        let reply = callers[turn % 2].call(costs).await;
+        granted += oracle.holds(&reply, costs);
+        if let Some(refusal) = reply.refused.filter(|refusal| refusal.exact) {
+            exact += 1;
+            // Earlier by the horizon it is booked, for the promised start.
+            let ahead_us = [0, 100_000, micros_up(BOOKING_HORIZON)][turn % 3];
+            until_us(&first, (reply.now.0 + refusal.wait_us).saturating_sub(ahead_us)).await;
+        }
+    }
+    assert!(granted >= 12 && exact >= 3, "{granted} permits, {exact} exact refusals");
+}
+
+async fn a_sliding_window_keeps_to_its_definition(limiter: Arc<dyn Limiter>) {
+    keeps_to_its_definition(limiter, limit(Algorithm::SlidingWindow)).await;
+}
+
+async fn a_fixed_window_keeps_to_its_definition(limiter: Arc<dyn Limiter>) {
+    keeps_to_its_definition(limiter, limit(Algorithm::FixedWindow)).await;
+}
+
+async fn a_token_bucket_keeps_to_its_definition(limiter: Arc<dyn Limiter>) {
+    keeps_to_its_definition(limiter, limit(Algorithm::TokenBucket)).await;
+}
+
+async fn gcra_keeps_to_its_definition(limiter: Arc<dyn Limiter>) {
+    keeps_to_its_definition(limiter, limit(Algorithm::Gcra)).await;
+}
+
+/// The embedded limiter and every server agree on where a window begins: at its offset after the epoch's midnight.
+async fn a_fixed_window_is_the_calendars(limiter: Arc<dyn Limiter>) {
+    let wall_us = || {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        u64::try_from(now.as_micros()).unwrap()
+    };
+    let day_us = 86_400_000_000;
+    let spec = only(LimitSpec {
+        algorithm: Algorithm::FixedWindow,
+        offset: Duration::from_secs(3_600 * 7),
+        ..LimitSpec::sliding_log("day", 1, Duration::from_secs(86_400))
+    });
+    let mut caller = Caller::warm(&limiter, spec.clone()).await;
+    let before_us = wall_us();
+    let mut other = Caller::new(&limiter, spec);
+    let granted = caller.call(&[1]).await;
+    let reply = other.call(&[1]).await;
+    let after_us = wall_us();
+    // Clocks of one machine; a second covers the embedded limiter's own, which is read once.
+    assert!(reply.now.0 + 1_000_000 > before_us && reply.now.0 < after_us + 1_000_000);
+    let offset_us = 7 * 3_600_000_000;
+    let next_us = |now_us: u64| (now_us - offset_us) / day_us * day_us + day_us + offset_us;
+    if next_us(granted.now.0) == next_us(reply.now.0) {
+        assert_eq!((granted.permits(), reply.permits()), (1, 0), "one window for all callers");
+        assert_eq!(promised_us(&reply), next_us(reply.now.0), "07:00 UTC");
+        assert_eq!(reply.reset_us, promised_us(&reply) - reply.now.0);
+    } else {
+        assert_eq!((granted.permits(), reply.permits()), (1, 1), "the day began in between");
+    }
+}
+
+async fn closed_limits_grant_nothing_and_name_a_wait(limiter: Arc<dyn Limiter>) {
+    for (number, algorithm) in STARTS.into_iter().enumerate() {
+        let closed = LimitSpec { max_requests: 0, ..limit(algorithm) };
+        let quota = ProviderName::new(format!("closed-{number}")).unwrap();
+        let mut caller = Caller::warm(&limiter, QuotaSpec { quota, ..only(closed.clone()) }).await;
+        let reply = caller.call(&[1]).await;
+        assert_eq!(Oracle::new(closed).holds(&reply, &[1]), 0);
+        assert!(refused(&reply).wait_us >= 900_000, "asked again in a hot loop: {algorithm:?} {reply:?}");
+    }
+}
+
+/// They count the start that was granted: who does not use it has used it.
+async fn a_start_that_was_not_sent_stays_counted(limiter: Arc<dyn Limiter>) {
+    for (number, algorithm) in STARTS.into_iter().enumerate() {
+        let long = LimitSpec { window: Duration::from_secs(900), ..limit(algorithm) };
+        let quota = ProviderName::new(format!("unsent-{number}")).unwrap();
+        let mut oracle = Oracle::new(long.clone());
+        let mut caller = Caller::warm(&limiter, QuotaSpec { quota, ..only(long) }).await;
+        let reply = caller.call(&[1, 1]).await;
+        assert_eq!(oracle.holds(&reply, &[1, 1]), 2);
+        let call = caller.number;
+        let reply = caller.settle(vec![not_sent(call, 1, &[0]), used(call, 1, 0)], &[1; 6]).await;
+        oracle.holds(&reply, &[1; 6]);
+    }
+}
+
+async fn even_starts_of_all_callers_keep_their_distance(limiter: Arc<dyn Limiter>) {
+    // The hour allows more per second than the second does.
+    let limits = [("hour", 1_000_000, 3_600_000), ("second", 10, 1_000)];
+    let mut even = QuotaSpec { even: true, ..spec(&limits) };
+    // Its burst lets all come at once; its rate is what they are paced by.
+    even.limits[1].algorithm = Algorithm::TokenBucket;
+    even.limits[1].burst = Some(1_000);
+    let interval_us = 100_000;
+    let first = Caller::warm(&limiter, even.clone()).await;
+    let mut callers = [first.clone(), Caller::new(&limiter, even.clone())];
+    let mut starts: Vec<(u64, usize)> = Vec::new();
+    for turn in 0..9 {
+        let reply = callers[turn % 2].call(&[1, 1]).await;
+        let last_us = starts.last().map_or(0, |(start_us, _)| start_us + interval_us);
+        let waits: Vec<u64> = reply.granted.iter().map(|run| run.wait_us).collect();
+        let next_us = last_us.max(reply.now.0);
+        let expected = [next_us, next_us + interval_us];
+        let within = expected.into_iter().take_while(|at_us| *at_us <= reply.now.0 + micros_up(BOOKING_HORIZON));
+        let within: Vec<u64> = within.collect();
+        assert_eq!(waits.iter().map(|wait_us| reply.now.0 + wait_us).collect::<Vec<_>>(), within, "{reply:?}");
+        starts.extend(within.iter().map(|start_us| (*start_us, turn % 2)));
+        if within.len() < 2 {
+            let refusal = refused(&reply);
+            assert_eq!((refusal.by, refusal.exact), (Refusal::Limit { index: 2 }, true));
+            assert_eq!((promised_us(&reply), even.limit_name(2)), (expected[within.len()], PACING));
+            until_us(&first, promised_us(&reply) - 150_000).await;
+        }
+    }
+    assert!(starts.windows(2).all(|pair| pair[1].0 >= pair[0].0 + interval_us), "{starts:?}");
+    assert!(starts.windows(2).any(|pair| pair[0].1 != pair[1].1), "the two take turns: {starts:?}");
+    // A costly one takes the room of as many.
+    until_us(&first, starts.last().unwrap().0 + interval_us).await;
+    let reply = callers[0].call(&[3]).await;
+    assert_eq!((reply.permits(), reply.granted[0].wait_us), (1, 0));
+    let next = callers[1].call(&[1]).await;
+    let start_us = next.granted.first().map_or_else(|| promised_us(&next), |run| next.now.0 + run.wait_us);
+    assert_eq!(start_us, (reply.now.0 + 3 * interval_us).max(next.now.0));
+}
+
+async fn even_pacing_and_a_limit_of_that_name_are_two(limiter: Arc<dyn Limiter>) {
+    let even = QuotaSpec { even: true, ..spec(&[("all", 100, 1_000), ("pacing", 100, 1_000)]) };
+    let mut caller = Caller::warm(&limiter, even).await;
+    for _ in 0..3 {
+        let reply = caller.call(&[1]).await;
+        assert_eq!(reply.permits(), 1, "{reply:?}");
+    }
+}
+
+/// Thousands of histories of the state machine itself, on a clock of their own.
+#[test]
+fn every_algorithm_keeps_to_its_definition_on_random_histories() {
+    let call = (0_u64..700_000, prop::collection::vec(1_u32..4, 0..6), prop::bool::weighted(0.2));
+    let numbers = (prop::sample::select(STARTS.to_vec()), 1_u32..8, 1_u64..9, 1_u32..6);
+    let histories = (numbers, prop::collection::vec(call, 1..40));
+    let granted = std::cell::Cell::new(0);
+    let mut runner = TestRunner::new(Config { cases: 2_000, failure_persistence: None, ..Config::default() });
+    let outcome = runner.run(&histories, |((algorithm, max_requests, pace, burst), calls)| {
+        let window = Duration::from_millis(pace * 60 * u64::from(max_requests));
+        let burst = limit(algorithm).burst.map(|_| burst);
+        let limit = LimitSpec { max_requests, window, burst, ..limit(algorithm) };
+        let limit = LimitSpec { offset: limit.offset.min(window / 2), ..limit };
+        let spec = only(limit.clone());
+        let (mut quota, mut oracle) = (Quota::default(), Oracle::new(limit));
+        let mut now_us = 1_800_000_000_000_000;
+        let mut born = None;
+        for (number, (gap_us, costs, promptly)) in (1..).zip(&calls) {
+            now_us += gap_us;
+            if let (true, Some(cost)) = (*promptly, costs.first())
+                && let Says::StartsAt(start_us) = oracle.earliest(u64::from(*cost), now_us)
+            {
+                // One microsecond before it can be booked, or just then.
+                now_us = now_us.max(start_us.saturating_sub(micros_up(BOOKING_HORIZON) + gap_us % 2));
+            }
+            let call = Call {
+                incarnation: 1,
+                number,
+                wants: wants(costs),
+                settlements: Vec::new(),
+                pause: None,
+                rebuild: born.map(forgotten_nothing),
+                distrust: None,
+                run_id: "run".to_owned(),
+            };
+            let reply = quota.call(Micros(now_us), &spec, &call);
+            if born.replace(reply.born).is_some() {
+                granted.set(granted.get() + oracle.holds(&reply, costs));
+            }
+        }
+        Ok(())
+    });
+    if let Err(failure) = outcome {
+        panic!("{failure}");
+    }
+    assert!(granted.get() > 10_000, "only {} permits", granted.get());
+}

@@ -1,0 +1,121 @@
+//! The algorithms that count starts when their limits change under them: consumption is carried over as far as the new
+//! numbers can know it, and what cannot be known is held.
+
+use sluicegate::domain::limit::Algorithm;
+
+use super::algorithms::{STARTS, limit, only};
+use super::*;
+use crate::limiter::oracle::Oracle;
+
+on_every_limiter!(
+    consumption_is_carried_over_a_lowered_and_a_raised_limit,
+    consumption_is_carried_over_a_shorter_window,
+    a_longer_window_or_another_algorithm_holds_what_it_cannot_know,
+    a_bucket_keeps_its_level_in_permits,
+    a_closed_limit_that_opens_again_has_forgotten_nothing,
+);
+
+fn before_us(spec: &QuotaSpec) -> u64 {
+    micros_up(BOOKING_HORIZON + spec.hold_max)
+}
+
+/// A caller whose limit has been half used, and the definition that knows it.
+async fn half_used(limiter: &Arc<dyn Limiter>, quota: &str, limit: LimitSpec) -> (Caller, Oracle) {
+    let quota = ProviderName::new(quota).unwrap();
+    let mut oracle = Oracle::new(limit.clone());
+    let mut caller = Caller::warm(limiter, QuotaSpec { quota, ..only(limit) }).await;
+    let reply = caller.call(&[1, 1, 1]).await;
+    oracle.holds(&reply, &[1, 1, 1]);
+    (caller, oracle)
+}
+
+async fn change(caller: &mut Caller, oracle: &mut Oracle, limit: LimitSpec, costs: &[u32]) -> (Reply, usize) {
+    caller.spec = QuotaSpec { version: caller.spec.version + 1, limits: vec![limit.clone()], ..caller.spec.clone() };
+    let reply = caller.call(costs).await;
+    oracle.change(limit, reply.now.0, before_us(&caller.spec));
+    let granted = oracle.holds(&reply, costs);
+    (reply, granted)
+}
+
+/// Long enough that nothing is over before the test is.
+fn long(algorithm: Algorithm) -> LimitSpec {
+    LimitSpec { window: Duration::from_secs(5_400), offset: Duration::ZERO, ..limit(algorithm) }
+}
+
+async fn consumption_is_carried_over_a_lowered_and_a_raised_limit(limiter: Arc<dyn Limiter>) {
+    for algorithm in STARTS {
+        let limit = long(algorithm);
+        let (mut caller, mut oracle) =
+            half_used(&limiter, algorithm.name().replace('_', "-").as_str(), limit.clone()).await;
+        for (max_requests, burst) in [(2, 2), (10, 9), (3, 1), (6, 3)] {
+            let burst = limit.burst.map(|_| burst);
+            let (reply, granted) =
+                change(&mut caller, &mut oracle, LimitSpec { max_requests, burst, ..limit.clone() }, &[1; 9]).await;
+            assert!(granted < 9, "{algorithm:?} at {max_requests}: {reply:?}");
+        }
+    }
+}
+
+async fn consumption_is_carried_over_a_shorter_window(limiter: Arc<dyn Limiter>) {
+    let algorithm = Algorithm::SlidingWindow;
+    let from = LimitSpec { window: Duration::from_secs(60), ..limit(algorithm) };
+    let (mut caller, mut oracle) = half_used(&limiter, "shorter", from).await;
+    let (reply, granted) = change(&mut caller, &mut oracle, limit(algorithm), &[1; 9]).await;
+    let due_us = promised_us(&reply);
+    assert!(granted >= 3 && due_us < reply.now.0 + 1_300_000, "{reply:?}");
+    until_us(&caller, due_us).await;
+    let reply = caller.call(&[1; 3]).await;
+    assert!(oracle.holds(&reply, &[1; 3]) > 0);
+}
+
+async fn a_longer_window_or_another_algorithm_holds_what_it_cannot_know(limiter: Arc<dyn Limiter>) {
+    let hour = Duration::from_secs(3_600);
+    let longer = |algorithm| LimitSpec { window: hour * 3, ..long(algorithm) };
+    let moved = LimitSpec { offset: hour / 4, ..long(Algorithm::FixedWindow) };
+    let changes = [
+        ("a", long(Algorithm::SlidingWindow), longer(Algorithm::SlidingWindow)),
+        ("b", long(Algorithm::FixedWindow), longer(Algorithm::FixedWindow)),
+        ("c", long(Algorithm::FixedWindow), moved),
+        ("d", long(Algorithm::SlidingWindow), long(Algorithm::FixedWindow)),
+        ("e", long(Algorithm::FixedWindow), long(Algorithm::TokenBucket)),
+        ("f", long(Algorithm::Gcra), long(Algorithm::SlidingWindow)),
+    ];
+    for (quota, from, to) in changes {
+        let (mut caller, mut oracle) = half_used(&limiter, quota, from.clone()).await;
+        let (reply, granted) = change(&mut caller, &mut oracle, to.clone(), &[1]).await;
+        assert_eq!(granted, 0, "{from:?} to {to:?}: {reply:?}");
+        assert!(refused(&reply).exact && refused(&reply).wait_us >= before_us(&caller.spec), "{reply:?}");
+    }
+}
+
+async fn a_bucket_keeps_its_level_in_permits(limiter: Arc<dyn Limiter>) {
+    let changes = [
+        ("slower", Algorithm::TokenBucket, 2, 4),
+        ("faster", Algorithm::TokenBucket, 60, 4),
+        ("another", Algorithm::Gcra, 6, 3),
+        ("smaller", Algorithm::TokenBucket, 6, 1),
+        ("larger", Algorithm::Gcra, 12, 40),
+    ];
+    for (quota, algorithm, max_requests, burst) in changes {
+        let (mut caller, mut oracle) = half_used(&limiter, quota, long(Algorithm::TokenBucket)).await;
+        let to = LimitSpec { algorithm, max_requests, burst: Some(burst), ..long(algorithm) };
+        let (reply, granted) = change(&mut caller, &mut oracle, to, &[1; 50]).await;
+        // Three of four were used.
+        let capacity = burst + u32::from(algorithm == Algorithm::Gcra);
+        assert_eq!(u64::from(capacity.saturating_sub(3)), reply.permits(), "{quota}: {granted} {reply:?}");
+    }
+}
+
+async fn a_closed_limit_that_opens_again_has_forgotten_nothing(limiter: Arc<dyn Limiter>) {
+    for algorithm in STARTS {
+        let limit = long(algorithm);
+        let (mut caller, mut oracle) =
+            half_used(&limiter, algorithm.name().replace('_', "-").as_str(), limit.clone()).await;
+        let closed = LimitSpec { max_requests: 0, ..limit.clone() };
+        let (reply, granted) = change(&mut caller, &mut oracle, closed, &[1]).await;
+        assert_eq!((granted, reply.remaining), (0, 0));
+        let (reply, granted) = change(&mut caller, &mut oracle, limit.clone(), &[1; 9]).await;
+        let left = usize::try_from(limit.cost_max()).unwrap() - 3;
+        assert_eq!(granted, left, "{algorithm:?}: {reply:?}");
+    }
+}

@@ -1,0 +1,238 @@
+//! Limits of one account or reference, and of one kind of call: counted apart, refused apart, holding nothing that others
+//! could use.
+
+use sluicegate::domain::decision::PassedOver;
+use sluicegate::domain::limit::{AppliesTo, Scope};
+
+use super::*;
+
+on_every_limiter!(
+    accounts_are_counted_apart,
+    a_refusing_account_is_passed_over_and_holds_nothing,
+    account_and_reference_are_taken_all_or_nothing,
+    an_accounts_answer_frees_its_slot_a_window_later,
+    an_accounts_unused_slot_is_as_it_was,
+    an_account_is_not_booked_ahead,
+    an_accounts_lease_runs_out_at_its_deadline,
+    a_settlement_for_another_account_frees_nothing,
+    a_refused_lookup_holds_no_charge_and_the_reverse,
+    a_kind_is_served_in_line_behind_its_own_limit,
+    after_a_lost_state_unknown_accounts_are_held,
+    a_state_that_was_never_used_holds_no_account,
+);
+
+/// Provider 20/9s, and per account 2, per reference 1, in the same window.
+fn scoped(window_ms: u64) -> QuotaSpec {
+    let mut spec = spec(&[("account", 2, window_ms), ("all", 20, 9_000), ("reference", 1, window_ms)]);
+    spec.limits[0].scope = Scope::Account;
+    spec.limits[2].scope = Scope::Reference;
+    spec
+}
+
+fn of(spec: &QuotaSpec, permits: u32, account: &str, reference: Option<&str>) -> Want {
+    let subjects = spec.subjects(Some(account), reference).unwrap();
+    Want { subjects, ..Want::charges(permits, 1) }
+}
+
+fn for_account(spec: &QuotaSpec, account: &str, settlement: Settlement) -> Settlement {
+    Settlement { subjects: spec.subjects(Some(account), None).unwrap(), ..settlement }
+}
+
+/// Permits granted to each of the wants.
+fn served(reply: &Reply, wants: usize) -> Vec<u32> {
+    let of = |want| reply.granted.iter().filter(|run| run.want == want).map(|run| run.permits).sum();
+    (0..wants).map(of).collect()
+}
+
+async fn used_by(limiter: &Arc<dyn Limiter>, spec: &QuotaSpec, account: Option<&str>, limit: &str) -> u64 {
+    let subject = account.map(|account| spec.subjects(Some(account), None).unwrap().remove(0));
+    let uses = limiter.peek(spec, subject.as_ref()).await.unwrap();
+    uses.iter().find(|line| line.name == limit).unwrap_or_else(|| panic!("no {limit} in {uses:?}")).used
+}
+
+async fn accounts_are_counted_apart(limiter: Arc<dyn Limiter>) {
+    let spec = scoped(8_000);
+    let mut caller = Caller::warm(&limiter, spec.clone()).await;
+    let mut other = Caller::new(&limiter, spec.clone());
+    let wants = [of(&spec, 3, "a", None), of(&spec, 1, "b", None), of(&spec, 1, "c", None)];
+    let reply = caller.ask(&wants).await;
+    assert_eq!((served(&reply, 3), reply.refused), (vec![2, 1, 1], None), "{reply:?}");
+    let passed = PassedOver { want: 0, limit: 0, wait_us: padded_us(&spec, 0), exact: false };
+    assert_eq!(reply.passed_over, [passed], "both of its slots are in flight");
+    let reply = other.ask(&[of(&spec, 1, "a", None), of(&spec, 2, "b", None), Want::charges(1, 1)]).await;
+    assert_eq!(served(&reply, 3), [0, 1, 1], "all processes count them together: {reply:?}");
+    for (account, used) in [("a", 2), ("b", 2), ("c", 1), ("d", 0)] {
+        assert_eq!(used_by(&limiter, &spec, Some(account), "account").await, used, "{account}");
+    }
+    assert_eq!(used_by(&limiter, &spec, None, "all").await, 6, "and against the provider's limit all of them");
+}
+
+async fn a_refusing_account_is_passed_over_and_holds_nothing(limiter: Arc<dyn Limiter>) {
+    let mut spec = scoped(8_000);
+    spec.limits[1].max_requests = 4;
+    let mut caller = Caller::warm(&limiter, spec.clone()).await;
+    let reply = caller.ask(&[of(&spec, 9, "a", None), of(&spec, 2, "b", None)]).await;
+    assert_eq!(served(&reply, 2), [2, 2], "the seven that it may not have went to nobody: {reply:?}");
+    assert_eq!(reply.passed_over.len(), 1);
+    let reply = caller.ask(&[of(&spec, 1, "a", None), of(&spec, 1, "c", None)]).await;
+    assert_eq!((reply.permits(), refused(&reply).by), (0, Refusal::Limit { index: 1 }));
+    assert_eq!(used_by(&limiter, &spec, Some("c"), "account").await, 0, "the provider's refusal takes nothing of it");
+}
+
+async fn account_and_reference_are_taken_all_or_nothing(limiter: Arc<dyn Limiter>) {
+    let spec = scoped(8_000);
+    let mut caller = Caller::warm(&limiter, spec.clone()).await;
+    let reply = caller.ask(&[of(&spec, 2, "a", Some("r")), of(&spec, 1, "b", Some("r"))]).await;
+    assert_eq!(served(&reply, 2), [1, 0]);
+    let limits: Vec<usize> = reply.passed_over.iter().map(|passed| passed.limit).collect();
+    assert_eq!(limits, [2, 2], "the reference's limit, of either account");
+    assert_eq!(used_by(&limiter, &spec, Some("a"), "account").await, 1, "what the reference refuses is not taken");
+    assert_eq!(used_by(&limiter, &spec, Some("b"), "account").await, 0);
+    assert_eq!(used_by(&limiter, &spec, None, "all").await, 1);
+    // The account refuses what the reference would admit, and the reference has it still.
+    let wants = [of(&spec, 1, "a", Some("s")), of(&spec, 1, "a", Some("t")), of(&spec, 1, "c", Some("t"))];
+    let reply = caller.ask(&wants).await;
+    assert_eq!(served(&reply, 3), [1, 0, 1], "{reply:?}");
+}
+
+async fn an_accounts_answer_frees_its_slot_a_window_later(limiter: Arc<dyn Limiter>) {
+    let spec = scoped(700);
+    let mut caller = Caller::warm(&limiter, spec.clone()).await;
+    let wants = [of(&spec, 2, "a", None)];
+    assert_eq!(caller.ask(&wants).await.permits(), 2);
+    let call = caller.number;
+    caller.settlements = [9_000, 0].map(|age_us| for_account(&spec, "a", used(call, 1, age_us))).to_vec();
+    let reply = caller.ask(&wants).await;
+    caller.settlements.clear();
+    let free_us = |age_us| free_again_us(&reply, age_us, padded_us(&spec, 0));
+    let passed = reply.passed_over[0];
+    assert_eq!((reply.now.0 + passed.wait_us, passed.exact), (free_us(9_000), true));
+    until_us(&caller, free_us(9_000)).await;
+    let reply = caller.ask(&wants).await;
+    let both = reply.now.0 >= free_us(0);
+    assert_eq!(reply.permits(), if both { 2 } else { 1 }, "{reply:?}");
+}
+
+async fn an_accounts_unused_slot_is_as_it_was(limiter: Arc<dyn Limiter>) {
+    let spec = scoped(8_000);
+    let mut caller = Caller::warm(&limiter, spec.clone()).await;
+    let wants = [of(&spec, 3, "a", None)];
+    assert_eq!(caller.ask(&wants).await.permits(), 2);
+    caller.settlements = vec![for_account(&spec, "a", not_sent(caller.number, 1, &[0]))];
+    assert_eq!(caller.ask(&wants).await.permits(), 1, "one came back");
+}
+
+/// A booked start of the provider's limit is no reason to use an account's slot before it is free: given back, and wanted
+/// again under a raised limit, it would start too early.
+async fn an_account_is_not_booked_ahead(limiter: Arc<dyn Limiter>) {
+    let mut spec = spec(&[("account", 1, 300), ("all", 1, 500)]);
+    spec.limits[0].scope = Scope::Account;
+    let mut caller = Caller::warm(&limiter, spec.clone()).await;
+    assert_eq!(caller.ask(&[of(&spec, 1, "a", None)]).await.permits(), 1);
+    caller.settlements = vec![for_account(&spec, "a", used(caller.number, 1, 0))];
+    let settled = caller.ask(&[]).await;
+    caller.settlements.clear();
+    let free_us = free_again_us(&settled, 0, padded_us(&spec, 0));
+    let provider_us = free_again_us(&settled, 0, padded_us(&spec, 1));
+    until_us(&caller, provider_us - micros_up(BOOKING_HORIZON) + 2_000).await;
+    let reply = caller.ask(&[of(&spec, 1, "a", None), of(&spec, 1, "b", None)]).await;
+    if reply.now.0 < free_us {
+        assert_eq!(served(&reply, 2), [0, 1], "booked for the other alone: {reply:?}");
+        let passed = reply.passed_over[0];
+        assert_eq!((reply.now.0 + passed.wait_us, passed.exact), (free_us, true));
+    }
+    let origins = reply.granted[0].origins.clone();
+    let subjects = [served(&reply, 2)[0], 0].map(|granted| if granted > 0 { "a" } else { "b" });
+    caller.settlements = vec![for_account(&spec, subjects[0], not_sent(caller.number, 1, &origins))];
+    caller.spec.version = 2;
+    caller.spec.limits[1].max_requests = 5;
+    let reply = caller.ask(&[of(&spec, 1, "a", None)]).await;
+    let early = reply.granted.iter().any(|run| reply.now.0 + run.wait_us < free_us);
+    assert!(!early, "starts before {free_us}: {reply:?}");
+}
+
+async fn an_accounts_lease_runs_out_at_its_deadline(limiter: Arc<dyn Limiter>) {
+    let mut spec = spec(&[("account", 1, 600), ("all", 20, 600)]);
+    spec.limits[0].scope = Scope::Account;
+    spec.hold_max = Duration::from_millis(200);
+    let mut caller = Caller::warm(&limiter, spec.clone()).await;
+    let wants = [of(&spec, 1, "a", None)];
+    let granted = caller.ask(&wants).await;
+    let deadline_us = granted.now.0 + 200_000 + spec.longest_us();
+    until_us(&caller, granted.now.0 + 300_000).await;
+    let reply = caller.ask(&wants).await;
+    if reply.now.0 < deadline_us {
+        let passed = reply.passed_over[0];
+        let earliest_us = deadline_us.min(reply.now.0 + padded_us(&spec, 0));
+        assert_eq!((reply.permits(), reply.now.0 + passed.wait_us, passed.exact), (0, earliest_us, false));
+    }
+    until_us(&caller, deadline_us).await;
+    assert_eq!(caller.ask(&wants).await.permits(), 1);
+}
+
+async fn a_settlement_for_another_account_frees_nothing(limiter: Arc<dyn Limiter>) {
+    let spec = scoped(8_000);
+    let mut caller = Caller::warm(&limiter, spec.clone()).await;
+    assert_eq!(caller.ask(&[of(&spec, 2, "a", None)]).await.permits(), 2);
+    let call = caller.number;
+    caller.settlements = vec![for_account(&spec, "b", not_sent(call, 2, &[0]))];
+    let reply = caller.ask(&[of(&spec, 1, "a", None), of(&spec, 3, "b", None)]).await;
+    assert_eq!(served(&reply, 2), [0, 2], "{reply:?}");
+}
+
+async fn a_refused_lookup_holds_no_charge_and_the_reverse(limiter: Arc<dyn Limiter>) {
+    let mut spec = spec(&[("all", 10, 8_000), ("charges", 2, 8_000), ("lookups", 1, 8_000)]);
+    spec.limits[1].applies_to = AppliesTo::Charge;
+    spec.limits[2].applies_to = AppliesTo::Lookup;
+    let lookups = |permits| Want { kind: CallKind::Lookup, ..Want::charges(permits, 1) };
+    let mut caller = Caller::warm(&limiter, spec.clone()).await;
+    let reply = caller.ask(&[lookups(2), Want::charges(3, 1), lookups(1)]).await;
+    assert_eq!((served(&reply, 3), reply.refused), (vec![1, 2, 0], None), "{reply:?}");
+    let passed: Vec<(usize, usize)> = reply.passed_over.iter().map(|passed| (passed.want, passed.limit)).collect();
+    assert_eq!(passed, [(0, 2), (1, 1), (2, 2)]);
+    let uses: Vec<u64> = limiter.peek(&spec, None).await.unwrap().iter().map(|line| line.used).collect();
+    assert_eq!(uses, [3, 2, 1]);
+    let call = caller.number;
+    let back = Settlement { kind: CallKind::Lookup, ..not_sent(call, 1, &[0, 0, 0]) };
+    caller.settlements = vec![back];
+    let reply = caller.ask(&[Want::charges(1, 1), lookups(1)]).await;
+    assert_eq!(served(&reply, 2), [0, 1], "a look-up's slot serves look-ups: {reply:?}");
+}
+
+async fn a_kind_is_served_in_line_behind_its_own_limit(limiter: Arc<dyn Limiter>) {
+    let mut spec = spec(&[("all", 10, 8_000), ("charges", 3, 8_000)]);
+    spec.limits[1].applies_to = AppliesTo::Charge;
+    let lookups = Want { kind: CallKind::Lookup, ..Want::charges(1, 1) };
+    let mut caller = Caller::warm(&limiter, spec).await;
+    assert_eq!(caller.ask(&[Want::charges(1, 1)]).await.permits(), 1);
+    let reply = caller.ask(&[Want::charges(1, 3), Want::charges(1, 1), lookups]).await;
+    assert_eq!(served(&reply, 3), [0, 0, 1], "a cheap charge does not pass the costly one: {reply:?}");
+}
+
+async fn after_a_lost_state_unknown_accounts_are_held(limiter: Arc<dyn Limiter>) {
+    let spec = scoped(8_000);
+    let mut caller = Caller::new(&limiter, spec.clone());
+    let cold = caller.call(&[]).await;
+    // The ledger knows of a request, and not of whose account it was.
+    let past = PastUse { age: Duration::from_millis(500), cost: 1 };
+    let call = Call {
+        incarnation: caller.incarnation,
+        number: 2,
+        wants: vec![of(&spec, 1, "a", None), Want::charges(1, 1)],
+        settlements: Vec::new(),
+        pause: None,
+        rebuild: Some(Rebuild { born: cold.born, ended: vec![past], open: 0 }),
+        distrust: None,
+        run_id: limiter.run_id(&spec.quota).await.unwrap(),
+    };
+    let reply = limiter.call(&spec, &call).await.unwrap();
+    assert_eq!(served(&reply, 2), [0, 1], "{reply:?}");
+    let passed = reply.passed_over[0];
+    assert_eq!((reply.now.0 + passed.wait_us, passed.exact), (cold.born.0 + spec.cold_us(), true));
+}
+
+async fn a_state_that_was_never_used_holds_no_account(limiter: Arc<dyn Limiter>) {
+    let spec = scoped(8_000);
+    let mut caller = Caller::warm(&limiter, spec.clone()).await;
+    assert_eq!(caller.ask(&[of(&spec, 1, "a", Some("r"))]).await.permits(), 1);
+}
