@@ -27,6 +27,8 @@ fn spec(rules: &[(&str, Option<&str>, Rule)]) -> QuotaSpec {
         grant_jitter: None,
         hold_max: Duration::from_secs(10),
         send_budget: Duration::from_millis(500),
+        store_down: StoreDown::Wait,
+        handover: Duration::ZERO,
     }
 }
 
