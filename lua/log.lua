@@ -1,10 +1,14 @@
--- A log of uses: the first part of the limiter's library, which defines; quota.lua registers what can be called.
+-- A log of uses; the first part of the limiter's library. Each part knows those before it; quota.lua has the contract.
 -- Specification: src/domain/quota/log.rs.
 --
--- A log is head .. chunks .. tail .. open: strings of entries (instant in ms 5, count 3), oldest first, and the entry that
--- is being filled. Head, tail and open are kept in the cell, the chunks between them in a list of their own, so that a call
--- touches the list once in CHUNK_BYTES. Each chunk begins with the number of uses logged before it (6), by which any use is
--- found in a few steps. Of the head's first entry some uses may be spent.
+-- A log is head .. chunks .. tail .. open: strings of entries, oldest first, and the entry that is being filled. Head, tail
+-- and open are kept in the cell, the chunks between them in a list of their own, so that a call touches the list once in
+-- CHUNK_BYTES. A chunk begins with the number of uses that were logged before it, by which any use is found in a few
+-- steps. Of the head's first entry some uses may be spent.
+--
+-- FORMAT  packed as in quota.lua
+--   entry       instant in ms since BASE_MS 5, uses 3
+--   chunk       uses before it 6; then entries
 
 -- Set by the first call: while a library is loaded, Redis hides what Lua brings.
 local decode, encode, sub, find_text, ceil, floor, max, min

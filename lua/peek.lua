@@ -1,11 +1,12 @@
--- Looks at what one hash of the limiter counts, without taking, settling or writing anything; a part of the limiter's
--- library.
+-- Looks at what one hash of the limiter counts, without taking, settling or writing anything; the sixth part of the
+-- limiter's library.
 --
--- KEYS  1 a hash as in quota.lua: the state, or a subject's; for the state then the logs of its cells
--- ARGV  1 names of the cells whose logs the keys are, in their order, joined by "|"; nothing for a subject
--- REPLY for each cell: name, uses that count now (those in flight among them), permits that a shadow limit would have
---       refused, permits that it would have made wait
--- EXAMPLE  100/1s with 3 answered and 2 in flight: ARGV per-second → per-second 5 0 0
+-- KEYS  a hash as in quota.lua, the state or a subject's; for the state then the logs of the provider's cells
+-- ARGV  names of the cells whose logs the keys are, in their order, joined by "|"; nothing for a subject
+-- REPLY  for each cell: name, uses that count now (those in flight among them), permits that a shadow limit would have
+--   refused, permits that it would have made wait; nothing at all if there is no such hash
+-- EXAMPLE  100/1s, 3 answered just now and 2 in flight
+--   per-second → per-second 5 0 0
 
 -- Uses in a string of entries from a position on whose window is over; also whether all of them are.
 local function over(text, from, window, now)

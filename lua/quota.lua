@@ -1,34 +1,45 @@
--- One call to the limiter of one quota: takes permits under all its limits, all or nothing, and settles earlier ones. The
--- last part of the limiter's library; log.lua, cells.lua, tallies.lua and grants.lua come before.
--- Specification: src/domain/quota/, the same decisions in the same order; tests/contract/limiter/differential.rs compares
--- the two on random histories.
+-- One call to the limiter of one quota: takes permits under all its limits, all or nothing, and settles earlier ones; the
+-- fifth part of the limiter's library, which src/limiter/redis/library.rs puts together and registers.
+-- Specification: src/domain/quota/mod.rs, the same decisions in the same order; tests/contract/limiter/differential.rs
+-- compares the two on random histories. tests/docs/lua.rs holds these headers to the code.
 --
--- KEYS  all under one hash tag {quota}:
---   1        state: hash; m = what it knows (packed), s = the limits that m is of, and a field for each caller: the reply
---            to its last call, and the permits that it has in flight
---   2..1+k   log of each provider cell: list of chunks, oldest first, between the ends that the cell keeps itself
---   then     for each subject: a hash of the same kind, without replies
--- ARGV  one argument, packed little-endian, unsigned; instants and durations in µs:
---   run id digest 8, terms digest 8, incarnation 8, number 6, bytes of terms 2, wants 2, settlements 2, of them not sent 2,
---   subjects 2, whether there is more 1; then, one after another:
---   terms: version 6, grant jitter 6, longest hold 6, booking horizon 6, longest window 6, cold after a loss 6, k 2,
---     bytes of names 2, names of the provider's cells joined by "|", k × cell (kind 1, applies 1, mode 1, window 7, offset or interval 7,
---     granule in ms 4, max 4, index in the spec 2)
---   more: pause 6 (or 0), distrusted born 7 (or 0), rebuilt born 7 (or 0), past uses 2, open uses 4
---   wants × (permits 4, cost 2, kind 1, subjects 1, first subject 2, second subject 2)
---   settlements × (call 6, cost 4, kind 1, fate 1, subjects 1, first 2, second 2, age 6; not sent: k × origin in ms 6)
---   past uses × (age 6, cost 4), oldest first
---   subjects × (limits digest 8, bytes of names 2, cells 2, names, cells as above)
---   kinds of cell: 0 log, 1 window, 2 bucket. applies and kinds of want: 0 all, 1 charge, 2 lookup. modes: 0 counts the
---   start, 1 held until the answer, 2 shadow, 3 pacing. fates: 0 used, 1 not sent
--- REPLY packed in the same way
---   refusal 1 (0 none, 1 limit, 2 cold, 3 paused, 4 stale version, 5 stale call), exact 1, index of the limit 2, wait 6,
---   now 7, newest version 6, born 7, remaining 4, deciding limit 2, reset 6, runs 4, passed over 2,
---   then runs × (want 2, permits 4, wait 6, k × origin in ms 6), passed over × (want 2, limit 2, wait 6, exact 1)
--- EXAMPLE  100/1s, one permit wanted on a warm empty log: one cell (0, 0, 1, 1002500, 0, 1, 100, 0) and one want
---   (1, 1, 1, 0, 0, 0) → refusal 0, remaining 99, one run (0, 1, 0, 0)
--- AFTERWARDS  nothing was written if the argument was wrong. A write that fails half-way loses slots, never makes any:
---   chunks leave a list before their cell says so and enter it after, and a chunk that is missing ends the state.
+-- KEYS  all under the hash tag {quota}; what each holds: tallies.lua
+--   prefix:{quota}               the state: a hash
+--   prefix:{quota}:log:CELL      for each of the provider's cells in their order: a list of chunks of its log
+--   prefix:{quota}:SUBJECT       for each subject of the call: a hash
+--
+-- ARGV  one argument: unsigned, little-endian, each field with its bytes; instants and durations in µs. One after another:
+--   head        run id digest 8, terms digest 8, incarnation 8, number 6, bytes of terms 2, wants 2, settlements 2,
+--               of them not sent 2, subjects 2, more 1
+--   terms       version 6, grant jitter 6, longest hold 6, booking horizon 6, longest window 6, cold after a loss 6,
+--               cells 2, bytes of names 2; names of the provider's cells joined by "|"; so many cells
+--   cell        kind 1, applies 1, mode 1, window 7, offset or interval 7, granule in ms 4, max 4, index in the spec 2
+--   more        pause 6, distrusted born 7, rebuilt born 7, past uses 2, open uses 4; only if the head says so, 0 is none
+--   want        permits 4, cost 2, kind 1, subjects 1, first subject 2, second subject 2; subjects count from 1
+--   settlement  call 6, cost 4, kind 1, fate 1, subjects 1, first subject 2, second subject 2, age 6
+--   origin      instant in ms 6; behind a settlement of what was not sent, one for each of the provider's cells
+--   past use    age 6, cost 4; oldest first
+--   subject     limits digest 8, bytes of names 2, cells 2; names and cells as in the terms
+--
+-- CODES  kind of a cell: 0 log, 1 window, 2 bucket
+--   mode: 0 counts the start, 1 held until the answer, 2 shadow, 3 pacing
+--   applies and kind of a want: 0 all, 1 charge, 2 lookup
+--   fate: 0 used, 1 not sent
+--   refusal: 0 none, 1 limit, 2 cold, 3 paused, 4 stale version, 5 stale call
+--
+-- REPLY  packed in the same way
+--   reply       refusal 1, exact 1, index of the limit 2, wait 6, now 7, newest version 6, born 7, remaining 4,
+--               deciding limit 2, reset 6, runs 4, passed over 2
+--   run         want 2, permits 4, wait 6; origins as above; wants count from 0
+--   passed over want 2, limit 2, wait 6, exact 1
+--
+-- EXAMPLE  100/1s, one charge wanted of a warm state that was never used
+--   cell (0, 0, 1, 1002500, 0, 1, 100, 0), want (1, 1, 1, 0, 0, 0)
+--   → refusal 0, remaining 99, reset 1002500, run (0, 1, 0), origin (0)
+--
+-- ERRORS  ARGUMENT: not as announced, nothing was written. DAMAGED: what is stored does not add up, all of it was deleted.
+--   A write that fails half-way loses slots and never makes any: chunks leave a list before their cell says so and enter it
+--   after, and a chunk that is missing ends the state.
 
 local NONE, LIMIT, COLD, PAUSED, STALE_VERSION, STALE_CALL = 0, 1, 2, 3, 4, 5
 local REPLY_KEPT_US = 600000000

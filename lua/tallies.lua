@@ -1,5 +1,19 @@
 -- What is counted together: cells, and leases of permits in flight; the third part of the limiter's library.
 -- Specification: src/domain/quota/tally.rs.
+--
+-- HASH  packed as in quota.lua; its fields are m, s, and one named by the 8 bytes of each incarnation that has called
+--   m           of the state: state, tally, cells; of a subject: owner, tally, cells
+--   state       run id digest 8, terms digest 8, born 7, warm 7, last call 7, version 6, paused until 7, unsure until 7
+--   owner       limits digest 8, last call 7, born of the state 7
+--   tally       time to live renewed 7, charges in flight 6, lookups in flight 6, first deadline 7
+--   cell        held until 7, a 7, b 7, c 7, uses ever logged 6, of them before the tail 6, chunks 4, spent 4, open ms 7,
+--               open uses 4, bytes of head 4, bytes of tail 4; head, tail, and if it is a shadow limit's the next
+--   shadow      refused 6, waited 6
+--   a, b, c     of a log: uses, last ms, excess until. Of a window: its number, uses, uses of the next. Of a bucket: the
+--               instant at which it is empty, and 1/1024 µs beyond it
+--   s           bytes of names 2, cells 2; names and cells as the argument had them: what m was written under
+--   caller      number of the last call 6, its instant 7, bytes of reply 4; then the reply, then leases
+--   lease       call 6, deadline 7, charges 4, lookups 4
 
 local RECORD, LEASE = 27, 21
 local CELL = '<I7I7I7I7I6I6I4I4I7I4I4I4'

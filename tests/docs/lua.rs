@@ -1,137 +1,338 @@
-//! The headers of the scripts say what the client sends and what it reads.
+//! The headers of the library's parts say what is sent, what is read and what is kept, to the byte.
 
+mod codes;
+mod header;
+mod server;
+
+use std::path::Path;
 use std::time::Duration;
 
-use sluicegate::domain::decision::{Call, Fate, LimitSpec, QuotaSpec, Refusal, Settlement};
-use sluicegate::domain::provider::ProviderName;
+use sha2::{Digest as _, Sha256};
+use sluicegate::domain::decision::{
+    Call, CallKind, Fate, PassedOver, PastUse, Rebuild, Refusal, Refused, Reply, Run, Settlement, Subject, Want,
+};
+use sluicegate::domain::limit::{Algorithm, Scope};
+use sluicegate::domain::provider::{ProviderName, StoreDown};
+use sluicegate::domain::quota_spec::{LimitSpec, QuotaSpec};
+use sluicegate::domain::time::Micros;
+use sluicegate::limiter::redis::answer::parse_reply;
+use sluicegate::limiter::redis::argument::argument;
 use sluicegate::limiter::redis::keys::call_keys;
-use sluicegate::limiter::redis::script::{SLIDING_LOG, SLIDING_LOG_PEEK, arguments, parse_reply};
+use sluicegate::limiter::redis::library::SOURCE;
 
-/// The comment at the top of a script.
-fn header(script: &str) -> String {
-    script.lines().map_while(|line| line.strip_prefix("--")).collect::<Vec<_>>().join("\n")
-}
+use header::{Group, Header};
 
-/// The part of a header that begins with this word, up to the next part.
-fn part(header: &str, name: &str) -> String {
-    // Parts are set off by one blank, their continuation by more.
-    let begins = |line: &str| line.starts_with(' ') && !line.starts_with("  ");
-    let mut lines = header.lines().skip_while(|line| !line.trim_start().starts_with(name));
-    let first = lines.next().unwrap_or_else(|| panic!("no {name}")).trim_start().trim_start_matches(name).to_owned();
-    let rest = lines.take_while(|line| !begins(line));
-    std::iter::once(first).chain(rest.map(str::to_owned)).collect::<Vec<_>>().join("\n")
-}
+const QUOTA: &str = include_str!("../../lua/quota.lua");
+const PEEK: &str = include_str!("../../lua/peek.lua");
+const PARTS: [(&str, &str); 6] = [
+    ("first", include_str!("../../lua/log.lua")),
+    ("second", include_str!("../../lua/cells.lua")),
+    ("third", include_str!("../../lua/tallies.lua")),
+    ("fourth", include_str!("../../lua/grants.lua")),
+    ("fifth", QUOTA),
+    ("sixth", PEEK),
+];
 
-fn spec(limits: usize) -> QuotaSpec {
-    let limit = |n: usize| LimitSpec {
-        name: if n == 0 { "per-second".to_owned() } else { format!("more-{n}") },
-        max_requests: 100,
-        window: Duration::from_secs(1),
-    };
+/// 100 per second on everything.
+fn spec() -> QuotaSpec {
     QuotaSpec {
-        quota: ProviderName::new("acme").unwrap(),
+        quota: ProviderName::new("quota").unwrap(),
         version: 7,
-        limits: (0..limits).map(limit).collect(),
+        limits: vec![LimitSpec::sliding_log("per-second", 100, Duration::from_secs(1))],
+        account_rules: Vec::new(),
+        even: false,
         grant_jitter: None,
         hold_max: Duration::from_millis(10_500),
         send_budget: Duration::from_millis(500),
+        store_down: StoreDown::Wait,
+        handover: Duration::from_millis(40),
     }
 }
 
-fn call(wants: Vec<u32>, settlements: Vec<Settlement>) -> Call {
-    Call { incarnation: 0, number: 1, wants, settlements, pause: None, warm: None, run_id: "run".to_owned() }
+/// The same with a calendar minute from its 5th second, ten per account and hour, and even starts.
+fn spec_of_all_kinds() -> QuotaSpec {
+    let minute = LimitSpec::sliding_log("minute", 600, Duration::from_secs(60));
+    let minute = LimitSpec { algorithm: Algorithm::FixedWindow, offset: Duration::from_secs(5), ..minute };
+    let mine = LimitSpec::sliding_log("mine", 10, Duration::from_secs(3_600));
+    let mine = LimitSpec { scope: Scope::Account, algorithm: Algorithm::SlidingWindow, ..mine };
+    let limits = [vec![mine, minute], spec().limits].concat();
+    QuotaSpec { limits, even: true, grant_jitter: Some(Duration::from_millis(50)), ..spec() }
 }
 
-/// `(a, b, 2 × c)` as a number of arguments.
-fn arity(group: &str, limits: usize) -> usize {
-    let group = group.replace("(text)", "");
-    let inner = group.trim().trim_start_matches('(').split(')').next().unwrap();
-    inner.split(',').map(|item| if item.trim().starts_with("k ×") { limits } else { 1 }).sum()
+fn call(wants: Vec<Want>, settlements: Vec<Settlement>) -> Call {
+    Call {
+        incarnation: 5,
+        number: 3,
+        wants,
+        settlements,
+        pause: None,
+        rebuild: None,
+        distrust: None,
+        run_id: "run".to_owned(),
+    }
+}
+
+fn digest(text: &[u8]) -> u64 {
+    Sha256::digest(text).iter().take(8).rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
+}
+
+/// An argument, read as the header says: every field but the digests, which are compared.
+struct Reading<'a> {
+    groups: Vec<Group>,
+    left: &'a [u8],
+    lines: Vec<String>,
+}
+
+impl Reading<'_> {
+    fn take(&mut self, name: &str) -> Vec<(String, u64)> {
+        let group = self.groups.iter().find(|group| group.name == name).unwrap_or_else(|| panic!("no {name}"));
+        let values = group.read(&mut self.left);
+        let shown = values.iter().filter(|(field, _)| !field.ends_with("digest"));
+        let shown: Vec<String> = shown.map(|(field, value)| format!("{field} {value}")).collect();
+        self.lines.push(format!("{name}: {}", shown.join(", ")));
+        values
+    }
+
+    fn names_and_cells(&mut self, names: u64, cells: u64) {
+        let (names, rest) = self.left.split_at(usize::try_from(names).unwrap());
+        self.lines.push(format!("names {}", String::from_utf8_lossy(names)));
+        self.left = rest;
+        (0..cells).for_each(|_| drop(self.take("cell")));
+    }
+}
+
+fn field(values: &[(String, u64)], name: &str) -> u64 {
+    values.iter().find(|(field, _)| field == name).unwrap_or_else(|| panic!("no {name}")).1
+}
+
+/// What an argument says, by the header.
+fn read(argument: &[u8], run_id: &str) -> Vec<String> {
+    let mut reading = Reading { groups: Header::of(QUOTA).groups("ARGV"), left: argument, lines: Vec::new() };
+    let head = reading.take("head");
+    let before = reading.left;
+    let terms = reading.take("terms");
+    reading.names_and_cells(field(&terms, "bytes of names"), field(&terms, "cells"));
+    let bytes = before.len() - reading.left.len();
+    assert_eq!(field(&head, "bytes of terms"), u64::try_from(bytes).unwrap());
+    assert_eq!(field(&head, "terms digest"), digest(&before[..bytes]));
+    assert_eq!(field(&head, "run id digest"), digest(run_id.as_bytes()));
+    let past_uses = if field(&head, "more") == 1 { field(&reading.take("more"), "past uses") } else { 0 };
+    (0..field(&head, "wants")).for_each(|_| drop(reading.take("want")));
+    let not_sent = *Header::of(QUOTA).codes("CODES", "fate").get("not sent").unwrap();
+    let mut returned = 0;
+    for _ in 0..field(&head, "settlements") {
+        if field(&reading.take("settlement"), "fate") == not_sent {
+            (0..field(&terms, "cells")).for_each(|_| drop(reading.take("origin")));
+            returned += 1;
+        }
+    }
+    assert_eq!(field(&head, "of them not sent"), returned);
+    (0..past_uses).for_each(|_| drop(reading.take("past use")));
+    for _ in 0..field(&head, "subjects") {
+        let subject = reading.take("subject");
+        let before = reading.left;
+        reading.names_and_cells(field(&subject, "bytes of names"), field(&subject, "cells"));
+        assert_eq!(field(&subject, "limits digest"), digest(&before[..before.len() - reading.left.len()]));
+    }
+    assert!(reading.left.is_empty(), "{} bytes are not in the header", reading.left.len());
+    reading.lines
+}
+
+#[test]
+fn a_call_is_packed_as_the_header_says() {
+    let want = Want { permits: 2, cost: 3, ..Want::charges(1, 1) };
+    let used = Settlement {
+        call: 2,
+        cost: 4,
+        kind: CallKind::Lookup,
+        subjects: Vec::new(),
+        fate: Fate::Used { age: Duration::from_micros(900) },
+    };
+    let not_sent = Settlement { call: 1, fate: Fate::NotSent { origins: vec![1_700_000_000_001] }, ..used.clone() };
+    assert_eq!(
+        read(&argument(&spec(), &call(vec![want], vec![used, not_sent])), "run"),
+        [
+            "head: incarnation 5, number 3, bytes of terms 77, wants 1, settlements 2, of them not sent 1, subjects 0, more 0",
+            // Cold: a padded window, the longest hold, the booking horizon and the handover.
+            "terms: version 7, grant jitter 0, longest hold 10500000, booking horizon 250000, longest window 1002500, \
+             cold after a loss 11792500, cells 1, bytes of names 10",
+            "names per-second",
+            "cell: kind 0, applies 0, mode 1, window 1002500, offset or interval 0, granule in ms 1, max 100, \
+             index in the spec 0",
+            "want: permits 2, cost 3, kind 1, subjects 0, first subject 0, second subject 0",
+            "settlement: call 2, cost 4, kind 2, fate 0, subjects 0, first subject 0, second subject 0, age 900",
+            "settlement: call 1, cost 4, kind 2, fate 1, subjects 0, first subject 0, second subject 0, age 0",
+            "origin: instant in ms 1700000000001",
+        ]
+    );
+}
+
+#[test]
+fn a_call_with_everything_in_it_is_packed_as_the_header_says() {
+    let spec = spec_of_all_kinds();
+    let [a, b] = ["a", "b"].map(|account| spec.subjects(Some(account), None).unwrap());
+    let want = |subjects: &[Subject]| Want { subjects: subjects.to_vec(), ..Want::charges(1, 1) };
+    let past = |millis, cost| PastUse { age: Duration::from_millis(millis), cost };
+    let rebuild = Rebuild { born: Micros(9), ended: vec![past(5, 1), past(70, 2)], open: 8 };
+    let settlement = Settlement {
+        call: 2,
+        cost: 1,
+        kind: CallKind::Charge,
+        subjects: b.clone(),
+        fate: Fate::Used { age: Duration::ZERO },
+    };
+    let call = Call {
+        pause: Some(Duration::from_secs(2)),
+        distrust: Some(Micros(11)),
+        rebuild: Some(rebuild),
+        ..call(vec![want(&a), want(&[]), want(&b)], vec![settlement])
+    };
+    let sent = read(&argument(&spec, &call), "run");
+    let mine = "cell: kind 0, applies 0, mode 0, window 3601802000, offset or interval 0, granule in ms 14063, max 10, \
+                index in the spec 0";
+    assert_eq!(
+        sent[1..],
+        [
+            "terms: version 7, grant jitter 50000, longest hold 10500000, booking horizon 250000, \
+             longest window 3601802000, cold after a loss 3612592000, cells 3, bytes of names 29",
+            "names minute|per-second|even pacing",
+            "cell: kind 1, applies 0, mode 0, window 60000000, offset or interval 5000000, granule in ms 0, max 600, \
+             index in the spec 1",
+            "cell: kind 0, applies 0, mode 0, window 1002500, offset or interval 0, granule in ms 1, max 100, \
+             index in the spec 2",
+            // 100 ms apart, in parts of a microsecond.
+            "cell: kind 2, applies 0, mode 3, window 100000, offset or interval 102400000, granule in ms 0, max 1, \
+             index in the spec 3",
+            "more: pause 2000000, distrusted born 11, rebuilt born 9, past uses 2, open uses 8",
+            "want: permits 1, cost 1, kind 1, subjects 1, first subject 1, second subject 0",
+            "want: permits 1, cost 1, kind 1, subjects 0, first subject 0, second subject 0",
+            "want: permits 1, cost 1, kind 1, subjects 1, first subject 2, second subject 0",
+            "settlement: call 2, cost 1, kind 1, fate 0, subjects 1, first subject 2, second subject 0, age 0",
+            "past use: age 70000, cost 2",
+            "past use: age 5000, cost 1",
+            "subject: bytes of names 4, cells 1",
+            "names mine",
+            mine,
+            "subject: bytes of names 4, cells 1",
+            "names mine",
+            mine,
+        ]
+    );
+}
+
+#[test]
+fn a_reply_is_read_as_the_header_says() {
+    let groups = Header::of(QUOTA).groups("REPLY");
+    let write = |name: &str, values: &[(&str, u64)]| {
+        let group = groups.iter().find(|group| group.name == name).unwrap_or_else(|| panic!("no {name}"));
+        assert_eq!(group.fields.len(), values.len(), "{name}");
+        group.write(|field| values.iter().find(|(known, _)| *known == field).unwrap_or_else(|| panic!("{field}?")).1)
+    };
+    let origin = |ms: u64| {
+        let groups = Header::of(QUOTA).groups("ARGV");
+        groups.into_iter().find(|group| group.name == "origin").unwrap().write(|_| ms)
+    };
+    let answer = [
+        write(
+            "reply",
+            &[
+                ("refusal", 1),
+                ("exact", 1),
+                ("index of the limit", 2),
+                ("wait", 900),
+                ("now", 50),
+                ("newest version", 7),
+                ("born", 3),
+                ("remaining", 4),
+                ("deciding limit", 1),
+                ("reset", 8),
+                ("runs", 1),
+                ("passed over", 1),
+            ],
+        ),
+        write("run", &[("want", 1), ("permits", 6), ("wait", 12)]),
+        origin(21),
+        origin(22),
+        write("passed over", &[("want", 0), ("limit", 1), ("wait", 13), ("exact", 1)]),
+    ]
+    .concat();
+    let reply = Reply {
+        now: Micros(50),
+        version: 7,
+        born: Micros(3),
+        granted: vec![Run { want: 1, permits: 6, wait_us: 12, origins: vec![21, 22] }],
+        passed_over: vec![PassedOver { want: 0, limit: 1, wait_us: 13, exact: true }],
+        remaining: 4,
+        decides: 1,
+        reset_us: 8,
+        refused: Some(Refused { by: Refusal::Limit { index: 2 }, wait_us: 900, exact: true }),
+    };
+    assert_eq!(parse_reply(&answer, 2, 2, 2), Ok(reply));
+    assert!(parse_reply(&answer[..answer.len() - 1], 2, 2, 2).is_err());
 }
 
 #[test]
 fn keys_are_those_of_the_header() {
-    let keys = part(&header(SLIDING_LOG), "KEYS");
-    let endings: Vec<&str> = keys
-        .lines()
-        .filter_map(|line| line.strip_prefix("   "))
-        .filter(|line| line.starts_with(|c: char| c.is_ascii_digit()))
-        .map(|line| line.split_whitespace().nth(1).unwrap().trim_end_matches(':'))
+    let spec = spec_of_all_kinds();
+    let subjects = spec.subjects(Some("a_1"), None).unwrap();
+    let cells: Vec<String> = spec.provider_cells().into_iter().map(|cell| cell.name).collect();
+    let own: Vec<String> = subjects.iter().map(|subject| subject.key.clone()).collect();
+    let keys = Header::of(QUOTA).part("KEYS");
+    let patterns = keys.lines().filter_map(|line| line.strip_prefix("   ")?.split_whitespace().next());
+    let expected: Vec<String> = patterns
+        .flat_map(|pattern| match (pattern.contains("CELL"), pattern.contains("SUBJECT")) {
+            (true, _) => cells.iter().map(|cell| pattern.replace("CELL", cell)).collect(),
+            (_, true) => own.iter().map(|key| pattern.replace("SUBJECT", key)).collect(),
+            _ => vec![pattern.to_owned()],
+        })
         .collect();
-    assert_eq!(endings, ["meta", "leases", "log"]);
-    for limits in [1, 3] {
-        let sent = call_keys("p", &spec(limits));
-        assert_eq!(sent.len(), 2 + limits);
-        assert!(sent[0].ends_with(":meta") && sent[1].ends_with(":leases"), "{sent:?}");
-        assert!(sent[2..].iter().all(|key| key.contains(":log:") && key.contains("{acme}")), "{sent:?}");
+    let want = Want { subjects, ..Want::charges(1, 1) };
+    assert_eq!(call_keys("prefix", &spec, &call(vec![want], Vec::new())), expected);
+    assert!(expected.len() > 4 && keys.contains("{quota}"), "{keys}");
+}
+
+#[test]
+fn every_layout_of_a_header_is_one_of_the_code() {
+    let code: Vec<&str> = SOURCE.lines().filter(|line| !line.starts_with("--")).collect();
+    let code = code.join("\n");
+    let mut layouts = 0;
+    for (_, part) in PARTS {
+        let header = Header::of(part);
+        let with = ["ARGV", "REPLY", "HASH", "FORMAT"].into_iter().filter(|name| {
+            part.contains(&format!("\n-- {name}  packed"))
+                || (*name == "ARGV" && header.text.contains("ARGV  one argument"))
+        });
+        for group in with.flat_map(|name| header.groups(name)) {
+            assert!(code.contains(&format!("'{}'", group.format())), "{}: {}", group.name, group.format());
+            layouts += 1;
+        }
     }
-    assert!(keys.contains("3..2+k") && keys.contains("{quota}"), "{keys}");
+    assert_eq!(layouts, 9 + 3 + 8 + 2);
 }
 
 #[test]
-fn arguments_are_as_many_as_the_header_says() {
-    let argv = part(&header(SLIDING_LOG), "ARGV");
-    let fixed = (1..).take_while(|n| argv.contains(&format!(" {n} "))).last().unwrap();
-    let group = |after: &str| argv.split_once(after).unwrap_or_else(|| panic!("no `{after}`")).1;
-    for limits in [1, 2, 5] {
-        let per_limit = arity(group("10 k, then k × "), limits);
-        let used = arity(group("then m × "), limits);
-        let not_sent = arity(group("or  "), limits);
-        let settlements = vec![
-            Settlement { call: 1, cost: 1, fate: Fate::Used { age: Duration::ZERO } },
-            Settlement { call: 2, cost: 1, fate: Fate::NotSent { origins: vec![0; limits] } },
-        ];
-        let sent = arguments(&spec(limits), &call(vec![1, 2, 3], settlements));
-        assert_eq!(sent.len(), fixed + limits * per_limit + 1 + 3 + 1 + used + not_sent, "{limits} limits: {sent:?}");
-    }
-}
-
-#[test]
-fn the_example_is_sent_and_read() {
-    let example = part(&header(SLIDING_LOG), "EXAMPLE");
-    let (argv, reply) = example.split_once("ARGV ").unwrap().1.split_once('→').unwrap();
-    let mut sent = arguments(&spec(1), &call(vec![1], Vec::new()));
-    // The example names its incarnation instead of numbering it.
-    sent[2] = "w1".to_owned();
-    assert_eq!(argv.split_whitespace().collect::<Vec<_>>(), sent);
-    let numbers: Vec<i64> =
-        reply.split_whitespace().map(|word| word.parse().unwrap_or(1_800_000_000_000_000)).collect();
-    let reply = parse_reply(&numbers, 1).unwrap();
-    assert_eq!((reply.version, reply.remaining, reply.permits(), reply.refused), (7, 99, 1, None));
-
-    let example = part(&header(SLIDING_LOG_PEEK), "EXAMPLE");
-    let padded = spec(1).limits[0].padded_window_us();
-    assert!(example.contains(&format!("ARGV {padded} ")), "{example}");
-}
-
-#[test]
-fn refusals_have_the_codes_of_the_header() {
-    let reply = part(&header(SLIDING_LOG), "REPLY");
-    let list = reply.split_once("1 refusal: ").unwrap().1.lines().next().unwrap();
-    let codes: Vec<(i64, &str)> = list
-        .split(',')
-        .map(|item| item.trim().split_once(' ').unwrap())
-        .map(|(n, name)| (n.parse().unwrap(), name))
-        .collect();
-    let meanings = [
-        ("none", None),
-        ("limit", Some(Refusal::Limit { index: 0 })),
-        ("cold", Some(Refusal::Cold)),
-        ("paused", Some(Refusal::Paused)),
-        ("stale version", Some(Refusal::StaleVersion)),
-        ("stale call", Some(Refusal::StaleCall)),
-    ];
-    assert_eq!(codes.len(), meanings.len());
-    for ((code, name), (meant, refusal)) in codes.into_iter().zip(meanings) {
-        let read = parse_reply(&[code, 0, 5, 0, 1, 1, 1, 0, 0], 1).unwrap();
-        assert_eq!((name, read.refused.map(|refused| refused.by)), (meant, refusal));
+fn headers_name_their_place_and_files_that_are_there() {
+    let mut before = 0;
+    for (place, part) in PARTS {
+        let header = Header::of(part).text.replace("\n ", " ").replace("\n", " ");
+        assert!(header.contains(&format!("the {place} part of the")), "{place}: {header}");
+        let at = SOURCE.find(part).unwrap_or_else(|| panic!("the {place} part is not in the library"));
+        assert!(at >= before, "{place}");
+        before = at;
+        let paths: Vec<String> = header
+            .split([' ', ';'])
+            .filter(|word| word.starts_with("src/") || word.starts_with("tests/"))
+            .flat_map(|word| spelled_out(word.trim_end_matches(['.', ','])))
+            .collect();
+        let missing: Vec<&String> =
+            paths.iter().filter(|path| !Path::new(env!("CARGO_MANIFEST_DIR")).join(path).exists()).collect();
+        assert!(missing.is_empty(), "{missing:?}");
     }
 }
 
-#[test]
-fn a_header_is_read_by_parts() {
-    let header = header("-- What.\n--\n-- KEYS  two:\n--   1  a\n-- ARGV  none\n\nlocal x = 1 -- KEYS");
-    assert_eq!(part(&header, "KEYS"), "  two:\n   1  a");
-    assert_eq!(arity("(name (text), max, padded window)", 9), 3);
-    assert_eq!(arity("(call, cost, 1, k × origin ms)", 4), 7);
+/// `a/{b,c}.rs` as two paths.
+fn spelled_out(path: &str) -> Vec<String> {
+    let parts = path.split_once('{').and_then(|(folder, rest)| Some((folder, rest.split_once('}')?)));
+    let Some((folder, (names, ending))) = parts else { return vec![path.to_owned()] };
+    names.split(',').map(|name| format!("{folder}{name}{ending}")).collect()
 }

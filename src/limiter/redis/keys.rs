@@ -88,7 +88,7 @@ mod tests {
             "sluicegate:{stripe}",
             "sluicegate:{stripe}:log:per-minute",
             "sluicegate:{stripe}:log:per-second",
-            "sluicegate:{stripe}:log:pacing",
+            "sluicegate:{stripe}:log:even pacing",
             "sluicegate:{stripe}:account:a_1",
         ];
         assert_eq!(call_keys("sluicegate", &spec, &call), expected);

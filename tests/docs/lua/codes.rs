@@ -1,0 +1,119 @@
+//! The codes of the header are those that the client writes and reads, and those that the functions know by name.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use sluicegate::domain::decision::{CallKind, Fate, Refusal, Settlement, Want};
+use sluicegate::domain::limit::{Algorithm, AppliesTo};
+use sluicegate::domain::quota_spec::{LimitSpec, QuotaSpec};
+use sluicegate::limiter::redis::answer::parse_reply;
+use sluicegate::limiter::redis::argument::argument;
+use sluicegate::limiter::redis::library::SOURCE;
+
+use super::header::Header;
+use super::{QUOTA, call, read, spec};
+
+/// The value of a field in what an argument says.
+fn sent(spec: &QuotaSpec, group: &str, field: &str, settlement: Option<Settlement>, want: Want) -> u64 {
+    let lines = read(&argument(spec, &call(vec![want], settlement.into_iter().collect())), "run");
+    let last = lines.iter().rfind(|line| line.starts_with(group)).unwrap();
+    let (_, value) = last.split_once(&format!("{field} ")).unwrap();
+    value.split(',').next().unwrap().parse().unwrap()
+}
+
+fn cell(spec: &QuotaSpec, field: &str) -> u64 {
+    sent(spec, "cell: ", field, None, Want::charges(1, 1))
+}
+
+fn with(change: impl FnOnce(&mut LimitSpec)) -> QuotaSpec {
+    let mut spec = spec();
+    change(&mut spec.limits[0]);
+    spec
+}
+
+fn named<'a>(pairs: impl IntoIterator<Item = (&'a str, u64)>) -> BTreeMap<String, u64> {
+    pairs.into_iter().map(|(name, code)| (name.to_owned(), code)).collect()
+}
+
+#[test]
+fn cells_have_the_codes_of_the_header() {
+    let header = Header::of(QUOTA);
+    let kinds = header.codes("CODES", "kind of a cell");
+    for (algorithm, kind) in [
+        (Algorithm::SlidingLog, "log"),
+        (Algorithm::SlidingWindow, "log"),
+        (Algorithm::FixedWindow, "window"),
+        (Algorithm::TokenBucket, "bucket"),
+        (Algorithm::Gcra, "bucket"),
+    ] {
+        assert_eq!(cell(&with(|limit| limit.algorithm = algorithm), "kind"), kinds[kind], "{algorithm:?}");
+    }
+    let by_start = QuotaSpec { grant_jitter: Some(Duration::ZERO), ..spec() };
+    let even = QuotaSpec { even: true, ..spec() };
+    let modes = named([
+        ("counts the start", cell(&by_start, "mode")),
+        ("held until the answer", cell(&spec(), "mode")),
+        ("shadow", cell(&with(|limit| limit.shadow = true), "mode")),
+        ("pacing", cell(&even, "mode")),
+    ]);
+    assert_eq!(header.codes("CODES", "mode"), modes);
+}
+
+#[test]
+fn calls_have_the_codes_of_the_header() {
+    let header = Header::of(QUOTA);
+    let applies = |applies_to| cell(&with(|limit| limit.applies_to = applies_to), "applies");
+    let to = [("all", AppliesTo::All), ("charge", AppliesTo::Charge), ("lookup", AppliesTo::Lookup)];
+    let kinds = header.codes("CODES", "applies and kind of a want");
+    assert_eq!(kinds, named(to.map(|(name, to)| (name, applies(to)))));
+    let fate = |fate| Settlement { call: 1, cost: 1, kind: CallKind::Charge, subjects: Vec::new(), fate };
+    let fates = [("used", Fate::Used { age: Duration::ZERO }), ("not sent", Fate::NotSent { origins: vec![0] })];
+    let sent_fate = |it: Fate| sent(&spec(), "settlement: ", "fate", Some(fate(it)), Want::charges(1, 1));
+    assert_eq!(header.codes("CODES", "fate"), named(fates.map(|(name, it)| (name, sent_fate(it)))));
+    for (name, kind) in [("charge", CallKind::Charge), ("lookup", CallKind::Lookup)] {
+        let want = Want { kind, ..Want::charges(1, 1) };
+        assert_eq!(sent(&spec(), "want: ", "kind", None, want), kinds[name]);
+    }
+}
+
+#[test]
+fn refusals_have_the_codes_of_the_header() {
+    let header = Header::of(QUOTA);
+    let group = header.groups("REPLY").into_iter().find(|group| group.name == "reply").unwrap();
+    let codes = header.codes("CODES", "refusal");
+    let meanings = [
+        ("none", None),
+        ("limit", Some(Refusal::Limit { index: 0 })),
+        ("cold", Some(Refusal::Cold)),
+        ("paused", Some(Refusal::Paused)),
+        ("stale version", Some(Refusal::StaleVersion)),
+        ("stale call", Some(Refusal::StaleCall)),
+    ];
+    assert_eq!(codes.len(), meanings.len());
+    for (name, meant) in meanings {
+        let answer = group.write(|field| if field == "refusal" { codes[name] } else { 0 });
+        assert_eq!(parse_reply(&answer, 1, 1, 1).unwrap().refused.map(|refused| refused.by), meant, "{name}");
+    }
+    let unknown = group.write(|field| if field == "refusal" { 6 } else { 0 });
+    assert!(parse_reply(&unknown, 1, 1, 1).is_err());
+}
+
+#[test]
+fn the_functions_know_the_codes_by_the_same_names() {
+    let header = Header::of(QUOTA);
+    for what in ["refusal", "kind of a cell"] {
+        let mut codes: Vec<(u64, String)> =
+            header.codes("CODES", what).into_iter().map(|(name, n)| (n, name)).collect();
+        codes.sort();
+        let names: Vec<String> = codes.iter().map(|(_, name)| name.replace(' ', "_").to_uppercase()).collect();
+        let numbers: Vec<String> = codes.iter().map(|(code, _)| code.to_string()).collect();
+        let line = format!("local {} = {}\n", names.join(", "), numbers.join(", "));
+        assert!(SOURCE.contains(&line), "{line}");
+    }
+    let modes = header.codes("CODES", "mode");
+    let line = format!(
+        "local HELD, SHADOW, PACING = {}, {}, {}\n",
+        modes["held until the answer"], modes["shadow"], modes["pacing"]
+    );
+    assert!(SOURCE.contains(&line), "{line}");
+}

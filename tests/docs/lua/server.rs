@@ -1,0 +1,97 @@
+//! The examples of the headers, played on a redis-server.
+
+use std::time::Duration;
+
+use sluicegate::domain::decision::{Call, CallKind, Fate, Rebuild, Reply, Settlement, Want};
+use sluicegate::domain::quota_spec::QuotaSpec;
+use sluicegate::limiter::redis::answer::parse_reply;
+use sluicegate::limiter::redis::argument::argument;
+use sluicegate::limiter::redis::keys::{call_keys, provider_keys};
+use sluicegate::limiter::redis::library::LIBRARY;
+
+use super::header::Header;
+use super::{PEEK, QUOTA, call, read, spec};
+use crate::support::redis::Redis;
+
+/// Makes calls of one caller, numbered, under a prefix of its own.
+struct Caller {
+    connection: redis::Connection,
+    prefix: &'static str,
+    spec: QuotaSpec,
+    calls: u64,
+}
+
+impl Caller {
+    fn new(prefix: &'static str) -> Self {
+        let mut connection = Redis::shared().connection();
+        LIBRARY.load().exec(&mut connection).unwrap();
+        Self { connection, prefix, spec: spec(), calls: 0 }
+    }
+
+    fn call(&mut self, call: Call) -> Reply {
+        self.calls += 1;
+        let call = Call { number: self.calls, ..call };
+        let (keys, argument) = (call_keys(self.prefix, &self.spec, &call), argument(&self.spec, &call));
+        let answer: Vec<u8> = LIBRARY.call(&keys, &argument).query(&mut self.connection).unwrap();
+        parse_reply(&answer, 1, 1, call.wants.len()).unwrap()
+    }
+
+    /// Has the ledger vouch that nothing counts.
+    fn warm(&mut self) {
+        let born = self.call(call(Vec::new(), Vec::new())).born;
+        let rebuild = Some(Rebuild { born, ended: Vec::new(), open: 0 });
+        let reply = self.call(Call { rebuild, ..call(Vec::new(), Vec::new()) });
+        assert_eq!(reply.refused, None);
+    }
+}
+
+#[test]
+fn the_example_of_a_call_is_sent_and_answered() {
+    let header = Header::of(QUOTA);
+    let example = |name: &str| header.tuple("EXAMPLE", name);
+    let lines = read(&argument(&spec(), &call(vec![Want::charges(1, 1)], Vec::new())), "run");
+    for name in ["cell", "want"] {
+        let line = lines.iter().find_map(|line| line.strip_prefix(&format!("{name}: "))).unwrap();
+        let sent: Vec<u64> = line.split(", ").map(|item| item.rsplit_once(' ').unwrap().1.parse().unwrap()).collect();
+        assert_eq!(sent, example(name), "{name}");
+    }
+    let mut caller = Caller::new("example-call");
+    caller.warm();
+    let reply = caller.call(call(vec![Want::charges(1, 1)], Vec::new()));
+    assert_eq!((header.number("EXAMPLE", "refusal"), reply.refused), (0, None));
+    assert_eq!(reply.remaining, header.number("EXAMPLE", "remaining"));
+    assert_eq!(reply.reset_us, header.number("EXAMPLE", "reset"));
+    let [run] = &reply.granted[..] else { panic!("{reply:?}") };
+    assert_eq!(vec![u64::try_from(run.want).unwrap(), u64::from(run.permits), run.wait_us], example("run"));
+    assert_eq!(run.origins, example("origin"));
+}
+
+#[test]
+fn the_example_of_a_look_is_sent_and_answered() {
+    let example = Header::of(PEEK).part("EXAMPLE");
+    let (terms, sent) = example.split_once('\n').unwrap();
+    let (names, expected) = sent.trim().split_once(" → ").unwrap();
+    let number_before = |word: &str| -> u32 {
+        let before = terms.split_once(&format!(" {word}")).unwrap().0;
+        before.rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    let (answered, in_flight) = (number_before("answered"), number_before("in flight"));
+    let mut caller = Caller::new("example-look");
+    let keys = provider_keys(caller.prefix, &caller.spec);
+    let mut look = |caller: &mut Caller| -> Vec<String> {
+        LIBRARY.peek(&keys, names.as_bytes()).query(&mut caller.connection).unwrap()
+    };
+    assert!(look(&mut caller).is_empty());
+    caller.warm();
+    let granting = caller.calls + 1;
+    caller.call(call(vec![Want::charges(answered + in_flight, 1)], Vec::new()));
+    let settlement = Settlement {
+        call: granting,
+        cost: answered,
+        kind: CallKind::Charge,
+        subjects: Vec::new(),
+        fate: Fate::Used { age: Duration::ZERO },
+    };
+    caller.call(call(Vec::new(), vec![settlement]));
+    assert_eq!(look(&mut caller).join(" "), expected);
+}
