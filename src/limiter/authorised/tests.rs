@@ -82,7 +82,10 @@ impl LinkedLimiter for Links {
 
 /// The table, with one row, and whether the database is there.
 #[derive(Default)]
-struct Table(StdMutex<(Option<(String, i64, Option<Instant>)>, bool)>);
+struct Table(StdMutex<(Option<Kept>, bool)>);
+
+/// Holder, term, and since when.
+type Kept = (String, i64, Option<Instant>);
 
 impl Table {
     fn write(&self, holder: &str) {
