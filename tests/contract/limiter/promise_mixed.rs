@@ -48,7 +48,7 @@ enum Step {
     },
     Restart,
     /// The store's clock.
-    ClockStep {
+    MoveClock {
         us: i64,
     },
 }
@@ -92,7 +92,7 @@ fn step(trouble: Trouble) -> impl Strategy<Value = (u64, Step)> {
             1 => Just(Step::Restart),
         ]
         .boxed(),
-        Trouble::ClockSteps => clock.prop_map(|us| Step::ClockStep { us }).boxed(),
+        Trouble::ClockSteps => clock.prop_map(|us| Step::MoveClock { us }).boxed(),
     };
     (gap, prop_oneof![30 => call, 1 => trouble])
 }
@@ -174,7 +174,7 @@ impl World {
             }
             Step::Crash { worker } => self.workers[*worker] = self.newborn(),
             Step::Restart => self.run += 1,
-            Step::ClockStep { us } => self.offset_us += us,
+            Step::MoveClock { us } => self.offset_us += us,
         }
     }
 
@@ -399,8 +399,11 @@ impl World {
     }
 }
 
-fn mixed(limits: &[(&str, Algorithm, Scope, u32, u64, Option<u32>)]) -> QuotaSpec {
-    let limit = |&(name, algorithm, scope, max_requests, window_ms, burst): &(_, _, _, _, _, _)| LimitSpec {
+/// Name, how it counts, whom, requests, milliseconds, burst.
+type Limit = (&'static str, Algorithm, Scope, u32, u64, Option<u32>);
+
+fn mixed(limits: &[Limit]) -> QuotaSpec {
+    let limit = |&(name, algorithm, scope, max_requests, window_ms, burst): &Limit| LimitSpec {
         algorithm,
         scope,
         burst,
