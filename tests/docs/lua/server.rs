@@ -78,7 +78,7 @@ fn the_example_of_a_look_is_sent_and_answered() {
     let (answered, in_flight) = (number_before("answered"), number_before("in flight"));
     let mut caller = Caller::new("example-look");
     let keys = provider_keys(caller.prefix, &caller.spec);
-    let mut look = |caller: &mut Caller| -> Vec<String> {
+    let look = |caller: &mut Caller| -> Vec<String> {
         LIBRARY.peek(&keys, names.as_bytes()).query(&mut caller.connection).unwrap()
     };
     assert!(look(&mut caller).is_empty());
