@@ -106,6 +106,11 @@ local function refuse(code, wait, now, version, born)
   return encode(ANSWER, code, 0, 0, wait, now, version, born, 0, 0, 0, 0, 0)
 end
 
+local function begin_anew(keys, cells_n)
+  for i = 1, 1 + cells_n do redis.call('DEL', keys[i]) end
+  return redis.error_reply('DAMAGED what is stored does not add up; the state begins anew')
+end
+
 local function quota(keys, args)
   if not decode then bind() end
   local text = args[1]
@@ -206,8 +211,10 @@ local function quota(keys, args)
     tallies[i] = tally
   end
 
+  if damaged then return begin_anew(keys, cells_n) end
+
   local at = settlements_at
-  for _ = 1, damaged and 0 or settlements_n do
+  for _ = 1, settlements_n do
     local call, cost, kind, fate, owns, first, second, age
     call, cost, kind, fate, owns, first, second, age, at = decode('<I6I4I1I1I1I2I2I6', text, at)
     local answered = fate == 0 and age
@@ -248,10 +255,7 @@ local function quota(keys, args)
     reply = encode(ANSWER, index and LIMIT or NONE, exact, index or 0, wait, now, version, born, remaining, decides, reset,
       runs_n, passed_n) .. runs .. passed
   end
-  if damaged then
-    for i = 1, 1 + cells_n do redis.call('DEL', keys[i]) end
-    return redis.error_reply('DAMAGED what is stored does not add up; the state begins anew')
-  end
+  if damaged then return begin_anew(keys, cells_n) end
   save(provider, encode(HEAD, run, digest, born, warm, last, version, paused, unsure), now, mine,
     encode('<I6I7I4', number, now, #reply) .. reply .. provider.leases, longest + before, KEPT_MS)
   for i = 1, subjects_n do

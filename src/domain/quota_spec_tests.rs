@@ -1,4 +1,5 @@
 use super::*;
+use crate::domain::provider::StoreDown;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -37,11 +38,13 @@ fn own(rate: &str) -> Rule {
 }
 
 type Rules<'a> = &'a [(&'a str, Option<&'a str>, Rule)];
+/// Index in the spec, requests, seconds; nothing for an account that is blocked.
+type Counted = Option<Vec<(usize, u32, u64)>>;
 
 #[test]
 fn an_accounts_rules_say_which_limits_count_it_and_how_much_they_allow() {
     let usual = Some(vec![(0, 10, 3_600), (1, 20, 3_600)]);
-    let table: [(Rules<'_>, Option<Vec<(usize, u32, u64)>>); 11] = [
+    let table: [(Rules<'_>, Counted); 11] = [
         (&[], usual.clone()),
         (&[("other", None, Rule::Blocked), ("other", None, Rule::Exempt)], usual),
         (&[("me", None, Rule::Exempt)], Some(vec![])),
@@ -76,7 +79,7 @@ fn a_reference_is_counted_beside_its_account_and_by_no_rule() {
     };
     let (account, reference) = (("account:me".to_owned(), 2), ("reference:r".to_owned(), 1));
     assert_eq!(keys(&[], Some("me"), Some("r")), [account, reference.clone()]);
-    assert_eq!(keys(&[], None, Some("r")), [reference.clone()]);
+    assert_eq!(keys(&[], None, Some("r")), std::slice::from_ref(&reference));
     assert_eq!(keys(&[("me", None, Rule::Exempt)], Some("me"), Some("r")), [reference]);
     assert_eq!(keys(&[("r", None, Rule::Blocked)], None, Some("r")).len(), 1, "rules are of accounts");
     assert_eq!(keys(&[], None, None), []);

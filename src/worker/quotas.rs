@@ -258,3 +258,39 @@ impl AuthorityRows for LedgerRows {
         self.0.take_authority(quota, from, to).await.map(AuthorityRow::from).map_err(|error| error.to_string())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::provider_row::{LimitRow, ProviderRow};
+
+    #[test]
+    fn a_quota_shares_if_all_its_rows_do_and_by_the_largest_number() {
+        let of = |share_of: Option<i64>| ProviderRow {
+            store_down: if share_of.is_some() { "share" } else { "wait" }.to_owned(),
+            share_of,
+            quota: Some("one".to_owned()),
+            url: "https://acme.test/".to_owned(),
+            limits: vec![LimitRow { name: "all".to_owned(), max_requests: 9, window_ms: 1_000, ..LimitRow::default() }],
+            ..ProviderRow::default()
+        };
+        let share = |of| StoreDown::Share { of };
+        let table = [
+            (vec![of(None)], StoreDown::Wait),
+            (vec![of(Some(3))], share(3)),
+            (vec![of(Some(3)), of(Some(5)), of(Some(4))], share(5)),
+            (vec![of(Some(3)), of(None)], StoreDown::Wait),
+            (vec![of(Some(3)), ProviderRow { enabled: false, ..of(None) }], share(3)),
+        ];
+        for (rows, expected) in table {
+            let named = rows.into_iter().enumerate().map(|(n, row)| ProviderRow { name: format!("acme-{n}"), ..row });
+            let meant = named.map(|row| row.meant(1).unwrap());
+            let providers = meant.map(|row| (row.name.clone(), Arc::new(row))).collect();
+            let known = Known { version: 1, providers, bad: Vec::new() };
+            let spec = quota_spec(&known, &ProviderName::new("one").unwrap()).unwrap();
+            assert_eq!(spec.store_down, expected);
+            // A worker that has not noticed yet acts on the row for three polls.
+            assert!(spec.handover >= 3 * POLL);
+        }
+    }
+}

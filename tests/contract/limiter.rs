@@ -20,8 +20,10 @@ mod differential;
 mod exact_waits;
 mod faults;
 mod liar;
+mod model;
 mod oracle;
 mod promise;
+mod promise_mixed;
 mod refusals;
 mod saturation;
 

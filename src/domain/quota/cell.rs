@@ -70,11 +70,12 @@ impl Cell {
             return Self::new(spec, unknown_until_us);
         }
         match (&mut cell.count, cell.spec.kind, spec.kind) {
-            (Count::Bucket(bucket), CellKind::Bucket { interval: was, .. }, CellKind::Bucket { interval, .. }) => {
-                if was != interval {
-                    bucket.rescale(now_us, was, interval, spec.max.max(cell.spec.max));
-                }
+            (Count::Bucket(bucket), CellKind::Bucket { interval: was, .. }, CellKind::Bucket { interval, .. })
+                if was != interval =>
+            {
+                bucket.rescale(now_us, was, interval, spec.max.max(cell.spec.max));
             }
+            (Count::Bucket(_), ..) => {}
             _ if spec.window_us > cell.spec.window_us => cell.held_until_us = unknown_until_us,
             _ => {}
         }

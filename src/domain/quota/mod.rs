@@ -1,8 +1,8 @@
 //! The limiter of one quota: all its limits in one atomic call, as a pure state machine.
 //!
-//! This is the specification of the functions in `lua/`, in the same order, and the body of the embedded limiter. Refuses to read a
-//! clock, and refuses to trust a state that is not its own: one of another store, or of a clock that made a step, is begun
-//! anew, and grants nothing until what may still count has been told or has passed.
+//! This is the specification of the functions in `lua/`, in the same order, and the body of the embedded limiter. Refuses
+//! to read a clock, and refuses to trust a state that is not its own: one of another store, or of a clock that made a
+//! step, is begun anew, and grants nothing until what may still count has been told or has passed.
 
 use std::collections::BTreeMap;
 
@@ -131,7 +131,9 @@ impl State {
         if let Some(pause) = call.pause {
             self.paused_until_us = self.paused_until_us.max(now_us + micros_up(pause));
         }
-        if let Some(rebuild) = call.rebuild.as_ref().filter(|rebuild| rebuild.born == Micros(self.born_us)) {
+        // Of a longer list no part may be forgotten.
+        let whole = |rebuild: &&Rebuild| rebuild.born == Micros(self.born_us) && rebuild.ended.len() <= BATCH_MAX;
+        if let Some(rebuild) = call.rebuild.as_ref().filter(whole) {
             self.rebuild(now_us, before_us, rebuild);
         }
         let reply = if now_us < self.warm_us {
@@ -200,7 +202,6 @@ impl State {
         let mut ended: Vec<(u64, u64)> = rebuild
             .ended
             .iter()
-            .take(BATCH_MAX)
             .map(|past| (now_us.saturating_sub(micros_down(past.age)), u64::from(past.cost)))
             .collect();
         ended.sort_unstable();

@@ -12,8 +12,8 @@ use crate::domain::provider::ProviderName;
 use crate::domain::time::millis_up;
 use crate::ledger::{LedgerError, RecentUses};
 
-/// Into how many entries `within` is cut at most, and one more.
-const ENTRIES: u64 = 1_000;
+/// Into how many entries `within` is cut at most, and two more: as many as the limiter takes in one call.
+const ENTRIES: u64 = 998;
 
 pub struct Statements {
     uses: Sql,

@@ -22,6 +22,8 @@ use seat::Seat;
 
 mod seat;
 mod share;
+#[cfg(test)]
+mod tests;
 mod watch;
 
 /// Asks the store, or grants this worker's share, or nobody's.

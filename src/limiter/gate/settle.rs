@@ -54,7 +54,7 @@ pub(super) fn settlements(settled: &[Settled], spec: &QuotaSpec, departed: Insta
         }
     }
     let mut settlements: Vec<Settlement> = alike.into_values().collect();
-    settlements.sort_by(|a, b| order(b).cmp(&order(a)));
+    settlements.sort_by_key(|settlement| std::cmp::Reverse(order(settlement)));
     settlements
 }
 

@@ -1,5 +1,7 @@
 //! The contract's table of answers, row by row.
 
+type Headers<'a> = &'a [(&'static str, &'a str)];
+
 use super::*;
 
 fn reading(status: u16, body: &str) -> Reading {
@@ -184,7 +186,7 @@ fn the_first_case_that_fits_counts() {
     let stripe = Meanings { statuses: [(429, cases)].into(), ..meanings(&[]) };
     let reason = "Stripe-Rate-Limited-Reason";
     let lock = r#"{"error":{"code":"lock_timeout","type":"invalid_request_error"}}"#;
-    let table: [(&[(&'static str, &str)], &str, &str); 16] = [
+    let table: [(Headers<'_>, &str, &str); 16] = [
         (&[], "", "throttled"),
         (&[], "not json", "throttled"),
         (&[], r#"{"error":{"code":"rate_limit"}}"#, "throttled"),

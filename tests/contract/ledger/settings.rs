@@ -274,9 +274,8 @@ async fn a_bad_row_stops_only_its_own_provider(kind: Kind) {
     assert!(!format!("{bad:?}").contains("secret"), "{bad:?}");
 }
 
-/// Every column that says how a limit counts, and whom it counts, comes back as it was applied.
-async fn limits_and_account_rules_are_loaded_as_applied(kind: Kind) {
-    const SHAPES: &str = r#"
+/// Every way in which a limit can count.
+const SHAPES: &str = r#"
 [[provider]]
 name = "stripe"
 url = "https://api.stripe.example/v1/charges"
@@ -330,6 +329,9 @@ rule = "exempt"
 account = "rogue"
 rule = "blocked"
 "#;
+
+/// Every column that says how a limit counts, and whom it counts, comes back as it was applied.
+async fn limits_and_account_rules_are_loaded_as_applied(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let rows = file(SHAPES);
     assert_eq!(

@@ -8,6 +8,7 @@ use sluicegate::ledger::Ledger;
 use sluicegate::ledger::database::Database;
 use sluicegate::limiter::authorised::Authorised;
 use sluicegate::limiter::authority::{SHARE, Timing};
+use sluicegate::limiter::embedded::EmbeddedLimiter;
 use sluicegate::limiter::redis::client::RedisLimiter;
 use sluicegate::worker::quotas::LedgerRows;
 use tokio::task::block_in_place;
@@ -213,4 +214,21 @@ async fn who_waits_for_the_store_never_shares() {
     let after = rows.held().await;
     assert_eq!(after.0, run_id(&redis));
     judge(&works.end().await);
+}
+
+/// Left to itself, a state that was lost stays cold until nobody else is granted anything, and a window and a hold more.
+#[tokio::test]
+async fn a_cold_state_waits_for_those_who_have_not_noticed() {
+    let redis: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&Redis::shared().url(), "handover").unwrap());
+    let embedded: Arc<dyn Limiter> = Arc::new(EmbeddedLimiter::new());
+    for limiter in [redis, embedded] {
+        for handover in [Duration::ZERO, Duration::from_millis(3_050)] {
+            let quota = ProviderName::new(format!("handover-{}", handover.as_millis())).unwrap();
+            let spec = QuotaSpec { quota, handover, ..spec(StoreDown::Wait) };
+            let cold = refused(&Caller::new(&limiter, spec.clone()).call(&[]).await);
+            let before = handover + BOOKING_HORIZON + spec.hold_max;
+            let wait_us = u64::try_from(before.as_micros()).unwrap() + padded_us(&spec, 0);
+            assert_eq!((cold.by, cold.wait_us), (Refusal::Cold, wait_us));
+        }
+    }
 }

@@ -37,6 +37,8 @@ pub struct Bench {
     drain_timeout: Duration,
     runs: u32,
     running: Option<Running>,
+    /// Outlives the worker, as a store does.
+    store: Option<Arc<EmbeddedLimiter>>,
 }
 
 struct Running {
@@ -109,6 +111,7 @@ impl Bench {
             drain_timeout: Duration::from_secs(30),
             runs: 0,
             running: None,
+            store: None,
         };
         bench.apply(rows).await;
         bench
@@ -118,6 +121,11 @@ impl Bench {
         self.drain_timeout = drain_timeout;
     }
 
+    /// From now on one limiter for all workers, which forgets nothing when they end.
+    pub fn keep_limiter(&mut self) {
+        self.store = Some(Arc::new(EmbeddedLimiter::new()));
+    }
+
     /// Starts a worker, with a limiter that knows nothing yet, like a process that has just begun.
     pub fn run(&mut self) {
         self.runs += 1;
@@ -125,7 +133,7 @@ impl Bench {
             queue: self.queue.clone(),
             ledger: self.database.ledger(),
             settings: self.database.settings(),
-            limiter: Arc::new(EmbeddedLimiter::new()),
+            limiter: self.store.clone().unwrap_or_default(),
             providers: Arc::new(Factory(Arc::clone(&self.script))),
         };
         let options = WorkerOptions {

@@ -65,3 +65,21 @@ async fn what_can_never_be_a_job_is_kept_with_its_reason() {
     bench.pay("acme", "job").await;
     bench.until_state("job", "succeeded").await;
 }
+
+/// The store knows newer settings than the database of a worker that has just begun: one that was restored from a backup.
+#[tokio::test]
+async fn a_restored_database_is_noticed_through_the_store() {
+    let mut bench = Bench::prepared(&[row("acme")]).await;
+    bench.keep_limiter();
+    bench.sql("UPDATE settings_version SET version = version + 40").await;
+    bench.run();
+    bench.pay("acme", "before").await;
+    bench.until_state("before", "succeeded").await;
+    let newest = bench.settings().version().await.unwrap();
+    bench.stop().await;
+    bench.sql("UPDATE settings_version SET version = version - 30").await;
+    bench.run();
+    bench.pay("acme", "after").await;
+    bench.until_state("after", "succeeded").await;
+    assert!(bench.settings().version().await.unwrap() > newest, "raised above all that was ever said");
+}

@@ -1,0 +1,481 @@
+//! The promises of several limits of mixed algorithms at once, of accounts, and of a store that loses its state and is told
+//! by a ledger, or whose clock makes steps: each kept at the provider, or at the starts that it is about.
+//!
+//! Workers do as the gate does: they compare clocks before they use a grant, give back what is late (however long they
+//! were frozen), and tell a cold store what the ledger knows once no permit of the lost state can be in any hands.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use sluicegate::domain::clock_comparison::{ClockComparison, Comparison};
+use sluicegate::domain::limit::{Algorithm, Rate, Scope};
+use sluicegate::domain::provider::BOOKING_HORIZON;
+use sluicegate::domain::quota::Quota;
+use sluicegate::domain::time::micros_up;
+use sluicegate::provider::simulated::{FakeOptions, OnLimit, StrictProvider};
+
+use super::*;
+
+const START_US: u64 = 1_800_000_000_000_000;
+const WORKERS: usize = 3;
+const SEND_BUDGET_US: u64 = 40_000;
+const TIMEOUT_US: u64 = 150_000;
+
+#[derive(Clone, Copy, Debug)]
+struct Use {
+    begin_us: u64,
+    transit_us: u64,
+    answer_us: u64,
+    is_sent: bool,
+    is_answered: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Call {
+        worker: usize,
+        /// Accounts and costs.
+        wants: Vec<(Option<u8>, u32)>,
+        out_us: u64,
+        back_us: u64,
+        is_reply_lost: bool,
+        uses: Vec<Use>,
+    },
+    Crash {
+        worker: usize,
+    },
+    Restart,
+    /// The store's clock.
+    MoveClock {
+        us: i64,
+    },
+}
+
+/// What may happen in a world beside calls.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Trouble {
+    LostState,
+    ClockSteps,
+}
+
+fn step(trouble: Trouble) -> impl Strategy<Value = (u64, Step)> {
+    let gap = prop_oneof![4 => 0_u64..2_000, 3 => 0_u64..60_000, 1 => Just(130_000_u64), 1 => Just(420_000)];
+    let delay = || prop_oneof![3 => 0_u64..500, 2 => 0_u64..30_000, 2 => 100_000_u64..160_000];
+    // Sometimes its process is frozen between the reply and the start, for longer than its lease lasts.
+    let begin = prop_oneof![6 => Just(0_u64), 3 => 0_u64..50_000, 1 => Just(900_000)];
+    let one = (begin, delay(), delay(), prop::bool::weighted(0.85), prop::bool::weighted(0.85));
+    let one = one.prop_map(|(begin_us, transit_us, answer_us, is_sent, is_answered)| Use {
+        begin_us,
+        transit_us,
+        answer_us,
+        is_sent,
+        is_answered,
+    });
+    let want =
+        (prop_oneof![1 => Just(None), 2 => (0_u8..3).prop_map(Some)], prop_oneof![6 => Just(1_u32), 1 => Just(2)]);
+    let call = (0..WORKERS, prop::collection::vec(want, 1..6), 0_u64..8_000, 0_u64..8_000);
+    let call = (call, prop::bool::weighted(0.1), prop::collection::vec(one, 6));
+    let call = call.prop_map(|((worker, wants, out_us, back_us), is_reply_lost, uses)| Step::Call {
+        worker,
+        wants,
+        out_us,
+        back_us,
+        is_reply_lost,
+        uses,
+    });
+    let clock = (100_000_i64..30_000_000, any::<bool>()).prop_map(|(us, back)| if back { -us } else { us });
+    let trouble = match trouble {
+        Trouble::LostState => prop_oneof![
+            2 => (0..WORKERS).prop_map(|worker| Step::Crash { worker }),
+            1 => Just(Step::Restart),
+        ]
+        .boxed(),
+        Trouble::ClockSteps => clock.prop_map(|us| Step::MoveClock { us }).boxed(),
+    };
+    (gap, prop_oneof![30 => call, 1 => trouble])
+}
+
+struct Worker {
+    incarnation: u64,
+    calls: u64,
+    free_us: u64,
+    clock: ClockComparison,
+    distrust: Option<Micros>,
+    cold: Option<(Micros, u64)>,
+    run: u32,
+    unheard: Option<(Call, u64)>,
+    settled: Vec<(u64, Settlement, u64)>,
+}
+
+/// A request that began; its start by the store's clock.
+#[derive(Clone, Debug)]
+struct Attempt {
+    start_us: u64,
+    began_us: u64,
+    arrived_us: u64,
+    ended_us: Option<u64>,
+    cost: u32,
+    account: Option<u8>,
+}
+
+struct World {
+    quota: Quota,
+    spec: QuotaSpec,
+    workers: Vec<Worker>,
+    incarnations: u64,
+    run: u32,
+    now_us: u64,
+    /// Of the store's clock, ahead of the world's.
+    offset_us: i64,
+    attempts: Vec<Attempt>,
+    rebuilt: u32,
+    stepped: u32,
+}
+
+impl World {
+    fn new(spec: QuotaSpec) -> Self {
+        let mut world = Self {
+            quota: Quota::default(),
+            spec,
+            workers: Vec::new(),
+            incarnations: 0,
+            run: 0,
+            now_us: START_US,
+            offset_us: 0,
+            attempts: Vec::new(),
+            rebuilt: 0,
+            stepped: 0,
+        };
+        world.workers = (0..WORKERS).map(|_| world.newborn()).collect();
+        world
+    }
+
+    fn newborn(&mut self) -> Worker {
+        self.incarnations += 1;
+        Worker {
+            incarnation: self.incarnations,
+            calls: 0,
+            free_us: self.now_us,
+            clock: ClockComparison::default(),
+            distrust: None,
+            cold: None,
+            run: self.run,
+            unheard: None,
+            settled: Vec::new(),
+        }
+    }
+
+    fn live(&mut self, step: &Step) {
+        match step {
+            Step::Call { worker, wants, out_us, back_us, is_reply_lost, uses } => {
+                self.call(*worker, wants, (*out_us, *back_us), *is_reply_lost, uses);
+            }
+            Step::Crash { worker } => self.workers[*worker] = self.newborn(),
+            Step::Restart => self.run += 1,
+            Step::MoveClock { us } => self.offset_us += us,
+        }
+    }
+
+    fn call(
+        &mut self,
+        worker: usize,
+        wants: &[(Option<u8>, u32)],
+        (out_us, back_us): (u64, u64),
+        lost: bool,
+        uses: &[Use],
+    ) {
+        if self.workers[worker].free_us > self.now_us {
+            return;
+        }
+        let departed_us = (self.now_us - out_us).max(self.workers[worker].free_us);
+        let (call, departed_us) = self.outgoing(worker, wants, departed_us);
+        let reply = self.quota.call(Micros(self.now_us.strict_add_signed(self.offset_us)), &self.spec, &call);
+        let me = &mut self.workers[worker];
+        if lost {
+            me.unheard = Some((call, departed_us));
+            return;
+        }
+        let arrived_us = self.now_us + back_us;
+        me.free_us = arrived_us;
+        me.distrust.take_if(|born| call.distrust == Some(*born));
+        let since = |at_us: u64| Duration::from_micros(at_us - START_US);
+        match me.clock.observe(since(departed_us), since(arrived_us), reply.now) {
+            Comparison::First | Comparison::Agrees { .. } => {}
+            Comparison::SteppedForward { .. } | Comparison::SteppedBack { .. } => {
+                me.distrust = Some(reply.born);
+                self.stepped += 1;
+                return;
+            }
+        }
+        let is_cold = reply.refused.is_some_and(|refused| refused.by == Refusal::Cold);
+        let known = me.cold.filter(|(born, _)| *born == reply.born);
+        me.cold = is_cold.then(|| known.unwrap_or((reply.born, arrived_us)));
+        self.begin(worker, (&call, departed_us), &reply, arrived_us, uses);
+    }
+
+    fn outgoing(&mut self, worker: usize, wants: &[(Option<u8>, u32)], departed_us: u64) -> (Call, u64) {
+        let rebuild = self.rebuild(worker, departed_us);
+        let run = self.run;
+        let me = &mut self.workers[worker];
+        let unheard = me.unheard.take();
+        if me.run != run {
+            (me.run, me.clock) = (run, ClockComparison::default());
+        } else if let Some(unheard) = unheard {
+            return unheard;
+        }
+        me.calls += 1;
+        let (told, later) =
+            std::mem::take(&mut me.settled).into_iter().partition(|(from_us, ..)| *from_us <= departed_us);
+        me.settled = later;
+        let told: Vec<(u64, Settlement, u64)> = told;
+        let settlements = told.into_iter().map(|(_, settlement, answered_us)| match settlement.fate {
+            Fate::Used { .. } => {
+                Settlement { fate: Fate::Used { age: Duration::from_micros(departed_us - answered_us) }, ..settlement }
+            }
+            Fate::NotSent { .. } => settlement,
+        });
+        let is_compared = me.clock.is_known() && me.distrust.is_none();
+        let want = |(account, cost): &(Option<u8>, u32)| {
+            let account = account.map(|account| account.to_string());
+            Want { subjects: self.spec.subjects(account.as_deref(), None).unwrap(), ..Want::charges(1, *cost) }
+        };
+        self.rebuilt += u32::from(rebuild.is_some());
+        let call = Call {
+            incarnation: me.incarnation,
+            number: me.calls,
+            wants: if is_compared { wants.iter().map(want).collect() } else { Vec::new() },
+            settlements: settlements.collect(),
+            pause: None,
+            rebuild,
+            distrust: me.distrust,
+            run_id: format!("run{run}"),
+        };
+        (call, departed_us)
+    }
+
+    /// What the ledger says of a lost state, once no permit of it can be in any hands.
+    fn rebuild(&self, worker: usize, at_us: u64) -> Option<Rebuild> {
+        let (born, since_us) = self.workers[worker].cold?;
+        if at_us < since_us + micros_up(BOOKING_HORIZON) + SEND_BUDGET_US {
+            return None;
+        }
+        let within_us = self.spec.cold_us();
+        let mut rebuild = forgotten_nothing(born);
+        for attempt in self.attempts.iter().filter(|attempt| attempt.began_us <= at_us) {
+            match attempt.ended_us {
+                Some(ended_us) if ended_us <= at_us => {
+                    let past = PastUse { age: Duration::from_micros(at_us - ended_us), cost: attempt.cost };
+                    rebuild.ended.extend((at_us - ended_us <= within_us).then_some(past));
+                }
+                // Its answer never came, or not yet.
+                _ if at_us - attempt.began_us <= within_us => rebuild.open += attempt.cost,
+                _ => {}
+            }
+        }
+        Some(rebuild)
+    }
+
+    fn begin(
+        &mut self,
+        worker: usize,
+        (call, departed_us): (&Call, u64),
+        reply: &Reply,
+        arrived_us: u64,
+        uses: &[Use],
+    ) {
+        let cells = self.spec.provider_cells();
+        let mut uses = uses.iter().cycle();
+        for run in &reply.granted {
+            let want = &call.wants[run.want];
+            let account = want.subjects.first().map(|subject| subject.key.rsplit(':').next().unwrap().parse().unwrap());
+            for planned in uses.by_ref().take(usize::try_from(run.permits).unwrap()) {
+                let clock = &self.workers[worker].clock;
+                let mut start_us = arrived_us + run.wait_us;
+                for (cell, origin_ms) in cells.iter().zip(&run.origins).filter(|(_, origin_ms)| **origin_ms > 0) {
+                    let due = Micros((origin_ms * 1_000 + cell.window_us).min(reply.now.0 + run.wait_us));
+                    let since = Duration::from_micros(arrived_us - START_US);
+                    let not_before = clock.not_before(since, due, Duration::from_micros(cell.window_us));
+                    start_us = start_us.max(START_US + micros_up(not_before));
+                }
+                let began_us = start_us + planned.begin_us;
+                let settlement = |fate| Settlement {
+                    call: call.number,
+                    cost: want.cost,
+                    kind: want.kind,
+                    subjects: want.subjects.clone(),
+                    fate,
+                };
+                let settled = &mut self.workers[worker].settled;
+                if began_us > departed_us + run.wait_us + SEND_BUDGET_US || !planned.is_sent {
+                    settled.push((began_us, settlement(Fate::NotSent { origins: run.origins.clone() }), 0));
+                    continue;
+                }
+                let at_us = began_us + planned.transit_us.min(TIMEOUT_US);
+                let answered_us = at_us + planned.answer_us;
+                let is_answered = planned.is_answered && answered_us <= began_us + TIMEOUT_US;
+                if is_answered {
+                    settled.push((answered_us, settlement(Fate::Used { age: Duration::ZERO }), answered_us));
+                }
+                self.attempts.push(Attempt {
+                    start_us: reply.now.0 + run.wait_us,
+                    began_us,
+                    arrived_us: at_us,
+                    ended_us: is_answered.then_some(answered_us),
+                    cost: want.cost,
+                    account,
+                });
+            }
+        }
+    }
+
+    /// At the provider: what counts between start and answer.
+    fn judge_logs(&self) -> Result<u64, TestCaseError> {
+        let mut full = 0;
+        for limit in self.spec.limits.iter().filter(|limit| limit.algorithm == Algorithm::SlidingLog) {
+            let mut of: BTreeMap<Option<u8>, Vec<&Attempt>> = BTreeMap::new();
+            for attempt in &self.attempts {
+                match (limit.scope, attempt.account) {
+                    (Scope::Provider, _) => of.entry(None).or_default().push(attempt),
+                    (_, Some(account)) => of.entry(Some(account)).or_default().push(attempt),
+                    (_, None) => {}
+                }
+            }
+            for (account, mut attempts) in of {
+                attempts.sort_by_key(|attempt| attempt.arrived_us);
+                let rate = Rate::new(limit.max_requests, limit.window).unwrap();
+                let options = FakeOptions { limits: vec![rate], on_limit: OnLimit::Count, ..FakeOptions::default() };
+                let mut provider = StrictProvider::new(options);
+                for attempt in attempts {
+                    (0..attempt.cost).for_each(|_| {
+                        let _counted = provider.arrive(attempt.arrived_us);
+                    });
+                }
+                let report = &provider.report().limits[0];
+                prop_assert_eq!(report.breaches, 0, "{} of {} {} for {:?}", report.largest, limit.name, rate, account);
+                full += u64::from(report.largest == u64::from(limit.max_requests));
+            }
+        }
+        Ok(full)
+    }
+
+    /// By the store's clock: what counts the starts.
+    fn judge_starts(&self) -> Result<(), TestCaseError> {
+        let mut starts: Vec<(u64, u64)> =
+            self.attempts.iter().map(|attempt| (attempt.start_us, u64::from(attempt.cost))).collect();
+        starts.sort_unstable();
+        for limit in &self.spec.limits {
+            let (most, window_us) = (u64::from(limit.cost_max()), micros_up(limit.window));
+            match limit.algorithm {
+                Algorithm::SlidingLog => {}
+                Algorithm::SlidingWindow => {
+                    for (end_us, _) in &starts {
+                        let within = starts.iter().filter(|(at_us, _)| at_us <= end_us && end_us - at_us < window_us);
+                        let uses: u64 = within.map(|(_, cost)| cost).sum();
+                        prop_assert!(uses <= most, "{} starts within {} of {}", uses, limit.name, end_us);
+                    }
+                }
+                Algorithm::FixedWindow => {
+                    let mut windows: BTreeMap<u64, u64> = BTreeMap::new();
+                    for (at_us, cost) in &starts {
+                        *windows.entry((at_us - micros_up(limit.offset)) / window_us).or_default() += cost;
+                    }
+                    let uses = windows.values().max().copied().unwrap_or(0);
+                    prop_assert!(uses <= most, "{} starts in a window of {}", uses, limit.name);
+                }
+                Algorithm::TokenBucket | Algorithm::Gcra => {
+                    let interval_us = window_us / u64::from(limit.max_requests);
+                    let (mut level_us, mut last_us) = (0, 0);
+                    for (at_us, cost) in &starts {
+                        level_us = u64::saturating_sub(level_us, at_us - last_us) + cost * interval_us;
+                        last_us = *at_us;
+                        prop_assert!(level_us <= most * interval_us, "{} overflows at {}", limit.name, at_us);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Name, how it counts, whom, requests, milliseconds, burst.
+type Limit = (&'static str, Algorithm, Scope, u32, u64, Option<u32>);
+
+fn mixed(limits: &[Limit]) -> QuotaSpec {
+    let limit = |&(name, algorithm, scope, max_requests, window_ms, burst): &Limit| LimitSpec {
+        algorithm,
+        scope,
+        burst,
+        offset: Duration::from_millis(if algorithm == Algorithm::FixedWindow { 70 } else { 0 }),
+        ..LimitSpec::sliding_log(name, max_requests, Duration::from_millis(window_ms))
+    };
+    QuotaSpec {
+        limits: limits.iter().map(limit).collect(),
+        hold_max: Duration::from_micros(SEND_BUDGET_US + TIMEOUT_US),
+        send_budget: Duration::from_micros(SEND_BUDGET_US),
+        ..spec(&[])
+    }
+}
+
+fn keeps_its_promises(trouble: Trouble, spec: &QuotaSpec) {
+    let (requests, full, told, stepped) = (Cell::new(0), Cell::new(0), Cell::new(0), Cell::new(0));
+    let mut runner = TestRunner::new(Config { cases: 800, failure_persistence: None, ..Config::default() });
+    let outcome = runner.run(&prop::collection::vec(step(trouble), 1..120), |steps| {
+        let mut world = World::new(spec.clone());
+        for (gap_us, step) in &steps {
+            world.now_us += gap_us;
+            world.live(step);
+        }
+        requests.set(requests.get() + world.attempts.len());
+        told.set(told.get() + world.rebuilt);
+        stepped.set(stepped.get() + world.stepped);
+        full.set(full.get() + world.judge_logs()?);
+        if trouble == Trouble::LostState { world.judge_starts() } else { Ok(()) }
+    });
+    if let Err(failure) = outcome {
+        panic!("{failure}");
+    }
+    // A limiter that grants nothing would keep every promise.
+    assert!(requests.get() > 3_000, "only {} requests were made", requests.get());
+    assert!(full.get() > 300, "a limit was used in full only {} times", full.get());
+    assert!(told.get() > 500, "a ledger was asked only {} times", told.get());
+    assert!(stepped.get() > 300 || trouble == Trouble::LostState, "only {} steps were seen", stepped.get());
+}
+
+use Algorithm::{FixedWindow, Gcra, SlidingLog, SlidingWindow, TokenBucket};
+use Scope::{Account, Provider};
+
+#[test]
+fn logs_of_everybody_and_of_accounts_outlive_a_lost_state() {
+    let limits = [("account", SlidingLog, Account, 2, 150, None), ("all", SlidingLog, Provider, 4, 100, None)];
+    keeps_its_promises(Trouble::LostState, &mixed(&limits));
+}
+
+#[test]
+fn a_log_beside_windows_keeps_its_promise_and_they_theirs() {
+    let limits = [
+        ("account", SlidingLog, Account, 2, 200, None),
+        ("calendar", FixedWindow, Provider, 7, 250, None),
+        ("log", SlidingLog, Provider, 4, 100, None),
+        ("rolling", SlidingWindow, Provider, 6, 300, None),
+    ];
+    keeps_its_promises(Trouble::LostState, &mixed(&limits));
+}
+
+#[test]
+fn a_log_beside_buckets_keeps_its_promise_and_they_theirs() {
+    let limits = [
+        ("account", SlidingLog, Account, 2, 200, None),
+        ("bucket", TokenBucket, Provider, 6, 150, Some(5)),
+        ("cells", Gcra, Provider, 10, 200, Some(5)),
+        ("log", SlidingLog, Provider, 4, 100, None),
+    ];
+    keeps_its_promises(Trouble::LostState, &mixed(&limits));
+}
+
+#[test]
+fn logs_outlive_steps_of_the_stores_clock() {
+    let limits = [("account", SlidingLog, Account, 2, 150, None), ("all", SlidingLog, Provider, 4, 100, None)];
+    keeps_its_promises(Trouble::ClockSteps, &mixed(&limits));
+}
