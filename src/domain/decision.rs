@@ -1,4 +1,4 @@
-//! What one call to the limiter says and what it is told: the same words for the Lua script, its Rust twin and the gate.
+//! What one call to the limiter says and what it is told: the same words for the functions in Redis, their Rust twin and the gate.
 //!
 //! Refuses to decide; [`super::quota`] does. What a limit means in numbers is [`super::quota_spec`].
 

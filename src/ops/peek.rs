@@ -130,7 +130,7 @@ pub(super) mod tests {
             used.map(|used| used.len()).map_err(|error| error.to_string())
         };
         assert_eq!(look("plain", None).await, Ok(1));
-        assert_eq!(look("scoped", Some("a")).await, Ok(2), "the provider's limit and the account's own");
+        assert_eq!((look("scoped", None).await, look("scoped", Some("a")).await), (Ok(1), Ok(2)));
         for (provider, account, problem) in [
             ("nobody", None, "no such provider, or it is disabled"),
             ("off", None, "no such provider, or it is disabled"),

@@ -21,8 +21,8 @@ impl Page {
     }
 
     pub fn all() -> Vec<Self> {
-        let docs =
-            ["architecture", "guarantees", "message", "providers", "topology"].map(|name| format!("docs/{name}.md"));
+        let docs = ["architecture", "guarantees", "limiter", "message", "providers", "topology"]
+            .map(|name| format!("docs/{name}.md"));
         ["README.md".to_owned()].into_iter().chain(docs).map(|path| Self::read(&path)).collect()
     }
 

@@ -1,8 +1,8 @@
 //! The limiter of one quota: all its limits in one atomic call, as a pure state machine.
 //!
-//! This is the specification of the Lua script, in the same order, and the body of the embedded limiter. Refuses to read a
-//! clock, and refuses to trust a state that is not its own: one of another store, or of a clock that made a step, is begun
-//! anew, and grants nothing until what may still count has been told or has passed.
+//! This is the specification of the functions in `lua/`, in the same order, and the body of the embedded limiter. Refuses
+//! to read a clock, and refuses to trust a state that is not its own: one of another store, or of a clock that made a
+//! step, is begun anew, and grants nothing until what may still count has been told or has passed.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The script's answer as a reply.
+//! The function's answer as a reply.
 //!
 //! Refuses every answer that is not of the announced shape: an unknown code or a missing byte is an error, never a grant.
 //! The layout is the header of `lua/quota.lua`.
@@ -25,7 +25,7 @@ impl Bytes<'_> {
     }
 }
 
-/// Reads the script's answer to a call of so many wants under limits of which so many are on everything.
+/// Reads the function's answer to a call of so many wants under limits of which so many are on everything.
 ///
 /// # Errors
 /// Says what does not fit. Nothing may be taken as granted then.

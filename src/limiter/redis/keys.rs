@@ -1,6 +1,6 @@
 //! The names of every Redis key, made here and nowhere else.
 //!
-//! All keys of a quota carry the same hash tag, so that a cluster keeps them on one node and one script can take them
+//! All keys of a quota carry the same hash tag, so that a cluster keeps them on one node and one function can take them
 //! together (Redis cluster specification, "Hash tags"). Names of quotas, limits and subjects hold no braces by their own
 //! rules. Refuses to name a key after anything that a producer could choose freely.
 
@@ -13,7 +13,7 @@ pub fn state_key(prefix: &str, spec: &QuotaSpec) -> String {
     format!("{prefix}:{{{}}}", spec.quota)
 }
 
-/// The state, and a log for each limit on everything: the script's first keys.
+/// The state, and a log for each limit on everything: the function's first keys.
 #[must_use]
 pub fn provider_keys(prefix: &str, spec: &QuotaSpec) -> Vec<String> {
     let state = state_key(prefix, spec);
@@ -40,7 +40,7 @@ pub fn subjects(call: &Call) -> Vec<&Subject> {
     subjects
 }
 
-/// Keys of one call, in the order of the script's KEYS.
+/// Keys of one call, in the order of the function's KEYS.
 #[must_use]
 pub fn call_keys(prefix: &str, spec: &QuotaSpec, call: &Call) -> Vec<String> {
     let own = subjects(call).into_iter().map(|subject| subject_key(prefix, spec, subject));
