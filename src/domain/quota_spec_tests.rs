@@ -111,3 +111,11 @@ fn an_accounts_own_bucket_is_remembered_until_it_has_drained() {
     let slowest = spec.subject_cells(&Subject { key: "account:slowest".to_owned(), limits: limits.to_vec() });
     assert_eq!((slowest[0].max, slowest[0].window_us), (2, micros_up(HOUR * 24 * 62)), "no longer than is exact");
 }
+
+#[test]
+fn windows_are_padded_by_what_no_comparison_of_clocks_can_see() {
+    for (window_ms, padded_us) in [(1, 3_001), (1_000, 1_002_500), (60_000, 60_032_000)] {
+        let limit = LimitSpec::sliding_log("all", 1, Duration::from_millis(window_ms));
+        assert_eq!(limit.padded_window_us(), padded_us);
+    }
+}

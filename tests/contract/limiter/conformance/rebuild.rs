@@ -1,0 +1,209 @@
+//! A cold limiter that is told what may still count: it grants what is left, and never more than it would have granted had
+//! nothing been lost.
+
+use std::cell::Cell;
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use sluicegate::domain::decision::BATCH_MAX;
+use sluicegate::domain::limit::Algorithm;
+use sluicegate::domain::quota::Quota;
+
+use super::algorithms::limit;
+use super::*;
+
+on_every_limiter!(
+    what_the_ledger_remembers_is_used,
+    what_is_on_the_wire_may_end_as_late_as_it_can,
+    as_many_past_uses_as_a_call_can_carry_count,
+    a_warm_limiter_is_told_nothing,
+);
+
+/// Long enough that nothing is over before the test is.
+fn long(algorithm: Algorithm) -> LimitSpec {
+    LimitSpec { max_requests: 6, window: Duration::from_secs(5_400), offset: Duration::ZERO, ..limit(algorithm) }
+}
+
+fn of(algorithm: Algorithm) -> QuotaSpec {
+    let quota = ProviderName::new(algorithm.name().replace('_', "-")).unwrap();
+    QuotaSpec { quota, limits: vec![long(algorithm)], ..spec(&[]) }
+}
+
+/// A cold limiter's next call, which tells what may still count and wants permits.
+async fn told(limiter: &Arc<dyn Limiter>, spec: &QuotaSpec, ended: Vec<PastUse>, open: u32, permits: u32) -> Reply {
+    let mut caller = Caller::new(limiter, spec.clone());
+    let born = caller.call(&[]).await.born;
+    let call = Call {
+        incarnation: caller.incarnation,
+        number: 2,
+        wants: vec![Want::charges(permits, 1)],
+        settlements: Vec::new(),
+        pause: None,
+        rebuild: Some(Rebuild { born, ended, open }),
+        distrust: None,
+        run_id: limiter.run_id(&spec.quota).await.unwrap(),
+    };
+    limiter.call(spec, &call).await.unwrap()
+}
+
+fn past(age_ms: u64, cost: u32) -> PastUse {
+    PastUse { age: Duration::from_millis(age_ms), cost }
+}
+
+async fn what_the_ledger_remembers_is_used(limiter: Arc<dyn Limiter>) {
+    for algorithm in Algorithm::ALL {
+        let spec = of(algorithm);
+        // In any order; the first has been over for long.
+        let reply = told(&limiter, &spec, vec![past(20_000_000, 9), past(30, 1), past(500, 2)], 0, 9).await;
+        let capacity = u64::from(spec.limits[0].cost_max());
+        // Into a calendar window that has just begun nothing may have fallen.
+        let begun_us = reply.now.0 % 5_400_000_000;
+        if algorithm != Algorithm::FixedWindow || begun_us > 500_000 {
+            let left = capacity.saturating_sub(3);
+            assert_eq!(reply.permits(), left, "{algorithm:?}: {reply:?}");
+        }
+        if algorithm == Algorithm::SlidingLog {
+            let free_us = free_again_us(&reply, 500_000, padded_us(&spec, 0));
+            assert_eq!((promised_us(&reply), refused(&reply).exact), (free_us, true));
+        }
+    }
+}
+
+async fn what_is_on_the_wire_may_end_as_late_as_it_can(limiter: Arc<dyn Limiter>) {
+    for algorithm in [Algorithm::SlidingLog, Algorithm::TokenBucket] {
+        let spec = of(algorithm);
+        let reply = told(&limiter, &spec, Vec::new(), 6, 9).await;
+        let latest_us = micros_up(BOOKING_HORIZON + spec.hold_max);
+        let counts_us = match algorithm {
+            Algorithm::SlidingLog => {
+                (reply.now.0 + latest_us).div_ceil(1_000) * 1_000 - reply.now.0 + padded_us(&spec, 0)
+            }
+            // Six at the latest instant, of which three must have drained.
+            _ => latest_us + 3 * 900_000_000,
+        };
+        assert_eq!((reply.permits(), refused(&reply).wait_us), (0, counts_us), "{algorithm:?}: {reply:?}");
+    }
+}
+
+async fn as_many_past_uses_as_a_call_can_carry_count(limiter: Arc<dyn Limiter>) {
+    let spec = spec(&[("all", 1_500, 3_600_000)]);
+    let ages = (0..u64::try_from(BATCH_MAX).unwrap()).map(|number| past(number * 700, 1)).collect();
+    let reply = told(&limiter, &spec, ages, 0, 1_000).await;
+    assert_eq!(reply.permits(), 500);
+}
+
+async fn a_warm_limiter_is_told_nothing(limiter: Arc<dyn Limiter>) {
+    let mut caller = Caller::warm(&limiter, spec(&[("all", 3, 8_000)])).await;
+    let born = caller.call(&[1]).await.born;
+    caller.number += 1;
+    let call = Call {
+        incarnation: caller.incarnation,
+        number: caller.number,
+        wants: vec![Want::charges(2, 1)],
+        settlements: Vec::new(),
+        pause: None,
+        rebuild: Some(Rebuild { born, ended: vec![past(10, 3)], open: 3 }),
+        distrust: None,
+        run_id: limiter.run_id(&caller.spec.quota).await.unwrap(),
+    };
+    assert_eq!(limiter.call(&caller.spec, &call).await.unwrap().permits(), 2, "it knows better");
+}
+
+/// One use of a history: gap before it, cost, time to its answer if there is one.
+type Planned = (u64, u32, Option<u64>);
+
+/// Lives through a history, loses the state, and tells a new one the truth: its next starts are none of them earlier than
+/// those of the state that was never lost, and there are no more of them.
+fn compare(limits: Vec<LimitSpec>, history: &[Planned], later_us: u64) -> Result<(u64, u64), TestCaseError> {
+    let spec = QuotaSpec { limits, ..spec(&[]) };
+    let (mut kept, mut now_us, mut number) = (Quota::default(), 1_800_000_000_000_000, 2);
+    let call = |number, wants: Vec<Want>, settlements, rebuild| Call {
+        incarnation: 1,
+        number,
+        wants,
+        settlements,
+        pause: None,
+        rebuild,
+        distrust: None,
+        run_id: "run".to_owned(),
+    };
+    let born = kept.call(Micros(now_us), &spec, &call(1, Vec::new(), Vec::new(), None)).born;
+    kept.call(Micros(now_us), &spec, &call(2, Vec::new(), Vec::new(), Some(forgotten_nothing(born))));
+    let mut ended: Vec<(u64, u32)> = Vec::new();
+    let mut open = 0;
+    for (gap_us, cost, answer_us) in history {
+        now_us += gap_us;
+        number += 1;
+        let reply = kept.call(Micros(now_us), &spec, &call(number, wants(&[*cost]), Vec::new(), None));
+        let Some(run) = reply.granted.first() else { continue };
+        let start_us = now_us + run.wait_us;
+        now_us = start_us + answer_us.unwrap_or(0);
+        if answer_us.is_some() {
+            kept.call(Micros(now_us), &spec, &call(number + 1, Vec::new(), vec![used(number, *cost, 0)], None));
+            number += 1;
+            ended.push((now_us, *cost));
+        } else {
+            open += cost;
+        }
+    }
+    let mut lost = Quota::default();
+    now_us += later_us;
+    let born = lost.call(Micros(now_us), &spec, &call(1, Vec::new(), Vec::new(), None)).born;
+    now_us += micros_up(BOOKING_HORIZON + spec.send_budget);
+    let ended: Vec<PastUse> = ended
+        .into_iter()
+        .map(|(ended_us, cost)| PastUse { age: Duration::from_micros(now_us - ended_us), cost })
+        .collect();
+    let rebuild = Some(Rebuild { born, ended, open });
+    let ask = |quota: &mut Quota, at_us, number, rebuild| {
+        let reply = quota.call(Micros(at_us), &spec, &call(number, vec![Want::charges(20, 1)], Vec::new(), rebuild));
+        let starts = |run: &sluicegate::domain::decision::Run| (at_us + run.wait_us, u64::from(run.permits));
+        reply.granted.iter().map(starts).collect::<Vec<_>>()
+    };
+    lost.call(Micros(now_us), &spec, &call(2, Vec::new(), Vec::new(), rebuild));
+    let mut totals = (0, 0);
+    // Each instant anew: what was granted at one is no part of the other's question.
+    for at_us in [0, 20_000, 100_000, 300_000, 700_000, 1_300_000, 5_000_000].map(|us| now_us + us) {
+        let from_kept = ask(&mut kept.clone(), at_us, number + 2, None);
+        let from_lost = ask(&mut lost.clone(), at_us, 3, None);
+        let by = |starts: &[(u64, u64)], us| starts.iter().filter(|(at, _)| *at <= us).map(|(_, n)| n).sum::<u64>();
+        for (start_us, _) in &from_lost {
+            let (more, most) = (by(&from_lost, *start_us), by(&from_kept, *start_us));
+            prop_assert!(more <= most, "{} starts by {}, and {} if nothing had been lost", more, start_us, most);
+        }
+        totals.0 += by(&from_lost, u64::MAX);
+        totals.1 += by(&from_kept, u64::MAX);
+    }
+    Ok(totals)
+}
+
+#[test]
+fn a_rebuilt_limiter_grants_no_more_than_one_that_lost_nothing() {
+    let planned = (0_u64..150_000, 1_u32..3, prop::option::weighted(0.85, 0_u64..90_000));
+    let algorithms = prop::collection::vec((prop::sample::select(Algorithm::ALL.to_vec()), 1_u32..7, 1_u64..8), 1..3);
+    let histories = (algorithms, prop::collection::vec(planned, 0..25), 0_u64..400_000);
+    let (rebuilt, kept) = (Cell::new(0), Cell::new(0));
+    let mut runner = TestRunner::new(Config { cases: 3_000, failure_persistence: None, ..Config::default() });
+    let outcome = runner.run(&histories, |(algorithms, history, later_us)| {
+        let limit = |(number, (algorithm, max_requests, pace)): (usize, (Algorithm, u32, u64))| {
+            let window = Duration::from_millis(pace * 60 * u64::from(max_requests));
+            LimitSpec { name: format!("limit-{number}"), max_requests, window, offset: window / 3, ..limit(algorithm) }
+        };
+        let limits: Vec<LimitSpec> = algorithms.into_iter().enumerate().map(limit).collect();
+        let mut history = history;
+        if limits.len() > 1 {
+            // A lease outlasts the longest window under every limit, what is rebuilt each one's own: both are safe, and
+            // with several limits neither is always the later.
+            history.iter_mut().for_each(|(_, _, answer_us)| *answer_us = answer_us.or(Some(0)));
+        }
+        let (from_lost, from_kept) = compare(limits, &history, later_us)?;
+        rebuilt.set(rebuilt.get() + from_lost);
+        kept.set(kept.get() + from_kept);
+        Ok(())
+    });
+    if let Err(failure) = outcome {
+        panic!("{failure}");
+    }
+    // One that grants nothing would grant no more, too.
+    assert!(rebuilt.get() * 2 > kept.get() && kept.get() > 10_000, "{rebuilt:?} of {kept:?}");
+}
