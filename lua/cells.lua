@@ -134,6 +134,8 @@ end
 -- lowered limit stay: they still count, and would count again if the limit were raised.
 local function adopt(cell, old, now, unknown_until)
   local same = old ~= nil and old.kind == cell.kind and old.applies == cell.applies
+  -- A shadow left out what it would have refused.
+  if same and old.mode == SHADOW and cell.mode ~= SHADOW then same = false end
   if same and cell.kind == LOG then same = (old.mode == HELD) == (cell.mode == HELD) end
   if same and cell.kind == WINDOW then same = old.window == cell.window and old.param == cell.param end
   if not same then
@@ -151,7 +153,9 @@ local function adopt(cell, old, now, unknown_until)
     local uses = min(ceil(backlog(old, now) / max(1, old.param)), max(old.max, cell.max))
     cell.empty, cell.part = now, 0
     drain_later(cell, now, uses)
-  elseif cell.kind ~= BUCKET and old.window < cell.window then
+  elseif cell.kind == LOG and old.window < cell.window then
     cell.held = unknown_until
   end
+  -- One that is new would not have to wait longer.
+  cell.held = min(cell.held, unknown_until)
 end

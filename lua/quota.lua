@@ -46,21 +46,24 @@ local REPLY_KEPT_US = 600000000
 local SUBJECT_KEPT_US = 1000000
 local TALLIES_MOST = 256
 local HEADER, HEADER_BYTES = '<c8c8c8I6I2I2I2I2I2I1', 41
-local TERMS, TERMS_BYTES = '<I6I6I6I6I6I6I2I2', 40
+local TERMS, TERMS_BYTES = '<c8I6I6I6I6I6I6I2I2', 48
 local MORE, MORE_BYTES = '<I6I7I7I2I4', 26
-local HEAD, HEAD_BYTES = '<c8c8I7I7I7I6I7I7', 57
-local SUBJECT_HEAD, SUBJECT_HEAD_BYTES = '<c8I7I7', 22
+local HEAD, HEAD_BYTES = '<c8c8c8I7I7I7I6I7I7I7', 72
+local SUBJECT_HEAD, SUBJECT_HEAD_BYTES = '<c8I7I7I7', 29
 local ANSWER = '<I1I1I2I6I7I6I7I4I2I6I4I2'
 local EMPTY = {}
+-- Who holds the permits of a state that was lost: no caller, so nobody settles them.
+local LOST = '\0\0\0\0\0\0\0\0'
 
 -- Tallies by the digest of their limits, to be filled anew by every call: what a limit says need not be read each time.
 local tallies_known, tallies_count = {}, 0
 
 local function provider_tally(digest, text, bytes)
   if #text < HEADER_BYTES + bytes or bytes < TERMS_BYTES then return nil end
-  local version, jitter, hold, horizon, longest, cold, cells, names, at = decode(TERMS, text, HEADER_BYTES + 1)
+  local subjects, version, jitter, hold, horizon, longest, cold, cells, names, at = decode(TERMS, text, HEADER_BYTES + 1)
   if cells == 0 or TERMS_BYTES + names + cells * RECORD ~= bytes then return nil end
   local tally = tally_of(sub(text, at, at + names - 1), text, at + names, cells)
+  tally.subjects = subjects
   tally.version, tally.jitter, tally.hold, tally.horizon, tally.longest, tally.cold =
     version, jitter, hold, horizon, longest, cold
   if tallies_count >= TALLIES_MOST then tallies_known, tallies_count = {}, 0 end
@@ -111,6 +114,12 @@ local function begin_anew(keys, cells_n)
   return redis.error_reply('DAMAGED what is stored does not add up; the state begins anew')
 end
 
+local function hold_lost(provider, deadline, uses)
+  redis.call('HSET', provider.key, LOST, encode('<I6I7I4', 0, 0, 0) .. encode('<I6I7I4I4', 1, deadline, uses, 0))
+  provider[1] = provider[1] + uses
+  if provider.oldest == 0 or deadline < provider.oldest then provider.oldest = deadline end
+end
+
 local function quota(keys, args)
   if not decode then bind() end
   local text = args[1]
@@ -143,9 +152,10 @@ local function quota(keys, args)
   damaged = false
 
   -- State: as it was, or begun anew when it is missing, of another server, or not to be trusted.
-  local known_run, known_digest, born, warm, last, known_version, paused, unsure
+  local known_run, known_digest, known_subjects, born, warm, last, known_version, paused, unsure_since, unsure_until
   if m and #m > HEAD_BYTES + TALLY_BYTES then
-    known_run, known_digest, born, warm, last, known_version, paused, unsure = decode(HEAD, m)
+    known_run, known_digest, known_subjects, born, warm, last, known_version, paused, unsure_since, unsure_until =
+      decode(HEAD, m)
     if known_run ~= run or born == distrusted then m = nil end
   else
     m = nil
@@ -153,7 +163,7 @@ local function quota(keys, args)
   if not m then
     own = nil
     born, warm, last, known_version, paused = clock, clock + provider.cold, clock, version, 0
-    unsure = warm
+    known_subjects, unsure_since, unsure_until = provider.subjects, clock, warm - longest
   end
   local now = max(clock, last)
 
@@ -178,6 +188,7 @@ local function quota(keys, args)
   end
   last = now
   known_version = version
+  if known_subjects ~= provider.subjects then unsure_since, unsure_until = now, max(unsure_until, now + before) end
 
   -- The provider's tally, whose limits are as the caller knows them.
   provider.key, provider.leases = state_key, leases
@@ -198,15 +209,24 @@ local function quota(keys, args)
     local tally = tally_of(subject.names, text, subject.at, subject.cells)
     local there = redis.call('HMGET', key, 'm', mine)
     local state = there[1]
-    local limits, touched, of_born
-    if state and #state > SUBJECT_HEAD_BYTES + TALLY_BYTES then limits, touched, of_born = decode(SUBJECT_HEAD, state) end
+    local limits, touched, of_born, kept_until = nil, 0, nil, 0
+    if state and #state > SUBJECT_HEAD_BYTES + TALLY_BYTES then
+      limits, touched, of_born, kept_until = decode(SUBJECT_HEAD, state)
+    end
     tally.key, tally.digest = key, subject.digest
-    if of_born == born and touched + before + longest + SUBJECT_KEPT_US > now then
+    tally.kept_until, tally.had_own = 0, there[2]
+    if of_born == born and kept_until > now then
+      tally.kept_until = kept_until
       tally.known, tally.leases = true, there[2] and leases_in(there[2]) or ''
       if not pcall(fill, tally, state, SUBJECT_HEAD_BYTES + 1, limits == subject.digest, now, before) then damaged = true end
     else
       if state then redis.call('DEL', key) end
-      begin(tally, unsure)
+      begin(tally, 0)
+      touched = 0
+    end
+    -- What was not counted since may have been used meanwhile.
+    if touched < unsure_since then
+      for _, cell in ipairs(tally.cells) do cell.held = max(cell.held, unsure_until + cell.window) end
     end
     tallies[i] = tally
   end
@@ -229,14 +249,16 @@ local function quota(keys, args)
   if pause > 0 then paused = max(paused, now + pause) end
   if rebuilt == born and now < warm then
     warm = now
-    if past_n == 0 and open_uses == 0 then unsure = 0 end
+    if past_n == 0 and open_uses == 0 then unsure_since = 0 end
     for _, cell in ipairs(provider.cells) do
       for i = 0, past_n - 1 do
         local age, cost = decode('<I6I4', text, past_at + i * 10)
         recall(cell, now, now - age, cost)
       end
-      if open_uses > 0 then recall(cell, now, now + before, open_uses) end
+      -- What counts the start has been started by now; what is held until the answer is in flight.
+      if open_uses > 0 and cell.mode ~= HELD then recall(cell, now, now, open_uses) end
     end
+    if open_uses > 0 and provider.held then hold_lost(provider, now + before + longest, open_uses) end
   end
 
   local reply
@@ -256,13 +278,16 @@ local function quota(keys, args)
       runs_n, passed_n) .. runs .. passed
   end
   if damaged then return begin_anew(keys, cells_n) end
-  save(provider, encode(HEAD, run, digest, born, warm, last, version, paused, unsure), now, mine,
+  save(provider, encode(HEAD, run, digest, provider.subjects, born, warm, last, version, paused, unsure_since,
+    unsure_until), now, mine,
     encode('<I6I7I4', number, now, #reply) .. reply .. provider.leases, longest + before, KEPT_MS)
   for i = 1, subjects_n do
     local tally = tallies[i]
     if tally.known or tally.granted[1] + tally.granted[2] > 0 then
-      save(tally, encode(SUBJECT_HEAD, tally.digest, now, born), now, mine,
-        encode('<I6I7I4', 0, 0, 0) .. tally.leases, longest + before + SUBJECT_KEPT_US, 0)
+      local kept = longest + before + SUBJECT_KEPT_US
+      local until_us = max(tally.kept_until, now + kept)
+      local own = tally.leases ~= '' and encode('<I6I7I4', 0, 0, 0) .. tally.leases or nil
+      save(tally, encode(SUBJECT_HEAD, tally.digest, now, born, until_us), now, mine, own, until_us - now, 0)
     end
   end
   return reply

@@ -206,7 +206,7 @@ local function state_of(cell)
   return numbers, cell.head, cell.tail
 end
 
--- Writes a tally behind a head of the hash's own, with the caller's field. `kept`: how long it may matter, in µs.
+-- Writes a tally behind a head of the hash's own, with the caller's field if there is anything to put into it. `kept`: how long it may matter, in µs.
 local function save(tally, head, now, mine, own, kept, more_ms)
   local cells, chunks = tally.cells, nil
   for i = 1, #cells do
@@ -221,7 +221,10 @@ local function save(tally, head, now, mine, own, kept, more_ms)
     numbers, first, last = state_of(cells[i])
     state = state .. numbers .. (first or '') .. (last or '')
   end
-  if tally.adopted then
+  if not own then
+    redis.call('HSET', tally.key, 'm', state, 's', encode('<I2I2', #tally.names, #cells) .. tally.names .. tally.records)
+    if tally.had_own then redis.call('HDEL', tally.key, mine) end
+  elseif tally.adopted then
     redis.call('HSET', tally.key, 'm', state, mine, own, 's', encode('<I2I2', #tally.names, #cells) .. tally.names .. tally.records)
   else
     redis.call('HSET', tally.key, 'm', state, mine, own)

@@ -201,6 +201,18 @@ impl QuotaSpec {
         Ok(subjects)
     }
 
+    /// What makes accounts and references counted as they are, but for how much they are allowed. After it has changed, calls
+    /// of theirs may not have been counted.
+    #[must_use]
+    pub fn subject_terms(&self) -> String {
+        let own = self.limits.iter().filter(|limit| limit.scope != Scope::Provider);
+        let terms = own.map(|limit| {
+            let LimitSpec { name, algorithm, applies_to, shadow, window, offset, .. } = limit;
+            format!("{name} {algorithm:?} {:?} {applies_to:?} {shadow} {window:?} {offset:?}", limit.scope)
+        });
+        terms.collect::<Vec<_>>().join("\n")
+    }
+
     /// The name of the limit at an index that a reply names.
     #[must_use]
     pub fn limit_name(&self, index: usize) -> &str {

@@ -66,7 +66,9 @@ impl Cell {
             (CellKind::Bucket { .. }, CellKind::Bucket { .. }) => true,
             _ => false,
         };
-        if !same || cell.spec.applies_to != spec.applies_to {
+        // A shadow left out what it would have refused.
+        let leaves_the_shadow = cell.spec.shadow && !spec.shadow;
+        if !same || leaves_the_shadow || cell.spec.applies_to != spec.applies_to {
             return Self::new(spec, unknown_until_us);
         }
         match (&mut cell.count, cell.spec.kind, spec.kind) {
@@ -75,11 +77,17 @@ impl Cell {
             {
                 bucket.rescale(now_us, was, interval, spec.max.max(cell.spec.max));
             }
-            (Count::Bucket(_), ..) => {}
-            _ if spec.window_us > cell.spec.window_us => cell.held_until_us = unknown_until_us,
+            (Count::Log(_), ..) if spec.window_us > cell.spec.window_us => cell.held_until_us = unknown_until_us,
             _ => {}
         }
+        // One that is new would not have to wait longer.
+        cell.held_until_us = cell.held_until_us.min(unknown_until_us);
         Self { spec, ..cell }
+    }
+
+    /// Some of its past is not known: nothing starts until that has left the window.
+    pub fn hold(&mut self, unknown_until_us: u64) {
+        self.held_until_us = self.held_until_us.max(unknown_until_us + self.spec.window_us);
     }
 
     /// Before the first want of a call.

@@ -31,6 +31,9 @@ pub const REPLY_KEPT_US: u64 = 600_000_000;
 /// How much longer than its uses an account's or reference's tally is kept, in microseconds.
 pub const SUBJECT_KEPT_US: u64 = 1_000_000;
 
+/// Who holds the permits of a state that was lost: no caller, so nobody settles them.
+const LOST: (Incarnation, u64) = (0, 1);
+
 /// The limiter of one quota. Empty until its first call, which finds it cold.
 #[derive(Clone, Debug, Default)]
 pub struct Quota {
@@ -45,7 +48,11 @@ struct State {
     last_us: u64,
     version: i64,
     paused_until_us: u64,
-    /// Until then a subject that is not known may have been forgotten.
+    /// What counts subjects, as text.
+    subject_terms: String,
+    /// A subject that was not counted since may have uses that nobody counted; 0: none has.
+    unsure_since_us: u64,
+    /// When the last of such uses may begin to count.
     unsure_until_us: u64,
     provider: Tally,
     subjects: BTreeMap<String, Tally>,
@@ -100,8 +107,10 @@ impl State {
             last_us: now_us,
             version: spec.version,
             paused_until_us: 0,
-            unsure_until_us: warm_us,
-            provider: Tally::new(spec.provider_cells(), 0, now_us),
+            subject_terms: spec.subject_terms(),
+            unsure_since_us: now_us,
+            unsure_until_us: warm_us - spec.longest_us(),
+            provider: Tally::new(spec.provider_cells(), now_us),
             subjects: BTreeMap::new(),
             subjects_kept: 0,
             replies: BTreeMap::new(),
@@ -126,6 +135,12 @@ impl State {
         self.version = spec.version;
         let before_us = micros_up(BOOKING_HORIZON) + micros_up(spec.hold_max);
         self.provider.adopt(spec.provider_cells(), now_us, before_us);
+        let subject_terms = spec.subject_terms();
+        if subject_terms != self.subject_terms {
+            self.subject_terms = subject_terms;
+            self.unsure_since_us = now_us;
+            self.unsure_until_us = self.unsure_until_us.max(now_us + before_us);
+        }
         let mut owns = self.own_tallies(now_us, before_us, spec, call);
         self.settle(now_us, call, &mut owns);
         if let Some(pause) = call.pause {
@@ -134,7 +149,7 @@ impl State {
         // Of a longer list no part may be forgotten.
         let whole = |rebuild: &&Rebuild| rebuild.born == Micros(self.born_us) && rebuild.ended.len() <= BATCH_MAX;
         if let Some(rebuild) = call.rebuild.as_ref().filter(whole) {
-            self.rebuild(now_us, before_us, rebuild);
+            self.rebuild(now_us, before_us, spec.longest_us(), rebuild);
         }
         let reply = if now_us < self.warm_us {
             self.refuse(now_us, Refusal::Cold, self.warm_us - now_us)
@@ -146,9 +161,11 @@ impl State {
         // One that is new and was granted nothing is not kept: what is not known of it may be known by the next call.
         for mut own in owns.into_iter().filter(|own| own.known || own.granted != InFlight::default()) {
             own.tally.touched_us = now_us;
+            let kept_until_us = now_us + before_us + spec.longest_us() + SUBJECT_KEPT_US;
+            own.tally.kept_until_us = own.tally.kept_until_us.max(kept_until_us);
             self.subjects.insert(own.key, own.tally);
         }
-        self.drop_idle_subjects(now_us, spec);
+        self.drop_idle_subjects(now_us);
         self.replies.insert(call.incarnation, (call.number, now_us, reply.clone()));
         reply
     }
@@ -156,7 +173,6 @@ impl State {
     /// Takes out the tallies of all subjects that the wants or the settlements name, with their limits as wanted.
     fn own_tallies(&mut self, now_us: u64, before_us: u64, spec: &QuotaSpec, call: &Call) -> Vec<Own> {
         let mut owns: Vec<Own> = Vec::new();
-        let kept_us = before_us + spec.longest_us() + SUBJECT_KEPT_US;
         let wanted = call.wants.iter().flat_map(|want| &want.subjects).map(|subject| (subject, true));
         let settled = call.settlements.iter().flat_map(|settlement| &settlement.subjects);
         for (subject, wanted) in wanted.chain(settled.map(|subject| (subject, false))) {
@@ -164,14 +180,18 @@ impl State {
                 continue;
             }
             let cells = spec.subject_cells(subject);
-            let known = self.subjects.remove(&subject.key).filter(|tally| tally.touched_us + kept_us > now_us);
-            let (known, tally) = match known {
+            let known = self.subjects.remove(&subject.key).filter(|tally| tally.kept_until_us > now_us);
+            let counted_since_us = known.as_ref().map_or(0, |tally| tally.touched_us);
+            let (known, mut tally) = match known {
                 Some(mut tally) => {
                     tally.adopt(cells, now_us, before_us);
                     (true, tally)
                 }
-                None => (false, Tally::new(cells, self.unsure_until_us, now_us)),
+                None => (false, Tally::new(cells, now_us)),
             };
+            if counted_since_us < self.unsure_since_us {
+                tally.cells.iter_mut().for_each(|cell| cell.hold(self.unsure_until_us));
+            }
             let (key, granted) = (subject.key.clone(), InFlight::default());
             let indices = subject.limits.iter().map(|limit| limit.index).collect();
             owns.push(Own { key, tally, indices, known, granted, latest_us: now_us });
@@ -191,13 +211,13 @@ impl State {
     }
 
     /// The ledger has told what may still count, so the state is as good as if it had not been lost.
-    fn rebuild(&mut self, now_us: u64, before_us: u64, rebuild: &Rebuild) {
+    fn rebuild(&mut self, now_us: u64, before_us: u64, longest_us: u64, rebuild: &Rebuild) {
         if now_us >= self.warm_us {
             return;
         }
         self.warm_us = now_us;
         if rebuild.ended.is_empty() && rebuild.open == 0 {
-            self.unsure_until_us = 0;
+            self.unsure_since_us = 0;
         }
         let mut ended: Vec<(u64, u64)> = rebuild
             .ended
@@ -207,10 +227,13 @@ impl State {
         ended.sort_unstable();
         for cell in &mut self.provider.cells {
             ended.iter().for_each(|(instant_us, cost)| cell.recall(now_us, *instant_us, *cost));
-            if rebuild.open > 0 {
-                cell.recall(now_us, now_us + before_us, u64::from(rebuild.open));
+            // What counts the start has been started by now; what is held until the answer is in flight.
+            if rebuild.open > 0 && !cell.spec.held() {
+                cell.recall(now_us, now_us, u64::from(rebuild.open));
             }
         }
+        let open = InFlight { charges: u64::from(rebuild.open), lookups: 0 };
+        self.provider.lease(LOST, open, now_us + before_us + longest_us);
     }
 
     fn grant(&mut self, now_us: u64, spec: &QuotaSpec, call: &Call, owns: &mut [Own]) -> Reply {
@@ -266,12 +289,11 @@ impl State {
             .unwrap_or((0, 0, 0))
     }
 
-    fn drop_idle_subjects(&mut self, now_us: u64, spec: &QuotaSpec) {
+    fn drop_idle_subjects(&mut self, now_us: u64) {
         if self.subjects.len() <= 2 * self.subjects_kept + 64 {
             return;
         }
-        let kept_us = micros_up(BOOKING_HORIZON) + micros_up(spec.hold_max) + spec.longest_us() + SUBJECT_KEPT_US;
-        self.subjects.retain(|_, tally| tally.touched_us + kept_us > now_us);
+        self.subjects.retain(|_, tally| tally.kept_until_us > now_us);
         self.subjects_kept = self.subjects.len();
     }
 

@@ -60,13 +60,15 @@ pub(super) struct Tally {
     pub in_flight: InFlight,
     pub oldest_deadline_us: u64,
     leases: BTreeMap<(Incarnation, u64), Lease>,
+    /// Of a subject: when it was counted last, and how long that may matter.
     pub touched_us: u64,
+    pub kept_until_us: u64,
 }
 
 impl Tally {
-    /// A tally without a past, or one whose past is not known until then.
-    pub fn new(specs: Vec<CellSpec>, held_until_us: u64, now_us: u64) -> Self {
-        let cells = specs.into_iter().map(|spec| Cell::new(spec, held_until_us)).collect();
+    /// A tally without a past.
+    pub fn new(specs: Vec<CellSpec>, now_us: u64) -> Self {
+        let cells = specs.into_iter().map(|spec| Cell::new(spec, 0)).collect();
         Self { cells, touched_us: now_us, ..Self::default() }
     }
 

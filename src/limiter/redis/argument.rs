@@ -49,7 +49,7 @@ fn header(call: &Call, terms: &[u8], subjects: usize, more: bool) -> Vec<u8> {
 
 /// What is the same in every call under the same settings; the server reads it once.
 fn terms(spec: &QuotaSpec, cells: usize, names: usize) -> Vec<u8> {
-    packed(&[
+    let numbers = packed(&[
         (u64::try_from(spec.version).unwrap_or(0), 6),
         (spec.grant_jitter.map_or(0, micros_up), 6),
         (micros_up(spec.hold_max), 6),
@@ -58,7 +58,8 @@ fn terms(spec: &QuotaSpec, cells: usize, names: usize) -> Vec<u8> {
         (spec.cold_us(), 6),
         (wide(cells), 2),
         (wide(names), 2),
-    ])
+    ]);
+    [&digest(spec.subject_terms().as_bytes())[..], &numbers].concat()
 }
 
 /// What few calls have to say.
