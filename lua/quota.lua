@@ -11,8 +11,8 @@
 -- ARGV  one argument: unsigned, little-endian, each field with its bytes; instants and durations in µs. One after another:
 --   head        run id digest 8, terms digest 8, incarnation 8, number 6, bytes of terms 2, wants 2, settlements 2,
 --               of them not sent 2, subjects 2, more 1
---   terms       version 6, grant jitter 6, longest hold 6, booking horizon 6, longest window 6, cold after a loss 6,
---               cells 2, bytes of names 2; names of the provider's cells joined by "|"; so many cells
+--   terms       subject terms digest 8, version 6, grant jitter 6, longest hold 6, booking horizon 6, longest window 6,
+--               cold after a loss 6, cells 2, bytes of names 2; names of the provider's cells joined by "|"; so many cells
 --   cell        kind 1, applies 1, mode 1, window 7, offset or interval 7, granule in ms 4, max 4, index in the spec 2
 --   more        pause 6, distrusted born 7, rebuilt born 7, past uses 2, open uses 4; only if the head says so, 0 is none
 --   want        permits 4, cost 2, kind 1, subjects 1, first subject 2, second subject 2; subjects count from 1

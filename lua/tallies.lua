@@ -3,8 +3,9 @@
 --
 -- HASH  packed as in quota.lua; its fields are m, s, and one named by the 8 bytes of each incarnation that has called
 --   m           of the state: state, tally, cells; of a subject: owner, tally, cells
---   state       run id digest 8, terms digest 8, born 7, warm 7, last call 7, version 6, paused until 7, unsure until 7
---   owner       limits digest 8, last call 7, born of the state 7
+--   state       run id digest 8, terms digest 8, subject terms digest 8, born 7, warm 7, last call 7, version 6,
+--               paused until 7, unsure since 7, unsure until 7
+--   owner       limits digest 8, last call 7, born of the state 7, kept until 7
 --   tally       time to live renewed 7, charges in flight 6, lookups in flight 6, first deadline 7
 --   cell        held until 7, a 7, b 7, c 7, uses ever logged 6, of them before the tail 6, chunks 4, spent 4, open ms 7,
 --               open uses 4, bytes of head 4, bytes of tail 4; head, tail, and if it is a shadow limit's the next

@@ -152,7 +152,7 @@ fn a_call_is_packed_as_the_header_says() {
     assert_eq!(
         read(&argument(&spec(), &call(vec![want], vec![used, not_sent])), "run"),
         [
-            "head: incarnation 5, number 3, bytes of terms 77, wants 1, settlements 2, of them not sent 1, subjects 0, more 0",
+            "head: incarnation 5, number 3, bytes of terms 85, wants 1, settlements 2, of them not sent 1, subjects 0, more 0",
             // Cold: a padded window, the longest hold, the booking horizon and the handover.
             "terms: version 7, grant jitter 0, longest hold 10500000, booking horizon 250000, longest window 1002500, \
              cold after a loss 11792500, cells 1, bytes of names 10",
