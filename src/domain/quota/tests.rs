@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::domain::decision::{CallKind, Fate, Settlement};
+use crate::domain::limit::{Algorithm, Scope};
 use crate::domain::provider::{ProviderName, StoreDown};
 use crate::domain::quota_spec::LimitSpec;
 
@@ -80,4 +81,89 @@ fn calls_in_flight_count_against_a_lowered_limit() {
     assert_eq!(quota.call(START, &lowered, &call(4, 5, vec![answered])).permits(), 0, "six uses in this window");
     let over = START.plus(second * 2);
     assert_eq!(quota.call(over, &lowered, &call(5, 9, Vec::new())).permits(), 5);
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn provider_and(own: LimitSpec, version: i64) -> QuotaSpec {
+    let mut spec = spec(version, 1_000, SECOND);
+    spec.limits.push(own);
+    spec
+}
+
+fn per_account(max_requests: u32, window: Duration) -> LimitSpec {
+    LimitSpec { scope: Scope::Account, ..LimitSpec::sliding_log("own", max_requests, window) }
+}
+
+/// A call that wants so many permits for one account.
+fn account_call(spec: &QuotaSpec, number: u64, permits: u32) -> Call {
+    let subjects = spec.subjects(Some("acc"), None).unwrap();
+    Call { wants: vec![Want { subjects, ..Want::charges(permits, 1) }], ..call(number, 0, Vec::new()) }
+}
+
+#[test]
+fn a_new_limit_of_accounts_knows_none_of_their_past() {
+    let minute = 60 * SECOND;
+    let mut quota = used(&spec(1, 1_000, SECOND), 5);
+    let spec = provider_and(per_account(5, minute), 2);
+    let reply = quota.call(START.plus(SECOND), &spec, &account_call(&spec, 4, 5));
+    assert_eq!(reply.permits(), 0, "what the account has sent before was not counted");
+    let wait_us = reply.passed_over[0].wait_us;
+    let due = START.plus(SECOND + Duration::from_micros(wait_us));
+    assert_eq!(quota.call(due, &spec, &account_call(&spec, 5, 9)).permits(), 5);
+    // A rate alone may change at any time: all was counted.
+    let raised = provider_and(per_account(7, minute), 3);
+    assert_eq!(quota.call(due, &raised, &account_call(&raised, 6, 9)).permits(), 2);
+}
+
+#[test]
+fn an_account_with_a_call_in_flight_is_kept_though_holds_shrink() {
+    let long = QuotaSpec { hold_max: 60 * SECOND, ..provider_and(per_account(1, SECOND), 1) };
+    let mut quota = Quota::default();
+    quota.call(START, &long, &call(1, 0, Vec::new()));
+    assert_eq!(quota.call(START, &long, &account_call(&long, 2, 1)).permits(), 1);
+    let short = QuotaSpec { version: 2, hold_max: SECOND, ..long };
+    let later = START.plus(10 * SECOND);
+    assert_eq!(quota.call(later, &short, &account_call(&short, 3, 1)).permits(), 0, "it may still be on the wire");
+}
+
+#[test]
+fn a_limit_that_leaves_the_shadow_waits_for_what_it_left_out() {
+    let window = |version, shadow| {
+        let limit =
+            LimitSpec { algorithm: Algorithm::SlidingWindow, shadow, ..LimitSpec::sliding_log("w", 10, 60 * SECOND) };
+        QuotaSpec { limits: vec![limit, LimitSpec::sliding_log("z", 1_000, SECOND)], ..spec(version, 1, SECOND) }
+    };
+    let mut quota = Quota::default();
+    quota.call(START, &window(1, true), &call(1, 0, Vec::new()));
+    quota.call(START, &window(1, true), &call(2, 5, Vec::new()));
+    let hundred = START.plus(30 * SECOND);
+    assert_eq!(quota.call(hundred, &window(1, true), &call(3, 100, Vec::new())).permits(), 100);
+    let enforced = window(2, false);
+    let reply = quota.call(START.plus(31 * SECOND), &enforced, &call(4, 1, Vec::new()));
+    assert!(reply.refused.unwrap().wait_us >= 59_000_000, "a hundred count until 90 s: {reply:?}");
+}
+
+#[test]
+fn a_window_that_was_lengthened_by_mistake_can_be_undone() {
+    let mut quota = used(&spec(1, 10, SECOND), 1);
+    let day = 86_400 * SECOND;
+    assert_eq!(quota.call(START.plus(SECOND), &spec(2, 10, day), &call(4, 1, Vec::new())).permits(), 0);
+    let undone = quota.call(START.plus(2 * SECOND), &spec(3, 10, SECOND), &call(5, 1, Vec::new()));
+    assert!(undone.refused.unwrap().wait_us < 5_000_000, "a window, the hold and the horizon: {undone:?}");
+}
+
+#[test]
+fn one_request_on_the_wire_at_a_loss_costs_one_slot() {
+    let spec = spec(1, 10, SECOND);
+    let mut quota = Quota::default();
+    let lost = Rebuild { born: START, ended: Vec::new(), open: 1 };
+    quota.call(START, &spec, &Call { rebuild: Some(lost), ..call(1, 0, Vec::new()) });
+    for (turn, number) in (2..20).step_by(2).enumerate() {
+        let now = START.plus(SECOND * 2 * u32::try_from(turn).unwrap());
+        let granted = u32::try_from(quota.call(now, &spec, &call(number, 10, Vec::new())).permits()).unwrap();
+        assert!(granted >= 9, "turn {turn}: {granted}");
+        let answered = settlement(number, granted, Fate::Used { age: Duration::ZERO });
+        quota.call(now, &spec, &call(number + 1, 0, vec![answered]));
+    }
 }
