@@ -29,6 +29,8 @@ const ASK_PAUSE: Duration = Duration::from_millis(5);
 const STALE_PAUSE: Duration = Duration::from_millis(100);
 /// How long settlements wait for company.
 const SETTLE_AFTER: Duration = Duration::from_millis(10);
+/// Most calls that a gate makes before it leaves: ten thousand settlements.
+const LAST_CALLS_MAX: u32 = 10;
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(1);
 /// How long those are sent away who will not wait in hand while the store is away.
@@ -388,11 +390,19 @@ impl GateTask {
             }
         }
         self.line = Line::default();
-        if (!self.settled.is_empty() || self.unanswered.is_some())
-            && let Ok(outgoing) = self.outgoing().await
-            && let Err(error) = self.parts.limiter.call(&outgoing.spec, &outgoing.call).await
-        {
+        for _ in 0..LAST_CALLS_MAX {
+            if self.settled.is_empty() && self.unanswered.is_none() {
+                return;
+            }
+            let Err(error) = self.last_call().await else { continue };
             tracing::debug!(%error, "last settlements not delivered; their leases run out");
+            return;
         }
+        tracing::debug!(left = self.settled.len(), "too many last settlements; their leases run out");
+    }
+
+    async fn last_call(&mut self) -> Result<(), LimiterError> {
+        let outgoing = self.outgoing().await?;
+        self.parts.limiter.call(&outgoing.spec, &outgoing.call).await.map(drop)
     }
 }
