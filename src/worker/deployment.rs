@@ -124,10 +124,11 @@ async fn lanes(
         quotas.follow(&now);
         running.retain(|name, lane| {
             let row = now.providers.get(name).filter(|row| row.enabled);
-            // Another quota is another gate: the lane ends, and a new one begins behind that.
-            let goes_on = row.is_some_and(|row| row.quota == lane.settings.borrow().provider.quota);
+            // Behind another gate a new lane begins, and behind none there is nothing to take jobs for.
+            let gate = row.and_then(|row| quotas.gate(&row.quota));
+            let goes_on = gate.is_some_and(|gate| gate.is(&lane.parts.gate));
             if !goes_on {
-                tracing::info!(provider = %name, "lane ends: its row is disabled, gone, or names another quota");
+                tracing::info!(provider = %name, "lane ends: its row is disabled or gone, or its quota is another or unknown");
                 lane.stop.cancel();
             }
             goes_on

@@ -141,7 +141,11 @@ async fn permit(lane: &LaneParts, provider: &Provider, job: &JobInHand) -> Pass 
         tokio::select! {
             grant = &mut asked => return match grant {
                 Grant::Granted(permit) => Pass::Granted(permit),
-                Grant::Refused(GateRefusal { by: RefusedBy::Stopping, .. }) => Pass::Stopping,
+                Grant::Refused(GateRefusal { by: RefusedBy::Stopping, .. }) if lane.stop.is_cancelled() => Pass::Stopping,
+                // Handed back to a lane that still takes, it would be here again at once.
+                Grant::Refused(GateRefusal { by: RefusedBy::Stopping, .. }) => {
+                    Pass::Held("the quota is not open in this worker".to_owned())
+                }
                 Grant::Refused(refusal) => Pass::Refused(refusal),
             },
             _ = sending.changed() => {}

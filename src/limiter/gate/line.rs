@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::{GateRefusal, Grant, RefusedBy};
 use crate::domain::decision::{BATCH_MAX, CallKind, Subject, Want};
-use crate::domain::quota_spec::QuotaSpec;
+use crate::domain::quota_spec::{Blocked, QuotaSpec};
 
 /// How long a job of a blocked account is sent away before it is looked at again.
 const BLOCKED_WAIT: Duration = Duration::from_secs(60);
@@ -30,9 +30,17 @@ impl Of {
         self.kind.unwrap_or(CallKind::Charge)
     }
 
-    /// The subjects that count it; an account that was blocked meanwhile is counted nowhere any more.
-    pub fn subjects(&self, spec: &QuotaSpec) -> Vec<Subject> {
-        spec.subjects(self.account.as_deref(), self.reference.as_deref()).unwrap_or_default()
+    /// The subjects that count a new permit.
+    ///
+    /// # Errors
+    /// [`Blocked`] by a rule on the account: there must be none.
+    pub fn subjects(&self, spec: &QuotaSpec) -> Result<Vec<Subject>, Blocked> {
+        spec.subjects(self.account.as_deref(), self.reference.as_deref())
+    }
+
+    /// The subjects that count what was granted before; an account that was blocked meanwhile is counted nowhere any more.
+    pub fn subjects_to_settle(&self, spec: &QuotaSpec) -> Vec<Subject> {
+        self.subjects(spec).unwrap_or_default()
     }
 }
 
@@ -124,8 +132,10 @@ impl Line {
                     group.places.push(*place);
                 }
                 _ => {
+                    // One who is blocked by now is told so when the settings are followed.
+                    let Ok(subjects) = waiter.of.subjects(spec) else { continue };
                     let (of, cost, kind) = (waiter.of.clone(), waiter.cost, waiter.of.kind());
-                    let want = Want { permits: 1, cost, kind, subjects: of.subjects(spec) };
+                    let want = Want { permits: 1, cost, kind, subjects };
                     groups.push(Group { want, of, places: vec![*place] });
                 }
             }
@@ -173,7 +183,7 @@ impl Line {
 
 /// Those whose account is blocked, and those whose cost no window can ever admit, are told so.
 fn admissible(waiter: Waiter, spec: &QuotaSpec) -> Option<Waiter> {
-    let Ok(subjects) = spec.subjects(waiter.of.account.as_deref(), waiter.of.reference.as_deref()) else {
+    let Ok(subjects) = waiter.of.subjects(spec) else {
         let account = waiter.of.account.clone().unwrap_or_default();
         refuse(waiter, BLOCKED_WAIT, false, &RefusedBy::Blocked { account }, true);
         return None;

@@ -149,6 +149,12 @@ impl Gate {
         let _ = self.messages.send(Message::Pause { until: Instant::now() + wait + longer });
     }
 
+    /// Whether both are handles on one gate.
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
+        self.messages.same_channel(&other.messages)
+    }
+
     #[must_use]
     pub fn view(&self) -> watch::Receiver<GateView> {
         self.view.clone()

@@ -45,7 +45,7 @@ pub(super) fn settlements(settled: &[Settled], spec: &QuotaSpec, departed: Insta
             call: one.call,
             cost: 0,
             kind: one.of.kind(),
-            subjects: one.of.subjects(spec),
+            subjects: one.of.subjects_to_settle(spec),
             fate: fate.clone(),
         });
         settlement.cost = settlement.cost.saturating_add(one.cost);

@@ -29,6 +29,8 @@ const ASK_PAUSE: Duration = Duration::from_millis(5);
 const STALE_PAUSE: Duration = Duration::from_millis(100);
 /// How long settlements wait for company.
 const SETTLE_AFTER: Duration = Duration::from_millis(10);
+/// Most calls that a gate makes before it leaves: ten thousand settlements.
+const LAST_CALLS_MAX: u32 = 10;
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(1);
 /// How long those are sent away who will not wait in hand while the store is away.
@@ -43,6 +45,10 @@ pub(super) struct GateTask {
     settled: Vec<Settled>,
     settle_at: Option<Instant>,
     pause_until: Option<Instant>,
+    /// The last pause that has been sent: it must outlive the state that was told of it.
+    paused_until: Option<Instant>,
+    /// Of the state that replied last.
+    born: Option<Micros>,
     calls: u64,
     unanswered: Option<Outgoing>,
     failures: u32,
@@ -83,6 +89,8 @@ impl GateTask {
             settled: Vec::new(),
             settle_at: None,
             pause_until: None,
+            paused_until: None,
+            born: None,
             calls: 0,
             unanswered: None,
             failures: 0,
@@ -120,15 +128,20 @@ impl GateTask {
                     if changed.is_err() {
                         break;
                     }
-                    let spec = self.parts.spec.borrow_and_update().clone();
-                    self.line.respec(&spec);
-                    self.ask_at = Instant::now();
-                    self.standing = None;
+                    self.follow_settings();
                 }
                 () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
             }
         }
         self.settle_last().await;
+    }
+
+    /// Whoever waits is judged by the settings as they are now.
+    fn follow_settings(&mut self) {
+        let spec = self.parts.spec.borrow_and_update().clone();
+        self.line.respec(&spec);
+        self.ask_at = Instant::now();
+        self.standing = None;
     }
 
     fn take(&mut self, message: Message) {
@@ -163,8 +176,10 @@ impl GateTask {
         }
         let ready_at = self.line.ready_at().map_or(self.ask_at, |ready_at| ready_at.max(self.ask_at));
         let wants = (!self.line.is_empty()).then_some(ready_at);
-        let pause = self.pause_until.map(|_| Instant::now());
-        let distrust = self.distrust.map(|_| Instant::now());
+        // Older settings than the store's achieve nothing, however urgent the call is.
+        let urgent_at = if self.stale { self.ask_at } else { Instant::now() };
+        let pause = self.pause_until.map(|_| urgent_at);
+        let distrust = self.distrust.map(|_| urgent_at);
         [wants, self.settle_at, pause, distrust].into_iter().flatten().min()
     }
 
@@ -202,12 +217,17 @@ impl GateTask {
         } else if let Some(unanswered) = unanswered {
             return Ok(unanswered);
         }
-        let spec = self.parts.spec.borrow_and_update().clone();
+        // A change that came while this task made a call.
+        if self.parts.spec.has_changed().unwrap_or(false) {
+            self.follow_settings();
+        }
+        let spec = self.parts.spec.borrow().clone();
         self.calls += 1;
         let rest = self.settled.split_off(self.settled.len().min(BATCH_MAX));
         let settled = std::mem::replace(&mut self.settled, rest);
         self.settle_at = (!self.settled.is_empty()).then(Instant::now);
         let compared = self.clock.is_known() && self.distrust.is_none();
+        self.paused_until = self.paused_until.max(self.pause_until);
         let load = Load {
             groups: if compared { self.line.head(&spec, Instant::now()) } else { Vec::new() },
             spec,
@@ -234,12 +254,17 @@ impl GateTask {
         let arrived = Instant::now();
         self.standing = None;
         self.ask_at = arrived;
+        if self.born.replace(reply.born).is_some_and(|before| before != reply.born) {
+            let paused_until = self.paused_until.filter(|until| *until > arrived);
+            self.pause_until = self.pause_until.max(paused_until);
+        }
         if self.stepped(&outgoing, reply, arrived) {
             return;
         }
         self.hand_out(&outgoing, reply, arrived);
         let Some(refused) = reply.refused else {
             self.cold = None;
+            self.stale = false;
             return;
         };
         if refused.by == Refusal::StaleVersion {
@@ -270,6 +295,7 @@ impl GateTask {
         let quota = &outgoing.spec.quota;
         tracing::error!(%quota, ?by, direction, "the limiter store's clock made a step; its state is begun anew");
         self.distrust = Some(reply.born);
+        self.pause_until = self.pause_until.max(outgoing.pause_until);
         true
     }
 
@@ -364,11 +390,19 @@ impl GateTask {
             }
         }
         self.line = Line::default();
-        if (!self.settled.is_empty() || self.unanswered.is_some())
-            && let Ok(outgoing) = self.outgoing().await
-            && let Err(error) = self.parts.limiter.call(&outgoing.spec, &outgoing.call).await
-        {
+        for _ in 0..LAST_CALLS_MAX {
+            if self.settled.is_empty() && self.unanswered.is_none() {
+                return;
+            }
+            let Err(error) = self.last_call().await else { continue };
             tracing::debug!(%error, "last settlements not delivered; their leases run out");
+            return;
         }
+        tracing::debug!(left = self.settled.len(), "too many last settlements; their leases run out");
+    }
+
+    async fn last_call(&mut self) -> Result<(), LimiterError> {
+        let outgoing = self.outgoing().await?;
+        self.parts.limiter.call(&outgoing.spec, &outgoing.call).await.map(drop)
     }
 }

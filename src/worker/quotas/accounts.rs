@@ -1,0 +1,79 @@
+//! What the rows of one quota say about single accounts, as rules on the limits that they carry together.
+//!
+//! Refuses to let one row lift another's limit: an account is exempt from a limit, or has a rate of its own, only as far
+//! as every row that carries the limit says so.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use crate::domain::limit::{AccountRule, Rate, Rule, Scope};
+use crate::domain::provider::Provider;
+use crate::domain::quota_spec::LimitSpec;
+
+/// One row's limit, and the name that it has in the quota.
+pub(super) struct Carrier<'a> {
+    pub row: &'a Provider,
+    pub own: LimitSpec,
+    pub counted_as: String,
+}
+
+/// Rules that each name a limit of the quota, but for those that block an account.
+pub(super) fn account_rules(rows: &[&Provider], carriers: &[Carrier<'_>]) -> Vec<AccountRule> {
+    let named = |row: &&Provider| row.account_rules.iter().map(|rule| rule.account.clone()).collect::<Vec<_>>();
+    let accounts: BTreeSet<String> = rows.iter().flat_map(named).collect();
+    let limits: BTreeSet<&str> = carriers
+        .iter()
+        .filter(|carrier| carrier.own.scope == Scope::Account)
+        .map(|carrier| carrier.counted_as.as_str())
+        .collect();
+    let mut combined = Vec::new();
+    for account in accounts {
+        let all = rows.iter().flat_map(|row| &row.account_rules);
+        if all.filter(|rule| rule.account == account).any(|rule| rule.rule == Rule::Blocked) {
+            combined.push(AccountRule { account, limit: None, rule: Rule::Blocked });
+            continue;
+        }
+        for limit in &limits {
+            let carriers = carriers.iter().filter(|carrier| carrier.counted_as == *limit);
+            if let Some(rule) = together(carriers, &account) {
+                combined.push(AccountRule { account: account.clone(), limit: Some((*limit).to_owned()), rule });
+            }
+        }
+    }
+    combined
+}
+
+/// `None`: the limit's own rate holds.
+fn together<'a>(carriers: impl Iterator<Item = &'a Carrier<'a>>, account: &str) -> Option<Rule> {
+    let mut strictest: Option<(u32, Duration)> = None;
+    let mut says_so = false;
+    for carrier in carriers {
+        let (max_requests, window) = match rule_on(carrier, account) {
+            Some(Rule::Exempt | Rule::Blocked) => {
+                says_so = true;
+                continue;
+            }
+            Some(Rule::Limit(rate)) => {
+                says_so = true;
+                (rate.max_requests(), rate.window())
+            }
+            None => (carrier.own.max_requests, carrier.own.window),
+        };
+        strictest = Some(
+            strictest.map_or((max_requests, window), |(known, longest)| (known.min(max_requests), longest.max(window))),
+        );
+    }
+    if !says_so {
+        return None;
+    }
+    let Some((max_requests, window)) = strictest else { return Some(Rule::Exempt) };
+    // What cannot be a rate is no rule: then the limit's own numbers hold, which come from numbers like these.
+    Rate::new(max_requests, window).ok().map(Rule::Limit)
+}
+
+/// What one row says about an account under one of its limits; a rule that names the limit goes first.
+fn rule_on(carrier: &Carrier<'_>, account: &str) -> Option<Rule> {
+    let rules = || carrier.row.account_rules.iter().filter(|rule| rule.account == account);
+    let named = rules().find(|rule| rule.limit.as_deref() == Some(carrier.own.name.as_str()));
+    named.or_else(|| rules().find(|rule| rule.limit.is_none())).map(|rule| rule.rule)
+}

@@ -1,0 +1,116 @@
+//! What the rows of one quota allow together.
+//!
+//! Refuses the laxer of two: where rows of a quota differ, the lower rate, the longer hold and the safer release count.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::accounts::{Carrier, account_rules};
+use crate::domain::limit::{Algorithm, Limit};
+use crate::domain::provider::{Pacing, Provider, ProviderName, SlotRelease, StoreDown};
+use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
+use crate::limiter::authority::Timing;
+use crate::worker::settings_watch::{Known, POLL};
+
+/// What a quota's rows allow together; `None` when no enabled row names it, or one of its rows cannot be meant.
+#[must_use]
+pub fn quota_spec(known: &Known, quota: &ProviderName) -> Option<QuotaSpec> {
+    if !known.knows_limits_of(quota) {
+        return None;
+    }
+    let rows: Vec<&Provider> =
+        known.providers.values().map(AsRef::as_ref).filter(|row| row.enabled && row.quota == *quota).collect();
+    let mut limits: BTreeMap<String, LimitSpec> = BTreeMap::new();
+    let mut carriers: Vec<Carrier<'_>> = Vec::new();
+    for row in &rows {
+        for limit in &row.limits {
+            let own = limit_spec(row, limit);
+            let counted_as = add(&mut limits, row, own.clone());
+            carriers.push(Carrier { row, own, counted_as });
+        }
+    }
+    let jitters: Option<Vec<Duration>> = rows
+        .iter()
+        .map(|row| match row.slot_release {
+            SlotRelease::Response => None,
+            SlotRelease::Grant { transit_jitter } => Some(transit_jitter),
+        })
+        .collect();
+    Some(QuotaSpec {
+        quota: quota.clone(),
+        version: known.version,
+        limits: (!limits.is_empty()).then(|| limits.into_values().collect())?,
+        account_rules: account_rules(&rows, &carriers),
+        even: rows.iter().any(|row| row.pacing == Pacing::Even),
+        grant_jitter: jitters.and_then(|jitters| jitters.into_iter().max()),
+        hold_max: rows.iter().map(|row| row.hold_max()).max()?,
+        send_budget: rows.iter().map(|row| row.send_budget).min()?,
+        store_down: store_down(&rows),
+        handover: Timing::polled_every(POLL).settled(),
+    })
+}
+
+/// Shares only if all rows say so, and the smallest of them.
+fn store_down(rows: &[&Provider]) -> StoreDown {
+    let of = |row: &&Provider| match row.store_down {
+        StoreDown::Wait => None,
+        StoreDown::Share { of } => Some(of),
+    };
+    let all: Option<Vec<u32>> = rows.iter().map(of).collect();
+    all.and_then(|all| all.into_iter().max()).map_or(StoreDown::Wait, |of| StoreDown::Share { of })
+}
+
+/// A limit as one row means it, less what the row keeps in reserve.
+fn limit_spec(row: &Provider, limit: &Limit) -> LimitSpec {
+    let percent = 100 - u64::from(row.reserve_percent.min(100));
+    let share = |count: u32| u32::try_from(u64::from(count) * percent / 100).unwrap_or(0);
+    LimitSpec {
+        name: limit.name.clone(),
+        algorithm: limit.algorithm,
+        scope: limit.scope,
+        applies_to: limit.applies_to,
+        shadow: limit.shadow,
+        max_requests: share(limit.rate.max_requests()),
+        window: limit.rate.window(),
+        offset: limit.offset,
+        burst: limit.burst.map(|burst| share(burst).max(1)),
+    }
+}
+
+/// Rows that name the same limit mean one, with the lower numbers; where they count otherwise, each counts. Returns the
+/// name that it has in the quota.
+fn add(limits: &mut BTreeMap<String, LimitSpec>, row: &Provider, spec: LimitSpec) -> String {
+    let name = spec.name.clone();
+    let kind = |spec: &LimitSpec| (spec.algorithm, spec.scope, spec.applies_to, spec.shadow, spec.offset);
+    match limits.get_mut(&spec.name) {
+        Some(other) if kind(other) == kind(&spec) => {
+            other.burst = lower_burst(other, &spec);
+            other.max_requests = other.max_requests.min(spec.max_requests);
+            other.window = other.window.max(spec.window);
+        }
+        Some(_) => {
+            let name = format!("{name}@{}", row.name);
+            limits.insert(name.clone(), LimitSpec { name: name.clone(), ..spec });
+            return name;
+        }
+        None => {
+            limits.insert(name.clone(), spec);
+        }
+    }
+    name
+}
+
+/// The smaller of what both let come at once; what a row leaves out is its algorithm's default.
+fn lower_burst(one: &LimitSpec, other: &LimitSpec) -> Option<u32> {
+    if one.burst.is_none() && other.burst.is_none() {
+        return None;
+    }
+    let at_once = |spec: &LimitSpec| {
+        spec.burst.unwrap_or(if spec.algorithm == Algorithm::TokenBucket { spec.max_requests } else { 0 })
+    };
+    Some(at_once(one).min(at_once(other)))
+}
+
+#[cfg(test)]
+#[path = "combined_tests.rs"]
+mod tests;

@@ -1,0 +1,120 @@
+//! Rows of one quota that differ.
+
+use super::*;
+use std::sync::Arc;
+
+use crate::ledger::provider_row::{AccountRow, LimitRow, ProviderRow};
+
+#[test]
+fn a_quota_shares_if_all_its_rows_do_and_by_the_largest_number() {
+    let of = |share_of: Option<i64>| ProviderRow {
+        store_down: if share_of.is_some() { "share" } else { "wait" }.to_owned(),
+        share_of,
+        quota: Some("one".to_owned()),
+        url: "https://acme.test/".to_owned(),
+        limits: vec![LimitRow { name: "all".to_owned(), max_requests: 9, window_ms: 1_000, ..LimitRow::default() }],
+        ..ProviderRow::default()
+    };
+    let share = |of| StoreDown::Share { of };
+    let table = [
+        (vec![of(None)], StoreDown::Wait),
+        (vec![of(Some(3))], share(3)),
+        (vec![of(Some(3)), of(Some(5)), of(Some(4))], share(5)),
+        (vec![of(Some(3)), of(None)], StoreDown::Wait),
+        (vec![of(Some(3)), ProviderRow { enabled: false, ..of(None) }], share(3)),
+    ];
+    for (rows, expected) in table {
+        let named = rows.into_iter().enumerate().map(|(n, row)| ProviderRow { name: format!("acme-{n}"), ..row });
+        let meant = named.map(|row| row.meant(1).unwrap());
+        let providers = meant.map(|row| (row.name.clone(), Arc::new(row))).collect();
+        let known = Known { version: 1, providers, bad: Vec::new() };
+        let spec = quota_spec(&known, &ProviderName::new("one").unwrap()).unwrap();
+        assert_eq!(spec.store_down, expected);
+        // A worker that has not noticed yet acts on the row for three polls.
+        assert!(spec.handover >= 3 * POLL);
+    }
+}
+
+/// What two rows, one per list of limits and overrides, allow together.
+fn together(rows: [(LimitRow, Vec<AccountRow>); 2]) -> QuotaSpec {
+    let row = |(n, (limit, accounts)): (usize, (LimitRow, Vec<AccountRow>))| ProviderRow {
+        name: format!("acme-{n}"),
+        quota: Some("one".to_owned()),
+        url: "https://acme.test/".to_owned(),
+        limits: vec![
+            LimitRow { name: "everything".to_owned(), max_requests: 10_000, window_ms: 1_000, ..LimitRow::default() },
+            limit,
+        ],
+        accounts,
+        ..ProviderRow::default()
+    };
+    let meant = rows.into_iter().enumerate().map(row).map(|row| row.meant(1).unwrap());
+    let providers = meant.map(|row| (row.name.clone(), Arc::new(row))).collect();
+    let known = Known { version: 1, providers, bad: Vec::new() };
+    quota_spec(&known, &ProviderName::new("one").unwrap()).unwrap()
+}
+
+#[test]
+fn the_smaller_burst_counts_and_a_missing_one_is_its_default() {
+    let limit = |algorithm: &str, max_requests, burst| LimitRow {
+        name: "bucket".to_owned(),
+        algorithm: algorithm.to_owned(),
+        max_requests,
+        window_ms: 1_000,
+        burst,
+        ..LimitRow::default()
+    };
+    let table = [
+        ("token_bucket", (100, None), (100, Some(700)), 100),
+        ("token_bucket", (100, Some(700)), (200, None), 200),
+        ("token_bucket", (100, Some(30)), (100, None), 30),
+        ("token_bucket", (100, None), (50, None), 50),
+        ("gcra", (100, None), (100, Some(7)), 1),
+        ("gcra", (100, Some(9)), (100, Some(7)), 8),
+    ];
+    for (algorithm, one, other, at_once) in table {
+        for (one, other) in [(one, other), (other, one)] {
+            let row = |(max_requests, burst)| (limit(algorithm, max_requests, burst), Vec::new());
+            let spec = together([row(one), row(other)]);
+            assert_eq!(spec.limits[0].cost_max(), at_once, "{algorithm} {one:?} {other:?}");
+        }
+    }
+}
+
+#[test]
+fn no_row_lifts_what_another_asks_of_an_account() {
+    let limit = |max_requests| LimitRow {
+        name: "own".to_owned(),
+        scope: "account".to_owned(),
+        max_requests,
+        window_ms: 1_000,
+        ..LimitRow::default()
+    };
+    let rule = |effect: &str, max_requests: Option<i64>| AccountRow {
+        account: "alice".to_owned(),
+        rule: effect.to_owned(),
+        max_requests,
+        window_ms: max_requests.map(|_| 1_000),
+        ..AccountRow::default()
+    };
+    let exempt = || vec![rule("exempt", None)];
+    let rate = |max_requests| vec![rule("limit", Some(max_requests))];
+    let table = [
+        ((10, exempt()), (10, vec![]), Some(10)),
+        ((10, exempt()), (10, exempt()), None),
+        ((10, rate(50)), (10, vec![]), Some(10)),
+        ((10, rate(50)), (10, exempt()), Some(50)),
+        ((10, rate(50)), (10, rate(40)), Some(40)),
+        ((10, rate(3)), (5, vec![]), Some(3)),
+        ((10, vec![]), (5, vec![]), Some(5)),
+    ];
+    for (one, other, expected) in table {
+        for (one, other) in [(one.clone(), other.clone()), (other, one)] {
+            let row = |(max_requests, rules): (i64, Vec<AccountRow>)| (limit(max_requests), rules);
+            let spec = together([row(one.clone()), row(other.clone())]);
+            let subjects = spec.subjects(Some("alice"), None).unwrap();
+            let found = subjects.first().map(|subject| subject.limits[0].max_requests);
+            assert_eq!(found, expected, "{one:?} {other:?}");
+        }
+    }
+}
