@@ -339,6 +339,7 @@ fn a_log_beside_buckets_keeps_its_promise_and_they_theirs() {
 
 #[test]
 fn logs_outlive_steps_of_the_stores_clock() {
-    let limits = [("account", SlidingLog, Account, 2, 150, None), ("all", SlidingLog, Provider, 4, 100, None)];
+    // Long windows: a step must be noticed, told and survived by several calls within one.
+    let limits = [("account", SlidingLog, Account, 5, 1_500, None), ("all", SlidingLog, Provider, 8, 1_000, None)];
     keeps_its_promises(Trouble::ClockSteps, &mixed(&limits));
 }

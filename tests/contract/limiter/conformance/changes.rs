@@ -7,6 +7,7 @@ on_every_limiter!(
     a_limit_lowered_and_raised_again_has_forgotten_nothing,
     calls_in_flight_count_against_a_lowered_limit,
     a_raised_limit_grants_the_difference,
+    a_limit_raised_after_a_booking_waits_for_what_the_booking_waits_for,
     a_limit_that_is_new_or_grew_its_window_waits_one_window,
     a_shorter_window_counts_at_once,
     older_settings_get_and_settle_nothing,
@@ -71,6 +72,24 @@ async fn a_raised_limit_grants_the_difference(limiter: Arc<dyn Limiter>) {
     caller.spec.limits[0].max_requests = 5;
     let reply = caller.call(&[1; 5]).await;
     assert_eq!((reply.permits(), reply.granted[0].wait_us), (3, 0), "{reply:?}");
+}
+
+/// A start that was booked under a lowered limit took the uses beyond it out of the log. They still count until then.
+async fn a_limit_raised_after_a_booking_waits_for_what_the_booking_waits_for(limiter: Arc<dyn Limiter>) {
+    let mut caller = Caller::warm(&limiter, spec(&[("all", 3, 600)])).await;
+    caller.call(&[1, 1, 1]).await;
+    let settled = caller.settle(vec![used(caller.number, 3, 0)], &[]).await;
+    let free_us = free_again_us(&settled, 0, padded_us(&caller.spec, 0));
+    caller.spec.version = 2;
+    caller.spec.limits[0].max_requests = 1;
+    until_us(&caller, free_us - 220_000).await;
+    let booked = caller.call(&[1]).await;
+    assert_eq!(booked.now.0 + booked.granted[0].wait_us, free_us.max(booked.now.0));
+    caller.spec.version = 3;
+    caller.spec.limits[0].max_requests = 3;
+    let reply = caller.call(&[1, 1]).await;
+    let starts: Vec<u64> = reply.granted.iter().map(|run| reply.now.0 + run.wait_us).collect();
+    assert_eq!((reply.permits(), starts), (2, vec![free_us.max(reply.now.0)]), "three uses count until {free_us}");
 }
 
 async fn a_limit_that_is_new_or_grew_its_window_waits_one_window(limiter: Arc<dyn Limiter>) {
