@@ -164,8 +164,13 @@ impl Life {
                 self.run += 1;
                 None
             }
-            Step::Repeat { caller } => self.last_calls[*caller].clone().map(|(spec, call)| (*caller, spec, call)),
+            Step::Repeat { caller } => {
+                // It may be of another process of the store, and no two states begin at one instant.
+                self.now.0 += 1;
+                self.last_calls[*caller].clone().map(|(spec, call)| (*caller, spec, call))
+            }
             Step::Overtaken { caller } => {
+                self.now.0 += 1;
                 let (spec, call) = self.last_calls[*caller].clone().filter(|(_, call)| call.number > 1)?;
                 Some((*caller, spec, Call { number: call.number - 1, ..call }))
             }
