@@ -21,6 +21,8 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+mod altered;
+mod order;
 mod settings;
 
 /// A ledger that knows of no attempts.

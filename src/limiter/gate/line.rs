@@ -9,8 +9,10 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::standing::{Kinds, Standing};
 use super::{GateRefusal, Grant, RefusedBy};
 use crate::domain::decision::{BATCH_MAX, CallKind, Subject, Want};
+use crate::domain::limit::{AppliesTo, Scope};
 use crate::domain::quota_spec::{Blocked, QuotaSpec};
 
 /// How long a job of a blocked account is sent away before it is looked at again.
@@ -63,6 +65,27 @@ pub(super) struct Aside {
     pub until: Instant,
     pub by: RefusedBy,
     pub exact: bool,
+    /// What the limit counts together; those who come later of the same stay behind.
+    pub counts: Option<(Scope, AppliesTo)>,
+}
+
+impl Waiter {
+    /// Whether it stands aside for a limit that counts the other one with it.
+    fn holds(&self, later: &Of) -> bool {
+        let Some((scope, applies_to)) = self.aside.as_ref().and_then(|aside| aside.counts) else { return false };
+        let of_one = match scope {
+            Scope::Provider => false,
+            Scope::Account => self.of.account == later.account,
+            Scope::Reference => self.of.reference == later.reference,
+        };
+        of_one && (applies_to == AppliesTo::All || self.of.kind() == later.kind())
+    }
+
+    /// When it is worth asking for; `None`: now.
+    fn ready_at(&self, kinds: &Kinds) -> Option<Instant> {
+        let of_kind = kinds.get(&self.of.kind()).map(|standing| standing.ask_at);
+        self.aside.as_ref().map(|aside| aside.until).max(of_kind)
+    }
 }
 
 /// Place in line: higher priority first, then first come.
@@ -87,12 +110,26 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// Joins, unless the spec can never admit it.
-    pub fn join(&mut self, waiter: Waiter, spec: &QuotaSpec) {
-        let Some(waiter) = admissible(waiter, spec) else { return };
+    /// Joins, unless the spec can never admit it; returns its place if it need not step aside.
+    pub fn join(&mut self, waiter: Waiter, spec: &QuotaSpec, now: Instant) -> Option<Place> {
+        let waiter = admissible(waiter, spec)?;
         self.arrivals += 1;
         let place = Place { priority_reversed: u8::MAX - waiter.priority, arrival: self.arrivals };
+        let held_by = self.elder_aside(place, &waiter.of).cloned();
         self.waiters.insert(place, waiter);
+        match held_by {
+            Some(aside) => {
+                self.step_aside(place, &aside, now);
+                None
+            }
+            None => Some(place),
+        }
+    }
+
+    /// The longest wait of those before this place who stand aside for what counts its bearer as well.
+    fn elder_aside(&self, place: Place, of: &Of) -> Option<&Aside> {
+        let elders = self.waiters.range(..place).filter(|(_, elder)| elder.holds(of));
+        elders.filter_map(|(_, elder)| elder.aside.as_ref()).max_by_key(|aside| aside.until)
     }
 
     /// Under another spec: what stood aside may pass now, and what waited may never.
@@ -119,12 +156,12 @@ impl Line {
     }
 
     /// The first in line who do not stand aside, for one call.
-    pub fn head(&mut self, spec: &QuotaSpec, now: Instant) -> Vec<Group> {
+    pub fn head(&mut self, spec: &QuotaSpec, kinds: &Kinds, now: Instant) -> Vec<Group> {
         let mut groups: Vec<Group> = Vec::new();
         for waiter in self.waiters.values_mut() {
             waiter.aside.take_if(|aside| aside.until <= now);
         }
-        let ready = self.waiters.iter().filter(|(_, waiter)| waiter.aside.is_none());
+        let ready = self.waiters.iter().filter(|(_, waiter)| waiter.ready_at(kinds) <= Some(now));
         for (place, waiter) in ready.take(BATCH_MAX) {
             match groups.last_mut() {
                 Some(group) if group.of == waiter.of && group.want.cost == waiter.cost => {
@@ -143,28 +180,42 @@ impl Line {
         groups
     }
 
-    /// When somebody who stands aside may be asked for again; `None`: somebody may be now, or nobody is there.
-    pub fn ready_at(&self) -> Option<Instant> {
+    /// When somebody who must wait may be asked for again; `None`: somebody may be now, or nobody is there.
+    pub fn ready_at(&self, kinds: &Kinds) -> Option<Instant> {
         let mut earliest = None;
         for waiter in self.waiters.values() {
-            let until = waiter.aside.as_ref()?.until;
-            earliest = Some(earliest.map_or(until, |known: Instant| known.min(until)));
+            let at = waiter.ready_at(kinds)?;
+            earliest = Some(earliest.map_or(at, |known: Instant| known.min(at)));
         }
         earliest
+    }
+
+    /// The first of those who may be asked for.
+    pub fn first_ready(&self, kinds: &Kinds, now: Instant) -> Option<Place> {
+        self.waiters.iter().find(|(_, waiter)| waiter.ready_at(kinds) <= Some(now)).map(|(place, _)| *place)
     }
 
     pub fn leave(&mut self, place: Place) -> Option<Waiter> {
         self.waiters.remove(&place)
     }
 
-    /// Steps aside, or is refused if that takes too long.
+    /// Steps aside, or is refused if that takes too long; not asked for before those who came earlier.
     pub fn step_aside(&mut self, place: Place, aside: &Aside, now: Instant) {
         let Some(mut waiter) = self.waiters.remove(&place) else { return };
+        let aside =
+            self.elder_aside(place, &waiter.of).filter(|elder| elder.until > aside.until).unwrap_or(aside).clone();
         if waiter.wait_until < aside.until {
             return refuse(waiter, aside.until.saturating_duration_since(now), aside.exact, &aside.by, true);
         }
-        waiter.aside = Some(aside.clone());
+        waiter.aside = Some(aside);
         self.waiters.insert(place, waiter);
+    }
+
+    /// Stays in line, but is not asked for before this.
+    pub fn put_off(&mut self, place: Place, until: Instant) {
+        if let Some(waiter) = self.waiters.get_mut(&place) {
+            waiter.aside = Some(Aside { until, by: RefusedBy::Cold, exact: false, counts: None });
+        }
     }
 
     /// When the next of them will have waited long enough.
@@ -172,11 +223,13 @@ impl Line {
         self.waiters.values().map(|waiter| waiter.wait_until).min()
     }
 
-    /// Refuses everybody who would have to wait beyond their time for something that comes at `until`.
-    pub fn refuse_waiting_for(&mut self, until: Instant, now: Instant, by: &RefusedBy, exact: bool) {
-        let refused = self.waiters.extract_if(.., |_, waiter| waiter.wait_until < until);
+    /// Refuses everybody, or everybody of a kind, who would have to wait beyond their time.
+    pub fn refuse_waiting_for(&mut self, standing: &Standing, kind: Option<CallKind>, now: Instant) {
+        let Standing { by, until, exact, .. } = standing;
+        let concerned = |waiter: &Waiter| kind.is_none_or(|kind| kind == waiter.of.kind());
+        let refused = self.waiters.extract_if(.., |_, waiter| concerned(waiter) && waiter.wait_until < *until);
         for (_, waiter) in refused {
-            refuse(waiter, until.saturating_duration_since(now), exact, by, false);
+            refuse(waiter, until.saturating_duration_since(now), *exact, by, false);
         }
     }
 }

@@ -20,6 +20,7 @@ mod line;
 mod outgoing;
 mod permit;
 mod settle;
+mod standing;
 mod task;
 mod warm;
 

@@ -1,111 +1,25 @@
-//! Settings that change and states that end while the gate is in the middle of a call.
-//!
-//! Refuses to look inside the gate: what it sends and what it grants is all that is judged.
+//! Settings that change, states that end and stores that are late while the gate is in the middle of its calls.
 
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
-use sluicegate::domain::decision::{Call, Refusal, Refused, Reply, Subject};
+use sluicegate::domain::decision::{Call, Refusal, Refused};
 use sluicegate::domain::limit::{AccountRule, Rule};
-use sluicegate::domain::provider::ProviderName;
 use sluicegate::domain::quota_spec::QuotaSpec;
 use sluicegate::domain::time::Micros;
-use sluicegate::limiter::embedded::EmbeddedLimiter;
-use sluicegate::limiter::gate::{Ask, Gate, GateParts, GateRefusal, Grant, RefusedBy};
-use sluicegate::limiter::{LimitUse, Limiter, LimiterError};
-use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout};
-use tokio_util::sync::CancellationToken;
+use sluicegate::limiter::Limiter;
+use sluicegate::limiter::gate::{GateRefusal, Grant, RefusedBy};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::{NoAttempts, ask, spec};
-
-/// What is done to the replies of the limiter behind it, in order; later ones stay as they are.
-pub struct Altered {
-    inner: EmbeddedLimiter,
-    slowness: Duration,
-    alterations: Mutex<VecDeque<Box<dyn FnOnce(&mut Reply) + Send>>>,
-    pub calls: AtomicU64,
-    pub seen: Mutex<Vec<Call>>,
-}
-
-impl Altered {
-    pub fn slow(slowness: Duration) -> Arc<Self> {
-        Arc::new(Self {
-            inner: EmbeddedLimiter::new(),
-            slowness,
-            alterations: Mutex::default(),
-            calls: AtomicU64::new(0),
-            seen: Mutex::default(),
-        })
-    }
-
-    pub fn next(&self, alteration: impl FnOnce(&mut Reply) + Send + 'static) {
-        self.alterations.lock().unwrap().push_back(Box::new(alteration));
-    }
-
-    pub fn calls(&self) -> u64 {
-        self.calls.load(Ordering::Relaxed)
-    }
-
-    fn pauses(&self) -> usize {
-        self.seen.lock().unwrap().iter().filter(|call| call.pause >= Some(Duration::from_secs(30))).count()
-    }
-}
-
-#[async_trait]
-impl Limiter for Altered {
-    async fn run_id(&self, quota: &ProviderName) -> Result<String, LimiterError> {
-        self.inner.run_id(quota).await
-    }
-
-    async fn call(&self, spec: &QuotaSpec, call: &Call) -> Result<Reply, LimiterError> {
-        self.calls.fetch_add(1, Ordering::Relaxed);
-        self.seen.lock().unwrap().push(call.clone());
-        sleep(self.slowness).await;
-        let mut reply = self.inner.call(spec, call).await?;
-        if let Some(alteration) = self.alterations.lock().unwrap().pop_front() {
-            alteration(&mut reply);
-        }
-        Ok(reply)
-    }
-
-    async fn peek(&self, spec: &QuotaSpec, subject: Option<&Subject>) -> Result<Vec<LimitUse>, LimiterError> {
-        self.inner.peek(spec, subject).await
-    }
-
-    async fn ping(&self) -> Result<(), LimiterError> {
-        Ok(())
-    }
-}
-
-/// A gate whose settings the test changes.
-pub fn steered(limiter: Arc<dyn Limiter>, spec: QuotaSpec) -> (Gate, watch::Sender<Arc<QuotaSpec>>, CancellationToken) {
-    let (sender, spec) = watch::channel(Arc::new(spec));
-    let stop = CancellationToken::new();
-    let (recent, newer) = (Arc::new(NoAttempts), Arc::new(|_| {}));
-    let (gate, task) = Gate::new(GateParts { limiter, recent, spec, incarnation: 1, stop: stop.clone(), newer });
-    tokio::spawn(task);
-    (gate, sender, stop)
-}
-
-fn account(name: &str, ask: Ask) -> Ask {
-    Ask { account: Some(name.to_owned()), ..ask }
-}
-
-fn hour() -> Instant {
-    Instant::now() + Duration::from_secs(3_600)
-}
+use super::altered::{Altered, Steered, account, hour, steered, use_one};
+use super::{ask, spec};
 
 #[tokio::test(start_paused = true)]
 async fn an_account_that_is_blocked_during_a_call_is_granted_nothing_by_the_next() {
     let limiter = Altered::slow(Duration::from_millis(20));
     let old = spec(&[("second", 1, 1_000)]);
-    let (gate, settings, _stop) = steered(limiter.clone(), old.clone());
-    let Grant::Granted(permit) = gate.permit(ask(1, hour())).await else { panic!("refused") };
-    permit.begin().unwrap().answered(Instant::now());
+    let Steered { gate, settings, .. } = steered(limiter.clone(), old.clone());
+    use_one(&gate, ask(1, hour())).await;
     let asking = gate.clone();
     let waiting = tokio::spawn(async move { asking.permit(account("mallory", ask(1, hour()))).await });
     let before = limiter.calls();
@@ -126,7 +40,7 @@ async fn an_account_that_is_blocked_during_a_call_is_granted_nothing_by_the_next
 async fn a_pause_does_not_hurry_a_gate_whose_settings_are_old() {
     let limiter = Altered::slow(Duration::from_micros(100));
     let old = spec(&[("second", 10, 1_000)]);
-    let (gate, _settings, _stop) = steered(limiter.clone(), old.clone());
+    let Steered { gate, settings: _settings, .. } = steered(limiter.clone(), old.clone());
     let Grant::Granted(_permit) = gate.permit(ask(1, hour())).await else { panic!("refused") };
     let newer = QuotaSpec { version: 2, ..old };
     let call = limiter.seen.lock().unwrap()[0].clone();
@@ -141,7 +55,7 @@ async fn a_pause_does_not_hurry_a_gate_whose_settings_are_old() {
 #[tokio::test(start_paused = true)]
 async fn a_pause_outlives_a_step_of_the_clock_and_the_state_that_was_told() {
     let limiter = Altered::slow(Duration::from_micros(100));
-    let (gate, _settings, _stop) = steered(limiter.clone(), spec(&[("second", 10, 1_000)]));
+    let Steered { gate, settings: _settings, .. } = steered(limiter.clone(), spec(&[("second", 10, 1_000)]));
     let Grant::Granted(_permit) = gate.permit(ask(1, hour())).await else { panic!("refused") };
     // The reply to the call that carries the pause shows a step; later replies are of a state that began anew.
     limiter.next(|reply| reply.now = Micros(reply.now.0 + 5_000_000));
@@ -159,4 +73,47 @@ async fn a_pause_outlives_a_step_of_the_clock_and_the_state_that_was_told() {
     let asking = timeout(Duration::from_secs(1), gate.permit(ask(1, hour())));
     assert!(asking.await.is_err(), "granted in a pause");
     assert!(limiter.pauses() > before, "the new state was not told of the pause");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gate_that_leaves_settles_all_that_was_answered() {
+    let limiter = Altered::slow(Duration::from_micros(100));
+    let Steered { gate, settings: _settings, stop, task } = steered(limiter.clone(), spec(&[("second", 2_500, 1_000)]));
+    let mut in_flight = Vec::new();
+    for _ in 0..2_500 {
+        let Grant::Granted(permit) = gate.permit(ask(1, hour())).await else { panic!("refused") };
+        in_flight.push(permit.begin().unwrap());
+    }
+    in_flight.into_iter().for_each(|permit| permit.answered(Instant::now()));
+    stop.cancel();
+    task.await.unwrap();
+    let seen = limiter.seen.lock().unwrap();
+    let settled: u32 = seen.iter().flat_map(|call| &call.settlements).map(|settlement| settlement.cost).sum();
+    assert_eq!(settled, 2_500);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_gate_keeps_comparing_the_clocks() {
+    let limiter = Altered::slow(Duration::from_micros(100));
+    let Steered { gate, settings: _settings, .. } = steered(limiter.clone(), spec(&[("second", 10, 1_000)]));
+    use_one(&gate, ask(1, hour())).await;
+    sleep(Duration::from_secs(1)).await;
+    let before = limiter.calls();
+    sleep(Duration::from_secs(300)).await;
+    let calls = limiter.calls() - before;
+    assert!((9..=11).contains(&calls), "{calls} calls in five minutes");
+}
+
+/// A first exchange of two seconds leaves the offset of the clocks open by as much, so a slot that is used again seems to
+/// be free that much later than its permit may be used.
+#[tokio::test(start_paused = true)]
+async fn a_permit_that_would_start_beyond_its_end_is_not_handed_out() {
+    let limiter = Altered::slow(Duration::from_micros(100));
+    limiter.delay_reply(Duration::from_secs(2));
+    let Steered { gate, settings: _settings, .. } = steered(limiter.clone(), spec(&[("second", 1, 1_000)]));
+    for number in 0..3 {
+        let Grant::Granted(permit) = gate.permit(ask(1, hour())).await else { panic!("refused") };
+        sleep_until(permit.start_at).await;
+        permit.begin().unwrap_or_else(|late| panic!("permit {number}: {late:?}")).answered(Instant::now());
+    }
 }

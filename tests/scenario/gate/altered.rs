@@ -1,0 +1,121 @@
+//! A limiter whose calls are watched and whose replies are altered, and a gate before it.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use sluicegate::domain::decision::{Call, Reply, Subject};
+use sluicegate::domain::provider::ProviderName;
+use sluicegate::domain::quota_spec::QuotaSpec;
+use sluicegate::limiter::embedded::EmbeddedLimiter;
+use sluicegate::limiter::gate::{Ask, Gate, GateParts, Grant};
+use sluicegate::limiter::{LimitUse, Limiter, LimiterError};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use super::NoAttempts;
+
+/// What is done to the replies of the limiter behind it, in order; later ones stay as they are.
+pub struct Altered {
+    pub inner: EmbeddedLimiter,
+    slowness: Duration,
+    /// How long the next replies take from the store, after what they say has happened.
+    late: Mutex<VecDeque<Duration>>,
+    alterations: Mutex<VecDeque<Box<dyn FnOnce(&mut Reply) + Send>>>,
+    pub calls: AtomicU64,
+    pub seen: Mutex<Vec<Call>>,
+}
+
+impl Altered {
+    pub fn slow(slowness: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            inner: EmbeddedLimiter::new(),
+            slowness,
+            late: Mutex::default(),
+            alterations: Mutex::default(),
+            calls: AtomicU64::new(0),
+            seen: Mutex::default(),
+        })
+    }
+
+    pub fn next(&self, alteration: impl FnOnce(&mut Reply) + Send + 'static) {
+        self.alterations.lock().unwrap().push_back(Box::new(alteration));
+    }
+
+    pub fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    /// The next reply arrives this long after it was made.
+    pub fn delay_reply(&self, late: Duration) {
+        self.late.lock().unwrap().push_back(late);
+    }
+
+    pub fn pauses(&self) -> usize {
+        self.seen.lock().unwrap().iter().filter(|call| call.pause >= Some(Duration::from_secs(30))).count()
+    }
+}
+
+#[async_trait]
+impl Limiter for Altered {
+    async fn run_id(&self, quota: &ProviderName) -> Result<String, LimiterError> {
+        self.inner.run_id(quota).await
+    }
+
+    async fn call(&self, spec: &QuotaSpec, call: &Call) -> Result<Reply, LimiterError> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.seen.lock().unwrap().push(call.clone());
+        sleep(self.slowness).await;
+        let mut reply = self.inner.call(spec, call).await?;
+        if let Some(alteration) = self.alterations.lock().unwrap().pop_front() {
+            alteration(&mut reply);
+        }
+        let late = self.late.lock().unwrap().pop_front();
+        sleep(late.unwrap_or_default()).await;
+        Ok(reply)
+    }
+
+    async fn peek(&self, spec: &QuotaSpec, subject: Option<&Subject>) -> Result<Vec<LimitUse>, LimiterError> {
+        self.inner.peek(spec, subject).await
+    }
+
+    async fn ping(&self) -> Result<(), LimiterError> {
+        Ok(())
+    }
+}
+
+/// A gate whose settings and end are the test's.
+pub struct Steered {
+    pub gate: Gate,
+    pub settings: watch::Sender<Arc<QuotaSpec>>,
+    pub stop: CancellationToken,
+    pub task: JoinHandle<()>,
+}
+
+pub fn steered(limiter: Arc<dyn Limiter>, spec: QuotaSpec) -> Steered {
+    let (settings, spec) = watch::channel(Arc::new(spec));
+    let stop = CancellationToken::new();
+    let (recent, newer) = (Arc::new(NoAttempts), Arc::new(|_| {}));
+    let (gate, task) = Gate::new(GateParts { limiter, recent, spec, incarnation: 1, stop: stop.clone(), newer });
+    Steered { gate, settings, stop, task: tokio::spawn(task) }
+}
+
+pub fn account(name: &str, ask: Ask) -> Ask {
+    Ask { account: Some(name.to_owned()), ..ask }
+}
+
+/// Longer than anything takes here.
+pub fn hour() -> Instant {
+    Instant::now() + Duration::from_secs(3_600)
+}
+
+/// Takes a permit, uses it and has the answer at once.
+pub async fn use_one(gate: &Gate, ask: Ask) {
+    let Grant::Granted(permit) = gate.permit(ask).await else { panic!("refused") };
+    sleep_until(permit.start_at).await;
+    permit.begin().unwrap().answered(Instant::now());
+}

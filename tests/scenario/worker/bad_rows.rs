@@ -1,0 +1,32 @@
+//! A row that cannot be meant and never could: it may hold limits of its quota that nobody knows.
+
+use sluicegate::ledger::provider_row::ProviderRow;
+
+use super::bench::{Bench, limit, row};
+
+#[tokio::test]
+async fn a_quota_whose_limits_were_unknown_for_a_while_goes_on() {
+    let acme = |max_requests| ProviderRow {
+        quota: Some("shared".to_owned()),
+        limits: vec![limit(max_requests, 30_000)],
+        max_wait_ms: 60_000,
+        leak_per_second: Some(1_000.0),
+        ..row("acme")
+    };
+    let bench = Bench::open(&[acme(1)]).await;
+    bench.pay("acme", "first").await;
+    bench.until_state("first", "succeeded").await;
+    bench.pay("acme", "second").await;
+    bench.until("the second waits", async || bench.in_hand().await == 1).await;
+    // Without an enabled limit.
+    bench.sql("INSERT INTO providers (name, url, quota) VALUES ('bolt', 'https://bolt.test/', 'shared')").await;
+    let progress = bench.settings_known().await;
+    assert_eq!(progress.known.bad.iter().map(|bad| bad.provider.as_str()).collect::<Vec<_>>(), ["bolt"]);
+    bench.until("nothing is in hand", async || bench.in_hand().await == 0).await;
+    bench.pay("acme", "third").await;
+    let bolt = ProviderRow { quota: Some("shared".to_owned()), limits: vec![limit(9, 30_000)], ..row("bolt") };
+    bench.apply(&[acme(9), bolt]).await;
+    for id in ["second", "third"] {
+        assert_eq!(bench.until_state(id, "succeeded").await.attempts, 1, "{id}");
+    }
+}
