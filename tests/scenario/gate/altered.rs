@@ -25,7 +25,7 @@ pub struct Altered {
     slowness: Duration,
     /// How long the next replies take from the store, after what they say has happened.
     late: Mutex<VecDeque<Duration>>,
-    alterations: Mutex<VecDeque<Box<dyn FnOnce(&mut Reply) + Send>>>,
+    alterations: Mutex<VecDeque<Alteration>>,
     pub calls: AtomicU64,
     pub seen: Mutex<Vec<Call>>,
 }
@@ -59,6 +59,8 @@ impl Altered {
         self.seen.lock().unwrap().iter().filter(|call| call.pause >= Some(Duration::from_secs(30))).count()
     }
 }
+
+type Alteration = Box<dyn FnOnce(&mut Reply) + Send>;
 
 #[async_trait]
 impl Limiter for Altered {
