@@ -90,6 +90,7 @@ struct Life {
     last_calls: [Option<(QuotaSpec, Call)>; CALLERS],
     open: Vec<Open>,
     born: Micros,
+    last_run_id: String,
 }
 
 fn spec_of(version: i64, limits: &[PlannedLimit], plan: &Plan) -> QuotaSpec {
@@ -136,6 +137,7 @@ impl Life {
             last_calls: [const { None }; CALLERS],
             open: Vec::new(),
             born: Micros(0),
+            last_run_id: String::new(),
         }
     }
 
@@ -274,6 +276,9 @@ fn run_history(prefix: &str, plan: &Plan) -> Result<u64, TestCaseError> {
     let mut granted = 0;
     for step in &plan.steps {
         let Some((caller, spec, call)) = life.call_of(step, plan) else { continue };
+        // A call of before a restart, repeated after it, begins a state as well; no two begin at one instant.
+        life.now.0 += u64::from(life.last_run_id != call.run_id);
+        life.last_run_id.clone_from(&call.run_id);
         let expected = life.twin.call(life.now, &spec, &call);
         let got = life.lua.call(life.now, &spec, &call);
         prop_assert_eq!(&got, &expected, "at {} on {:#?} with {:#?}", life.now.0 as i64 - START_US as i64, call, spec);
