@@ -7,7 +7,7 @@ use sluicegate::domain::limit::{AppliesTo, Scope};
 use sluicegate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use sluicegate::limiter::gate::{Ask, Gate, GateRefusal, Grant, RefusedBy};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::altered::{Altered, Steered, account, hour, steered, use_one};
 use super::{ask, spec};
@@ -20,30 +20,25 @@ fn five_charges() -> QuotaSpec {
     QuotaSpec { limits: vec![all, charges], ..spec(&[]) }
 }
 
-/// Jobs that come without end, each with a new place at the end of the line.
-fn crowd(gate: &Gate, job: &Ask) -> JoinSet<()> {
-    let mut crowd = JoinSet::new();
-    for number in 0..8 {
-        let (gate, job) = (gate.clone(), job.clone());
-        crowd.spawn(async move {
-            loop {
-                let Grant::Granted(permit) = gate.permit(Ask { wait_until: hour(), ..job.clone() }).await else {
-                    continue;
-                };
-                sleep_until(permit.start_at).await;
-                let Ok(in_flight) = permit.begin() else { continue };
-                sleep(Duration::from_millis(10 + 7 * number)).await;
-                in_flight.answered(Instant::now());
-            }
-        });
-    }
-    crowd
+/// Jobs that come without end, one for each slot that comes free.
+fn stream(gate: &Gate, job: &Ask) -> JoinSet<()> {
+    let mut stream = JoinSet::new();
+    let (gate, job) = (gate.clone(), job.clone());
+    stream.spawn(async move {
+        let mut jobs = JoinSet::new();
+        loop {
+            let (gate, job) = (gate.clone(), job.clone());
+            jobs.spawn(async move { use_one(&gate, Ask { wait_until: hour(), ..job }).await });
+            sleep(Duration::from_millis(200)).await;
+        }
+    });
+    stream
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_costly_job_is_not_starved_behind_a_limit_on_its_kind() {
     let Steered { gate, settings: _settings, .. } = steered(Altered::slow(Duration::from_millis(1)), five_charges());
-    let _crowd = crowd(&gate, &ask(1, hour()));
+    let _stream = stream(&gate, &ask(1, hour()));
     sleep(Duration::from_secs(3)).await;
     let costly = timeout(Duration::from_secs(10), gate.permit(ask(5, hour()))).await;
     assert!(matches!(costly, Ok(Grant::Granted(_))), "{costly:?}");
@@ -72,7 +67,7 @@ async fn an_accounts_costly_job_is_not_starved_by_later_ones_of_the_account() {
     let all = LimitSpec::sliding_log("all", 1_000, Duration::from_secs(1));
     let spec = QuotaSpec { limits: vec![all, own], ..spec(&[]) };
     let Steered { gate, settings: _settings, .. } = steered(Altered::slow(Duration::from_millis(1)), spec);
-    let _crowd = crowd(&gate, &account("alice", ask(1, hour())));
+    let _stream = stream(&gate, &account("alice", ask(1, hour())));
     sleep(Duration::from_secs(3)).await;
     let costly = timeout(Duration::from_secs(20), gate.permit(account("alice", ask(5, hour())))).await;
     assert!(matches!(costly, Ok(Grant::Granted(_))), "{costly:?}");
