@@ -9,6 +9,7 @@ mod commands;
 mod limiter;
 mod lua;
 mod message;
+mod mutations;
 mod page;
 mod producers;
 mod settings;

@@ -23,7 +23,7 @@ use history::{Plan, PlannedLimit, Step, plan};
 
 const START_US: u64 = 1_800_000_000_000_000;
 const CALLERS: usize = 3;
-/// Histories of one test; `SLUICEGATE_HISTORIES` asks for more.
+/// Histories of one test; `HISTORIES` asks for more.
 const HISTORIES: u32 = 1_000;
 
 /// The function with its clock replaced by a key, so that both sides live through the same instants.
@@ -292,7 +292,7 @@ fn run_history(prefix: &str, plan: &Plan) -> Result<u64, TestCaseError> {
 }
 
 fn differential(name: &str, algorithms: &'static [Algorithm], jitter: bool) {
-    let histories = std::env::var("SLUICEGATE_HISTORIES").map_or(HISTORIES, |text| text.parse().unwrap());
+    let histories = std::env::var("HISTORIES").map_or(HISTORIES, |text| text.parse().unwrap());
     let (history, granted) = (Cell::new(0_u64), Cell::new(0_u64));
     let mut runner = TestRunner::new(Config { cases: histories, failure_persistence: None, ..Config::default() });
     let outcome = runner.run(&plan(algorithms, jitter), |plan| {

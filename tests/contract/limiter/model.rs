@@ -3,7 +3,7 @@
 //!
 //! A step is one of: a call is made, its reply is heard, a permit begins or is given back, a request is counted at the
 //! provider, its answer is read, a worker crashes, time goes on. None has to happen, so a worker that is frozen, an answer
-//! that never comes and a lease that runs out are all among them. `SLUICEGATE_WHOLE_MODEL=1` explores the largest, too.
+//! that never comes and a lease that runs out are all among them. `WHOLE_MODEL=1` explores the largest, too.
 
 use std::collections::HashSet;
 
@@ -381,7 +381,7 @@ fn explored(limit: u32, size: Size, rules: Rules) -> Explorer {
 
 fn no_interleaving_breaches(limit: u32, sizes: &[(u32, u32, u32)]) {
     // The largest takes minutes.
-    let is_whole = std::env::var_os("SLUICEGATE_WHOLE_MODEL").is_some();
+    let is_whole = std::env::var_os("WHOLE_MODEL").is_some();
     let largest = is_whole.then_some((2, 1, 1));
     for (jobs, crashes, returns) in sizes.iter().copied().chain(largest) {
         let explorer = explored(limit, Size { jobs, crashes, returns }, Rules::Kept);
