@@ -109,19 +109,13 @@ impl ClockComparison {
         self.known.is_some()
     }
 
-    /// When a permit of the exchange that was observed last may start, by our clock, if the store said `wait` at `now`.
-    /// `over` is the longest time for which what the wait depends on may have been settled already: the longest padded
-    /// window, and where leases run out, with the longest hold.
-    #[must_use]
-    pub fn start_at(&self, arrived: Duration, now: Micros, wait: Duration, over: Duration) -> Duration {
-        (arrived + wait).max(self.not_before(arrived, now.plus(wait), over))
-    }
-
     /// The instant of our clock at which the store's clock reads `due`, as it went at any time in the last `over` before
     /// `arrived`, whatever step was hidden since. Zero when nothing is known.
     ///
-    /// Where a slot's own due instant (its use plus the padded window) is known, it may take the place of `now` + wait:
-    /// a slot that has been due for long waits for nothing then.
+    /// A permit starts no earlier than this for each of its slots, and no earlier than the reply's wait after its arrival.
+    /// `due` is the slot's own (its use plus the padded window) where that is known, so that one that has been due for long
+    /// waits for nothing, else `now` + wait. `over` is the longest time for which what the wait depends on may have been
+    /// settled already: the padded window, and where leases run out, with the longest hold.
     #[must_use]
     pub fn not_before(&self, arrived: Duration, due: Micros, over: Duration) -> Duration {
         let since = arrived.saturating_sub(over);

@@ -13,7 +13,7 @@ use super::standing::{Kinds, Standing};
 use super::{GateRefusal, Grant, RefusedBy};
 use crate::domain::decision::{BATCH_MAX, CallKind, Subject, Want};
 use crate::domain::limit::{AppliesTo, Scope};
-use crate::domain::quota_spec::{Blocked, QuotaSpec};
+use crate::domain::quota_spec::{Blocked, CellSpec, QuotaSpec};
 
 /// How long a job of a blocked account is sent away before it is looked at again.
 const BLOCKED_WAIT: Duration = Duration::from_secs(60);
@@ -100,6 +100,8 @@ pub(super) struct Place {
 pub(super) struct Group {
     pub want: Want,
     pub of: Of,
+    /// What holds slots of its own account or reference.
+    pub own_cells: Vec<CellSpec>,
     pub places: Vec<Place>,
 }
 
@@ -172,8 +174,10 @@ impl Line {
                     // One who is blocked by now is told so when the settings are followed.
                     let Ok(subjects) = waiter.of.subjects(spec) else { continue };
                     let (of, cost, kind) = (waiter.of.clone(), waiter.cost, waiter.of.kind());
+                    let own_cells = subjects.iter().flat_map(|subject| spec.subject_cells(subject));
+                    let own_cells = own_cells.filter(|cell| cell.held() && cell.applies(kind)).collect();
                     let want = Want { permits: 1, cost, kind, subjects };
-                    groups.push(Group { want, of, places: vec![*place] });
+                    groups.push(Group { want, of, own_cells, places: vec![*place] });
                 }
             }
         }
@@ -214,7 +218,8 @@ impl Line {
     /// Stays in line, but is not asked for before this.
     pub fn put_off(&mut self, place: Place, until: Instant) {
         if let Some(waiter) = self.waiters.get_mut(&place) {
-            waiter.aside = Some(Aside { until, by: RefusedBy::Cold, exact: false, counts: None });
+            let by = RefusedBy::StoreAway("its clock was not compared for too long".to_owned());
+            waiter.aside = Some(Aside { until, by, exact: false, counts: None });
         }
     }
 

@@ -4,6 +4,8 @@
 //! that is dropped before it began goes back to the limiter; one that is dropped while in flight stays taken until its
 //! deadline, because nobody knows what the provider saw.
 
+use std::sync::Arc;
+
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -32,8 +34,8 @@ pub(super) struct Slots {
     pub call: u64,
     pub cost: u32,
     pub of: Of,
-    /// Per limit name, the instant to restore.
-    pub origins: Vec<(String, u64)>,
+    /// Per limit name, the instant to restore; the same for all permits of a run.
+    pub origins: Arc<[(String, u64)]>,
     pub gate: mpsc::WeakUnboundedSender<Message>,
 }
 
@@ -57,7 +59,7 @@ pub(super) struct Settled {
 #[derive(Debug)]
 pub(super) enum SettledFate {
     Answered { at: Instant },
-    NotSent { origins: Vec<(String, u64)> },
+    NotSent { origins: Arc<[(String, u64)]> },
 }
 
 impl Permit {

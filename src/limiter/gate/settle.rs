@@ -98,7 +98,7 @@ mod tests {
             call: 2,
             cost: 3,
             of: super::super::line::Of::default(),
-            fate: SettledFate::NotSent { origins: vec![("b".into(), 7), ("a".into(), 5)] },
+            fate: SettledFate::NotSent { origins: [("b".into(), 7), ("a".into(), 5)].into() },
         };
         let all = [answered(1, 2_100), given_back, answered(1, 2_900), answered(2, 2_500), answered(1, 3_000)];
         let found: Vec<(u64, u32, Fate)> =

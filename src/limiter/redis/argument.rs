@@ -4,6 +4,8 @@
 //! in it. Refuses what does not fit its width: the greatest value that does stands for it, and every such value errs on
 //! the safe side.
 
+use std::collections::HashMap;
+
 use sha2::{Digest, Sha256};
 
 use super::keys::subjects;
@@ -13,10 +15,14 @@ use crate::domain::provider::BOOKING_HORIZON;
 use crate::domain::quota_spec::{CellKind, CellSpec, QuotaSpec};
 use crate::domain::time::{micros_down, micros_up};
 
+/// Where each subject of a call stands, by its key, from 1.
+type Places<'a> = HashMap<&'a str, u64>;
+
 /// The function's argument.
 #[must_use]
 pub fn argument(spec: &QuotaSpec, call: &Call) -> Vec<u8> {
     let subjects = subjects(call);
+    let places: Places<'_> = subjects.iter().map(|subject| subject.key.as_str()).zip(1..).collect();
     let cells = spec.provider_cells();
     let names = names(&cells);
     let records = records(&cells, &spec.provider_limits());
@@ -25,9 +31,9 @@ pub fn argument(spec: &QuotaSpec, call: &Call) -> Vec<u8> {
     let mut argument = header(call, &terms, subjects.len(), !more.is_empty());
     argument.extend(terms);
     argument.extend(more);
-    argument.extend(call.wants.iter().flat_map(|want| packed_want(want, &subjects)));
+    argument.extend(call.wants.iter().flat_map(|want| packed_want(want, &places)));
     argument
-        .extend(call.settlements.iter().flat_map(|settlement| packed_settlement(settlement, &subjects, cells.len())));
+        .extend(call.settlements.iter().flat_map(|settlement| packed_settlement(settlement, &places, cells.len())));
     argument.extend(past_uses(call).iter().flat_map(|(age_us, cost)| packed(&[(*age_us, 6), (u64::from(*cost), 4)])));
     argument.extend(subjects.into_iter().flat_map(|subject| packed_subject(spec, subject)));
     argument
@@ -116,14 +122,14 @@ fn records(cells: &[CellSpec], indices: &[usize]) -> Vec<u8> {
     cells.iter().zip(indices).flat_map(record).collect()
 }
 
-fn packed_want(want: &Want, subjects: &[&Subject]) -> Vec<u8> {
-    let [owns, first, second] = places(&want.subjects, subjects);
+fn packed_want(want: &Want, all: &Places<'_>) -> Vec<u8> {
+    let [owns, first, second] = places(&want.subjects, all);
     let head = [(u64::from(want.permits), 4), (u64::from(want.cost), 2), (kind(want.kind), 1)];
     [packed(&head), packed(&[(owns, 1), (first, 2), (second, 2)])].concat()
 }
 
-fn packed_settlement(settlement: &Settlement, subjects: &[&Subject], cells: usize) -> Vec<u8> {
-    let [owns, first, second] = places(&settlement.subjects, subjects);
+fn packed_settlement(settlement: &Settlement, all: &Places<'_>, cells: usize) -> Vec<u8> {
+    let [owns, first, second] = places(&settlement.subjects, all);
     let (fate, age_us, origins) = match &settlement.fate {
         Fate::Used { age } => (0, micros_down(*age), Vec::new()),
         Fate::NotSent { origins } => (1, 0, origins.iter().copied().chain(std::iter::repeat(0)).take(cells).collect()),
@@ -142,10 +148,9 @@ fn past_uses(call: &Call) -> Vec<(u64, u32)> {
     past
 }
 
-/// How many subjects, and where they stand among all, from 1.
-fn places(own: &[Subject], all: &[&Subject]) -> [u64; 3] {
-    let mut places =
-        own.iter().filter_map(|subject| all.iter().position(|known| known.key == subject.key)).map(|at| wide(at) + 1);
+/// How many subjects, and where they stand among all.
+fn places(own: &[Subject], all: &Places<'_>) -> [u64; 3] {
+    let mut places = own.iter().filter_map(|subject| all.get(subject.key.as_str()).copied());
     let (first, second) = (places.next(), places.next());
     [u64::from(first.is_some()) + u64::from(second.is_some()), first.unwrap_or(0), second.unwrap_or(0)]
 }

@@ -4,6 +4,8 @@
 //! together (Redis cluster specification, "Hash tags"). Names of quotas, limits and subjects hold no braces by their own
 //! rules. Refuses to name a key after anything that a producer could choose freely.
 
+use std::collections::HashSet;
+
 use crate::domain::decision::{Call, Subject};
 use crate::domain::quota_spec::QuotaSpec;
 
@@ -30,14 +32,10 @@ pub fn subject_key(prefix: &str, spec: &QuotaSpec, subject: &Subject) -> String 
 /// The subjects of a call, each once, in the order of its keys.
 #[must_use]
 pub fn subjects(call: &Call) -> Vec<&Subject> {
-    let mut subjects: Vec<&Subject> = Vec::new();
+    let mut known = HashSet::new();
     let wanted = call.wants.iter().flat_map(|want| &want.subjects);
-    for subject in wanted.chain(call.settlements.iter().flat_map(|settlement| &settlement.subjects)) {
-        if !subjects.iter().any(|known| known.key == subject.key) {
-            subjects.push(subject);
-        }
-    }
-    subjects
+    let settled = call.settlements.iter().flat_map(|settlement| &settlement.subjects);
+    wanted.chain(settled).filter(|subject| known.insert(subject.key.as_str())).collect()
 }
 
 /// Keys of one call, in the order of the function's KEYS.

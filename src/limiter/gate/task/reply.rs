@@ -2,6 +2,7 @@
 //!
 //! Refuses the grants of a reply whose clock has made a step, and hands out no permit that would start beyond its end.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -10,7 +11,7 @@ use super::GateTask;
 use crate::domain::clock_comparison::Comparison;
 use crate::domain::decision::{CallKind, PassedOver, Refusal, Refused, Reply, Run};
 use crate::domain::limit::Scope;
-use crate::domain::quota_spec::QuotaSpec;
+use crate::domain::quota_spec::{CellSpec, QuotaSpec};
 use crate::domain::time::Micros;
 use crate::limiter::gate::line::{Aside, Place};
 use crate::limiter::gate::outgoing::Outgoing;
@@ -23,6 +24,14 @@ use crate::limiter::gate::{Grant, RefusedBy};
 const STALE_PAUSE: Duration = Duration::from_millis(100);
 /// How long one whose permit would have started too late is not asked for, at most.
 const TOO_LATE_MAX: Duration = Duration::from_secs(1);
+
+/// When the permits of one run may be used, and what their slots were.
+struct Terms {
+    start_at: Instant,
+    use_before: Instant,
+    answer_before: Instant,
+    origins: Arc<[(String, u64)]>,
+}
 
 impl GateTask {
     pub(super) async fn answered(&mut self, outgoing: Outgoing, reply: &Reply) {
@@ -77,13 +86,22 @@ impl GateTask {
 
     fn hand_out(&mut self, outgoing: &Outgoing, reply: &Reply, arrived: Instant) {
         let mut places: Vec<_> = outgoing.groups.iter().map(|group| group.places.iter()).collect();
+        let cells = outgoing.spec.provider_cells();
         for run in &reply.granted {
             let (Some(group), Some(places)) = (outgoing.groups.get(run.want), places.get_mut(run.want)) else {
                 continue;
             };
             let permits = usize::try_from(run.permits).unwrap_or(usize::MAX);
+            let terms = self.terms(outgoing, &cells, run, reply.now, arrived);
             for place in places.by_ref().take(permits) {
-                let permit = self.permit(outgoing, run, reply.now, arrived);
+                let slots = Slots {
+                    call: outgoing.call.number,
+                    cost: group.want.cost,
+                    of: group.of.clone(),
+                    origins: Arc::clone(&terms.origins),
+                    gate: self.outbox.clone(),
+                };
+                let permit = Permit::new(terms.start_at, terms.use_before, terms.answer_before, slots);
                 if permit.start_at > permit.use_before {
                     // Nobody could use it. It drops and gives its slots back, and its start is asked for when it comes.
                     let until = permit.start_at.clamp(arrived + ASK_PAUSE, arrived + TOO_LATE_MAX);
@@ -136,34 +154,33 @@ impl GateTask {
         }
     }
 
-    fn permit(&self, outgoing: &Outgoing, run: &Run, now: Micros, arrived: Instant) -> Permit {
-        let Outgoing { spec, departed, call, groups, .. } = outgoing;
+    /// What all permits of a run have in common.
+    fn terms(&self, outgoing: &Outgoing, cells: &[CellSpec], run: &Run, now: Micros, arrived: Instant) -> Terms {
+        let Outgoing { spec, departed, .. } = outgoing;
         // Within the allowance for jitter the way to the provider must not hide a late start.
         let budget = spec.grant_jitter.map_or(spec.send_budget, |jitter| jitter.min(spec.send_budget));
         let wait = Duration::from_micros(run.wait_us);
-        let start_at = self.start_at(spec, run, now, arrived);
-        let names = spec.provider_limits().into_iter().map(|index| spec.limit_name(index).to_owned());
-        let slots = Slots {
-            call: call.number,
-            cost: groups.get(run.want).map_or(0, |group| group.want.cost),
-            of: groups.get(run.want).map(|group| group.of.clone()).unwrap_or_default(),
-            origins: names.zip(run.origins.iter().copied()).collect(),
-            gate: self.outbox.clone(),
-        };
-        Permit::new(start_at, *departed + wait + budget, *departed + wait + spec.hold_max, slots)
+        Terms {
+            start_at: self.start_at(outgoing, cells, run, now, arrived),
+            use_before: *departed + wait + budget,
+            answer_before: *departed + wait + spec.hold_max,
+            origins: cells.iter().map(|cell| cell.name.clone()).zip(run.origins.iter().copied()).collect(),
+        }
     }
 
     /// From the arrival of the reply on; and not before each slot's window is over by the store's clock as it went while
-    /// that window ran, in case it made a step since that nobody can see.
-    fn start_at(&self, spec: &QuotaSpec, run: &Run, now: Micros, arrived: Instant) -> Instant {
+    /// that window ran, in case it made a step since that nobody can see. An account's slot is not named: the latest that
+    /// it can be due is now.
+    fn start_at(&self, outgoing: &Outgoing, cells: &[CellSpec], run: &Run, now: Micros, arrived: Instant) -> Instant {
         let since = arrived.saturating_duration_since(self.origin);
-        let mut start = since + Duration::from_micros(run.wait_us);
-        for (cell, origin_ms) in spec.provider_cells().iter().zip(&run.origins).filter(|(_, origin_ms)| **origin_ms > 0)
-        {
-            let due = Micros((origin_ms * 1_000 + cell.window_us).min(now.0 + run.wait_us));
-            start = start.max(self.clock.not_before(since, due, Duration::from_micros(cell.window_us)));
-        }
-        self.origin + start
+        let known = cells.iter().zip(&run.origins).filter(|(_, origin_ms)| **origin_ms > 0);
+        let known = known.map(|(cell, origin_ms)| ((origin_ms * 1_000 + cell.window_us).min(now.0 + run.wait_us), cell));
+        let own = outgoing.groups.get(run.want).into_iter().flat_map(|group| &group.own_cells);
+        let slots = known.chain(own.map(|cell| (now.0, cell)));
+        let starts = slots.map(|(due_us, cell)| {
+            self.clock.not_before(since, Micros(due_us), Duration::from_micros(cell.window_us))
+        });
+        self.origin + starts.fold(since + Duration::from_micros(run.wait_us), Duration::max)
     }
 
     async fn stand(&mut self, spec: &QuotaSpec, refused: Refused, reply: &Reply, arrived: Instant) {
