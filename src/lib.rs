@@ -7,6 +7,7 @@ pub mod app;
 pub mod cli;
 pub mod config;
 pub mod domain;
+pub mod faults;
 pub mod ledger;
 pub mod limiter;
 pub mod ops;

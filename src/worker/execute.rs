@@ -18,6 +18,7 @@ use crate::domain::disposition::{
 use crate::domain::job::Job;
 use crate::domain::outcome::{FinalState, Outcome, UnknownCause};
 use crate::domain::provider::{Mode, Provider};
+use crate::faults::{self, Point};
 use crate::ledger::{AttemptEnd, Begun, Claimed, JobState, Written};
 use crate::limiter::gate::{Ask, GateRefusal, Grant, InFlight, Permit, RefusedBy};
 use crate::provider::{Answer, FreezeError, FrozenRequest};
@@ -186,6 +187,7 @@ async fn send(
     permit: Permit,
 ) -> End {
     let _on_wire = lane.worker.in_hand.on_wire();
+    faults::crash(Point::AfterPermit);
     let number = match lane.worker.engines.ledger.begin_attempt(&job.held.hold, request).await {
         Ok(Begun::Attempt(number)) => number,
         Ok(Begun::Lost) => return End::HandBack,
@@ -195,16 +197,19 @@ async fn send(
             return retract(lane, job).await;
         }
     };
+    faults::crash(Point::AfterSending);
     sleep_until(permit.start_at).await;
     let answer = match permit.begin() {
         Ok(in_flight) => {
             // The row's own timeout ends a request before this, unless the row changed since the permit was asked for.
-            let sent = timeout_at(in_flight.answer_before, settings.client.send(request)).await;
+            let call = faults::on_the_wire(request, settings.client.send(request));
+            let sent = timeout_at(in_flight.answer_before, call).await;
             let answer = sent.unwrap_or(Answer {
                 outcome: Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None },
                 status: None,
                 answer_age: Duration::ZERO,
             });
+            faults::crash(Point::AfterAnswer);
             settle_permit(in_flight, &answer);
             answer
         }
@@ -261,9 +266,12 @@ async fn finish_unsent(lane: &LaneParts, job: &JobInHand, number: u32, outcome: 
 
 async fn write_end(lane: &LaneParts, job: &JobInHand, end: &AttemptEnd, state: &JobState) -> End {
     let ledger = &lane.worker.engines.ledger;
-    let written =
-        until_back("write an outcome down", &lane.worker.abandon, || ledger.finish_attempt(&job.held.hold, end, state));
-    match written.await {
+    let written = until_back("write an outcome down", &lane.worker.abandon, || {
+        faults::unread(Point::OutcomeCommitUnacknowledged, ledger.finish_attempt(&job.held.hold, end, state))
+    });
+    let written = written.await;
+    faults::crash(Point::AfterOutcome);
+    match written {
         Ok(Written::Kept) => kept(lane, state),
         Ok(Written::Lost) => {
             tracing::warn!(job = %job.job.id, "another worker has taken this job over");

@@ -17,6 +17,7 @@ use super::lane::LaneParts;
 use super::park::{Copy, publish_copy};
 use super::patience::until_back;
 use crate::domain::job::{Invalid, JobId};
+use crate::faults::{self, Point};
 use crate::ledger::{Claim, Claimed, JobState, RejectedMessage, Written};
 use crate::queue::message::{DecodeError, Decoded, decode};
 use crate::queue::{DELAY_STEPS, Delivery, Destination, Outgoing};
@@ -50,6 +51,8 @@ pub async fn work_off(lane: Arc<LaneParts>, delivery: Delivery) {
     let Delivery { body, properties, receipt, redelivered } = delivery;
     let copy = Copy { provider: lane.name.clone(), body, properties };
     tracing::trace!(provider = %lane.name, redelivered, "delivery");
+    let receipt = faults::acknowledged_early(receipt).await;
+    faults::crash(Point::AfterDelivery);
     let steps = AssertUnwindSafe(steps(&lane, &copy, delivered_at)).catch_unwind();
     let end = steps.await.unwrap_or_else(|_| {
         tracing::error!(provider = %lane.name, "a job panicked; it goes back to the queue");
@@ -58,7 +61,10 @@ pub async fn work_off(lane: Arc<LaneParts>, delivery: Delivery) {
     let finished = match end {
         End::Ack => receipt.ack().await,
         End::Park(wait) => match publish_copy(&lane.worker, &copy, wait).await {
-            Ok(()) => receipt.ack().await,
+            Ok(()) => {
+                faults::crash(Point::AfterDelayCopy);
+                receipt.ack().await
+            }
             Err(error) => {
                 tracing::warn!(provider = %lane.name, ?error, "not parked; the message goes back");
                 rest_after_refusal(&lane).await;
@@ -75,6 +81,7 @@ pub async fn work_off(lane: Arc<LaneParts>, delivery: Delivery) {
             receipt.hand_back().await
         }
     };
+    faults::crash(Point::AfterAck);
     if let Err(error) = finished {
         tracing::debug!(%error, "delivery not finished; the broker will deliver it again and the ledger knows it");
     }
@@ -125,6 +132,7 @@ async fn claim(lane: &LaneParts, decoded: &Decoded) -> Option<Claim> {
 
 /// A claimed job whose time has come is executed; one that must wait is put down for that long.
 async fn begin(lane: &LaneParts, decoded: Decoded, claimed: Claimed, delivered_at: Instant) -> End {
+    faults::crash(Point::AfterClaim);
     let wait = claimed.wait;
     let job = JobInHand {
         job: decoded.job,

@@ -9,6 +9,7 @@ use futures_util::future::join_all;
 use tokio::time::sleep;
 
 use super::Worker;
+use crate::faults::{self, Point};
 use crate::ledger::{LedgerError, OutcomeEvent};
 use crate::queue::message::outcome_event_json;
 use crate::queue::{Destination, Outgoing, Properties, QueueError};
@@ -48,6 +49,9 @@ pub async fn publish_some(worker: &Worker) -> Option<usize> {
         }
     };
     let results = join_all(events.iter().map(|event| publish(worker, event))).await;
+    if !results.is_empty() {
+        faults::crash(Point::AfterEvent);
+    }
     let published: Vec<i64> =
         events.iter().zip(&results).filter(|(_, result)| result.is_ok()).map(|(event, _)| event.sequence).collect();
     if let Some(Err(error)) = results.iter().find(|result| result.is_err()) {

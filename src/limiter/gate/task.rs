@@ -18,6 +18,7 @@ use super::{GateParts, GateView, Message, RefusedBy};
 use crate::domain::clock_comparison::ClockComparison;
 use crate::domain::decision::BATCH_MAX;
 use crate::domain::time::Micros;
+use crate::faults::{self, Point};
 use crate::limiter::LimiterError;
 
 mod reply;
@@ -202,6 +203,9 @@ impl GateTask {
         };
         match self.parts.limiter.call(&outgoing.spec, &outgoing.call).await {
             Ok(reply) => {
+                if !outgoing.settled.is_empty() {
+                    faults::crash(Point::AfterSettle);
+                }
                 self.failures = 0;
                 self.answered(outgoing, &reply).await;
             }

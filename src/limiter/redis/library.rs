@@ -10,6 +10,8 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, FromRedisValue, RedisError};
 use sha2::{Digest, Sha256};
 
+use crate::faults;
+
 /// The functions' text, as in `lua/`.
 pub const SOURCE: &str = concat!(
     include_str!("../../../lua/log.lua"),
@@ -21,7 +23,7 @@ pub const SOURCE: &str = concat!(
 );
 
 /// The library of this program.
-pub static LIBRARY: LazyLock<Library> = LazyLock::new(|| Library::of(SOURCE));
+pub static LIBRARY: LazyLock<Library> = LazyLock::new(|| Library::of(&faults::patched(SOURCE)));
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Library {

@@ -20,6 +20,7 @@ use super::{Answer, FreezeError, FrozenRequest, PaymentProvider};
 use crate::domain::job::Job;
 use crate::domain::outcome::Outcome;
 use crate::domain::provider::Provider;
+use crate::faults::{self, Bug};
 
 mod address;
 pub mod classify;
@@ -90,6 +91,9 @@ impl HttpProvider {
         let mut headers = client::base_headers(header(&reqwest::header::CONTENT_TYPE, &request.content_type)?);
         self.headers.resolve(request.account.as_deref())?.insert_into(&mut headers)?;
         headers.insert(key, header(key, &request.idempotency_key)?);
+        if faults::bug(Bug::NewKeyPerAttempt) {
+            headers.insert(key, header(key, &uuid::Uuid::now_v7().to_string())?);
+        }
         let method = Method::from_bytes(request.method.as_bytes())
             .map_err(|_| FreezeError::Template("the frozen method is not one".to_owned()))?;
         Ok(Outgoing { method, target: self.policy.admit(&request.url)?, headers, body: request.body.clone() })

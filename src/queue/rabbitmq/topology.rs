@@ -10,6 +10,7 @@ use lapin::types::{AMQPValue, FieldTable};
 
 use crate::domain::provider::ProviderName;
 use crate::domain::time::millis_up;
+use crate::faults::{self, Bug};
 use crate::queue::{DELAY_STEPS, Destination, QueueError, names};
 
 /// Deliveries of one message before the broker gives up on it. High, because a lost worker costs every message in its
@@ -136,7 +137,8 @@ impl Topology {
                 if !DELAY_STEPS.contains(step) {
                     return Err(QueueError::Refused(format!("{step:?} is not one of the delay steps")));
                 }
-                Route { exchange: self.delay(*step), routing_key: provider.as_str().to_owned(), mandatory: true }
+                let mandatory = !faults::bug(Bug::DelayNotMandatory);
+                Route { exchange: self.delay(*step), routing_key: provider.as_str().to_owned(), mandatory }
             }
             Destination::Invalid { .. } => {
                 Route { exchange: String::new(), routing_key: self.invalid(), mandatory: true }

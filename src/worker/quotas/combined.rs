@@ -9,6 +9,7 @@ use super::accounts::{Carrier, account_rules};
 use crate::domain::limit::{Algorithm, Limit};
 use crate::domain::provider::{Pacing, Provider, ProviderName, SlotRelease, StoreDown};
 use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
+use crate::faults::{self, Bug};
 use crate::limiter::authority::Timing;
 use crate::worker::settings_watch::{Known, POLL};
 
@@ -32,7 +33,7 @@ pub fn quota_spec(known: &Known, quota: &ProviderName) -> Option<QuotaSpec> {
     let jitters: Option<Vec<Duration>> = rows
         .iter()
         .map(|row| match row.slot_release {
-            SlotRelease::Response => None,
+            SlotRelease::Response => faults::bug(Bug::SlotFreedAtGrant).then_some(Duration::ZERO),
             SlotRelease::Grant { transit_jitter } => Some(transit_jitter),
         })
         .collect();

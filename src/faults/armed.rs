@@ -1,0 +1,201 @@
+//! What the feature `faults` compiles in: which place is armed and which bug is on, from the environment.
+//!
+//! Refuses a name that it does not know, by dying at the first place that is passed: a mistyped fault must not look like
+//! one that was survived.
+
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
+use tokio::time::sleep;
+
+use super::{Bug, Point};
+use crate::provider::FrozenRequest;
+use crate::queue::{QueueError, Receipt};
+
+const CRASH_VARIABLE: &str = "SLUICEGATE_CRASH_AT";
+const BUG_VARIABLE: &str = "SLUICEGATE_BUG";
+
+/// How long what was written is given to reach the other side, which must be shorter than its answer takes.
+const ARRIVES: Duration = Duration::from_millis(20);
+/// How long a statement is given to leave. Whether it is committed by then is as open as it is for a cut cable.
+const LEAVES: Duration = Duration::from_millis(1);
+
+const POINTS: [(&str, Point); 14] = [
+    ("after_delivery", Point::AfterDelivery),
+    ("after_claim", Point::AfterClaim),
+    ("after_permit", Point::AfterPermit),
+    ("after_sending", Point::AfterSending),
+    ("request_half_written", Point::RequestHalfWritten),
+    ("request_unanswered", Point::RequestUnanswered),
+    ("after_answer", Point::AfterAnswer),
+    ("after_settle", Point::AfterSettle),
+    ("outcome_commit_unacknowledged", Point::OutcomeCommitUnacknowledged),
+    ("after_outcome", Point::AfterOutcome),
+    ("after_delay_copy", Point::AfterDelayCopy),
+    ("after_ack", Point::AfterAck),
+    ("after_event", Point::AfterEvent),
+    ("sweeper_after_publish", Point::SweeperAfterPublish),
+];
+
+const BUGS: [(&str, Bug); 7] = [
+    ("ack_before_commit", Bug::AckBeforeCommit),
+    ("new_key_per_attempt", Bug::NewKeyPerAttempt),
+    ("slot_freed_at_grant", Bug::SlotFreedAtGrant),
+    ("no_cold_start", Bug::NoColdStart),
+    ("permits_counted_as_one", Bug::PermitsCountedAsOne),
+    ("delay_not_mandatory", Bug::DelayNotMandatory),
+    ("ack_without_confirm", Bug::AckWithoutConfirm),
+];
+
+/// What the bugs of the limiter are in Lua: a text that is there once, and what stands there instead.
+const PATCHES: [(Bug, &str, &str); 2] = [
+    (Bug::NoColdStart, "clock, clock + provider.cold, clock, version", "clock, clock, clock, version"),
+    (
+        Bug::PermitsCountedAsOne,
+        "local function take_all(tally, uses, kind, start)",
+        "local function take_all(tally, uses, kind, start)\n  uses = 1",
+    ),
+];
+
+struct Armed {
+    point: Point,
+    name: &'static str,
+    /// Passes until it is due.
+    left: AtomicU32,
+}
+
+static ARMED: LazyLock<Option<Armed>> = LazyLock::new(|| {
+    let setting = std::env::var(CRASH_VARIABLE).ok()?;
+    let armed = setting.split_once(':').and_then(|(name, nth)| {
+        let (name, point) = *POINTS.iter().find(|(known, _)| *known == name)?;
+        let left = nth.parse().ok().filter(|nth| *nth > 0)?;
+        Some(Armed { point, name, left: AtomicU32::new(left) })
+    });
+    Some(armed.unwrap_or_else(|| die(&format!("{CRASH_VARIABLE}={setting} names no place"))))
+});
+
+static BUG: LazyLock<Option<Bug>> = LazyLock::new(|| {
+    let setting = std::env::var(BUG_VARIABLE).ok()?;
+    let bug = BUGS.iter().find(|(known, _)| *known == setting).map(|(_, bug)| *bug);
+    Some(bug.unwrap_or_else(|| die(&format!("{BUG_VARIABLE}={setting} names no bug"))))
+});
+
+/// At once and without a word to anybody: no destructor runs, nothing is flushed, no connection is closed politely.
+fn die(why: &str) -> ! {
+    tracing::error!(why, "dies on purpose");
+    std::process::abort()
+}
+
+/// Whether this is the pass at which the process has to die here.
+fn due(point: Point) -> Option<&'static str> {
+    let armed = ARMED.as_ref().filter(|armed| armed.point == point)?;
+    let passed = armed.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+    (passed == Ok(1)).then_some(armed.name)
+}
+
+/// Dies here if this place was armed.
+pub fn crash(point: Point) {
+    if let Some(name) = due(point) {
+        die(name);
+    }
+}
+
+/// Whether this bug was switched on.
+#[must_use]
+pub fn bug(bug: Bug) -> bool {
+    *BUG == Some(bug)
+}
+
+/// The one request on its way; dies with a part of it written, or before it is answered.
+pub async fn on_the_wire<F: Future>(request: &FrozenRequest, send: F) -> F::Output {
+    if let Some(name) = due(Point::RequestHalfWritten) {
+        write_half(request).await;
+        die(name);
+    }
+    if let Some(name) = due(Point::RequestUnanswered) {
+        tokio::select! {
+            _ = send => die("the request was answered too soon to die before it"),
+            () = sleep(ARRIVES) => die(name),
+        }
+    }
+    send.await
+}
+
+/// All headers and half of the body, on a connection of its own.
+async fn write_half(request: &FrozenRequest) {
+    let written = async {
+        let url = url::Url::parse(&request.url).map_err(std::io::Error::other)?;
+        let address = url.socket_addrs(|| None)?;
+        let mut connection = TcpStream::connect(&*address).await?;
+        let head = format!(
+            "{} {} HTTP/1.1\r\nHost: {}\r\nIdempotency-Key: {}\r\nContent-Type: {}\r\nContent-Length: {}\r\n\r\n",
+            request.method,
+            url.path(),
+            url.authority(),
+            request.idempotency_key,
+            request.content_type,
+            request.body.len(),
+        );
+        connection.write_all(head.as_bytes()).await?;
+        connection.write_all(&request.body[..request.body.len() / 2]).await?;
+        connection.flush().await?;
+        sleep(ARRIVES).await;
+        std::io::Result::Ok(())
+    };
+    if let Err(error) = written.await {
+        die(&format!("half a request could not be written: {error}"));
+    }
+}
+
+/// A write to the ledger; dies before its reply is read.
+pub async fn unread<F: Future>(point: Point, write: F) -> F::Output {
+    if let Some(name) = due(point) {
+        tokio::select! {
+            _ = write => die(name),
+            () = sleep(LEAVES) => die(name),
+        }
+    }
+    write.await
+}
+
+/// The receipt, used up already if the bug was switched on.
+pub async fn acknowledged_early(receipt: Box<dyn Receipt>) -> Box<dyn Receipt> {
+    if !bug(Bug::AckBeforeCommit) {
+        return receipt;
+    }
+    if let Err(error) = receipt.ack().await {
+        die(&format!("not acknowledged early: {error}"));
+    }
+    sleep(ARRIVES).await;
+    Box::new(UsedUp)
+}
+
+struct UsedUp;
+
+#[async_trait]
+impl Receipt for UsedUp {
+    async fn ack(self: Box<Self>) -> Result<(), QueueError> {
+        Ok(())
+    }
+
+    async fn hand_back(self: Box<Self>) -> Result<(), QueueError> {
+        Ok(())
+    }
+}
+
+/// The limiter's functions, with their bugs.
+#[must_use]
+pub fn patched(source: &str) -> String {
+    let mut source = source.to_owned();
+    for (_, from, to) in PATCHES.iter().filter(|(its, ..)| bug(*its)) {
+        if source.matches(from).count() != 1 {
+            die(&format!("`{from}` is not once in the limiter's functions"));
+        }
+        source = source.replace(from, to);
+    }
+    source
+}
