@@ -1,0 +1,381 @@
+//! One small deployment: a provider, its lane, its ledger, and workers that may be told to die.
+//!
+//! The judges are the provider and the broker; the ledger is judged as well.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use sluicegate::provider::simulated::{FakeHandle, FakeOptions, FakeProvider};
+use sqlx::postgres::{PgPool, PgPoolOptions};
+use tokio::net::TcpListener;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::engines::{Broker, Engines};
+use super::trap::Trap;
+use crate::support::process::{Server, private_dir};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_sluicegate");
+/// The exchange and delay queues that cells share unless they break them.
+pub const SHARED_PREFIX: &str = "crash";
+
+/// What a provider promises of two requests for one payment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The same key is charged once.
+    Deduplicates,
+    /// It can be asked what became of a payment.
+    LooksUp,
+    /// Neither.
+    Neither,
+}
+
+pub struct Setup {
+    pub kind: Kind,
+    pub fake: FakeOptions,
+    /// As TOML lines of the row, beyond what the kind says.
+    pub row: &'static str,
+    pub prefix: String,
+    /// Stands between the workers and the provider.
+    pub before_provider: Option<Trap>,
+    pub redis: Option<String>,
+}
+
+impl Setup {
+    /// Ten calls a second, one at a time, each answered after 60 ms.
+    pub fn of(kind: Kind) -> Self {
+        let fake = FakeOptions {
+            limits: vec!["10/1s".parse().unwrap()],
+            latency: (Duration::from_millis(60), Duration::from_millis(60)),
+            deduplicate: kind.deduplicates(),
+            ..FakeOptions::default()
+        };
+        Self { kind, fake, row: "workers = 1", prefix: SHARED_PREFIX.to_owned(), before_provider: None, redis: None }
+    }
+}
+
+pub struct Cell {
+    /// Of the provider, its lane and its database.
+    pub name: String,
+    prefix: String,
+    pub broker: Broker,
+    pub fake: FakeHandle,
+    pub ledger: PgPool,
+    outcomes: String,
+    database: String,
+    redis: String,
+    dir: PathBuf,
+    published: BTreeSet<String>,
+    _serving: DropGuard,
+}
+
+/// What the judges say; all zero is well.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Verdict {
+    /// Published payments that no ledger row and no queue knows.
+    pub lost: u64,
+    pub double: u64,
+    pub breach: u64,
+    /// Payments that were asked for under more than one key.
+    pub several_keys: u64,
+    /// Charged with other words than the message's.
+    pub wrong: u64,
+    /// Payments of which ledger, outcome events and provider do not say the same.
+    pub contradicted: u64,
+    pub unsettled: u64,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counts = [
+            ("lost", self.lost),
+            ("double", self.double),
+            ("breach", self.breach),
+            ("several keys", self.several_keys),
+            ("wrong", self.wrong),
+            ("contradicted", self.contradicted),
+            ("unsettled", self.unsettled),
+        ];
+        let seen: Vec<String> =
+            counts.iter().filter(|(_, count)| *count > 0).map(|(name, count)| format!("{name} {count}")).collect();
+        f.write_str(if seen.is_empty() { "nothing" } else { "" })?;
+        f.write_str(&seen.join(", "))
+    }
+}
+
+/// Whether rows can say how to ask a provider what became of a payment. Until they can, one that can be asked is one that
+/// deduplicates.
+const LOOK_UPS: bool = false;
+
+impl Kind {
+    /// What the row says of it.
+    fn row(self) -> &'static str {
+        match self {
+            Self::Deduplicates => "idempotency_retention_s = 86400",
+            Self::LooksUp if LOOK_UPS => "lookup = { url = \"{origin}/charges?id=${job:id}\" }",
+            Self::LooksUp => Self::Deduplicates.row(),
+            Self::Neither => "",
+        }
+    }
+
+    fn deduplicates(self) -> bool {
+        self == Self::Deduplicates || (self == Self::LooksUp && !LOOK_UPS)
+    }
+}
+
+impl Cell {
+    pub async fn open(what: &str, setup: Setup) -> Self {
+        static CELLS: AtomicU32 = AtomicU32::new(0);
+        let name = format!("c{}-{}", CELLS.fetch_add(1, Ordering::Relaxed), what.replace('_', "-"));
+        let engines = Engines::shared().await;
+        let database = engines.database(&name).await;
+        let ledger = PgPoolOptions::new().max_connections(1).connect(&database).await.unwrap();
+        let limit = setup.fake.limits[0];
+        let fake = FakeProvider::new(setup.fake);
+        let handle = fake.handle();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut port = listener.local_addr().unwrap().port();
+        let stop = CancellationToken::new();
+        tokio::spawn(fake.serve(listener, stop.clone()));
+        if let Some(trap) = setup.before_provider {
+            port = trap.guard(port).await;
+        }
+        let broker = Broker::connect(&engines.broker).await;
+        let cell = Self {
+            outcomes: broker.keep_outcomes(&setup.prefix, &name).await,
+            name,
+            prefix: setup.prefix,
+            broker,
+            fake: handle,
+            ledger,
+            database,
+            redis: setup.redis.unwrap_or_else(|| engines.redis.clone()),
+            dir: private_dir("cell"),
+            published: BTreeSet::new(),
+            _serving: stop.drop_guard(),
+        };
+        let row =
+            format!("{}\n{}", setup.kind.row(), setup.row).replace("{origin}", &format!("http://127.0.0.1:{port}"));
+        let file = format!(
+            "[[provider]]\nname = \"{}\"\nurl = \"http://127.0.0.1:{port}/charges\"\ntimeout_ms = 2000\n\
+             backoff_base_ms = 50\n{row}\n[[provider.limit]]\nname = \"all\"\nmax_requests = {}\nwindow_ms = {}\n",
+            cell.name,
+            limit.max_requests(),
+            limit.window().as_millis(),
+        );
+        let path = cell.dir.join("providers.toml");
+        std::fs::write(&path, file).unwrap();
+        cell.sluicegate(&["provider", "apply", path.to_str().unwrap()]).await;
+        cell
+    }
+
+    fn environment(&self) -> Vec<(String, String)> {
+        [
+            ("DATABASE__URL", self.database.as_str()),
+            ("QUEUE__URL", &Engines::broker_url()),
+            ("QUEUE__PREFIX", &self.prefix),
+            ("LIMITER__URL", &self.redis),
+            ("LIMITER__PREFIX", &self.name),
+            ("OPS__LISTEN", "none"),
+            ("LOG__LEVEL", "trace"),
+        ]
+        .map(|(name, value)| (format!("SLUICEGATE_{name}"), value.to_owned()))
+        .to_vec()
+    }
+
+    async fn sluicegate(&self, arguments: &[&str]) {
+        let mut command = tokio::process::Command::new(PROGRAM);
+        let output = command.args(arguments).envs(self.environment()).output().await.unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    /// Starts a worker; `faults` are the variables that arm it, without their prefix.
+    pub async fn worker(&self, faults: &[(&str, &str)]) -> Worker {
+        self.worker_at(faults, &self.database).await
+    }
+
+    /// The same, with its own way to the database.
+    pub async fn worker_at(&self, faults: &[(&str, &str)], database: &str) -> Worker {
+        static WORKERS: AtomicU32 = AtomicU32::new(0);
+        let number = WORKERS.fetch_add(1, Ordering::Relaxed);
+        let log = self.dir.join(format!("worker-{number}.log"));
+        let mut environment = self.environment();
+        environment[0].1 = database.to_owned();
+        environment.extend(faults.iter().map(|(name, value)| (format!("SLUICEGATE_{name}"), (*value).to_owned())));
+        let started = tokio::task::spawn_blocking(move || {
+            let environment: Vec<(&str, &str)> =
+                environment.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+            Server::start(&[PROGRAM, "run"], &environment, &log, None, "")
+        });
+        Worker(started.await.unwrap())
+    }
+
+    pub fn database(&self) -> &str {
+        &self.database
+    }
+
+    /// Publishes payments `NAME-0` and so on.
+    pub async fn publish(&mut self, jobs: u64) {
+        for number in 0..jobs {
+            let id = format!("{}-{number}", self.name);
+            self.publish_again(number).await;
+            self.published.insert(id);
+        }
+    }
+
+    /// Publishes one of them once more, as a producer may at any time.
+    pub async fn publish_again(&self, number: u64) {
+        let id = format!("{}-{number}", self.name);
+        self.publish_body(&json!({ "id": id, "amount": 100 + number, "currency": "EUR" }).to_string()).await;
+    }
+
+    pub async fn publish_body(&self, body: &str) {
+        self.broker.publish(&self.prefix, &self.name, body).await;
+    }
+
+    /// As if the longest lease had run out: what a lost worker held can be taken now.
+    pub async fn leases_run_out(&self) {
+        // What a dead worker had asked for is carried out all the same, a claim included.
+        while self.count(OTHERS).await > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let sql = "UPDATE jobs SET lease_until = now() - interval '1 second' WHERE lease_until IS NOT NULL";
+        sqlx::query(sql).execute(&self.ledger).await.unwrap();
+    }
+
+    pub async fn count(&self, sql: &'static str) -> u64 {
+        let count: i64 = sqlx::query_scalar(sql).fetch_one(&self.ledger).await.unwrap();
+        u64::try_from(count).unwrap()
+    }
+
+    /// Jobs by state.
+    pub async fn states(&self) -> BTreeMap<String, u64> {
+        let rows: Vec<(String, i64)> =
+            sqlx::query_as("SELECT state, count(*) FROM jobs GROUP BY state").fetch_all(&self.ledger).await.unwrap();
+        rows.into_iter().map(|(state, count)| (state, u64::try_from(count).unwrap())).collect()
+    }
+
+    /// Waits until every published payment has ended and every event is out.
+    pub async fn settled(&self, worker: &Worker) {
+        let published = self.published.len() as u64;
+        until("everything is settled", PATIENCE, worker, async || {
+            self.count(ENDED).await >= published && self.count(UNPUBLISHED).await == 0
+        })
+        .await;
+    }
+
+    /// Waits until everything has ended, or nothing has moved for so long.
+    pub async fn settled_or_still(&self, still: Duration) {
+        let published = self.published.len() as u64;
+        let (mut seen, mut since) = (0, Instant::now());
+        while since.elapsed() < still && (self.count(ENDED).await < published || self.count(UNPUBLISHED).await > 0) {
+            let now = self.count(MOVES).await;
+            if now != seen {
+                (seen, since) = (now, Instant::now());
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// What the provider, the broker and the ledger say of everything that was published.
+    pub async fn verdict(&self) -> Verdict {
+        let report = self.fake.report();
+        let rows: Vec<(String, String)> =
+            sqlx::query_as("SELECT id, state FROM jobs").fetch_all(&self.ledger).await.unwrap();
+        let rows: BTreeMap<String, String> = rows.into_iter().collect();
+        let waiting = u64::from(self.broker.ready(&format!("{}.{}", self.prefix, self.name)).await.unwrap_or(0));
+        let missing = self.published.iter().filter(|id| !rows.contains_key(*id)).count() as u64;
+        let effects = self.fake.effects();
+        let charged: BTreeSet<&str> =
+            effects.iter().filter(|effect| effect.count > 0).map(|effect| effect.id.as_str()).collect();
+        let amount = |id: &str| id.rsplit('-').next().and_then(|number| number.parse::<i64>().ok()).map(|n| n + 100);
+        let wrong = effects.iter().filter(|effect| {
+            !self.published.contains(&effect.id)
+                || Some(effect.amount) != amount(&effect.id)
+                || effect.currency != "EUR"
+        });
+        let ended = |state: &str| !matches!(state, "waiting" | "sending" | "unknown");
+        let contradicts = |(id, state): &(&String, &String)| match state.as_str() {
+            "succeeded" => !charged.contains(id.as_str()),
+            // A person finds out; both may be.
+            "review" => false,
+            _ => charged.contains(id.as_str()),
+        };
+        let told: BTreeSet<(String, String)> = self.broker.drain(&self.outcomes).await.into_iter().collect();
+        let untold =
+            rows.iter().filter(|(id, state)| ended(state) && !told.contains(&((*id).clone(), (*state).clone())));
+        let foreign = told.iter().filter(|(id, state)| rows.get(id) != Some(state)).count();
+        Verdict {
+            lost: missing.saturating_sub(waiting),
+            double: report.doubles,
+            breach: report.limits.iter().map(|limit| limit.breaches).sum(),
+            several_keys: report.several_keys,
+            wrong: wrong.count() as u64,
+            contradicted: (rows.iter().filter(contradicts).count() + untold.count() + foreign) as u64,
+            unsettled: rows.values().filter(|state| !ended(state)).count() as u64 + missing.min(waiting),
+        }
+    }
+}
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const ENDED: &str = "SELECT count(*) FROM jobs WHERE state NOT IN ('waiting', 'sending', 'unknown')";
+const OTHERS: &str =
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
+const UNPUBLISHED: &str = "SELECT count(*) FROM outcome_events WHERE published_at IS NULL";
+/// Grows with every claim and every event.
+const MOVES: &str =
+    "SELECT (SELECT coalesce(sum(fence + last_attempt), 0)::bigint FROM jobs) + (SELECT count(*) FROM outcome_events)";
+
+impl Drop for Cell {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// A worker process, killed with its test.
+pub struct Worker(Server);
+
+impl Worker {
+    pub fn log(&self) -> String {
+        self.0.log_text()
+    }
+
+    /// Waits for these words in its log.
+    pub async fn says(&self, words: &str) {
+        until(words, PATIENCE, self, async || self.log().contains(words)).await;
+    }
+
+    /// Waits until it has died where it was told to.
+    pub async fn dies(&self) {
+        self.says("dies on purpose").await;
+        let gone = || !std::path::Path::new(&format!("/proc/{}/exe", self.0.pid)).exists();
+        until("the worker is gone", PATIENCE, self, async || gone()).await;
+    }
+
+    pub fn signal(&self, name: &str) {
+        self.0.signal(name);
+    }
+
+    /// SIGTERM, and everything finished or handed back.
+    pub async fn stop(self) -> String {
+        self.0.signal("TERM");
+        self.says("everything was finished or handed back").await;
+        self.log()
+    }
+}
+
+/// Waits for a condition, or shows why it does not come.
+pub async fn until(what: &str, within: Duration, worker: &Worker, condition: impl AsyncFn() -> bool) {
+    let deadline = Instant::now() + within;
+    while !condition().await {
+        if Instant::now() > deadline {
+            let log = worker.log();
+            let lines: Vec<&str> = log.lines().collect();
+            panic!("not so after {within:?}: {what}\n{}", lines[lines.len().saturating_sub(40)..].join("\n"));
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}

@@ -1,0 +1,121 @@
+//! One RabbitMQ, one Redis and one PostgreSQL for all cells: each cell has a database, a lane and Redis keys of its own.
+//!
+//! Refuses a topology per cell: delay queues carry messages of any lane, and ten quorum queues take a second to declare.
+
+use lapin::options::{
+    BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions, QueueBindOptions,
+    QueueDeclareOptions, QueueDeleteOptions,
+};
+use lapin::types::FieldTable;
+use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, ExchangeKind};
+use sluicegate::ledger::database::Database;
+use tokio::sync::OnceCell;
+
+use crate::support::postgres::Postgres;
+use crate::support::rabbitmq::RabbitNode;
+use crate::support::redis::Redis;
+
+const VHOST: &str = "crash";
+const TEMPLATE: &str = "crash_template";
+
+pub struct Engines {
+    pub broker: String,
+    pub redis: String,
+}
+
+impl Engines {
+    /// Started by whoever is first.
+    pub async fn shared() -> &'static Self {
+        static SHARED: OnceCell<Engines> = OnceCell::const_new();
+        SHARED
+            .get_or_init(|| async {
+                let broker = tokio::task::spawn_blocking(|| RabbitNode::shared().create_vhost(VHOST));
+                let redis = tokio::task::spawn_blocking(|| Redis::shared().url());
+                let template = tokio::task::spawn_blocking(|| Postgres::shared().create_database(TEMPLATE));
+                let database = Database::open(&template.await.unwrap(), 1).unwrap();
+                database.migrate().await.unwrap();
+                database.close().await;
+                Self { broker: broker.await.unwrap(), redis: redis.await.unwrap() }
+            })
+            .await
+    }
+
+    /// For programs that take it from their environment.
+    pub fn broker_url() -> String {
+        RabbitNode::shared().url(VHOST)
+    }
+
+    /// A migrated database of its own; its URL.
+    pub async fn database(&self, name: &str) -> String {
+        let name = name.to_owned();
+        let created = tokio::task::spawn_blocking(move || {
+            let sql = format!("CREATE DATABASE \"{name}\" TEMPLATE {TEMPLATE}");
+            let output = Postgres::shared().psql("postgres").args(["-c", &sql]).output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            Postgres::shared().url(&name)
+        });
+        created.await.unwrap()
+    }
+}
+
+/// A producer and an operator's eye on the broker, over a connection of its own.
+pub struct Broker {
+    channel: Channel,
+    connection: Connection,
+}
+
+impl Broker {
+    pub async fn connect(url: &str) -> Self {
+        let connection = Connection::connect(url, ConnectionProperties::default()).await.unwrap();
+        let channel = connection.create_channel().await.unwrap();
+        channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
+        Self { channel, connection }
+    }
+
+    /// Publishes to a lane, mandatory and confirmed.
+    pub async fn publish(&self, exchange: &str, lane: &str, body: &str) {
+        let options = BasicPublishOptions { mandatory: true, immediate: false };
+        let properties = BasicProperties::default().with_delivery_mode(2);
+        let (exchange, lane) = (exchange.into(), lane.into());
+        let publishing = self.channel.basic_publish(exchange, lane, options, body.as_bytes(), properties);
+        let confirmation = publishing.await.unwrap().await.unwrap();
+        assert!(matches!(confirmation, Confirmation::Ack(None)), "{confirmation:?}");
+    }
+
+    /// Messages that wait in a queue, without those that somebody holds; nothing when there is no such queue.
+    pub async fn ready(&self, queue: &str) -> Option<u32> {
+        let channel = self.connection.create_channel().await.unwrap();
+        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        let found = channel.queue_declare(queue.into(), options, FieldTable::default()).await;
+        found.ok().map(|queue| queue.message_count())
+    }
+
+    pub async fn delete_queue(&self, queue: &str) {
+        self.channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await.unwrap();
+    }
+
+    /// Takes every outcome event of a queue: job and state.
+    pub async fn drain(&self, queue: &str) -> Vec<(String, String)> {
+        let mut events = Vec::new();
+        let options = BasicGetOptions { no_ack: true };
+        while let Some(message) = self.channel.basic_get(queue.into(), options).await.unwrap() {
+            let event: serde_json::Value = serde_json::from_slice(&message.data).unwrap();
+            let text = |field: &str| event[field].as_str().unwrap().to_owned();
+            events.push((text("id"), text("state")));
+        }
+        events
+    }
+
+    /// Keeps one lane's outcome events in a queue, whose name is returned.
+    pub async fn keep_outcomes(&self, prefix: &str, lane: &str) -> String {
+        let (exchange, queue) = (format!("{prefix}.outcomes"), format!("kept.{lane}"));
+        let durable = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
+        let (kind, none) = (ExchangeKind::Topic, FieldTable::default);
+        self.channel.exchange_declare(exchange.as_str().into(), kind, durable, none()).await.unwrap();
+        let options = QueueDeclareOptions::default();
+        self.channel.queue_declare(queue.as_str().into(), options, none()).await.unwrap();
+        let (q, e, key) = (queue.as_str().into(), exchange.as_str().into(), format!("{lane}.*"));
+        self.channel.queue_bind(q, e, key.as_str().into(), QueueBindOptions::default(), none()).await.unwrap();
+        queue
+    }
+}

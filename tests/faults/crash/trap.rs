@@ -1,0 +1,97 @@
+//! A way to a server on which one thing goes wrong at a moment that the bytes themselves name.
+//!
+//! Refuses chance and time: the proxy of the random run is switched from outside, this one by what passes through it.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::sleep;
+
+/// Shared by everybody who must know of it.
+#[derive(Clone, Debug, Default)]
+pub struct Trap(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// Bytes to the server come this late.
+    late_ms: AtomicU64,
+    /// Once these bytes have gone to the server, its answer is swallowed and the connection cut.
+    bait: Vec<u8>,
+    armed: AtomicBool,
+    sprung: AtomicBool,
+}
+
+impl Trap {
+    /// Swallows the answer to the first statement that holds these bytes.
+    pub fn on(bait: &[u8]) -> Self {
+        Self(Arc::new(Inner { bait: bait.to_owned(), armed: AtomicBool::new(true), ..Inner::default() }))
+    }
+
+    /// From now on the server gets everything that much later.
+    pub fn delay(&self, late: Duration) {
+        self.0.late_ms.store(late.as_millis().try_into().unwrap(), Ordering::SeqCst);
+    }
+
+    pub fn sprung(&self) -> bool {
+        self.0.sprung.load(Ordering::SeqCst)
+    }
+
+    /// The port at which a server is found through this trap.
+    pub async fn guard(&self, server: u16) -> u16 {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let trap = self.clone();
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let server = TcpStream::connect((Ipv4Addr::LOCALHOST, server)).await.unwrap();
+                (client.set_nodelay(true).unwrap(), server.set_nodelay(true).unwrap());
+                tokio::spawn(trap.clone().carry(client, server));
+            }
+        });
+        port
+    }
+
+    /// Ends, and with it both connections, when either direction does.
+    async fn carry(self, client: TcpStream, server: TcpStream) {
+        let (from_client, to_client) = client.into_split();
+        let (from_server, to_server) = server.into_split();
+        let swallow = AtomicBool::new(false);
+        tokio::select! {
+            () = self.up(from_client, to_server, &swallow) => {}
+            () = self.down(from_server, to_client, &swallow) => {}
+        }
+    }
+
+    async fn up(&self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf, swallow: &AtomicBool) {
+        let mut buffer = vec![0; 64 * 1024];
+        while let Ok(count @ 1..) = from.read(&mut buffer).await {
+            sleep(Duration::from_millis(self.0.late_ms.load(Ordering::SeqCst))).await;
+            let bait = &self.0.bait;
+            let taken = !bait.is_empty() && buffer[..count].windows(bait.len()).any(|bytes| bytes == bait);
+            if taken && self.0.armed.swap(false, Ordering::SeqCst) {
+                swallow.store(true, Ordering::SeqCst);
+            }
+            if to.write_all(&buffer[..count]).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn down(&self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf, swallow: &AtomicBool) {
+        let mut buffer = vec![0; 64 * 1024];
+        while let Ok(count @ 1..) = from.read(&mut buffer).await {
+            if swallow.load(Ordering::SeqCst) {
+                self.0.sprung.store(true, Ordering::SeqCst);
+                return;
+            }
+            if to.write_all(&buffer[..count]).await.is_err() {
+                return;
+            }
+        }
+    }
+}
