@@ -31,5 +31,14 @@ pub async fn publish_copy(worker: &Worker, copy: &Copy, wait: Duration) -> Resul
         body: copy.body.clone(),
         properties: copy.properties.clone(),
     };
-    until_back("park a job", &worker.abandon, || worker.engines.queue.publish(message.clone())).await
+    until_back("park a job", &worker.abandon, || async {
+        let published = worker.engines.queue.publish(message.clone()).await;
+        if let Err(QueueError::Unroutable(_)) = &published {
+            // Somebody deleted the delay queue; nothing else would bring it back while the lane is open.
+            tracing::warn!(provider = %copy.provider, "a parked copy was returned; its queue is declared again");
+            worker.engines.queue.declare(std::slice::from_ref(&copy.provider)).await?;
+        }
+        published
+    })
+    .await
 }

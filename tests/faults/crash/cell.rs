@@ -42,6 +42,8 @@ pub struct Setup {
     /// Stands between the workers and the provider.
     pub before_provider: Option<Trap>,
     pub redis: Option<String>,
+    /// A virtual host on a broker of its own, for what would trouble all.
+    pub broker: Option<String>,
 }
 
 impl Setup {
@@ -53,7 +55,23 @@ impl Setup {
             deduplicate: kind.deduplicates(),
             ..FakeOptions::default()
         };
-        Self { kind, fake, row: "workers = 1", prefix: SHARED_PREFIX.to_owned(), before_provider: None, redis: None }
+        Self {
+            kind,
+            fake,
+            row: "workers = 1",
+            prefix: SHARED_PREFIX.to_owned(),
+            before_provider: None,
+            redis: None,
+            broker: None,
+        }
+    }
+}
+
+impl Setup {
+    /// With an exchange and delay queues of its own.
+    pub fn apart(self, what: &str) -> Self {
+        static PREFIXES: AtomicU32 = AtomicU32::new(0);
+        Self { prefix: format!("{what}-{}", PREFIXES.fetch_add(1, Ordering::Relaxed)), ..self }
     }
 }
 
@@ -62,6 +80,7 @@ pub struct Cell {
     pub name: String,
     prefix: String,
     pub broker: Broker,
+    broker_url: String,
     pub fake: FakeHandle,
     pub ledger: PgPool,
     outcomes: String,
@@ -133,6 +152,11 @@ impl Cell {
         let engines = Engines::shared().await;
         let database = engines.database(&name).await;
         let ledger = PgPoolOptions::new().max_connections(1).connect(&database).await.unwrap();
+        if setup.redis.is_none() {
+            // A deployment that has run for a while; a new one waits until nobody can know of another.
+            let sql = "INSERT INTO limiter_authority VALUES ($1, $2, 1, now() - interval '1 hour')";
+            sqlx::query(sql).bind(&name).bind(&engines.holder).execute(&ledger).await.unwrap();
+        }
         let limit = setup.fake.limits[0];
         let fake = FakeProvider::new(setup.fake);
         let handle = fake.handle();
@@ -143,12 +167,14 @@ impl Cell {
         if let Some(trap) = setup.before_provider {
             port = trap.guard(port).await;
         }
-        let broker = Broker::connect(&engines.broker).await;
+        let broker_url = setup.broker.unwrap_or_else(|| engines.broker.clone());
+        let broker = Broker::connect(&broker_url).await;
         let cell = Self {
             outcomes: broker.keep_outcomes(&setup.prefix, &name).await,
             name,
             prefix: setup.prefix,
             broker,
+            broker_url,
             fake: handle,
             ledger,
             database,
@@ -175,7 +201,7 @@ impl Cell {
     fn environment(&self) -> Vec<(String, String)> {
         [
             ("DATABASE__URL", self.database.as_str()),
-            ("QUEUE__URL", &Engines::broker_url()),
+            ("QUEUE__URL", &self.broker_url),
             ("QUEUE__PREFIX", &self.prefix),
             ("LIMITER__URL", &self.redis),
             ("LIMITER__PREFIX", &self.name),
@@ -213,6 +239,11 @@ impl Cell {
         Worker(started.await.unwrap())
     }
 
+    /// The name of a queue of this cell's topology.
+    pub fn queue(&self, name: &str) -> String {
+        format!("{}.{name}", self.prefix)
+    }
+
     pub fn database(&self) -> &str {
         &self.database
     }
@@ -242,6 +273,11 @@ impl Cell {
         while self.count(OTHERS).await > 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
+        self.end_leases().await;
+    }
+
+    /// The same while workers live.
+    pub async fn end_leases(&self) {
         let sql = "UPDATE jobs SET lease_until = now() - interval '1 second' WHERE lease_until IS NOT NULL";
         sqlx::query(sql).execute(&self.ledger).await.unwrap();
     }
@@ -286,7 +322,7 @@ impl Cell {
         let rows: Vec<(String, String)> =
             sqlx::query_as("SELECT id, state FROM jobs").fetch_all(&self.ledger).await.unwrap();
         let rows: BTreeMap<String, String> = rows.into_iter().collect();
-        let waiting = u64::from(self.broker.ready(&format!("{}.{}", self.prefix, self.name)).await.unwrap_or(0));
+        let waiting = u64::from(self.broker.ready(&self.queue(&self.name)).await.unwrap_or(0));
         let missing = self.published.iter().filter(|id| !rows.contains_key(*id)).count() as u64;
         let effects = self.fake.effects();
         let charged: BTreeSet<&str> =
@@ -320,7 +356,7 @@ impl Cell {
     }
 }
 
-const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 const ENDED: &str = "SELECT count(*) FROM jobs WHERE state NOT IN ('waiting', 'sending', 'unknown')";
 const OTHERS: &str =
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
@@ -351,12 +387,23 @@ impl Worker {
     /// Waits until it has died where it was told to.
     pub async fn dies(&self) {
         self.says("dies on purpose").await;
-        let gone = || !std::path::Path::new(&format!("/proc/{}/exe", self.0.pid)).exists();
-        until("the worker is gone", PATIENCE, self, async || gone()).await;
+        self.is_gone().await;
+    }
+
+    async fn is_gone(&self) {
+        let of_process = PathBuf::from(format!("/proc/{}/exe", self.0.pid));
+        // What nobody has waited for yet has no program any more.
+        until("the worker is gone", PATIENCE, self, async || std::fs::read_link(&of_process).is_err()).await;
     }
 
     pub fn signal(&self, name: &str) {
         self.0.signal(name);
+    }
+
+    /// SIGTERM, and gone, whatever it had to abandon.
+    pub async fn leaves(self) {
+        self.0.signal("TERM");
+        self.is_gone().await;
     }
 
     /// SIGTERM, and everything finished or handed back.

@@ -9,40 +9,42 @@ use lapin::options::{
 use lapin::types::FieldTable;
 use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, ExchangeKind};
 use sluicegate::ledger::database::Database;
+use sluicegate::limiter::authority::holder_of;
 use tokio::sync::OnceCell;
 
 use crate::support::postgres::Postgres;
 use crate::support::rabbitmq::RabbitNode;
 use crate::support::redis::Redis;
 
-const VHOST: &str = "crash";
 const TEMPLATE: &str = "crash_template";
 
 pub struct Engines {
     pub broker: String,
     pub redis: String,
+    /// How the ledger names that Redis when it grants.
+    pub holder: String,
 }
 
 impl Engines {
+    pub const VHOST: &str = "crash";
+
     /// Started by whoever is first.
     pub async fn shared() -> &'static Self {
         static SHARED: OnceCell<Engines> = OnceCell::const_new();
         SHARED
             .get_or_init(|| async {
-                let broker = tokio::task::spawn_blocking(|| RabbitNode::shared().create_vhost(VHOST));
+                let broker = tokio::task::spawn_blocking(|| RabbitNode::shared().create_vhost(Self::VHOST));
                 let redis = tokio::task::spawn_blocking(|| Redis::shared().url());
                 let template = tokio::task::spawn_blocking(|| Postgres::shared().create_database(TEMPLATE));
                 let database = Database::open(&template.await.unwrap(), 1).unwrap();
                 database.migrate().await.unwrap();
                 database.close().await;
-                Self { broker: broker.await.unwrap(), redis: redis.await.unwrap() }
+                let redis = redis.await.unwrap();
+                let info: String = Redis::shared().command("INFO server");
+                let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:")).unwrap();
+                Self { broker: broker.await.unwrap(), redis, holder: holder_of(run_id) }
             })
             .await
-    }
-
-    /// For programs that take it from their environment.
-    pub fn broker_url() -> String {
-        RabbitNode::shared().url(VHOST)
     }
 
     /// A migrated database of its own; its URL.

@@ -53,6 +53,8 @@ const PLACES: [Place; 13] = [
 
 const KINDS: [(&str, Kind); 3] = [("A", Kind::Deduplicates), ("B", Kind::LooksUp), ("C", Kind::Neither)];
 
+const UNKNOWN: &str = "SELECT count(*) FROM attempts WHERE outcome = 'unknown'";
+
 struct Line {
     place: &'static str,
     kind: &'static str,
@@ -86,7 +88,8 @@ async fn cell(place: &'static Place, name: &'static str, kind: Kind) -> Line {
     cell.leases_run_out().await;
     let heir = cell.worker(&[]).await;
     cell.settled(&heir).await;
-    heir.stop().await;
+    let log = heir.stop().await;
+    assert!(log.contains("redelivered=true"), "{what} {name}: nothing came back\n{log}");
     let states = cell.states().await;
     let review = states.get("review").copied().unwrap_or(0);
     let report = cell.fake.report();
@@ -97,6 +100,9 @@ async fn cell(place: &'static Place, name: &'static str, kind: Kind) -> Line {
     }
     if (kind, place.doubt) == (Kind::Deduplicates, Doubt::Charged) {
         assert_eq!(report.replays, 1, "{what} {name}: the same key again");
+    }
+    if matches!(place.doubt, Doubt::Surely | Doubt::Charged) {
+        assert_eq!(cell.count(UNKNOWN).await, 1, "{what} {name}: unknown attempts");
     }
     // Half a request is one that the provider counts; it is made again.
     let seen_twice = u64::from(place.doubt != Doubt::No) + u64::from(what == "request_half_written");
