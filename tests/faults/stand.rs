@@ -4,6 +4,8 @@
 //! Everything takes `&self`, so that faults may happen side by side; whoever kills or freezes an engine holds it alone.
 
 use std::collections::BTreeMap;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -229,8 +231,10 @@ impl Stand {
     pub fn await_ready(&self, worker: usize) {
         let port = self.slot(worker).ops_port;
         let ready = || {
-            let ask = async { reqwest::get(format!("http://127.0.0.1:{port}/readyz")).await };
-            self.runtime.block_on(ask).is_ok_and(|answer| answer.status().is_success())
+            let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else { return false };
+            let mut answer = String::new();
+            let asked = stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: worker\r\nConnection: close\r\n\r\n");
+            asked.and_then(|()| stream.read_to_string(&mut answer)).is_ok() && answer.starts_with("HTTP/1.1 200")
         };
         self.await_that(&format!("worker {worker} is ready"), Duration::from_secs(60), ready);
     }
