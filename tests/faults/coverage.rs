@@ -1,7 +1,9 @@
 //! What really happened in a run: a fault that provoked nothing proves nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use crate::plan::{Engine, Fault, Peer, Plan};
 use crate::provider::Trouble;
@@ -36,9 +38,32 @@ const ROWS: [(&str, &str); 4] = [
     ("review", "SELECT count(*) FROM jobs WHERE state = 'review'"),
 ];
 
+/// States that the limiter has had, sampled while the run goes on. A state begins cold; each has an instant of birth,
+/// bytes 25 to 31 of field `m` (`lua/quota.lua`).
+pub fn sample_births(stand: &Stand, over: &AtomicBool) -> BTreeSet<(String, Vec<u8>)> {
+    let client = redis::Client::open(stand.redis.url()).unwrap();
+    let mut births = BTreeSet::new();
+    while !over.load(Ordering::Relaxed) {
+        let patience = Duration::from_secs(1);
+        let Ok(mut connection) = client.get_connection_with_timeout(patience) else { continue };
+        let _ = connection.set_read_timeout(Some(patience));
+        for name in stand.providers.keys() {
+            let key = format!("sluicegate:{{{name}}}");
+            let state = redis::cmd("HGET").arg(key).arg("m").query::<Option<Vec<u8>>>(&mut connection);
+            if let Ok(Some(state)) = state {
+                births.insert((name.clone(), state[24..31].to_vec()));
+            }
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    births
+}
+
 impl Coverage {
-    pub fn of(stand: &Stand, watch: &Watch, records: &Records) -> Self {
+    pub fn of(stand: &Stand, watch: &Watch, records: &Records, births: usize) -> Self {
         let mut counted: BTreeMap<&'static str, u64> = BTreeMap::new();
+        counted.insert("cold start", births.saturating_sub(stand.providers.len()) as u64);
+        counted.insert("connection in trouble", (0..stand.workers()).map(|worker| stand.troubled(worker)).sum());
         for (_, log) in stand.logs() {
             for (name, phrase) in PHRASES {
                 *counted.entry(name).or_default() += log.matches(phrase).count() as u64;
@@ -71,13 +96,15 @@ impl Coverage {
 /// What a plan is sure to provoke while there is work.
 fn expected(plan: &Plan) -> Vec<&'static str> {
     let has = |what: fn(&Fault) -> bool| plan.faults.iter().any(|planned| what(&planned.fault));
-    let rows: [(&str, bool); 7] = [
+    let forgetful = |fault: &Fault| matches!(fault, Fault::ForgetQuota | Fault::KillEngine(Engine::Redis));
+    let rows: [(&str, bool); 8] = [
+        ("cold start", has(forgetful)),
         ("redelivery", has(|fault| matches!(fault, Fault::KillWorker { .. }))),
         ("broker connection lost", has(|fault| matches!(fault, Fault::KillEngine(Engine::Rabbit)))),
         ("blocked connection", has(|fault| matches!(fault, Fault::Alarm(_)))),
         ("ledger away", has(|fault| matches!(fault, Fault::KillEngine(Engine::Postgres)))),
-        ("limiter's clock stepped", has(|fault| matches!(fault, Fault::RedisClock { .. }))),
         ("limiter's store is another", has(|fault| matches!(fault, Fault::KillEngine(Engine::Redis)))),
+        ("connection in trouble", has(|fault| matches!(fault, Fault::Road { .. }))),
         ("declined", true),
     ];
     let cut = |fault: &Fault| {

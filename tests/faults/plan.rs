@@ -15,8 +15,8 @@ use crate::proxy::{Flow, Rules};
 pub const WORKERS: usize = 4;
 /// Response-held; deduplicates and cannot be asked · can be asked · neither.
 pub const PROVIDERS: [&str; 3] = ["alpha", "bravo", "carol"];
-/// Jobs of each among ten.
-const SHARES: [usize; 3] = [6, 2, 2];
+/// Jobs of each among ten: the slow ones have work for most of the run, the fast one comes in bursts.
+const SHARES: [usize; 3] = [4, 3, 3];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
@@ -111,7 +111,7 @@ impl Size {
         freezes: 2,
         cuts: 2,
         others: 5,
-        every: Duration::from_millis(4_000),
+        every: Duration::from_millis(3_600),
     };
     pub const LARGE: Self = Self {
         jobs: 10_000,
@@ -270,7 +270,7 @@ fn waves(rng: &mut StdRng, size: &Size, faults: &[Planned]) -> Vec<Wave> {
         wave(Duration::ZERO, at_once);
         for (number, fault) in faults.iter().enumerate() {
             // The fast provider's jobs come in larger waves, or its limit would never matter.
-            if provider == 0 && number % 3 != 2 && number + 1 != faults.len() {
+            if provider == 0 && number % 7 != 6 && number + 1 != faults.len() {
                 continue;
             }
             let ahead = Duration::from_millis(rng.random_range(200..1_200));

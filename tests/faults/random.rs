@@ -3,7 +3,7 @@
 //! `tests/faults/run` says how to choose seed and size.
 
 use std::any::Any;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::coverage::Coverage;
+use crate::coverage::{Coverage, sample_births};
 use crate::inject::{Timeline, happen};
 use crate::oracle::{ORACLES, Violation, judge};
 use crate::plan::{PROVIDERS, Plan, Size, WORKERS, Wave, plan};
@@ -95,8 +95,11 @@ fn publish(stand: &Stand, wave: &Wave, published: &Messages) {
     all(true);
 }
 
+/// States that the limiter had during a run.
+type Births = BTreeSet<(String, Vec<u8>)>;
+
 /// Lets the plan happen while jobs come in; ends when both are over.
-fn play(stand: &Stand, plan: &Plan, timeline: &Timeline, published: &Messages) {
+fn play(stand: &Stand, plan: &Plan, timeline: &Timeline, published: &Messages) -> Births {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let supervisor = scope.spawn(|| {
@@ -107,6 +110,7 @@ fn play(stand: &Stand, plan: &Plan, timeline: &Timeline, published: &Messages) {
                 std::thread::sleep(Duration::from_millis(300));
             }
         });
+        let births = scope.spawn(|| sample_births(stand, &over));
         let mut playing: Vec<_> =
             plan.faults.iter().map(|planned| scope.spawn(|| happen(stand, planned, timeline))).collect();
         playing.push(scope.spawn(|| {
@@ -121,7 +125,8 @@ fn play(stand: &Stand, plan: &Plan, timeline: &Timeline, published: &Messages) {
         over.store(true, Ordering::Relaxed);
         supervisor.join().unwrap();
         assert!(failed.is_empty(), "a fault could not be made to happen: {}", failed.join("\n"));
-    });
+        births.join().unwrap()
+    })
 }
 
 fn said(panic: &(dyn Any + Send)) -> String {
@@ -133,7 +138,7 @@ fn said(panic: &(dyn Any + Send)) -> String {
 fn run(stand: &Stand, plan: &Plan, timeline: &Timeline) -> Result<(), String> {
     let (published, watch) = (Messages::default(), Watch::new(stand));
     let played = catch_unwind(AssertUnwindSafe(|| play(stand, plan, timeline, &published)));
-    played.map_err(|panic| said(&*panic))?;
+    let births = played.map_err(|panic| said(&*panic))?;
     timeline.note("all faults are over");
     let published = published.into_inner().unwrap();
     // What was in a lost worker's hands comes back after its lease (30 s) and two parkings; backlogs come on top.
@@ -141,11 +146,17 @@ fn run(stand: &Stand, plan: &Plan, timeline: &Timeline) -> Result<(), String> {
     let drained = watch.await_drained(stand, published.len(), patience);
     timeline.note(if drained.is_ok() { "drained" } else { "not drained" });
     let records = watch.records(stand, published);
-    let (violations, coverage) = (judge(&records), Coverage::of(stand, &watch, &records));
+    let (violations, coverage) = (judge(&records), Coverage::of(stand, &watch, &records, births.len()));
     println!("{}", summary(&records, &violations, &coverage));
     drained?;
     if !violations.is_empty() {
         return Err(told(&violations, &records));
+    }
+    for worker in 0..stand.workers() {
+        let log = stand.stop_worker(worker);
+        if !log.contains("everything was finished or handed back") {
+            return Err(format!("worker {worker} left something behind"));
+        }
     }
     let missing = coverage.missing(plan);
     if !missing.is_empty() {

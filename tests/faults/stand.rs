@@ -290,6 +290,13 @@ impl Stand {
         Arc::clone(&self.providers[provider].roads.lock().unwrap()[worker])
     }
 
+    /// Connections of a worker that met a rule other than passing.
+    pub fn troubled(&self, worker: usize) -> u64 {
+        let engines = [self.road_to_redis(worker), self.road_to_rabbit(worker), self.road_to_postgres(worker)];
+        let providers = self.providers.keys().map(|name| self.road_to_provider(worker, name));
+        engines.into_iter().chain(providers).map(|road| road.troubled()).sum()
+    }
+
     /// Sets Redis' wall clock to so many milliseconds ahead.
     pub fn set_redis_clock(&self, millis: i64) {
         crate::support::clock::move_clock(&self.redis_clock, millis);
