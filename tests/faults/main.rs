@@ -1,7 +1,19 @@
-//! Faults.
+//! Faults: a deployment of real engines and worker processes is broken on purpose, and the providers' records are judged.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 #[path = "../support/mod.rs"]
 mod support;
 
+mod broker;
+mod coverage;
 mod crash;
+mod inject;
+mod oracle;
+mod oracle_tests;
+mod plan;
+mod provider;
+mod proxy;
+mod random;
+mod records;
+mod stand;
+mod watch;

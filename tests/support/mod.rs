@@ -4,6 +4,7 @@
 //! closes, and the shell kills the server's process group and removes its directory.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+pub mod clock;
 pub mod postgres;
 pub mod process;
 pub mod rabbitmq;

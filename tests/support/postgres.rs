@@ -70,12 +70,30 @@ impl Postgres {
     pub fn kill(&self) {
         let server = self.server.lock().unwrap().take().expect("the cluster runs");
         let group = format!("-{}", server.pid);
+        // Each backend has a process group of its own. Stopped first, the postmaster starts no more of them.
+        server.signal("STOP");
+        let backends = children(server.pid);
         server.kill();
-        let alive = || Command::new("kill").args(["-0", "--", &group]).output().unwrap().status.success();
+        backends.iter().for_each(|pid| signal("KILL", &pid.to_string()));
+        let alive = |process: &str| Command::new("kill").args(["-0", "--", process]).output().unwrap().status.success();
         let deadline = Instant::now() + Duration::from_secs(30);
-        while alive() {
+        while alive(&group) || backends.iter().any(|pid| alive(&pid.to_string())) {
             assert!(Instant::now() < deadline, "the killed cluster is still there");
             std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Stops every process of the cluster where it is (SIGSTOP), or lets all go on.
+    pub fn freeze(&self, frozen: bool) {
+        let server = self.server.lock().unwrap();
+        let postmaster = server.as_ref().expect("the cluster runs").pid;
+        let name = if frozen { "STOP" } else { "CONT" };
+        if frozen {
+            signal(name, &postmaster.to_string());
+        }
+        children(postmaster).iter().for_each(|pid| signal(name, &pid.to_string()));
+        if !frozen {
+            signal(name, &postmaster.to_string());
         }
     }
 
@@ -103,6 +121,18 @@ fn serve(dir: &Path, port: u16) -> Server {
         std::thread::sleep(Duration::from_millis(20));
     }
     server
+}
+
+/// Processes that this one has started and that still run.
+fn children(pid: u32) -> Vec<u32> {
+    let path = format!("/proc/{pid}/task/{pid}/children");
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+}
+
+/// A process that has ended meanwhile is no error.
+fn signal(name: &str, process: &str) {
+    Command::new("kill").args([&format!("-{name}"), "--", process]).output().unwrap();
 }
 
 /// PostgreSQL refuses to run as root.

@@ -70,6 +70,12 @@ impl Server {
         assert!(status.success(), "kill -{name} {}", self.pid);
     }
 
+    /// Whether it has ended by itself. (Its warden lets it be a zombie until then.)
+    pub fn has_ended(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
+        stat.rsplit(") ").next().is_none_or(|rest| rest.is_empty() || rest.starts_with('Z'))
+    }
+
     /// Blocks until the server accepts connections on the port; panics with its log after 60 s.
     pub fn await_port(&self, port: u16) {
         let deadline = Instant::now() + Duration::from_secs(60);

@@ -33,9 +33,14 @@ impl RabbitNode {
 
     /// Starts a node and waits until it takes connections (5 to 10 s).
     pub fn start() -> Self {
+        Self::start_with("")
+    }
+
+    /// The same, with more lines in its `rabbitmq.conf`.
+    pub fn start_with(settings: &str) -> Self {
         let dir = private_dir("rabbitmq");
         let port = free_port();
-        let env = environment(&dir, port);
+        let env = environment(&dir, port, settings);
         let borrowed: Vec<(&str, &str)> = env.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
         let program = format!("{BIN}/rabbitmq-server");
         let server =
@@ -68,14 +73,19 @@ impl RabbitNode {
     /// Kills the broker with SIGKILL, leaving its data; waits until it is gone.
     pub fn kill(&self) {
         std::fs::remove_file(self.dir.join("up")).unwrap();
-        let pid = std::fs::read_to_string(self.dir.join("pid")).unwrap();
-        let status = Command::new("kill").args(["-KILL", pid.trim()]).status().unwrap();
-        assert!(status.success(), "kill -KILL {pid}");
+        self.signal("KILL");
         let deadline = Instant::now() + Duration::from_secs(30);
         while std::net::TcpStream::connect(("127.0.0.1", self.port)).is_ok() {
             assert!(Instant::now() < deadline, "the broker outlived SIGKILL");
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// Sends a signal by name to the broker's own process.
+    pub fn signal(&self, name: &str) {
+        let pid = std::fs::read_to_string(self.dir.join("pid")).unwrap();
+        let status = Command::new("kill").args([&format!("-{name}"), pid.trim()]).status().unwrap();
+        assert!(status.success(), "kill -{name} {pid}");
     }
 
     /// Starts the broker on the data and the port that it had, and waits until it takes connections.
@@ -103,7 +113,7 @@ impl RabbitNode {
     }
 }
 
-fn environment(dir: &std::path::Path, port: u16) -> Vec<(String, String)> {
+fn environment(dir: &std::path::Path, port: u16, settings: &str) -> Vec<(String, String)> {
     use std::os::unix::fs::PermissionsExt as _;
     let path = |name: &str| dir.join(name).to_str().unwrap().to_owned();
     let cookie = dir.join(".erlang.cookie");
@@ -114,7 +124,7 @@ fn environment(dir: &std::path::Path, port: u16) -> Vec<(String, String)> {
         "listeners.tcp.1 = 127.0.0.1:{port}\n\
          disk_free_limit.absolute = 1MB\n\
          vm_memory_high_watermark.absolute = 1GB\n\
-         log.console.level = warning\n"
+         log.console.level = warning\n{settings}\n"
     );
     std::fs::write(dir.join("rabbitmq.conf"), config).unwrap();
     [

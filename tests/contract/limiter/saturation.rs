@@ -1,8 +1,6 @@
 //! Real Redis under saturation, with one fault in the middle of each run. The judge is the provider, which counts every
 //! request when it arrives: no window may hold more than the limit, before, during or after; and work must go on.
 
-use std::path::PathBuf;
-
 use sluicegate::limiter::gate::{Gate, Grant, Permit};
 use sluicegate::limiter::redis::client::RedisLimiter;
 use sluicegate::provider::simulated::Report;
@@ -11,7 +9,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::support::process::private_dir;
+use crate::support::clock::{ahead_ms, move_clock, redis_with_false_clock};
 use crate::support::redis::{Redis, RedisCluster, RedisOptions};
 
 pub mod switch;
@@ -214,8 +212,13 @@ async fn a_master_of_a_cluster_that_wakes_up_replaced() {
 
 /// The server's clock jumps while it runs.
 async fn with_clock_moved_by(millis: i64) {
-    let (redis, clock) = with_false_clock();
-    judge(&with_fault(&redis, |redis| move_clock(redis, &clock, millis)).await);
+    let (redis, clock) = redis_with_false_clock();
+    let fault = |redis: &Redis| {
+        move_clock(&clock, millis);
+        let ahead_ms = ahead_ms(redis);
+        assert!((ahead_ms - millis).abs() <= 100, "{ahead_ms} ms ahead");
+    };
+    judge(&with_fault(&redis, fault).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -236,40 +239,4 @@ async fn its_clock_moved_forward_within_the_window() {
 #[tokio::test(flavor = "multi_thread")]
 async fn its_clock_moved_back_within_the_window() {
     with_clock_moved_by(-200).await;
-}
-
-/// A server whose wall clock follows a file; its monotonic clock goes on as it should.
-fn with_false_clock() -> (Redis, PathBuf) {
-    let dir = private_dir("false-clock");
-    let clock = dir.join("clock");
-    std::fs::write(&clock, "+0").unwrap();
-    let environment = vec![
-        // jemalloc reads the clock while it starts, before libfaketime can; so memory comes from the C library here.
-        ("LD_PRELOAD", format!("{}:libc.so.6", libfaketime().display())),
-        ("FAKETIME_TIMESTAMP_FILE", clock.display().to_string()),
-        ("FAKETIME_NO_CACHE", "1".to_owned()),
-        ("FAKETIME_DONT_FAKE_MONOTONIC", "1".to_owned()),
-    ];
-    (Redis::start_in(&dir, RedisOptions { environment, ..RedisOptions::default() }), clock)
-}
-
-/// Where Debian puts it depends on the architecture.
-fn libfaketime() -> PathBuf {
-    let library = |entry: std::fs::DirEntry| entry.path().join("faketime/libfaketime.so.1");
-    let mut places = std::fs::read_dir("/usr/lib").unwrap().map(|entry| library(entry.unwrap()));
-    places.find(|path| path.exists()).expect("libfaketime is installed (tests/run does it)")
-}
-
-fn move_clock(redis: &Redis, clock: &std::path::Path, millis: i64) {
-    let ahead_ms = || {
-        let (seconds, micros): (i64, i64) = redis.command("TIME");
-        let ours = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-        seconds * 1_000 + micros / 1_000 - i64::try_from(ours.as_millis()).unwrap()
-    };
-    // Renamed into place, so that nobody reads half of it.
-    let next = clock.with_extension("next");
-    std::fs::write(&next, format!("{:+.3}", millis as f64 / 1_000.0)).unwrap();
-    std::fs::rename(&next, clock).unwrap();
-    let ahead_ms = ahead_ms();
-    assert!((ahead_ms - millis).abs() <= 100, "{ahead_ms} ms ahead");
 }

@@ -1,0 +1,115 @@
+//! A producer and a subscriber of our own: publishes until the broker has confirmed, collects outcome events.
+//!
+//! Refuses the program's own queue code. What is not confirmed is published again under the same id, as producers should.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use lapin::options::{
+    BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, QueueBindOptions, QueueDeclareOptions,
+};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties};
+use tokio::time::{sleep, timeout};
+
+const CALL_LIMIT: Duration = Duration::from_secs(5);
+/// Publishes in flight.
+const BATCH: usize = 64;
+
+/// A client of the broker that outlives it.
+pub struct Client {
+    url: String,
+    channel: tokio::sync::Mutex<Option<(Connection, Channel)>>,
+}
+
+impl Client {
+    pub fn new(url: String) -> Self {
+        Self { url, channel: tokio::sync::Mutex::new(None) }
+    }
+
+    /// Publishes each body to the lane of that name, and returns when all are confirmed.
+    pub async fn publish(&self, lane: &str, bodies: &[String]) {
+        let mut open: Vec<&String> = bodies.iter().collect();
+        while !open.is_empty() {
+            let batch: Vec<&String> = open.iter().copied().take(BATCH).collect();
+            let confirmed = self.publish_some(lane, &batch).await;
+            let mut place = 0;
+            open.retain(|_| {
+                place += 1;
+                !confirmed.get(place - 1).copied().unwrap_or(false)
+            });
+        }
+    }
+
+    /// Which of them were confirmed.
+    async fn publish_some(&self, lane: &str, bodies: &[&String]) -> Vec<bool> {
+        let Some(channel) = self.channel().await else {
+            sleep(Duration::from_millis(200)).await;
+            return Vec::new();
+        };
+        let publish = async |body: &String| {
+            let properties =
+                BasicProperties::default().with_delivery_mode(2).with_content_type("application/json".into());
+            let options = BasicPublishOptions { mandatory: true, immediate: false };
+            let exchange = "payments".into();
+            let written = channel.basic_publish(exchange, lane.into(), options, body.as_bytes(), properties).await;
+            let Ok(confirm) = written else { return false };
+            matches!(confirm.await, Ok(Confirmation::Ack(None)))
+        };
+        let publishing = join_all(bodies.iter().map(|body| timeout(CALL_LIMIT, publish(body))));
+        let confirmed: Vec<bool> = publishing.await.into_iter().map(|confirmed| confirmed.unwrap_or(false)).collect();
+        if confirmed.contains(&false) {
+            *self.channel.lock().await = None;
+        }
+        confirmed
+    }
+
+    async fn channel(&self) -> Option<Channel> {
+        let mut slot = self.channel.lock().await;
+        if let Some((connection, channel)) = slot.as_ref()
+            && connection.status().connected()
+            && channel.status().connected()
+        {
+            return Some(channel.clone());
+        }
+        let connecting = async {
+            let connection = Connection::connect(&self.url, ConnectionProperties::default()).await.ok()?;
+            let channel = connection.create_channel().await.ok()?;
+            channel.confirm_select(ConfirmSelectOptions { nowait: false }).await.ok()?;
+            Some((connection, channel))
+        };
+        *slot = timeout(CALL_LIMIT, connecting).await.ok().flatten();
+        slot.as_ref().map(|(_, channel)| channel.clone())
+    }
+
+    /// Declares a queue that forgets nothing and binds it to everything that an exchange gets.
+    pub async fn subscribe(&self, queue: &str, exchange: &str) {
+        let channel = self.channel().await.expect("the broker runs");
+        let mut arguments = FieldTable::default();
+        arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
+        channel.queue_declare(queue.into(), QueueDeclareOptions::durable(), arguments).await.unwrap();
+        let nothing = FieldTable::default();
+        let options = QueueBindOptions { nowait: false };
+        channel.queue_bind(queue.into(), exchange.into(), "#".into(), options, nothing).await.unwrap();
+        // The broker's own registry of quorum queues reaches the disk a second later.
+        sleep(Duration::from_millis(1_500)).await;
+    }
+
+    /// Messages that are ready in a queue; `None` when the broker does not say.
+    pub async fn ready(&self, queue: &str) -> Option<u32> {
+        let channel = self.channel().await?;
+        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::durable() };
+        let asking = channel.queue_declare(queue.into(), options, FieldTable::default());
+        timeout(CALL_LIMIT, asking).await.ok()?.ok().map(|queue| queue.message_count())
+    }
+
+    /// Takes every message of a queue: routing key and body.
+    pub async fn drain(&self, queue: &str) -> Vec<(String, Vec<u8>)> {
+        let channel = self.channel().await.expect("the broker runs");
+        let mut messages = Vec::new();
+        while let Some(message) = channel.basic_get(queue.into(), BasicGetOptions { no_ack: true }).await.unwrap() {
+            messages.push((message.delivery.routing_key.to_string(), message.delivery.data));
+        }
+        messages
+    }
+}

@@ -1,0 +1,132 @@
+//! What really happened in a run: a fault that provoked nothing proves nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::plan::{Engine, Fault, Peer, Plan};
+use crate::provider::Trouble;
+use crate::records::Records;
+use crate::stand::Stand;
+use crate::watch::Watch;
+
+/// Events that faults are meant to provoke, by name, with how often they happened.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Coverage {
+    pub counted: BTreeMap<&'static str, u64>,
+}
+
+/// Phrases of the workers' logs, each a sign of one event.
+const PHRASES: [(&str, &str); 6] = [
+    ("redelivery", "redelivered=true"),
+    ("blocked connection", "broker blocks publishers"),
+    ("broker connection lost", "broker connection lost"),
+    ("limiter's clock stepped", "the limiter store's clock made a step"),
+    ("limiter's store is another", "limiter store has become another"),
+    ("ledger away", "engine away, waiting for it"),
+];
+
+/// Rows of the ledger, each a sign of one event.
+const ROWS: [(&str, &str); 4] = [
+    (
+        "lease takeover",
+        "SELECT count(*) FROM attempts WHERE detail = 'a worker was lost while the request was on the wire'",
+    ),
+    ("unknown outcome", "SELECT count(*) FROM attempts WHERE outcome = 'unknown'"),
+    ("attempt surely not sent", "SELECT count(*) FROM attempts WHERE outcome = 'not_sent'"),
+    ("review", "SELECT count(*) FROM jobs WHERE state = 'review'"),
+];
+
+/// States that the limiter has had, sampled while the run goes on. A state begins cold; each has an instant of birth,
+/// bytes 25 to 31 of field `m` (`lua/quota.lua`).
+pub fn sample_births(stand: &Stand, over: &AtomicBool) -> BTreeSet<(String, Vec<u8>)> {
+    let client = redis::Client::open(stand.redis.url()).unwrap();
+    let mut births = BTreeSet::new();
+    while !over.load(Ordering::Relaxed) {
+        let patience = Duration::from_secs(1);
+        let Ok(mut connection) = client.get_connection_with_timeout(patience) else { continue };
+        let _ = connection.set_read_timeout(Some(patience));
+        for name in stand.providers.keys() {
+            let key = format!("sluicegate:{{{name}}}");
+            let state = redis::cmd("HGET").arg(key).arg("m").query::<Option<Vec<u8>>>(&mut connection);
+            if let Ok(Some(state)) = state {
+                births.insert((name.clone(), state[24..31].to_vec()));
+            }
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    births
+}
+
+impl Coverage {
+    pub fn of(stand: &Stand, watch: &Watch, records: &Records, births: usize) -> Self {
+        let mut counted: BTreeMap<&'static str, u64> = BTreeMap::new();
+        counted.insert("cold start", births.saturating_sub(stand.providers.len()) as u64);
+        counted.insert("connection in trouble", (0..stand.workers()).map(|worker| stand.troubled(worker)).sum());
+        for (_, log) in stand.logs() {
+            for (name, phrase) in PHRASES {
+                *counted.entry(name).or_default() += log.matches(phrase).count() as u64;
+            }
+        }
+        for (name, sql) in ROWS {
+            let rows = watch.number(stand, sql).expect("the database runs");
+            counted.insert(name, u64::try_from(rows).unwrap());
+        }
+        let calls = || records.providers.values().flat_map(|record| &record.calls);
+        let of_status = |status: u16| calls().filter(|call| call.status == Some(status)).count() as u64;
+        counted.insert("same-key replay answered", calls().filter(|call| call.replayed).count() as u64);
+        counted.insert("look-up", calls().filter(|call| call.is_look_up).count() as u64);
+        counted.insert("request cut in the middle", calls().filter(|call| call.received_us.is_none()).count() as u64);
+        counted.insert("409 in progress", of_status(409));
+        counted.insert("429", of_status(429));
+        counted.insert("declined", of_status(402));
+        let workers: u64 = (0..stand.workers()).map(|worker| stand.starts(worker) as u64).sum();
+        counted.insert("worker processes", workers);
+        Self { counted }
+    }
+
+    /// Events that the plan was meant to provoke and did not.
+    pub fn missing(&self, plan: &Plan) -> Vec<&'static str> {
+        let expected = expected(plan);
+        expected.into_iter().filter(|name| self.counted.get(name).copied().unwrap_or_default() == 0).collect()
+    }
+}
+
+/// What a plan is sure to provoke while there is work.
+fn expected(plan: &Plan) -> Vec<&'static str> {
+    let has = |what: fn(&Fault) -> bool| plan.faults.iter().any(|planned| what(&planned.fault));
+    let forgetful = |fault: &Fault| matches!(fault, Fault::ForgetQuota | Fault::KillEngine(Engine::Redis));
+    let rows: [(&str, bool); 8] = [
+        ("cold start", has(forgetful)),
+        ("redelivery", has(|fault| matches!(fault, Fault::KillWorker { .. }))),
+        ("broker connection lost", has(|fault| matches!(fault, Fault::KillEngine(Engine::Rabbit)))),
+        ("blocked connection", has(|fault| matches!(fault, Fault::Alarm(_)))),
+        ("ledger away", has(|fault| matches!(fault, Fault::KillEngine(Engine::Postgres)))),
+        ("limiter's store is another", has(|fault| matches!(fault, Fault::KillEngine(Engine::Redis)))),
+        ("connection in trouble", has(|fault| matches!(fault, Fault::Road { .. }))),
+        ("declined", true),
+    ];
+    let cut = |fault: &Fault| {
+        let Fault::Road { peer: Peer::Provider(_), rules, .. } = fault else { return false };
+        rules.to_client == crate::proxy::Flow::Discard
+    };
+    let mut names: Vec<&str> = rows.into_iter().filter(|(_, expected)| *expected).map(|(name, _)| name).collect();
+    let silent = |planned: &crate::plan::Planned| {
+        matches!(planned.fault, Fault::Provider { trouble: Trouble::ResetAfter | Trouble::Silent, .. })
+    };
+    let many = plan.faults.iter().filter(|planned| silent(planned) || cut(&planned.fault)).count() > 2;
+    if many {
+        names.extend(["unknown outcome", "same-key replay answered"]);
+    }
+    names
+}
+
+impl fmt::Display for Coverage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, count) in &self.counted {
+            writeln!(f, "  {name:<28} {count:>7}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,179 @@
+//! Makes the faults of a plan happen, and notes what happened when.
+//!
+//! Refuses to wait for the deployment: a fault begins at its instant and ends after its time, whatever others do. Who
+//! breaks an engine as a whole holds it alone.
+
+use std::fmt::Write as _;
+use std::sync::{Mutex, PoisonError};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::plan::{Alarm, Engine, Fault, PROVIDERS, Peer, Planned};
+use crate::provider::Trouble;
+use crate::proxy::{Road, Rules};
+use crate::stand::Stand;
+use crate::support::clock::skewed_by;
+
+/// What happened, with instants from the begin of the run.
+pub struct Timeline {
+    begin: Instant,
+    lines: Mutex<Vec<(Duration, String)>>,
+}
+
+impl Timeline {
+    pub fn new() -> Self {
+        Self { begin: Instant::now(), lines: Mutex::default() }
+    }
+
+    pub fn now(&self) -> Duration {
+        self.begin.elapsed()
+    }
+
+    pub fn sleep_until(&self, at: Duration) {
+        sleep(at.saturating_sub(self.now()));
+    }
+
+    pub fn note(&self, what: impl Into<String>) {
+        let (at, what) = (self.now(), what.into());
+        println!("{:>9.3} s  {what}", at.as_secs_f64());
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner).push((at, what));
+    }
+
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        for (at, what) in self.lines.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            let _ = writeln!(text, "{:>9.3} s  {what}", at.as_secs_f64());
+        }
+        text
+    }
+}
+
+/// Lets one fault happen, from its instant to its end.
+pub fn happen(stand: &Stand, planned: &Planned, timeline: &Timeline) {
+    timeline.sleep_until(planned.at);
+    timeline.note(planned.fault.to_string());
+    let lasts = planned.lasts;
+    match planned.fault {
+        Fault::KillWorker { worker, clock_s } => kill_worker(stand, worker, clock_s, lasts),
+        Fault::FreezeWorker { worker } => {
+            stand.freeze_worker(worker, true);
+            sleep(lasts);
+            stand.freeze_worker(worker, false);
+        }
+        Fault::KillEngine(engine) => kill_engine(stand, engine, lasts),
+        Fault::FreezeEngine(engine) => freeze_engine(stand, engine, lasts),
+        Fault::ForgetQuota => {
+            let _held = held(&stand.redis_lock);
+            stand.redis.command::<String>("FLUSHALL");
+        }
+        Fault::ForgetScripts => {
+            let _held = held(&stand.redis_lock);
+            stand.redis.command::<String>("FUNCTION FLUSH");
+            stand.redis.command::<String>("SCRIPT FLUSH");
+        }
+        Fault::Alarm(alarm) => raise(stand, alarm, lasts),
+        Fault::RedisClock { millis } => {
+            stand.set_redis_clock(millis);
+            sleep(lasts);
+            stand.set_redis_clock(0);
+        }
+        Fault::Road { worker, peer, rules } => {
+            let road = road(stand, worker, peer);
+            road.set(rules);
+            sleep(lasts);
+            road.set(Rules::PASS);
+        }
+        Fault::Provider { provider, trouble } => {
+            stand.provider(PROVIDERS[provider]).trouble(trouble);
+            sleep(lasts);
+            stand.provider(PROVIDERS[provider]).trouble(Trouble::None);
+        }
+    }
+    timeline.note(format!("over: {}", planned.fault));
+}
+
+/// The way from a worker to one of its peers.
+pub fn road(stand: &Stand, worker: usize, peer: Peer) -> std::sync::Arc<Road> {
+    match peer {
+        Peer::Engine(Engine::Redis) => stand.road_to_redis(worker),
+        Peer::Engine(Engine::Rabbit) => stand.road_to_rabbit(worker),
+        Peer::Engine(Engine::Postgres) => stand.road_to_postgres(worker),
+        Peer::Provider(provider) => stand.road_to_provider(worker, PROVIDERS[provider]),
+    }
+}
+
+fn held(lock: &Mutex<()>) -> std::sync::MutexGuard<'_, ()> {
+    lock.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn kill_worker(stand: &Stand, worker: usize, clock_s: i64, down: Duration) {
+    stand.kill_worker(worker);
+    sleep(down);
+    let environment = if clock_s == 0 { Vec::new() } else { skewed_by(clock_s) };
+    stand.replace_worker(worker, &environment);
+}
+
+fn kill_engine(stand: &Stand, engine: Engine, down: Duration) {
+    match engine {
+        Engine::Redis => {
+            let _held = held(&stand.redis_lock);
+            stand.redis.kill();
+            sleep(down);
+            stand.redis.restart();
+        }
+        Engine::Rabbit => {
+            let _held = held(&stand.rabbit_lock);
+            stand.rabbit.kill();
+            sleep(down);
+            stand.rabbit.restart();
+        }
+        Engine::Postgres => {
+            let _held = held(&stand.postgres_lock);
+            stand.postgres.kill();
+            sleep(down);
+            stand.postgres.restart();
+        }
+    }
+}
+
+fn freeze_engine(stand: &Stand, engine: Engine, lasts: Duration) {
+    match engine {
+        Engine::Redis => {
+            let _held = held(&stand.redis_lock);
+            stand.redis.signal("STOP");
+            sleep(lasts);
+            stand.redis.signal("CONT");
+        }
+        Engine::Rabbit => {
+            let _held = held(&stand.rabbit_lock);
+            stand.rabbit.signal("STOP");
+            sleep(lasts);
+            stand.rabbit.signal("CONT");
+        }
+        Engine::Postgres => {
+            let _held = held(&stand.postgres_lock);
+            stand.postgres.freeze(true);
+            sleep(lasts);
+            stand.postgres.freeze(false);
+        }
+    }
+}
+
+/// The broker blocks publishers as long as it believes that it is short of disk or memory.
+fn raise(stand: &Stand, alarm: Alarm, lasts: Duration) {
+    let _held = held(&stand.rabbit_lock);
+    let (on, off): ([&str; 3], [&str; 3]) = match alarm {
+        Alarm::Disk => (["set_disk_free_limit", "1000000GB", ""], ["set_disk_free_limit", "1MB", ""]),
+        Alarm::Memory => {
+            let set = "set_vm_memory_high_watermark";
+            ([set, "absolute", "1MB"], [set, "absolute", "1GB"])
+        }
+    };
+    let run = |words: [&str; 3]| {
+        let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
+        stand.rabbit.ctl(&words);
+    };
+    run(on);
+    sleep(lasts);
+    run(off);
+}

@@ -1,0 +1,177 @@
+//! The judges: what must never be found in the records, whatever happened.
+//!
+//! Pure functions, each shown able to find what it looks for (`oracle_tests`). They read what providers, producers and
+//! subscribers kept; the ledger is a defendant here, no witness.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::records::{Call, FINAL, Records};
+
+/// One thing that must not be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    pub oracle: &'static str,
+    pub what: String,
+}
+
+type Oracle = fn(&Records) -> Vec<String>;
+
+/// In the order of the tables.
+pub const ORACLES: [(&str, Oracle); 7] = [
+    ("O1 lost", lost),
+    ("O2 double", double),
+    ("O3 breach", breach),
+    ("O4 wrong", wrong),
+    ("O5 key misuse", key_misuse),
+    ("O6 call after settled", after_settled),
+    ("O7 ledger is not the provider", ledger_differs),
+];
+
+pub fn judge(records: &Records) -> Vec<Violation> {
+    let found = |(oracle, judge): &(&'static str, Oracle)| {
+        let oracle = *oracle;
+        judge(records).into_iter().map(move |what| Violation { oracle, what })
+    };
+    ORACLES.iter().flat_map(found).collect()
+}
+
+/// Confirmed messages that have not ended in the ledger, or ended without an event.
+fn lost(records: &Records) -> Vec<String> {
+    let told: BTreeSet<&str> = records.events.iter().map(|event| event.id.as_str()).collect();
+    let confirmed = records.published.iter().filter(|(_, message)| message.confirmed);
+    let lost = confirmed.filter_map(|(id, message)| match records.ledger.get(id) {
+        None => Some(format!("{id} ({}): not in the ledger", message.provider)),
+        Some(row) if !FINAL.contains(&row.state.as_str()) => {
+            Some(format!("{id}: still {} ({})", row.state, row.reason))
+        }
+        Some(row) if !told.contains(id.as_str()) => Some(format!("{id}: {}, and no event says so", row.state)),
+        Some(_) => None,
+    });
+    lost.collect()
+}
+
+/// Payments whose money moved more than once, at whatever provider.
+fn double(records: &Records) -> Vec<String> {
+    let effects = records.effects().into_iter().filter(|(_, effects)| effects.len() > 1);
+    effects
+        .map(|(id, effects)| {
+            let each: Vec<String> = effects.iter().map(|(provider, call)| format!("{provider} {}", at(call))).collect();
+            format!("{id}: {} times: {}", effects.len(), each.join("; "))
+        })
+        .collect()
+}
+
+/// Windows with more requests than the limit allows, whichever instant of a request the provider counts at.
+fn breach(records: &Records) -> Vec<String> {
+    let instants: [(&str, fn(&Call) -> Option<u64>); 4] = [
+        ("first byte", |call| Some(call.begun_us)),
+        ("receipt", |call| call.received_us),
+        ("effect", |call| call.effect_us),
+        ("answer", |call| call.answered_us),
+    ];
+    let mut found = Vec::new();
+    for (name, record) in &records.providers {
+        for (allowed, window_us) in &record.limits {
+            for (instant, of) in instants {
+                let mut sorted: Vec<u64> = record.calls.iter().filter_map(of).collect();
+                sorted.sort_unstable();
+                let breaches: Vec<&[u64]> =
+                    sorted.windows(allowed + 1).filter(|w| w[*allowed] - w[0] < *window_us).collect();
+                if let Some(first) = breaches.first() {
+                    let (from, to) = (first[0], first[*allowed]);
+                    found.push(format!(
+                        "{name}: {} windows of {window_us} us hold more than {allowed} by {instant}; the first from \
+                         {from} us, {} us short",
+                        breaches.len(),
+                        window_us - (to - from)
+                    ));
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Money that moved other than the message said, or that no message asked for.
+fn wrong(records: &Records) -> Vec<String> {
+    let mut found = Vec::new();
+    for (id, effects) in records.effects() {
+        for (provider, call) in effects {
+            let got = (provider, call.amount, call.currency.as_str(), &call.account);
+            let asked = records.published.get(id);
+            let asked = asked.map(|m| (m.provider.as_str(), m.amount, m.currency.as_str(), &m.account));
+            if asked != Some(got) {
+                found.push(format!("{id}: charged {got:?}, asked for {asked:?}"));
+            }
+        }
+    }
+    found
+}
+
+/// One key for two bodies, or two keys for one payment.
+fn key_misuse(records: &Records) -> Vec<String> {
+    let mut body_of: BTreeMap<(&str, &str), &[u8]> = BTreeMap::new();
+    let mut key_of: BTreeMap<&str, &str> = BTreeMap::new();
+    let mut found = Vec::new();
+    for (provider, call) in records.charges() {
+        let Some(payment) = call.payment.as_deref() else { continue };
+        let Some(key) = call.key.as_deref() else {
+            found.push(format!("{payment}: sent without a key, {}", at(call)));
+            continue;
+        };
+        if *body_of.entry((provider, key)).or_insert(&call.body) != call.body.as_slice() {
+            found.push(format!("{payment}: key {key} with another body than before, {}", at(call)));
+        }
+        let first = *key_of.entry(payment).or_insert(key);
+        if first != key {
+            found.push(format!("{payment}: key {key}, before {first}, {}", at(call)));
+        }
+    }
+    found
+}
+
+/// Requests that a provider received when the ledger had long said how it ended.
+fn after_settled(records: &Records) -> Vec<String> {
+    let late = records.providers.iter().flat_map(|(name, record)| record.calls.iter().map(move |call| (name, call)));
+    let late = late.filter_map(|(provider, call)| {
+        let payment = call.payment.as_deref()?;
+        let settled = records.ledger.get(payment)?.settled_wall_us?;
+        let late_us = call.received_wall_us.checked_sub(settled).filter(|late| *late > 0)?;
+        Some(format!("{payment}: {provider} was called {late_us} us after it was settled, {}", at(call)))
+    });
+    late.collect()
+}
+
+/// Where ledger or events say something else than the provider's books.
+fn ledger_differs(records: &Records) -> Vec<String> {
+    let effects = records.effects();
+    let mut found = Vec::new();
+    for (id, row) in &records.ledger {
+        let charged = effects.contains_key(id.as_str());
+        match row.state.as_str() {
+            "succeeded" if !charged => found.push(format!("{id}: succeeded, and never charged ({})", row.reason)),
+            "succeeded" | "review" | "unknown" | "sending" => {}
+            state if charged => found.push(format!("{id}: charged, and the ledger says {state} ({})", row.reason)),
+            _ => {}
+        }
+        let message = records.published.get(id);
+        if message.is_some_and(|m| (m.amount, &m.currency, &m.account) != (row.amount, &row.currency, &row.account)) {
+            found.push(format!("{id}: the ledger has {row:?}, the message was {message:?}"));
+        }
+    }
+    for id in effects.keys().filter(|id| !records.ledger.contains_key(**id)) {
+        found.push(format!("{id}: charged, and not in the ledger"));
+    }
+    for event in &records.events {
+        let row = records.ledger.get(&event.id);
+        if row.is_none_or(|row| (&row.state, &row.provider) != (&event.state, &event.provider)) {
+            found.push(format!("{event:?}, and the ledger says {row:?}"));
+        }
+    }
+    found
+}
+
+fn at(call: &Call) -> String {
+    let status = call.status.map_or("no answer".to_owned(), |status| status.to_string());
+    format!("received at {} us, {status}", call.received_us.unwrap_or(call.begun_us))
+}

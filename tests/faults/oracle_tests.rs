@@ -1,0 +1,202 @@
+//! Each judge finds a planted violation, and nothing in an honest record.
+
+use std::collections::BTreeMap;
+
+use crate::oracle::{ORACLES, judge};
+use crate::records::{Call, Event, ProviderRecord, Published, Records, Row};
+
+const SECOND_US: u64 = 1_000_000;
+
+/// Three payments: one charged, one declined, one in review after a charge that nobody was told of.
+fn honest() -> Records {
+    let call = |id: &str, at_us: u64, charged: bool| Call {
+        payment: Some(id.to_owned()),
+        key: Some(id.to_owned()),
+        body: format!("body of {id}").into_bytes(),
+        amount: 100,
+        currency: "EUR".to_owned(),
+        begun_us: at_us,
+        received_us: Some(at_us),
+        received_wall_us: 10 * SECOND_US + at_us,
+        effect_us: charged.then_some(at_us),
+        answered_us: Some(at_us + 5),
+        status: Some(if charged { 200 } else { 402 }),
+        ..Call::default()
+    };
+    let calls = vec![call("p1", 0, true), call("p2", 10, false), call("p3", SECOND_US, true)];
+    let mut records = Records::default();
+    let limits = vec![(2, SECOND_US)];
+    records.providers.insert("acme".to_owned(), ProviderRecord { calls, limits });
+    for (id, state) in [("p1", "succeeded"), ("p2", "declined"), ("p3", "review")] {
+        let (provider, currency) = ("acme".to_owned(), "EUR".to_owned());
+        let message = Published {
+            provider: provider.clone(),
+            amount: 100,
+            currency: currency.clone(),
+            account: None,
+            confirmed: true,
+        };
+        records.published.insert(id.to_owned(), message);
+        let row = Row {
+            provider: provider.clone(),
+            state: state.to_owned(),
+            reason: String::new(),
+            amount: 100,
+            currency,
+            account: None,
+            settled_wall_us: Some(20 * SECOND_US),
+        };
+        records.ledger.insert(id.to_owned(), row);
+        records.events.push(Event { id: id.to_owned(), provider, state: state.to_owned() });
+    }
+    records
+}
+
+fn row<'r>(records: &'r mut Records, id: &str) -> &'r mut Row {
+    records.ledger.get_mut(id).unwrap()
+}
+
+fn calls(records: &mut Records) -> &mut Vec<Call> {
+    &mut records.providers.get_mut("acme").unwrap().calls
+}
+
+/// How many violations of each kind a change brings about.
+fn planted(change: impl FnOnce(&mut Records)) -> BTreeMap<&'static str, usize> {
+    let mut records = honest();
+    change(&mut records);
+    let mut found = BTreeMap::new();
+    for violation in judge(&records) {
+        *found.entry(&violation.oracle[..2]).or_default() += 1;
+    }
+    found
+}
+
+fn only(oracle: &'static str, violations: usize) -> BTreeMap<&'static str, usize> {
+    BTreeMap::from([(oracle, violations)])
+}
+
+#[test]
+fn an_honest_record_has_nothing() {
+    assert_eq!(judge(&honest()), []);
+    assert_eq!(ORACLES.len(), 7);
+}
+
+#[test]
+fn lost_jobs_are_found() {
+    let unrecorded = |records: &mut Records| {
+        records.ledger.remove("p2");
+        records.events.remove(1);
+    };
+    assert_eq!(planted(unrecorded), only("O1", 1));
+    let open = |records: &mut Records| {
+        row(records, "p3").state = "unknown".to_owned();
+        records.events.pop();
+    };
+    assert_eq!(planted(open), only("O1", 1));
+    assert_eq!(planted(|records| drop(records.events.pop())), only("O1", 1));
+    let unconfirmed = |records: &mut Records| {
+        unrecorded(records);
+        records.published.get_mut("p2").unwrap().confirmed = false;
+    };
+    assert_eq!(planted(unconfirmed), BTreeMap::new(), "nothing was promised");
+}
+
+#[test]
+fn doubles_are_found_at_one_provider_and_at_two() {
+    let again = |records: &mut Records| {
+        let mut again = calls(records)[2].clone();
+        let later = |us: &mut u64| *us += SECOND_US;
+        later(&mut again.begun_us);
+        again.received_us.as_mut().map(later);
+        again.effect_us.as_mut().map(later);
+        again.answered_us.as_mut().map(later);
+        again.received_wall_us += SECOND_US;
+        calls(records).push(again);
+    };
+    assert_eq!(planted(again), only("O2", 1));
+    let elsewhere = |records: &mut Records| {
+        let calls = vec![calls(records)[0].clone()];
+        records.providers.insert("bolt".to_owned(), ProviderRecord { calls, limits: Vec::new() });
+    };
+    assert_eq!(planted(elsewhere), BTreeMap::from([("O2", 1), ("O4", 1)]));
+}
+
+#[test]
+fn breaches_are_found_at_every_instant() {
+    // The third call a microsecond before the first leaves the window.
+    let shifts: [fn(&mut Call); 4] = [
+        |call| call.begun_us -= 1,
+        |call| call.received_us = Some(SECOND_US - 1),
+        |call| call.effect_us = Some(SECOND_US - 1),
+        |call| call.answered_us = Some(SECOND_US + 4),
+    ];
+    let found = shifts.map(|shift| planted(|records| shift(&mut calls(records)[2])));
+    // One of the three did not move money, so no window by effect has more than two.
+    assert_eq!(found, [only("O3", 1), only("O3", 1), BTreeMap::new(), only("O3", 1)]);
+    let charged = |records: &mut Records| {
+        calls(records)[1].effect_us = Some(SECOND_US - 1);
+        row(records, "p2").state = "review".to_owned();
+        records.events[1].state = "review".to_owned();
+        calls(records)[2].effect_us = Some(SECOND_US - 1);
+    };
+    assert_eq!(planted(charged), only("O3", 1));
+}
+
+#[test]
+fn wrong_money_is_found() {
+    assert_eq!(planted(|records| calls(records)[0].amount = 101), only("O4", 1));
+    assert_eq!(planted(|records| calls(records)[0].currency = "USD".to_owned()), only("O4", 1));
+    assert_eq!(planted(|records| calls(records)[0].account = Some("a".to_owned())), only("O4", 1));
+    assert_eq!(planted(|records| drop(records.published.remove("p1"))), only("O4", 1));
+}
+
+#[test]
+fn misused_keys_are_found() {
+    let again = |change: fn(&mut Call)| {
+        planted(|records| {
+            let mut again = calls(records)[2].clone();
+            (again.begun_us, again.received_us, again.answered_us) = (3 * SECOND_US, Some(3 * SECOND_US), None);
+            (again.effect_us, again.replayed) = (None, true);
+            change(&mut again);
+            calls(records).push(again);
+        })
+    };
+    assert_eq!(again(|_| {}), BTreeMap::new(), "the same bytes again are no misuse");
+    assert_eq!(again(|call| call.body.push(b' ')), only("O5", 1));
+    assert_eq!(again(|call| call.key = Some("other".to_owned())), only("O5", 1));
+    assert_eq!(again(|call| call.key = None), only("O5", 1));
+}
+
+#[test]
+fn calls_after_the_end_are_found() {
+    assert_eq!(planted(|records| row(records, "p1").settled_wall_us = Some(10 * SECOND_US - 1)), only("O6", 1));
+    let look_up = |records: &mut Records| {
+        calls(records)[1].is_look_up = true;
+        row(records, "p2").settled_wall_us = Some(9 * SECOND_US);
+    };
+    assert_eq!(planted(look_up), only("O6", 1));
+}
+
+#[test]
+fn ledgers_and_events_that_differ_from_the_provider_are_found() {
+    let says = |id: &'static str, state: &'static str| {
+        planted(|records| {
+            row(records, id).state = state.to_owned();
+            let event = records.events.iter_mut().find(|event| event.id == id).unwrap();
+            event.state = state.to_owned();
+        })
+    };
+    assert_eq!(says("p2", "succeeded"), only("O7", 1), "succeeded without an effect");
+    for state in ["declined", "dead", "expired", "cancelled"] {
+        assert_eq!(says("p1", state), only("O7", 1), "charged and {state}");
+    }
+    assert_eq!(says("p1", "review"), BTreeMap::new(), "a person decides");
+    assert_eq!(planted(|records| records.events[0].state = "declined".to_owned()), only("O7", 1));
+    assert_eq!(planted(|records| row(records, "p1").amount = 7), only("O7", 1));
+    let unknown_to_us = |records: &mut Records| {
+        records.ledger.remove("p1");
+        records.published.get_mut("p1").unwrap().confirmed = false;
+        records.events.remove(0);
+    };
+    assert_eq!(planted(unknown_to_us), only("O7", 1));
+}

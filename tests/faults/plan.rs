@@ -1,0 +1,330 @@
+//! What will go wrong, and when: drawn from a seed, before anything starts.
+//!
+//! Refuses to look at the run: the same seed and size give the same plan, whatever happens meanwhile.
+
+use std::fmt;
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom as _;
+use rand::{Rng as _, SeedableRng as _};
+
+use crate::provider::Trouble;
+use crate::proxy::{Flow, Rules};
+
+pub const WORKERS: usize = 4;
+/// Response-held; deduplicates and cannot be asked · can be asked · neither.
+pub const PROVIDERS: [&str; 3] = ["alpha", "bravo", "carol"];
+/// Jobs of each among ten: the slow ones have work for most of the run, the fast one comes in bursts.
+const SHARES: [usize; 3] = [4, 3, 3];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    Redis,
+    Rabbit,
+    Postgres,
+}
+
+/// The far end of a worker's road.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    Engine(Engine),
+    Provider(usize),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Alarm {
+    Disk,
+    Memory,
+}
+
+/// One thing that goes wrong. It begins at its instant and is over, where that can be said, after `lasts`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// SIGKILL, and a new process after a while, its wall clock wrong by so many seconds.
+    KillWorker {
+        worker: usize,
+        clock_s: i64,
+    },
+    /// SIGSTOP, SIGCONT.
+    FreezeWorker {
+        worker: usize,
+    },
+    KillEngine(Engine),
+    FreezeEngine(Engine),
+    /// FLUSHALL.
+    ForgetQuota,
+    /// FUNCTION FLUSH and SCRIPT FLUSH.
+    ForgetScripts,
+    Alarm(Alarm),
+    /// Redis' wall clock is wrong by so much.
+    RedisClock {
+        millis: i64,
+    },
+    Road {
+        worker: usize,
+        peer: Peer,
+        rules: Rules,
+    },
+    Provider {
+        provider: usize,
+        trouble: Trouble,
+    },
+}
+
+/// A fault of the plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Planned {
+    pub at: Duration,
+    pub lasts: Duration,
+    pub fault: Fault,
+}
+
+/// Jobs that are published at one instant: `jobs` of the provider's, beginning with number `first`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wave {
+    pub at: Duration,
+    pub provider: usize,
+    pub first: usize,
+    pub jobs: usize,
+}
+
+/// How much of everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    pub jobs: usize,
+    pub worker_kills: usize,
+    pub engine_kills: usize,
+    pub freezes: usize,
+    pub cuts: usize,
+    /// Forgetful or wrong stores, alarms, providers in trouble.
+    pub others: usize,
+    /// From one fault to the next, on average.
+    pub every: Duration,
+}
+
+impl Size {
+    pub const SMALL: Self = Self {
+        jobs: 2_000,
+        worker_kills: 3,
+        engine_kills: 3,
+        freezes: 2,
+        cuts: 2,
+        others: 5,
+        every: Duration::from_millis(3_600),
+    };
+    pub const LARGE: Self = Self {
+        jobs: 10_000,
+        worker_kills: 38,
+        engine_kills: 12,
+        freezes: 10,
+        cuts: 10,
+        others: 15,
+        every: Duration::from_millis(3_500),
+    };
+    pub const HUGE: Self = Self {
+        jobs: 100_000,
+        worker_kills: 940,
+        engine_kills: 60,
+        freezes: 60,
+        cuts: 100,
+        others: 100,
+        every: Duration::from_millis(1_800),
+    };
+
+    pub fn faults(&self) -> usize {
+        self.worker_kills + self.engine_kills + self.freezes + self.cuts + self.others
+    }
+
+    /// The same mixture with so many faults.
+    pub fn with_faults(self, faults: usize) -> Self {
+        let share = |of: usize| of * faults / self.faults();
+        let (engine_kills, freezes, cuts) = (share(self.engine_kills), share(self.freezes), share(self.cuts));
+        let others = share(self.others);
+        Self {
+            worker_kills: faults - engine_kills - freezes - cuts - others,
+            engine_kills,
+            freezes,
+            cuts,
+            others,
+            ..self
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    pub seed: u64,
+    pub faults: Vec<Planned>,
+    pub waves: Vec<Wave>,
+}
+
+/// The plan of a seed.
+pub fn plan(seed: u64, size: &Size) -> Plan {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let rng = &mut rng;
+    let mut faults: Vec<Fault> = Vec::new();
+    faults.extend((0..size.worker_kills).map(|_| {
+        let clock_s = if rng.random_ratio(1, 3) { rng.random_range(-3_600..=3_600) } else { 0 };
+        Fault::KillWorker { worker: rng.random_range(0..WORKERS), clock_s }
+    }));
+    let first = rng.random_range(0..3);
+    faults.extend((0..size.engine_kills).map(|n| Fault::KillEngine(engine(first + n))));
+    // Workers and engines by turns, as far as it goes.
+    faults.extend((0..size.freezes).map(|n| match n % 2 {
+        0 => Fault::FreezeWorker { worker: rng.random_range(0..WORKERS) },
+        _ => Fault::FreezeEngine(engine(rng.random_range(0..3))),
+    }));
+    let first = rng.random_range(0..6);
+    faults.extend((0..size.cuts).map(|n| road(rng, first + n)));
+    let first = rng.random_range(0..7);
+    faults.extend((0..size.others).map(|n| other(rng, first + n)));
+    faults.shuffle(rng);
+    let planned = |(number, fault): (usize, Fault)| {
+        let slot = size.every * u32::try_from(number + 1).unwrap();
+        let at = slot - size.every.mul_f64(rng.random_range(0.0..0.8));
+        Planned { at: whole(at), lasts: lasts(rng, fault), fault }
+    };
+    let faults: Vec<Planned> = faults.into_iter().enumerate().map(planned).collect();
+    let waves = waves(rng, size, &faults);
+    Plan { seed, faults, waves }
+}
+
+fn engine(number: usize) -> Engine {
+    [Engine::Redis, Engine::Rabbit, Engine::Postgres][number % 3]
+}
+
+fn road(rng: &mut StdRng, kind: usize) -> Fault {
+    let peer = match rng.random_range(0..6) {
+        number @ 0..3 => Peer::Engine(engine(number)),
+        _ => Peer::Provider(rng.random_range(0..PROVIDERS.len())),
+    };
+    let late = Flow::Delay(Duration::from_millis(rng.random_range(100..900)));
+    let short = Flow::Truncate(rng.random_range(20..2_000));
+    let rules = match kind % 6 {
+        0 => Rules::CUT,
+        1 => Rules { to_client: Flow::Discard, ..Rules::PASS },
+        2 => Rules::RESET,
+        3 => Rules { to_server: Flow::Discard, ..Rules::PASS },
+        4 => Rules { to_server: late, to_client: late, reset: false },
+        _ if rng.random() => Rules { to_server: short, ..Rules::PASS },
+        _ => Rules { to_client: short, ..Rules::PASS },
+    };
+    Fault::Road { worker: rng.random_range(0..WORKERS), peer, rules }
+}
+
+fn other(rng: &mut StdRng, kind: usize) -> Fault {
+    match kind % 7 {
+        0 => Fault::ForgetQuota,
+        1 => Fault::Alarm(if rng.random() { Alarm::Disk } else { Alarm::Memory }),
+        2 => Fault::ForgetScripts,
+        4 => Fault::RedisClock { millis: [-30_000, -300, 300, 3_600_000][rng.random_range(0..4)] },
+        _ => {
+            let troubles = [
+                Trouble::ResetBefore,
+                Trouble::ResetAfter,
+                Trouble::Silent,
+                Trouble::Error,
+                Trouble::Unavailable,
+                Trouble::Throttle { seconds: 2 },
+                Trouble::Garbled,
+            ];
+            let trouble = troubles[rng.random_range(0..troubles.len())];
+            Fault::Provider { provider: rng.random_range(0..PROVIDERS.len()), trouble }
+        }
+    }
+}
+
+fn lasts(rng: &mut StdRng, fault: Fault) -> Duration {
+    let millis = match fault {
+        Fault::KillWorker { .. } => rng.random_range(200..4_000),
+        Fault::FreezeWorker { .. } | Fault::FreezeEngine(_) => rng.random_range(1_000..8_000),
+        Fault::KillEngine(_) => rng.random_range(0..3_000),
+        Fault::ForgetQuota | Fault::ForgetScripts => 0,
+        Fault::Alarm(_) | Fault::RedisClock { .. } => rng.random_range(1_000..6_000),
+        Fault::Road { .. } => rng.random_range(1_000..8_000),
+        Fault::Provider { .. } => rng.random_range(500..3_000),
+    };
+    Duration::from_millis(millis)
+}
+
+/// A third of each provider's jobs is there from the start, the rest comes just before faults: so there is work in
+/// hand when something goes wrong.
+fn waves(rng: &mut StdRng, size: &Size, faults: &[Planned]) -> Vec<Wave> {
+    let shares: usize = SHARES.iter().sum();
+    let mut waves = Vec::new();
+    for (provider, share) in SHARES.iter().enumerate() {
+        let jobs = if provider == 0 {
+            size.jobs - SHARES[1..].iter().map(|share| size.jobs * share / shares).sum::<usize>()
+        } else {
+            size.jobs * share / shares
+        };
+        let mut first = 0;
+        let mut wave = |at: Duration, up_to: usize| {
+            if up_to > first {
+                waves.push(Wave { at, provider, first, jobs: up_to - first });
+                first = up_to;
+            }
+        };
+        let at_once = if faults.is_empty() { jobs } else { jobs / 3 };
+        wave(Duration::ZERO, at_once);
+        for (number, fault) in faults.iter().enumerate() {
+            // The fast provider's jobs come in larger waves, or its limit would never matter.
+            if provider == 0 && number % 7 != 6 && number + 1 != faults.len() {
+                continue;
+            }
+            let ahead = Duration::from_millis(rng.random_range(200..1_200));
+            wave(whole(fault.at.saturating_sub(ahead)), at_once + (jobs - at_once) * (number + 1) / faults.len());
+        }
+    }
+    waves.sort_by_key(|wave| wave.at);
+    waves
+}
+
+fn whole(duration: Duration) -> Duration {
+    Duration::from_millis(u64::try_from(duration.as_millis()).unwrap())
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Engine(engine) => write!(f, "{engine:?}"),
+            Self::Provider(provider) => f.write_str(PROVIDERS[*provider]),
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::KillWorker { worker, clock_s: 0 } => write!(f, "kill worker {worker}"),
+            Self::KillWorker { worker, clock_s } => {
+                write!(f, "kill worker {worker}, back with its clock {clock_s:+} s")
+            }
+            Self::FreezeWorker { worker } => write!(f, "freeze worker {worker}"),
+            Self::KillEngine(engine) => write!(f, "kill {engine:?}"),
+            Self::FreezeEngine(engine) => write!(f, "freeze {engine:?}"),
+            Self::ForgetQuota => f.write_str("FLUSHALL"),
+            Self::ForgetScripts => f.write_str("FUNCTION FLUSH, SCRIPT FLUSH"),
+            Self::Alarm(alarm) => write!(f, "{alarm:?} alarm at the broker"),
+            Self::RedisClock { millis } => write!(f, "Redis' clock {millis:+} ms"),
+            Self::Road { worker, peer, rules } if rules.reset => write!(f, "road {worker} - {peer}: reset"),
+            Self::Road { worker, peer, rules } => {
+                write!(f, "road {worker} - {peer}: there {:?}, back {:?}", rules.to_server, rules.to_client)
+            }
+            Self::Provider { provider, trouble } => write!(f, "provider {}: {trouble:?}", PROVIDERS[*provider]),
+        }
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let jobs: usize = self.waves.iter().map(|wave| wave.jobs).sum();
+        writeln!(f, "seed {}: {} faults, {jobs} jobs in {} waves", self.seed, self.faults.len(), self.waves.len())?;
+        for planned in &self.faults {
+            let (at, lasts) = (planned.at.as_secs_f64(), planned.lasts.as_secs_f64());
+            writeln!(f, "  {at:>8.3} s  for {lasts:.3} s  {}", planned.fault)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,328 @@
+//! A payment provider that keeps a record of every request, and that can be told to fail.
+//!
+//! Refuses to share code with the program that it judges, its simulated provider included.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::Instant;
+
+use crate::records::{Call, ProviderRecord};
+
+/// Amounts that end in this are declined.
+pub const DECLINED_CENTS: i64 = 13;
+
+/// What a provider is.
+#[derive(Clone, Debug)]
+pub struct ProviderOptions {
+    pub deduplicates: bool,
+    pub can_be_asked: bool,
+    /// Requests per window.
+    pub limits: Vec<(usize, Duration)>,
+    pub latency: (Duration, Duration),
+}
+
+/// What ails it now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    None,
+    /// The connection is reset instead of an answer; nothing was charged.
+    ResetBefore,
+    /// Charged, then the connection is reset.
+    ResetAfter,
+    /// Charged, and no answer ever.
+    Silent,
+    /// 500, nothing was charged.
+    Error,
+    /// 503 with `Retry-After: 1`, nothing was charged.
+    Unavailable,
+    /// 429 with `Retry-After`, nothing was charged.
+    Throttle {
+        seconds: u64,
+    },
+    /// 200 with half a body; charged.
+    Garbled,
+}
+
+struct Memory {
+    body: Vec<u8>,
+    answer: (u16, String),
+    due: Instant,
+}
+
+struct Books {
+    calls: Vec<Call>,
+    memory: HashMap<String, Memory>,
+    /// Amount, currency and reference of each payment charged.
+    charged: BTreeMap<String, (i64, String, String)>,
+    declined: BTreeMap<String, (i64, String)>,
+    trouble: Trouble,
+}
+
+/// A provider that runs.
+#[derive(Clone)]
+pub struct Provider {
+    options: Arc<ProviderOptions>,
+    books: Arc<Mutex<Books>>,
+    started: Instant,
+    pub port: u16,
+}
+
+/// A request, read.
+struct Request {
+    method: String,
+    target: String,
+    key: Option<String>,
+    body: Vec<u8>,
+}
+
+enum Reply {
+    Answer(u16, String, Vec<(&'static str, String)>),
+    Reset,
+    Never,
+    Half,
+}
+
+impl Provider {
+    /// Serves on a port of its own until the runtime ends.
+    pub async fn start(options: ProviderOptions) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let books = Books {
+            calls: Vec::new(),
+            memory: HashMap::new(),
+            charged: BTreeMap::new(),
+            declined: BTreeMap::new(),
+            trouble: Trouble::None,
+        };
+        let port = listener.local_addr().unwrap().port();
+        let (options, books) = (Arc::new(options), Arc::new(Mutex::new(books)));
+        let provider = Self { options, books, started: Instant::now(), port };
+        let serving = provider.clone();
+        tokio::spawn(async move {
+            loop {
+                let Ok((stream, _)) = listener.accept().await else { continue };
+                tokio::spawn(serving.clone().serve(stream));
+            }
+        });
+        provider
+    }
+
+    pub fn trouble(&self, trouble: Trouble) {
+        self.books().trouble = trouble;
+    }
+
+    pub fn record(&self) -> ProviderRecord {
+        let micros = |window: Duration| u64::try_from(window.as_micros()).unwrap();
+        let limits = self.options.limits.iter().map(|(requests, window)| (*requests, micros(*window)));
+        ProviderRecord { calls: self.books().calls.clone(), limits: limits.collect() }
+    }
+
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap()
+    }
+
+    fn now_us(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_micros()).unwrap()
+    }
+
+    async fn serve(self, mut stream: TcpStream) {
+        let _ = stream.set_nodelay(true);
+        let mut read = Vec::new();
+        loop {
+            // Waits for the first byte of the next request on this connection.
+            if read.is_empty() && !more(&mut stream, &mut read).await {
+                return;
+            }
+            let number = {
+                // The clock is read under the lock, so that calls are in the order of their instants.
+                let mut books = self.books();
+                books.calls.push(Call { begun_us: self.now_us(), ..Call::default() });
+                books.calls.len() - 1
+            };
+            let Some(request) = read_request(&mut stream, &mut read).await else { return };
+            let (reply, due) = self.decide(number, &request);
+            tokio::time::sleep_until(due).await;
+            if !self.answer(&mut stream, number, reply).await {
+                return;
+            }
+        }
+    }
+
+    async fn answer(&self, stream: &mut TcpStream, number: usize, reply: Reply) -> bool {
+        let (status, body, headers) = match reply {
+            Reply::Answer(status, body, headers) => (status, body, headers),
+            Reply::Half => {
+                let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{\"id\":";
+                let _ = stream.write_all(head.as_bytes()).await;
+                return false;
+            }
+            Reply::Reset => {
+                let _ = stream.set_zero_linger();
+                return false;
+            }
+            Reply::Never => {
+                // Until the client hangs up.
+                while more(stream, &mut Vec::new()).await {}
+                return false;
+            }
+        };
+        let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        let length = body.len();
+        let answer = format!(
+            "HTTP/1.1 {status} X\r\nContent-Type: application/json\r\n{headers}Content-Length: {length}\r\n\r\n{body}"
+        );
+        let written = stream.write_all(answer.as_bytes()).await.is_ok();
+        if written {
+            let mut books = self.books();
+            let now_us = self.now_us();
+            let call = &mut books.calls[number];
+            (call.answered_us, call.status) = (Some(now_us), Some(status));
+        }
+        written
+    }
+
+    /// Books the request and what it comes to; the money moves now, the answer follows at the instant returned.
+    fn decide(&self, number: usize, request: &Request) -> (Reply, Instant) {
+        let (least, most) = self.options.latency;
+        let latency = least + (most - least).mul_f64(rand::random::<f64>());
+        let mut books = self.books();
+        let now_us = self.now_us();
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        let call = &mut books.calls[number];
+        call.received_us = Some(now_us);
+        call.received_wall_us = u64::try_from(wall.as_micros()).unwrap();
+        call.key.clone_from(&request.key);
+        call.body.clone_from(&request.body);
+        let due = Instant::now() + latency;
+        let reply = if request.method == "GET" {
+            self.look_up(&mut books, number, &request.target)
+        } else {
+            self.charge(&mut books, number, now_us, due)
+        };
+        (reply, due)
+    }
+
+    fn charge(&self, books: &mut Books, number: usize, now_us: u64, due: Instant) -> Reply {
+        let call = books.calls[number].clone();
+        let Ok(body) = serde_json::from_slice::<Value>(&call.body) else { return plain(400, "bad_body") };
+        let text = |name: &str| body[name].as_str().map(str::to_owned);
+        let (Some(payment), Some(currency), Some(amount)) = (text("id"), text("currency"), body["amount"].as_i64())
+        else {
+            return plain(400, "bad_field");
+        };
+        let noted = &mut books.calls[number];
+        noted.payment = Some(payment.clone());
+        (noted.amount, noted.currency, noted.account) = (amount, currency.clone(), text("account"));
+        match books.trouble {
+            Trouble::ResetBefore => return Reply::Reset,
+            Trouble::Error => return plain(500, "fault"),
+            Trouble::Unavailable => return later(503, 1),
+            Trouble::Throttle { seconds } => return later(429, seconds),
+            Trouble::None | Trouble::ResetAfter | Trouble::Silent | Trouble::Garbled => {}
+        }
+        let key = call.key.clone().filter(|_| self.options.deduplicates);
+        if let Some(known) = key.as_ref().and_then(|key| books.memory.get(key)) {
+            if known.body != call.body {
+                return plain(422, "key_reused_with_other_body");
+            }
+            if Instant::now() < known.due {
+                return plain(409, "in_progress");
+            }
+            let (status, body) = known.answer.clone();
+            books.calls[number].replayed = true;
+            return said(books.trouble, status, body);
+        }
+        let (status, answer) = if amount % 100 == DECLINED_CENTS {
+            books.declined.insert(payment, (amount, currency));
+            (402, json!({ "error": { "type": "card_error", "code": "card_declined" } }))
+        } else {
+            let reference = format!("ch_{}", number + 1);
+            books.calls[number].effect_us = Some(now_us);
+            books.charged.insert(payment, (amount, currency.clone(), reference.clone()));
+            (200, json!({ "id": reference, "amount": amount, "currency": currency }))
+        };
+        let answer = answer.to_string();
+        if let Some(key) = key {
+            books.memory.insert(key, Memory { body: call.body, answer: (status, answer.clone()), due });
+        }
+        said(books.trouble, status, answer)
+    }
+
+    fn look_up(&self, books: &mut Books, number: usize, target: &str) -> Reply {
+        books.calls[number].is_look_up = true;
+        let Some((_, payment)) = target.split_once("?id=").filter(|_| self.options.can_be_asked) else {
+            return plain(404, "no_such_page");
+        };
+        books.calls[number].payment = Some(payment.to_owned());
+        if books.trouble != Trouble::None {
+            return plain(500, "fault");
+        }
+        let found = |state: &str, reference: &str, amount: i64, currency: &str| {
+            let body = json!({ "id": reference, "state": state, "amount": amount, "currency": currency });
+            Reply::Answer(200, body.to_string(), Vec::new())
+        };
+        match (books.charged.get(payment), books.declined.get(payment)) {
+            (Some((amount, currency, reference)), _) => found("succeeded", reference, *amount, currency),
+            (None, Some((amount, currency))) => found("declined", payment, *amount, currency),
+            (None, None) => plain(404, "no_such_payment"),
+        }
+    }
+}
+
+/// How an answer leaves a provider in this trouble.
+fn said(trouble: Trouble, status: u16, body: String) -> Reply {
+    match trouble {
+        Trouble::ResetAfter => Reply::Reset,
+        Trouble::Silent => Reply::Never,
+        Trouble::Garbled => Reply::Half,
+        _ => Reply::Answer(status, body, Vec::new()),
+    }
+}
+
+fn plain(status: u16, code: &str) -> Reply {
+    Reply::Answer(status, json!({ "error": { "code": code } }).to_string(), Vec::new())
+}
+
+fn later(status: u16, seconds: u64) -> Reply {
+    let body = json!({ "error": { "code": "later" } }).to_string();
+    Reply::Answer(status, body, vec![("Retry-After", seconds.to_string())])
+}
+
+/// Reads once; false at the end of the stream.
+async fn more(stream: &mut TcpStream, into: &mut Vec<u8>) -> bool {
+    stream.read_buf(into).await.is_ok_and(|read| read > 0)
+}
+
+/// Reads one request to its end; what follows it stays in `read`.
+async fn read_request(stream: &mut TcpStream, read: &mut Vec<u8>) -> Option<Request> {
+    let head_end = loop {
+        if let Some(at) = read.windows(4).position(|bytes| bytes == b"\r\n\r\n") {
+            break at + 4;
+        }
+        if !more(stream, read).await {
+            return None;
+        }
+    };
+    let head = String::from_utf8_lossy(&read[..head_end]).into_owned();
+    let mut lines = head.split("\r\n");
+    let mut first = lines.next()?.split(' ');
+    let (method, target) = (first.next()?.to_owned(), first.next()?.to_owned());
+    let header = |name: &str| {
+        let line = head.lines().find_map(|line| line.split_once(':').filter(|(key, _)| key.eq_ignore_ascii_case(name)));
+        line.map(|(_, value)| value.trim().to_owned())
+    };
+    let length: usize = header("content-length").and_then(|text| text.parse().ok()).unwrap_or(0);
+    while read.len() < head_end + length {
+        if !more(stream, read).await {
+            return None;
+        }
+    }
+    let body = read[head_end..head_end + length].to_vec();
+    read.drain(..head_end + length);
+    Some(Request { method, target, key: header("idempotency-key"), body })
+}

@@ -1,0 +1,244 @@
+//! Random faults under load, by a plan that a seed decides; the providers' records are judged afterwards.
+//!
+//! `tests/faults/run` says how to choose seed and size.
+
+use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::coverage::{Coverage, sample_births};
+use crate::inject::{Timeline, happen};
+use crate::oracle::{ORACLES, Violation, judge};
+use crate::plan::{PROVIDERS, Plan, Size, WORKERS, Wave, plan};
+use crate::provider::ProviderOptions;
+use crate::records::{Published, Records};
+use crate::stand::{Stand, StandOptions};
+use crate::watch::Watch;
+
+/// Whether bravo is asked what became of a payment. Until the program can ask, bravo deduplicates instead.
+const BRAVO_IS_ASKED: bool = false;
+
+/// Violations of one kind that are printed.
+const PRINTED: usize = 20;
+
+fn rows() -> String {
+    let bravo = if BRAVO_IS_ASKED {
+        "[provider.lookup]\nurl = \"{url:bravo}?id=${job:id}\"\namount = \"/amount\"\ncurrency = \"/currency\"\n"
+    } else {
+        ""
+    };
+    let retention = |keeps: bool| if keeps { "idempotency_retention_s = 86400\n" } else { "" };
+    let row = |name: &str, keeps: bool, requests: usize, window_ms: u64, more: &str| {
+        format!(
+            "[[provider]]\nname = \"{name}\"\nurl = \"{{url:{name}}}\"\ntimeout_ms = 2000\nbackoff_max_ms = 4000\n{}{more}\
+             [[provider.limit]]\nname = \"all\"\nmax_requests = {requests}\nwindow_ms = {window_ms}\n\n",
+            retention(keeps)
+        )
+    };
+    row(PROVIDERS[0], true, 200, 1_000, "")
+        + &row(PROVIDERS[1], !BRAVO_IS_ASKED, 50, 2_000, bravo)
+        + &row(PROVIDERS[2], false, 30, 1_000, "")
+}
+
+fn stand() -> Stand {
+    let mut stand = Stand::start(StandOptions::default());
+    let limit = |requests: usize, ms: u64| vec![(requests, Duration::from_millis(ms))];
+    let latency = (Duration::from_millis(20), Duration::from_millis(80));
+    for (name, deduplicates, can_be_asked, limits) in [
+        (PROVIDERS[0], true, false, limit(200, 1_000)),
+        (PROVIDERS[1], !BRAVO_IS_ASKED, true, limit(50, 2_000)),
+        (PROVIDERS[2], false, false, limit(30, 1_000)),
+    ] {
+        stand.add_provider(name, ProviderOptions { deduplicates, can_be_asked, limits, latency });
+    }
+    stand.apply(&rows());
+    for _ in 0..WORKERS {
+        stand.add_worker();
+    }
+    stand
+}
+
+/// The job with this number at this provider: id, what it is, and its message.
+fn job(provider: usize, number: usize) -> (String, Published, String) {
+    let name = PROVIDERS[provider];
+    let id = format!("{name}-{number}");
+    let (amount, currency) = (100 + i64::try_from(number).unwrap(), if number % 5 == 0 { "USD" } else { "EUR" });
+    let account = (number % 7 == 0).then(|| format!("account-{}", number % 3));
+    let mut body = json!({ "id": id, "amount": amount, "currency": currency, "payload": { "n": number } });
+    if let Some(account) = &account {
+        body["account"] = json!(account);
+    }
+    let (provider, currency) = (name.to_owned(), currency.to_owned());
+    (id, Published { provider, amount, currency, account, confirmed: false }, body.to_string())
+}
+
+type Messages = Mutex<BTreeMap<String, Published>>;
+
+fn publish(stand: &Stand, wave: &Wave, published: &Messages) {
+    let jobs: Vec<_> = (wave.first..wave.first + wave.jobs).map(|number| job(wave.provider, number)).collect();
+    let all = |confirmed: bool| {
+        let noted = jobs.iter().map(|(id, message, _)| (id.clone(), Published { confirmed, ..message.clone() }));
+        published.lock().unwrap().extend(noted);
+    };
+    all(false);
+    let mut bodies: Vec<String> = jobs.iter().map(|(_, _, body)| body.clone()).collect();
+    // Some twice: the same id may be published at any time.
+    bodies.extend(bodies.clone().into_iter().step_by(40));
+    stand.runtime.block_on(stand.client.publish(PROVIDERS[wave.provider], &bodies));
+    all(true);
+}
+
+/// States that the limiter had during a run.
+type Births = BTreeSet<(String, Vec<u8>)>;
+
+/// Lets the plan happen while jobs come in; ends when both are over.
+fn play(stand: &Stand, plan: &Plan, timeline: &Timeline, published: &Messages) -> Births {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let supervisor = scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                for worker in stand.revive_workers() {
+                    timeline.note(format!("worker {worker} had ended by itself and was started again"));
+                }
+                std::thread::sleep(Duration::from_millis(300));
+            }
+        });
+        let births = scope.spawn(|| sample_births(stand, &over));
+        let mut playing: Vec<_> =
+            plan.faults.iter().map(|planned| scope.spawn(|| happen(stand, planned, timeline))).collect();
+        playing.push(scope.spawn(|| {
+            for wave in &plan.waves {
+                timeline.sleep_until(wave.at);
+                publish(stand, wave, published);
+            }
+            timeline.note("everything is published");
+        }));
+        let failed: Vec<String> =
+            playing.into_iter().filter_map(|thread| thread.join().err()).map(|panic| said(&*panic)).collect();
+        over.store(true, Ordering::Relaxed);
+        supervisor.join().unwrap();
+        assert!(failed.is_empty(), "a fault could not be made to happen: {}", failed.join("\n"));
+        births.join().unwrap()
+    })
+}
+
+fn said(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without words").to_owned()
+}
+
+/// One run: what was found to be wrong.
+fn run(stand: &Stand, plan: &Plan, timeline: &Timeline) -> Result<(), String> {
+    let (published, watch) = (Messages::default(), Watch::new(stand));
+    let played = catch_unwind(AssertUnwindSafe(|| play(stand, plan, timeline, &published)));
+    let births = played.map_err(|panic| said(&*panic))?;
+    timeline.note("all faults are over");
+    let published = published.into_inner().unwrap();
+    // What was in a lost worker's hands comes back after its lease (30 s) and two parkings; backlogs come on top.
+    let patience = Duration::from_secs(180) + Duration::from_millis(20) * u32::try_from(published.len()).unwrap();
+    let drained = watch.await_drained(stand, published.len(), patience);
+    timeline.note(if drained.is_ok() { "drained" } else { "not drained" });
+    let records = watch.records(stand, published);
+    let (violations, coverage) = (judge(&records), Coverage::of(stand, &watch, &records, births.len()));
+    println!("{}", summary(&records, &violations, &coverage));
+    drained?;
+    if !violations.is_empty() {
+        return Err(told(&violations, &records));
+    }
+    for worker in 0..stand.workers() {
+        let log = stand.stop_worker(worker);
+        if !log.contains("everything was finished or handed back") {
+            return Err(format!("worker {worker} left something behind"));
+        }
+    }
+    let missing = coverage.missing(plan);
+    if !missing.is_empty() {
+        return Err(format!("the run proves nothing, because these never happened: {}", missing.join(", ")));
+    }
+    Ok(())
+}
+
+fn summary(records: &Records, violations: &[Violation], coverage: &Coverage) -> String {
+    let mut text = String::new();
+    for (name, record) in &records.providers {
+        let charged = record.calls.iter().filter(|call| call.effect_us.is_some()).count();
+        let mut states: BTreeMap<&str, usize> = BTreeMap::new();
+        let rows = records.ledger.values().filter(|row| row.provider == *name);
+        rows.for_each(|row| *states.entry(&row.state).or_default() += 1);
+        let _ = writeln!(text, "{name}: {} requests, {charged} charges; ledger {states:?}", record.calls.len());
+    }
+    for (oracle, _) in ORACLES {
+        let found = violations.iter().filter(|violation| violation.oracle == oracle).count();
+        let _ = writeln!(text, "  {oracle:<32} {found:>3}");
+    }
+    let _ = write!(text, "what happened:\n{coverage}");
+    text
+}
+
+/// The violations, and for each payment concerned every request that its providers had.
+fn told(violations: &[Violation], records: &Records) -> String {
+    let mut text = String::new();
+    for (oracle, _) in ORACLES {
+        for violation in violations.iter().filter(|violation| violation.oracle == oracle).take(PRINTED) {
+            let _ = writeln!(text, "{oracle}: {}", violation.what);
+            let id = violation.what.split(':').next().unwrap_or_default();
+            for (provider, call) in records.charges().filter(|(_, call)| call.payment.as_deref() == Some(id)) {
+                let shown = crate::records::Call { body: Vec::new(), ..call.clone() };
+                let _ = writeln!(text, "    {provider} {shown:?}");
+            }
+            if let Some(row) = records.ledger.get(id) {
+                let _ = writeln!(text, "    {row:?}");
+            }
+        }
+    }
+    text
+}
+
+/// Keeps the workers' logs of a run that failed.
+fn keep_logs(stand: &Stand, seed: u64) -> PathBuf {
+    let kept = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("faults-{seed}"));
+    let _ = std::fs::remove_dir_all(&kept);
+    std::fs::create_dir_all(&kept).unwrap();
+    for (path, log) in stand.logs() {
+        std::fs::write(kept.join(path.file_name().unwrap()), log).unwrap();
+    }
+    kept
+}
+
+fn setting<T: std::str::FromStr>(name: &str) -> Option<T> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name}: `{text}` is no number")))
+}
+
+fn chosen_size() -> Size {
+    let name = std::env::var("FAULT_SIZE").unwrap_or_else(|_| "small".to_owned());
+    let mut size = match name.as_str() {
+        "small" => Size::SMALL,
+        "large" => Size::LARGE,
+        "huge" => Size::HUGE,
+        other => panic!("FAULT_SIZE: `{other}`: write small, large or huge"),
+    };
+    if let Some(faults) = setting("FAULT_FAULTS") {
+        size = size.with_faults(faults);
+    }
+    Size { jobs: setting("FAULT_JOBS").unwrap_or(size.jobs), ..size }
+}
+
+#[test]
+fn random_faults_lose_nothing_double_nothing_and_breach_nothing() {
+    let plan = plan(setting("FAULT_SEED").unwrap_or(1), &chosen_size());
+    println!("{plan}");
+    let stand = stand();
+    let timeline = Timeline::new();
+    if let Err(wrong) = run(&stand, &plan, &timeline) {
+        let logs = keep_logs(&stand, plan.seed);
+        panic!("{plan}\nwhat happened:\n{}\n{wrong}\nlogs of the workers: {}", timeline.text(), logs.display());
+    }
+}

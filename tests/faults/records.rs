@@ -1,0 +1,100 @@
+//! What the judges read: the providers' own records, the messages that were published, the ledger's last word.
+//!
+//! Refuses opinions: `oracle` has them.
+
+use std::collections::BTreeMap;
+
+/// One request as a provider saw it. Instants are microseconds since the provider started, on a monotonic clock.
+#[derive(Clone, Debug, Default)]
+pub struct Call {
+    pub is_look_up: bool,
+    /// `None`: the request could not be read to its end.
+    pub payment: Option<String>,
+    pub key: Option<String>,
+    pub body: Vec<u8>,
+    pub amount: i64,
+    pub currency: String,
+    pub account: Option<String>,
+    /// Its first byte was there.
+    pub begun_us: u64,
+    /// All of it was there.
+    pub received_us: Option<u64>,
+    /// The same by the wall clock, since the Unix epoch.
+    pub received_wall_us: u64,
+    /// It moved money.
+    pub effect_us: Option<u64>,
+    /// The answer was written to the socket, and which it was.
+    pub answered_us: Option<u64>,
+    pub status: Option<u16>,
+    /// Answered from memory.
+    pub replayed: bool,
+}
+
+/// What one provider kept, and what it allows.
+#[derive(Clone, Debug, Default)]
+pub struct ProviderRecord {
+    pub calls: Vec<Call>,
+    /// Requests, and the window in microseconds.
+    pub limits: Vec<(usize, u64)>,
+}
+
+/// A message, as its producer wrote it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Published {
+    pub provider: String,
+    pub amount: i64,
+    pub currency: String,
+    pub account: Option<String>,
+    /// The broker has confirmed it at least once.
+    pub confirmed: bool,
+}
+
+/// A row of the ledger.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    pub provider: String,
+    pub state: String,
+    pub reason: String,
+    pub amount: i64,
+    pub currency: String,
+    pub account: Option<String>,
+    /// When its first final state was written, microseconds since the Unix epoch, by the database's clock.
+    pub settled_wall_us: Option<u64>,
+}
+
+/// An event that subscribers had.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    pub id: String,
+    pub provider: String,
+    pub state: String,
+}
+
+/// Everything there is to judge.
+#[derive(Clone, Debug, Default)]
+pub struct Records {
+    pub providers: BTreeMap<String, ProviderRecord>,
+    pub published: BTreeMap<String, Published>,
+    pub ledger: BTreeMap<String, Row>,
+    pub events: Vec<Event>,
+}
+
+impl Records {
+    /// Every charge that was requested, with its provider.
+    pub fn charges(&self) -> impl Iterator<Item = (&str, &Call)> {
+        let calls = self.providers.iter().flat_map(|(name, record)| record.calls.iter().map(move |call| (name, call)));
+        calls.filter(|(_, call)| !call.is_look_up).map(|(name, call)| (name.as_str(), call))
+    }
+
+    /// Charges that moved money, by payment.
+    pub fn effects(&self) -> BTreeMap<&str, Vec<(&str, &Call)>> {
+        let mut effects: BTreeMap<&str, Vec<(&str, &Call)>> = BTreeMap::new();
+        for (provider, call) in self.charges().filter(|(_, call)| call.effect_us.is_some()) {
+            effects.entry(call.payment.as_deref().unwrap_or("")).or_default().push((provider, call));
+        }
+        effects
+    }
+}
+
+/// States that end a job's way.
+pub const FINAL: [&str; 6] = ["succeeded", "declined", "dead", "expired", "review", "cancelled"];

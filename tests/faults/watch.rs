@@ -1,0 +1,117 @@
+//! Looks at the ledger and the broker from outside: what stands where, and whether everything is done.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgRow};
+use sqlx::{AssertSqlSafe, PgPool, Row as _};
+
+use crate::records::{Event, FINAL, Published, Records, Row};
+use crate::stand::{DATABASE, OUTCOMES, Stand};
+
+/// A view that outlives the database's deaths.
+pub struct Watch {
+    pool: PgPool,
+}
+
+impl Watch {
+    pub fn new(stand: &Stand) -> Self {
+        let options: PgConnectOptions = stand.postgres.url(DATABASE).parse().unwrap();
+        let _inside = stand.runtime.enter();
+        let pool = PgPoolOptions::new().max_connections(2).acquire_timeout(Duration::from_secs(2));
+        Self { pool: pool.connect_lazy_with(options) }
+    }
+
+    /// `None` while the database is away or frozen.
+    pub fn rows(&self, stand: &Stand, sql: &str) -> Option<Vec<PgRow>> {
+        let asking = sqlx::query(AssertSqlSafe(sql.to_owned())).fetch_all(&self.pool);
+        stand.runtime.block_on(async { tokio::time::timeout(Duration::from_secs(5), asking).await }).ok()?.ok()
+    }
+
+    pub fn number(&self, stand: &Stand, sql: &str) -> Option<i64> {
+        self.rows(stand, sql)?.first()?.try_get(0).ok()
+    }
+
+    /// Jobs per state.
+    pub fn states(&self, stand: &Stand) -> Option<BTreeMap<String, i64>> {
+        let rows = self.rows(stand, "SELECT state, count(*) FROM jobs GROUP BY state")?;
+        Some(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+    }
+
+    /// Everything is done: so many jobs have ended, their events are out, and no queue holds a message.
+    pub fn is_done(&self, stand: &Stand, jobs: usize) -> bool {
+        let ended =
+            |states: &BTreeMap<String, i64>| -> i64 { FINAL.iter().filter_map(|state| states.get(*state)).sum() };
+        let states = self.states(stand);
+        if states.is_none_or(|states| ended(&states) < i64::try_from(jobs).unwrap()) {
+            return false;
+        }
+        let unpublished = "SELECT count(*) FROM outcome_events WHERE published_at IS NULL";
+        self.number(stand, unpublished) == Some(0)
+            && self.waiting_messages(stand).is_some_and(|queues| queues.is_empty())
+    }
+
+    /// Messages ready in lanes and delay queues.
+    pub fn waiting_messages(&self, stand: &Stand) -> Option<BTreeMap<String, u32>> {
+        let steps = sluicegate::queue::DELAY_STEPS.iter().map(|step| format!("payments.delay.{}", step.as_millis()));
+        let queues = stand.providers.keys().map(|name| format!("payments.{name}")).chain(steps);
+        let count = |queue: String| {
+            let ready = stand.runtime.block_on(stand.client.ready(&queue))?;
+            Some((queue, ready))
+        };
+        let counted: Option<Vec<(String, u32)>> = queues.map(count).collect();
+        Some(counted?.into_iter().filter(|(_, ready)| *ready > 0).collect())
+    }
+
+    /// Waits until everything is done; else says what is left.
+    pub fn await_drained(&self, stand: &Stand, jobs: usize, within: Duration) -> Result<(), String> {
+        let deadline = Instant::now() + within;
+        while !self.is_done(stand, jobs) {
+            stand.revive_workers();
+            if Instant::now() > deadline {
+                return Err(self.left(stand, within));
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        Ok(())
+    }
+
+    fn left(&self, stand: &Stand, within: Duration) -> String {
+        let sql = "SELECT id || ' ' || state || ' attempts ' || attempts || ', wakes in ' || (wake_at - now()) || \
+                   ', lease ' || coalesce((lease_until - now())::text, 'none') || ': ' || coalesce(reason, '') \
+                   FROM jobs WHERE state IN ('waiting', 'sending', 'unknown') ORDER BY wake_at LIMIT 30";
+        let open: Vec<String> =
+            self.rows(stand, sql).unwrap_or_default().iter().map(|row| row.get::<String, _>(0)).collect();
+        let (states, queues) = (self.states(stand), self.waiting_messages(stand));
+        format!("not drained within {within:?}: {states:?}, messages {queues:?}; open:\n  {}", open.join("\n  "))
+    }
+
+    /// What everybody kept, for the judges.
+    pub fn records(&self, stand: &Stand, published: BTreeMap<String, Published>) -> Records {
+        let providers = stand.providers.iter().map(|(name, placed)| (name.clone(), placed.provider.record())).collect();
+        let events = stand.runtime.block_on(stand.client.drain(OUTCOMES));
+        let event = |(_, body): (String, Vec<u8>)| {
+            let body: Value = serde_json::from_slice(&body).unwrap();
+            let text = |name: &str| body[name].as_str().unwrap().to_owned();
+            Event { id: text("id"), provider: text("provider"), state: text("state") }
+        };
+        let sql = "SELECT id, provider, state, coalesce(reason, '') AS reason, amount, currency, account, \
+                   (SELECT (extract(epoch FROM min(at)) * 1000000)::bigint FROM outcome_events WHERE job_id = jobs.id) \
+                   AS settled FROM jobs";
+        let row = |row: &PgRow| {
+            let kept = Row {
+                provider: row.get("provider"),
+                state: row.get("state"),
+                reason: row.get("reason"),
+                amount: row.get("amount"),
+                currency: row.get("currency"),
+                account: row.get("account"),
+                settled_wall_us: row.get::<Option<i64>, _>("settled").map(|us| u64::try_from(us).unwrap()),
+            };
+            (row.get("id"), kept)
+        };
+        let ledger = self.rows(stand, sql).expect("the database runs").iter().map(row).collect();
+        Records { providers, published, ledger, events: events.into_iter().map(event).collect() }
+    }
+}
