@@ -196,6 +196,7 @@ async fn send(
         }
     };
     sleep_until(permit.start_at).await;
+    let (began, probe) = (Instant::now(), lane.pauses.is_probing());
     let answer = match permit.begin() {
         Ok(in_flight) => {
             // The row's own timeout ends a request before this, unless the row changed since the permit was asked for.
@@ -215,8 +216,8 @@ async fn send(
             return finish_unsent(lane, job, number, &outcome).await;
         }
     };
-    lane.pauses.count_answer(matches!(answer.outcome, Outcome::Rejected { .. }));
-    finish(lane, settings, job, number, &answer).await
+    lane.pauses.observe(&job.job.id, &answer.outcome, began, rand::random());
+    finish(lane, settings, job, number, &answer, probe).await
 }
 
 fn settle_permit(in_flight: InFlight, answer: &Answer) {
@@ -227,9 +228,16 @@ fn settle_permit(in_flight: InFlight, answer: &Answer) {
     }
 }
 
-async fn finish(lane: &LaneParts, settings: &LaneSettings, job: &JobInHand, number: u32, answer: &Answer) -> End {
+async fn finish(
+    lane: &LaneParts,
+    settings: &LaneSettings,
+    job: &JobInHand,
+    number: u32,
+    answer: &Answer,
+    probe: bool,
+) -> End {
     let policy = retry_policy(&settings.provider);
-    let mut history = history(&job.claimed);
+    let mut history = History { probe, ..history(&job.claimed) };
     if matches!(answer.outcome, Outcome::Unknown { .. } | Outcome::InProgress) {
         history.first_sent_age.get_or_insert_default();
     }
@@ -360,6 +368,7 @@ fn history(claimed: &Claimed) -> History {
         unknown: claimed.unknown,
         age: claimed.age,
         first_sent_age: claimed.frozen.as_ref().map(|(_, age)| *age),
+        probe: false,
     }
 }
 
