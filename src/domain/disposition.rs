@@ -99,7 +99,9 @@ pub fn after_outcome(outcome: &Outcome, history: &History, policy: &RetryPolicy,
         }
         Outcome::NotSent { cause } => counted(history, policy, fraction, history.unknown, cause, None),
         Outcome::InProgress => {
-            counted(history, policy, fraction, true, "the provider is still working on this payment", None)
+            // An answer, so no failed probe.
+            let history = History { probe: false, ..*history };
+            counted(&history, policy, fraction, true, "the provider is still working on this payment", None)
         }
         Outcome::Unknown { cause, retry_after } => {
             after_unknown(*cause, retry_after.map(|wait| wait.min(NAMED_WAIT_MAX)), history, policy, fraction)
@@ -299,6 +301,8 @@ mod tests {
             let got = after_outcome(outcome, &probe, &policy(day), 0.5);
             assert_eq!((settled(&got.next), got.counts_attempt), (None, false), "{outcome:?}");
         }
+        let got = after_outcome(&Outcome::InProgress, &History { probe: true, ..history(0, true) }, &policy(day), 0.5);
+        assert!(got.counts_attempt, "that is an answer");
         let probe = History { probe: true, ..history(0, false) };
         let got = after_outcome(&unknown, &probe, &policy(None), 0.5);
         assert_eq!(settled(&got.next), Some(FinalState::Review), "nobody remembers, so nobody may ask again");

@@ -11,6 +11,7 @@ use super::in_hand::Held;
 use super::intake::End;
 use super::lane::{LaneParts, LaneSettings};
 use super::patience::{GivenUp, until_back};
+use super::pauses::Turn;
 use crate::domain::decision::CallKind;
 use crate::domain::disposition::{
     History, MISCONFIGURED_PAUSE, Next, Pause, RetryPolicy, after_outcome, before_resend, before_start,
@@ -68,7 +69,10 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand) -> End {
         Pass::Granted(permit) => match may_not_be_sent(job, &settings.provider) {
             // Its time has passed while it waited; the permit drops and goes back.
             Some(next) => put_down_next(lane, job, next).await,
-            None => send(lane, &settings, job, &request, permit).await,
+            None => match lane.pauses.turn() {
+                Some(turn) => send(lane, &settings, job, &request, (permit, &turn)).await,
+                None => park(lane, job, HELD_WAIT, "another job finds out whether the provider is up again").await,
+            },
         },
         Pass::Refused(refusal) => refused(lane, job, &refusal).await,
         Pass::Held(cause) => park(lane, job, HELD_WAIT, &cause).await,
@@ -183,7 +187,7 @@ async fn send(
     settings: &LaneSettings,
     job: &JobInHand,
     request: &FrozenRequest,
-    permit: Permit,
+    (permit, turn): (Permit, &Turn),
 ) -> End {
     let _on_wire = lane.worker.in_hand.on_wire();
     let number = match lane.worker.engines.ledger.begin_attempt(&job.held.hold, request).await {
@@ -196,7 +200,7 @@ async fn send(
         }
     };
     sleep_until(permit.start_at).await;
-    let (began, probe) = (Instant::now(), lane.pauses.is_probing());
+    let began = Instant::now();
     let answer = match permit.begin() {
         Ok(in_flight) => {
             // The row's own timeout ends a request before this, unless the row changed since the permit was asked for.
@@ -217,7 +221,7 @@ async fn send(
         }
     };
     lane.pauses.observe(&job.job.id, &answer.outcome, began, rand::random());
-    finish(lane, settings, job, number, &answer, probe).await
+    finish(lane, settings, job, number, &answer, turn.is_probe()).await
 }
 
 fn settle_permit(in_flight: InFlight, answer: &Answer) {

@@ -4,10 +4,10 @@
 //! intake, jobs in hand and status can see it.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 
 use crate::domain::breaker::{Breaker, Change, Sign};
@@ -48,7 +48,21 @@ pub struct Pauses {
     breaker: Mutex<Breaker>,
     /// Why the breaker is open: one place, until it closes.
     probing: watch::Sender<Option<String>>,
+    /// Whose turn it is to find out.
+    probe: Arc<Semaphore>,
     origin: Instant,
+}
+
+/// The right to send now, while it is held.
+#[derive(Debug)]
+pub struct Turn(Option<OwnedSemaphorePermit>);
+
+impl Turn {
+    /// Whether this request is to find out if the provider is up again.
+    #[must_use]
+    pub fn is_probe(&self) -> bool {
+        self.0.is_some()
+    }
 }
 
 impl Default for Pauses {
@@ -59,6 +73,7 @@ impl Default for Pauses {
             rejected_in_a_row: AtomicU32::new(0),
             breaker: Mutex::default(),
             probing: watch::Sender::new(None),
+            probe: Arc::new(Semaphore::new(1)),
             origin: Instant::now(),
         }
     }
@@ -96,6 +111,15 @@ impl Pauses {
     #[must_use]
     pub fn is_probing(&self) -> bool {
         self.probing.borrow().is_some()
+    }
+
+    /// The right to send; `None` while another job finds out whether the provider is up again.
+    #[must_use]
+    pub fn turn(&self) -> Option<Turn> {
+        if !self.is_probing() {
+            return Some(Turn(None));
+        }
+        Arc::clone(&self.probe).try_acquire_owned().ok().map(|probe| Turn(Some(probe)))
     }
 
     #[must_use]

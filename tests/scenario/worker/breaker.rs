@@ -22,6 +22,7 @@ async fn down(act: Act) -> Bench {
         bench.pay("acme", &format!("job-{number}")).await;
     }
     bench.until("the breaker is open", async || state(&bench).await != LaneState::Running).await;
+    bench.until("nothing is in hand", async || bench.in_hand().await == 0).await;
     bench
 }
 
@@ -39,7 +40,6 @@ async fn a_provider_that_is_down_burns_no_attempts() {
     let bench = down(Act::Answer(not_sent())).await;
     let LaneState::Stopped(pause) = state(&bench).await else { panic!("{:?}", state(&bench).await) };
     assert!(pause.cause.contains("down: connection refused"), "{}", pause.cause);
-    bench.until("nothing is in hand", async || bench.in_hand().await == 0).await;
     let (before, sent) = (counted(&bench).await, bench.script.sent_to("acme").len());
     assert!((i64::from(IN_A_ROW_MAX)..=i64::from(IN_A_ROW_MAX) + WORKERS).contains(&before), "{before} attempts");
     bench.until_sent("acme", sent + 2).await;
