@@ -27,6 +27,8 @@ pub struct History {
     pub age: Duration,
     /// Since the first byte that may have left; `None` when nothing was ever sent.
     pub first_sent_age: Option<Duration>,
+    /// The provider was found down, and this request was to find out whether it still is: its failure counts nothing.
+    pub probe: bool,
 }
 
 /// What the provider row says about trying again.
@@ -97,7 +99,9 @@ pub fn after_outcome(outcome: &Outcome, history: &History, policy: &RetryPolicy,
         }
         Outcome::NotSent { cause } => counted(history, policy, fraction, history.unknown, cause, None),
         Outcome::InProgress => {
-            counted(history, policy, fraction, true, "the provider is still working on this payment", None)
+            // An answer, so no failed probe.
+            let history = History { probe: false, ..*history };
+            counted(&history, policy, fraction, true, "the provider is still working on this payment", None)
         }
         Outcome::Unknown { cause, retry_after } => {
             after_unknown(*cause, retry_after.map(|wait| wait.min(NAMED_WAIT_MAX)), history, policy, fraction)
@@ -155,6 +159,10 @@ fn counted(
 ) -> Disposition {
     let failed = history.attempts.saturating_add(1);
     let pause = named_wait.map(|wait| Pause::Lane { wait, cause: reason.to_owned() });
+    if history.probe {
+        let after = policy.backoff.delay(failed, fraction).max(named_wait.unwrap_or_default());
+        return Disposition { next: again(after, unknown, reason, history, policy), counts_attempt: false, pause };
+    }
     if failed >= policy.max_attempts {
         let next = give_up(unknown, &format!("{reason}; {failed} attempts made"));
         return Disposition { next, counts_attempt: true, pause };
@@ -200,7 +208,14 @@ mod tests {
     }
 
     fn history(attempts: u32, unknown: bool) -> History {
-        History { attempts, requests: attempts, unknown, age: SECOND, first_sent_age: unknown.then_some(SECOND) }
+        History {
+            attempts,
+            requests: attempts,
+            unknown,
+            age: SECOND,
+            first_sent_age: unknown.then_some(SECOND),
+            probe: false,
+        }
     }
 
     fn settled(next: &Next) -> Option<FinalState> {
@@ -273,6 +288,24 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// However often the provider fails while it is known to be down, the job it is tried with loses nothing by it.
+    #[test]
+    fn a_failed_probe_counts_no_attempt() {
+        let day = Some(Duration::from_secs(86_400));
+        let not_sent = Outcome::NotSent { cause: "refused".to_owned() };
+        let unknown = Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None };
+        for outcome in [&not_sent, &unknown] {
+            let probe = History { probe: true, ..history(2, false) };
+            let got = after_outcome(outcome, &probe, &policy(day), 0.5);
+            assert_eq!((settled(&got.next), got.counts_attempt), (None, false), "{outcome:?}");
+        }
+        let got = after_outcome(&Outcome::InProgress, &History { probe: true, ..history(0, true) }, &policy(day), 0.5);
+        assert!(got.counts_attempt, "that is an answer");
+        let probe = History { probe: true, ..history(0, false) };
+        let got = after_outcome(&unknown, &probe, &policy(None), 0.5);
+        assert_eq!(settled(&got.next), Some(FinalState::Review), "nobody remembers, so nobody may ask again");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use super::in_hand::Held;
 use super::intake::End;
 use super::lane::{LaneParts, LaneSettings};
 use super::patience::{GivenUp, until_back};
+use super::pauses::Turn;
 use crate::domain::decision::CallKind;
 use crate::domain::disposition::{
     History, MISCONFIGURED_PAUSE, Next, Pause, RetryPolicy, after_outcome, before_resend, before_start,
@@ -69,7 +70,10 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand) -> End {
         Pass::Granted(permit) => match may_not_be_sent(job, &settings.provider) {
             // Its time has passed while it waited; the permit drops and goes back.
             Some(next) => put_down_next(lane, job, next).await,
-            None => send(lane, &settings, job, &request, permit).await,
+            None => match lane.pauses.turn() {
+                Some(turn) => send(lane, &settings, job, &request, (permit, &turn)).await,
+                None => park(lane, job, HELD_WAIT, "another job finds out whether the provider is up again").await,
+            },
         },
         Pass::Refused(refusal) => refused(lane, job, &refusal).await,
         Pass::Held(cause) => park(lane, job, HELD_WAIT, &cause).await,
@@ -184,7 +188,7 @@ async fn send(
     settings: &LaneSettings,
     job: &JobInHand,
     request: &FrozenRequest,
-    permit: Permit,
+    (permit, turn): (Permit, &Turn),
 ) -> End {
     let _on_wire = lane.worker.in_hand.on_wire();
     faults::crash(Point::AfterPermit);
@@ -199,6 +203,7 @@ async fn send(
     };
     faults::crash(Point::AfterSending);
     sleep_until(permit.start_at).await;
+    let began = Instant::now();
     let answer = match permit.begin() {
         Ok(in_flight) => {
             // The row's own timeout ends a request before this, unless the row changed since the permit was asked for.
@@ -220,8 +225,8 @@ async fn send(
             return finish_unsent(lane, job, number, &outcome).await;
         }
     };
-    lane.pauses.count_answer(matches!(answer.outcome, Outcome::Rejected { .. }));
-    finish(lane, settings, job, number, &answer).await
+    lane.pauses.observe(&job.job.id, &answer.outcome, began, rand::random());
+    finish(lane, settings, job, number, &answer, turn.is_probe()).await
 }
 
 fn settle_permit(in_flight: InFlight, answer: &Answer) {
@@ -232,9 +237,16 @@ fn settle_permit(in_flight: InFlight, answer: &Answer) {
     }
 }
 
-async fn finish(lane: &LaneParts, settings: &LaneSettings, job: &JobInHand, number: u32, answer: &Answer) -> End {
+async fn finish(
+    lane: &LaneParts,
+    settings: &LaneSettings,
+    job: &JobInHand,
+    number: u32,
+    answer: &Answer,
+    probe: bool,
+) -> End {
     let policy = retry_policy(&settings.provider);
-    let mut history = history(&job.claimed);
+    let mut history = History { probe, ..history(&job.claimed) };
     if matches!(answer.outcome, Outcome::Unknown { .. } | Outcome::InProgress) {
         history.first_sent_age.get_or_insert_default();
     }
@@ -368,6 +380,7 @@ fn history(claimed: &Claimed) -> History {
         unknown: claimed.unknown,
         age: claimed.age,
         first_sent_age: claimed.frozen.as_ref().map(|(_, age)| *age),
+        probe: false,
     }
 }
 
