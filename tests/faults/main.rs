@@ -6,6 +6,8 @@ mod support;
 
 mod broker;
 mod coverage;
+// Needs a program that can be told to die: `cargo test --features faults --test faults crash::`
+#[cfg(feature = "faults")]
 mod crash;
 mod inject;
 mod oracle;
