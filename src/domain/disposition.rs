@@ -33,6 +33,8 @@ pub struct History {
     pub age: Duration,
     /// Since the first byte that may have left; `None` when nothing was ever sent.
     pub first_sent_age: Option<Duration>,
+    /// The provider was found down, and this request was to find out whether it still is: its failure counts nothing.
+    pub probe: bool,
 }
 
 /// Whether a look-up that found nothing has allowed one more request to charge.
@@ -146,7 +148,9 @@ pub fn after_outcome(outcome: &Outcome, history: &History, policy: &RetryPolicy,
         }
         Outcome::NotSent { cause } => counted(history, policy, fraction, history.unknown, cause, None),
         Outcome::InProgress => {
-            counted(history, policy, fraction, true, "the provider is still working on this payment", None)
+            // An answer, so no failed probe.
+            let history = History { probe: false, ..*history };
+            counted(&history, policy, fraction, true, "the provider is still working on this payment", None)
         }
         Outcome::Unknown { cause, retry_after } => {
             after_unknown(*cause, retry_after.map(|wait| wait.min(NAMED_WAIT_MAX)), history, policy, fraction)
@@ -213,7 +217,7 @@ fn after_unknown(
     if policy.idempotency_retention.is_none() {
         let next = unresolved(&reason, named_wait, policy, fraction);
         let pause = named_wait.map(|wait| Pause::Lane { wait, cause: reason });
-        return Disposition { next, counts_attempt: true, pause };
+        return Disposition { next, counts_attempt: !history.probe, pause };
     }
     counted(history, policy, fraction, true, &reason, named_wait)
 }
@@ -228,6 +232,10 @@ fn counted(
 ) -> Disposition {
     let failed = history.attempts.saturating_add(1);
     let pause = named_wait.map(|wait| Pause::Lane { wait, cause: reason.to_owned() });
+    if history.probe {
+        let after = policy.backoff.delay(failed, fraction).max(named_wait.unwrap_or_default());
+        return Disposition { next: again(after, unknown, reason, history, policy), counts_attempt: false, pause };
+    }
     if failed >= policy.max_attempts {
         let reason = format!("{reason}; {failed} attempts made");
         let next = if unknown { unresolved(&reason, named_wait, policy, fraction) } else { give_up(false, &reason) };

@@ -29,6 +29,7 @@ fn history(attempts: u32, unknown: bool) -> History {
         unknown,
         age: SECOND,
         first_sent_age: unknown.then_some(SECOND),
+        probe: false,
     }
 }
 
@@ -105,6 +106,26 @@ fn an_unknown_job_is_never_dead_or_expired() {
             }
         }
     }
+}
+
+/// However often the provider fails while it is known to be down, the job it is tried with loses nothing by it.
+#[test]
+fn a_failed_probe_counts_no_attempt() {
+    let day = Some(Duration::from_secs(86_400));
+    let not_sent = Outcome::NotSent { cause: "refused".to_owned() };
+    let unknown = Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None };
+    for outcome in [&not_sent, &unknown] {
+        let probe = History { probe: true, ..history(2, false) };
+        let got = after_outcome(outcome, &probe, &policy(day), 0.5);
+        assert_eq!((settled(&got.next), got.counts_attempt), (None, false), "{outcome:?}");
+    }
+    let got = after_outcome(&Outcome::InProgress, &History { probe: true, ..history(0, true) }, &policy(day), 0.5);
+    assert!(got.counts_attempt, "that is an answer");
+    let probe = History { probe: true, ..history(0, false) };
+    let got = after_outcome(&unknown, &probe, &policy(None), 0.5);
+    assert_eq!(settled(&got.next), Some(FinalState::Review), "nobody remembers, so nobody may ask again");
+    let got = after_outcome(&unknown, &probe, &asking(None), 0.5);
+    assert_eq!((settled(&got.next), got.counts_attempt), (None, false), "unless the provider can be asked");
 }
 
 /// What is done with a job of unknown outcome, in the order of the design: same key, look-up, review.
@@ -286,6 +307,7 @@ mod histories {
             outcomes in proptest::collection::vec(outcome(), 40),
             findings in proptest::collection::vec(finding(), 400),
             delays_s in proptest::collection::vec(0..500_u64, 440),
+            probes in proptest::collection::vec(proptest::bool::weighted(0.2), 440),
             expired in any::<bool>(),
         ) {
             let (mut outcomes, mut findings) = (outcomes.into_iter(), findings.into_iter());
@@ -293,7 +315,8 @@ mod histories {
             let mut landed_on_a_grant = 0;
             let mut end = None;
             // Every wait is followed by a delay that nobody chose; a job ends within them all.
-            for delay_s in delays_s {
+            for (delay_s, probe) in delays_s.into_iter().zip(probes) {
+                job.probe = probe;
                 let next = match before_request(&job, &policy, expired) {
                     Step::Put(next) => next,
                     Step::Charge => {

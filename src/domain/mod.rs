@@ -5,6 +5,7 @@
 //! Time and random fractions are arguments, so each rule can be tested as a table.
 
 pub mod backoff;
+pub mod breaker;
 pub mod clock_comparison;
 pub mod decision;
 pub mod disposition;

@@ -24,6 +24,7 @@ use crate::domain::provider::ProviderName;
 use crate::limiter::Limiter;
 use crate::worker::deployment::Progress;
 
+mod lanes;
 mod peek;
 
 /// What the server can tell.
@@ -44,6 +45,7 @@ pub async fn serve(listener: TcpListener, state: OpsState, stop: CancellationTok
 
 fn router(state: OpsState) -> Router {
     let guarded = Router::new()
+        .route("/api/v1/lanes", get(lanes))
         .route("/api/v1/limits/{provider}", get(limits))
         .route_layer(from_fn_with_state(state.clone(), authorised));
     Router::new()
@@ -94,6 +96,12 @@ async fn limits(
             (status, Json(json!({ "error": error.to_string() }))).into_response()
         }
     }
+}
+
+/// What each lane of this process does now, and why.
+async fn lanes(State(state): State<OpsState>) -> Response {
+    let lanes = state.progress.borrow().lanes.clone();
+    Json(lanes::told(&lanes)).into_response()
 }
 
 async fn authorised(State(state): State<OpsState>, request: Request, next: Next) -> Response {

@@ -3,7 +3,7 @@
 //! Refuses to leave jobs behind silently: the drain stops intake, finishes or hands back within its time, and its report
 //! says what was left.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,8 +13,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::in_hand::InHand;
-use super::lane::{self, LaneParts, LaneSettings, Pauses};
+use super::lane::{self, LaneParts, LaneSettings};
 use super::patience::{GivenUp, until_back};
+use super::pauses::Pauses;
 use super::pool::Pool;
 use super::quotas::Quotas;
 use super::settings_watch::{self, Known};
@@ -32,6 +33,8 @@ pub struct Progress {
     pub ready: bool,
     pub draining: bool,
     pub known: Arc<Known>,
+    /// The lanes that run, by their provider.
+    pub lanes: Arc<BTreeMap<ProviderName, Arc<Pauses>>>,
 }
 
 /// What the drain left.
@@ -140,6 +143,8 @@ async fn lanes(
                 running.insert(row.name.clone(), lane);
             }
         }
+        let lanes = running.iter().map(|(name, lane)| (name.clone(), Arc::clone(&lane.parts.pauses))).collect();
+        progress.send_modify(|progress| progress.lanes = Arc::new(lanes));
         tokio::select! {
             () = worker.stop.cancelled() => {}
             changed = known.changed() => if changed.is_err() { worker.stop.cancelled().await },
@@ -179,7 +184,7 @@ fn start_lane(worker: &Worker, quotas: &Quotas, row: &Arc<Provider>) -> Option<R
         settings: settings_rx,
         gate,
         pool: pool.clone(),
-        pauses: Pauses::default(),
+        pauses: Arc::default(),
         stop: stop.clone(),
     });
     worker.jobs.spawn(pool_task);

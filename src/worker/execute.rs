@@ -14,6 +14,7 @@ use self::record::{Closing, finish_unsent, give_back, park, put_down_next, retra
 use super::in_hand::Held;
 use super::intake::End;
 use super::lane::{LaneParts, LaneSettings};
+use super::pauses::Turn;
 use crate::domain::decision::CallKind;
 use crate::domain::disposition::finding::after_finding;
 use crate::domain::disposition::{
@@ -89,7 +90,10 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand) -> End {
         Pass::Granted(permit) => match no_longer(&call, job, &settings.provider) {
             // Its time has passed while it waited; the permit drops and goes back.
             Some(next) => put_down_next(lane, job, next).await,
-            None => send(lane, &settings, job, &call, permit).await,
+            None => match lane.pauses.turn() {
+                Some(turn) => send(lane, &settings, job, &call, (permit, &turn)).await,
+                None => park(lane, job, HELD_WAIT, "another job finds out whether the provider is up again").await,
+            },
         },
         Pass::Refused(refusal) => refused(lane, job, &refusal).await,
         Pass::Held(cause) => park(lane, job, HELD_WAIT, &cause).await,
@@ -145,7 +149,13 @@ fn no_longer(call: &Call, job: &JobInHand, provider: &Provider) -> Option<Next> 
 }
 
 /// From here on a request may leave: written down first, then at most one request, then what became of it.
-async fn send(lane: &LaneParts, settings: &LaneSettings, job: &JobInHand, call: &Call, permit: Permit) -> End {
+async fn send(
+    lane: &LaneParts,
+    settings: &LaneSettings,
+    job: &JobInHand,
+    call: &Call,
+    (permit, turn): (Permit, &Turn),
+) -> End {
     let _on_wire = lane.worker.in_hand.on_wire();
     let (ledger, hold) = (&lane.worker.engines.ledger, &job.held.hold);
     let begun = match call {
@@ -162,6 +172,7 @@ async fn send(lane: &LaneParts, settings: &LaneSettings, job: &JobInHand, call: 
         }
     };
     sleep_until(permit.start_at).await;
+    let began = Instant::now();
     let Ok(in_flight) = permit.begin() else {
         tracing::warn!(provider = %lane.name, "a request was written down too slowly for its permit; nothing was sent");
         lane.pauses.stop_taking(LATE_REST, "the ledger is slower than the send budget");
@@ -171,12 +182,15 @@ async fn send(lane: &LaneParts, settings: &LaneSettings, job: &JobInHand, call: 
         Call::Charge(request) => {
             let silence = Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None };
             let answer = answered(in_flight, settings.client.send(request), silence, Outcome::way).await;
-            lane.pauses.count_answer(matches!(answer.outcome, Outcome::Rejected { .. }));
-            finish_charge(lane, settings, job, number, &answer).await
+            lane.pauses.observe(&job.job.id, &answer.outcome, began, rand::random());
+            finish_charge(lane, settings, job, (number, turn.is_probe()), &answer).await
         }
         Call::Lookup(question) => {
             let silence = Finding::Unknown { cause: UnknownCause::Timeout, retry_after: None };
             let answer = answered(in_flight, settings.client.ask(question), silence, Finding::way).await;
+            if !matches!(answer.outcome, Finding::Unknown { .. } | Finding::NotSent { .. }) {
+                lane.pauses.observe_lookup(&job.job.id, began, rand::random());
+            }
             finish_lookup(lane, settings, job, number, &answer).await
         }
     }
@@ -204,10 +218,10 @@ async fn finish_charge(
     lane: &LaneParts,
     settings: &LaneSettings,
     job: &JobInHand,
-    number: u32,
+    (number, probe): (u32, bool),
     answer: &Answer<Outcome>,
 ) -> End {
-    let mut history = history(job);
+    let mut history = History { probe, ..history(job) };
     if matches!(answer.outcome, Outcome::Unknown { .. } | Outcome::InProgress) {
         history.first_sent_age.get_or_insert_default();
     }
@@ -268,6 +282,7 @@ fn history(job: &JobInHand) -> History {
         unknown: claimed.unknown,
         age: claimed.age + since_claim,
         first_sent_age: claimed.frozen.as_ref().map(|(_, age)| *age + since_claim),
+        probe: false,
     }
 }
 

@@ -4,7 +4,6 @@
 //! costs the others nothing. While its provider cannot take jobs anyway, the backlog stays in the queue.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Semaphore, watch};
@@ -12,10 +11,10 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::pauses::{Pause, Pauses};
 use super::pool::Pool;
 use super::{Worker, intake};
 use crate::domain::backoff::BackoffPolicy;
-use crate::domain::disposition::MISCONFIGURED_PAUSE;
 use crate::domain::provider::{Provider, ProviderName};
 use crate::limiter::gate::Gate;
 use crate::provider::PaymentProvider;
@@ -27,8 +26,6 @@ const PLACES_MIN: u32 = 4;
 const WAIT_SHARE: f64 = 0.2;
 /// Taking begins this long before a pause ends, so that the first job is ready when it does.
 const TAKE_AHEAD: Duration = Duration::from_millis(50);
-/// So many answers in a row that need a person say that the set-up is wrong, not the jobs.
-const REJECTED_IN_A_ROW_MAX: u32 = 5;
 const REOPEN: BackoffPolicy = BackoffPolicy { base: Duration::from_millis(100), max: Duration::from_secs(5) };
 
 /// A provider row and the client made from it.
@@ -44,84 +41,9 @@ pub struct LaneParts {
     pub settings: watch::Receiver<Arc<LaneSettings>>,
     pub gate: Gate,
     pub pool: Pool,
-    pub pauses: Pauses,
+    pub pauses: Arc<Pauses>,
     /// Ends this lane alone.
     pub stop: CancellationToken,
-}
-
-/// Why a lane rests, until when.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pause {
-    pub until: Instant,
-    pub cause: String,
-}
-
-/// The two ways in which a lane rests: taking no more, and sending no more either.
-pub struct Pauses {
-    intake: watch::Sender<Option<Pause>>,
-    sending: watch::Sender<Option<Pause>>,
-    rejected_in_a_row: AtomicU32,
-}
-
-impl Default for Pauses {
-    fn default() -> Self {
-        Self {
-            intake: watch::Sender::new(None),
-            sending: watch::Sender::new(None),
-            rejected_in_a_row: AtomicU32::new(0),
-        }
-    }
-}
-
-impl Pauses {
-    /// Takes no more for this long; jobs in hand go on.
-    pub fn stop_taking(&self, wait: Duration, cause: &str) {
-        prolong(&self.intake, wait, cause);
-    }
-
-    /// Neither takes nor sends for this long; jobs in hand are parked.
-    pub fn stop_sending(&self, wait: Duration, cause: &str) {
-        prolong(&self.sending, wait, cause);
-        prolong(&self.intake, wait, cause);
-    }
-
-    /// The pause that keeps jobs from being sent now, if there is one.
-    #[must_use]
-    pub fn sending_paused(&self) -> Option<Pause> {
-        self.sending.borrow().clone().filter(|pause| pause.until > Instant::now())
-    }
-
-    #[must_use]
-    pub fn watch_sending(&self) -> watch::Receiver<Option<Pause>> {
-        self.sending.subscribe()
-    }
-
-    /// Counts an answer: several in a row that only a person can judge pause the lane.
-    pub fn count_answer(&self, rejected: bool) {
-        if !rejected {
-            self.rejected_in_a_row.store(0, Ordering::Relaxed);
-        } else if self.rejected_in_a_row.fetch_add(1, Ordering::Relaxed) + 1 >= REJECTED_IN_A_ROW_MAX {
-            self.rejected_in_a_row.store(0, Ordering::Relaxed);
-            self.stop_sending(MISCONFIGURED_PAUSE, "the provider rejected several payments in a row");
-        }
-    }
-
-    /// A changed row may have mended what the lane rests for.
-    pub fn lift(&self) {
-        self.intake.send_replace(None);
-        self.sending.send_replace(None);
-    }
-}
-
-fn prolong(pause: &watch::Sender<Option<Pause>>, wait: Duration, cause: &str) {
-    let until = Instant::now() + wait;
-    pause.send_if_modified(|current| {
-        let longer = current.as_ref().is_none_or(|current| current.until < until);
-        if longer {
-            *current = Some(Pause { until, cause: cause.to_owned() });
-        }
-        longer
-    });
 }
 
 /// Jobs that one process takes in hand: what its share of `max_wait` can start, within workers and bucket.
@@ -135,11 +57,16 @@ pub fn places(provider: &Provider) -> u16 {
     u16::try_from(places).unwrap_or(u16::MAX)
 }
 
+/// Places of a lane now: one while nobody knows whether its provider is up.
+fn places_now(parts: &LaneParts) -> u16 {
+    if parts.pauses.is_probing() { 1 } else { places(&parts.settings.borrow().provider) }
+}
+
 /// Runs one lane until it is stopped, over as many connections as that takes.
 pub async fn run(parts: Arc<LaneParts>) {
     let mut failed = 0;
     while !parts.stop.is_cancelled() {
-        let places = places(&parts.settings.borrow().provider);
+        let places = places_now(&parts);
         let error = match open(&parts, places).await {
             Ok(mut lane) => {
                 failed = 0;
@@ -181,7 +108,8 @@ async fn serve(
 ) -> Result<(), QueueError> {
     let free = Arc::new(Semaphore::new(usize::from(places)));
     let mut settings = parts.settings.clone();
-    let mut intake = parts.pauses.intake.subscribe();
+    let mut intake = parts.pauses.watch_intake();
+    let mut probing = parts.pauses.watch_probing();
     let mut taking = true;
     let mut arrived = true;
     loop {
@@ -198,10 +126,11 @@ async fn serve(
             () = parts.stop.cancelled() => break,
             changed = settings.changed() => {
                 // A lane that nobody steers any more is about to be stopped.
-                if changed.is_err() || self::places(&settings.borrow().provider) != places {
+                if changed.is_err() || places_now(parts) != places {
                     break;
                 }
             }
+            _ = probing.changed() => if places_now(parts) != places { break },
             _ = intake.changed() => {}
             () = sleep_until(rests_until.unwrap_or_else(Instant::now)), if rests_until.is_some() => {}
             taken = take(lane, &free), if arrived => match taken? {

@@ -24,6 +24,7 @@ pub mod lane;
 pub mod outbox;
 pub mod park;
 pub mod patience;
+pub mod pauses;
 pub mod pool;
 pub mod quotas;
 pub mod settings_watch;

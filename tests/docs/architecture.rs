@@ -82,6 +82,7 @@ impl Situation {
             unknown: self.unknown,
             age: if self.too_old { HOUR } else { second },
             first_sent_age: self.unknown.then_some(second),
+            probe: false,
         };
         after_outcome(&outcome, &history, &policy(self.deduplicates.then_some(DAY)), 0.5)
     }
@@ -163,7 +164,8 @@ fn the_second_table_is_what_is_decided_before_a_request() {
     let table = Page::read("docs/architecture.md").table("## The decision table", "situation");
     let mut met = 0;
     for unknown in [false, true] {
-        let history = |age, first_sent_age| History { attempts: 1, requests: 1, unknown, age, first_sent_age };
+        let history =
+            |age, first_sent_age| History { attempts: 1, requests: 1, unknown, age, first_sent_age, probe: false };
         let (young, second) = (Duration::from_secs(2), Some(Duration::from_secs(1)));
         let decided = [
             ("`expires_at` has passed", before_start(&history(young, None), &policy(None), true)),

@@ -6,6 +6,7 @@
 
 mod bad_rows;
 mod bench;
+mod breaker;
 mod drain;
 mod faults;
 mod lanes;

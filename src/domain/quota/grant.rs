@@ -5,6 +5,7 @@
 //! to book further ahead than the horizon, and to book for a subject at all.
 
 use super::cell::{Cell, Found};
+use super::own::{self, Own};
 use super::tally::{InFlight, Tally};
 use crate::domain::decision::{CallKind, PassedOver, Refusal, Refused, Run, SlotInstant, Want};
 use crate::domain::limit::AppliesTo;
@@ -38,18 +39,6 @@ struct NoPlace {
     exact: bool,
 }
 
-/// A subject's tally, with what this call takes of it.
-pub(super) struct Own {
-    pub key: String,
-    pub tally: Tally,
-    /// The spec indices of its cells.
-    pub indices: Vec<usize>,
-    /// Whether it was there before this call.
-    pub known: bool,
-    pub granted: InFlight,
-    pub latest_us: u64,
-}
-
 /// The tallies that count one call.
 pub(super) struct Tallies<'a> {
     pub provider: &'a mut Tally,
@@ -64,8 +53,7 @@ impl Tallies<'_> {
     }
 
     fn cells_mut(&mut self, of: &[usize], kind: CallKind, shadow: bool) -> Vec<&mut Cell> {
-        let owns = self.owns.iter_mut().enumerate().filter(|(position, _)| of.contains(position));
-        let owns = owns.map(|(_, own)| &mut own.tally);
+        let owns = own::at(self.owns, of).map(|own| &mut own.tally);
         let cells = std::iter::once(&mut *self.provider).chain(owns).flat_map(|tally| &mut tally.cells);
         cells.filter(|cell| cell.spec.shadow == shadow && cell.spec.applies(kind)).collect()
     }

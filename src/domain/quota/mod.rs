@@ -17,13 +17,15 @@ mod bucket;
 mod cell;
 mod grant;
 mod log;
+mod own;
 mod tally;
 #[cfg(test)]
 mod tests;
 pub mod throttle;
 mod window;
 
-use grant::{Grants, Own, Tallies, Terms};
+use grant::{Grants, Tallies, Terms};
+use own::{Own, Owns};
 use tally::{InFlight, Tally};
 
 /// How long the reply to a caller's last call is kept for a repeat, in microseconds.
@@ -159,7 +161,7 @@ impl State {
             self.grant(now_us, spec, call, &mut owns)
         };
         // One that is new and was granted nothing is not kept: what is not known of it may be known by the next call.
-        for mut own in owns.into_iter().filter(|own| own.known || own.granted != InFlight::default()) {
+        for mut own in owns.list.into_iter().filter(|own| own.known || own.granted != InFlight::default()) {
             own.tally.touched_us = now_us;
             let kept_until_us = now_us + before_us + spec.longest_us() + SUBJECT_KEPT_US;
             own.tally.kept_until_us = own.tally.kept_until_us.max(kept_until_us);
@@ -171,12 +173,12 @@ impl State {
     }
 
     /// Takes out the tallies of all subjects that the wants or the settlements name, with their limits as wanted.
-    fn own_tallies(&mut self, now_us: u64, before_us: u64, spec: &QuotaSpec, call: &Call) -> Vec<Own> {
-        let mut owns: Vec<Own> = Vec::new();
+    fn own_tallies<'a>(&mut self, now_us: u64, before_us: u64, spec: &QuotaSpec, call: &'a Call) -> Owns<'a> {
+        let mut owns = Owns::default();
         let wanted = call.wants.iter().flat_map(|want| &want.subjects).map(|subject| (subject, true));
         let settled = call.settlements.iter().flat_map(|settlement| &settlement.subjects);
         for (subject, wanted) in wanted.chain(settled.map(|subject| (subject, false))) {
-            if owns.iter().any(|own| own.key == subject.key) || !(wanted || self.subjects.contains_key(&subject.key)) {
+            if owns.has(subject) || !(wanted || self.subjects.contains_key(&subject.key)) {
                 continue;
             }
             let cells = spec.subject_cells(subject);
@@ -194,20 +196,21 @@ impl State {
             }
             let (key, granted) = (subject.key.clone(), InFlight::default());
             let indices = subject.limits.iter().map(|limit| limit.index).collect();
-            owns.push(Own { key, tally, indices, known, granted, latest_us: now_us });
+            owns.push(subject, Own { key, tally, indices, known, granted, latest_us: now_us });
         }
         owns
     }
 
-    fn settle(&mut self, now_us: u64, call: &Call, owns: &mut [Own]) {
+    fn settle(&mut self, now_us: u64, call: &Call, owns: &mut Owns<'_>) {
         for settlement in call.settlements.iter().take(BATCH_MAX) {
             self.provider.settle(now_us, call.incarnation, settlement, true);
-            for own in owns.iter_mut().filter(|own| settlement.subjects.iter().any(|it| it.key == own.key)) {
+            let of = owns.positions(&settlement.subjects);
+            for own in own::at(&mut owns.list, &of) {
                 own.tally.settle(now_us, call.incarnation, settlement, false);
             }
         }
         self.provider.expire(now_us);
-        owns.iter_mut().for_each(|own| own.tally.expire(now_us));
+        owns.list.iter_mut().for_each(|own| own.tally.expire(now_us));
     }
 
     /// The ledger has told what may still count, so the state is as good as if it had not been lost.
@@ -236,17 +239,16 @@ impl State {
         self.provider.lease(LOST, open, now_us + before_us + longest_us);
     }
 
-    fn grant(&mut self, now_us: u64, spec: &QuotaSpec, call: &Call, owns: &mut [Own]) -> Reply {
+    fn grant(&mut self, now_us: u64, spec: &QuotaSpec, call: &Call, owns: &mut Owns<'_>) -> Reply {
         self.provider.open(now_us);
-        owns.iter_mut().for_each(|own| own.tally.open(now_us));
+        owns.list.iter_mut().for_each(|own| own.tally.open(now_us));
         let indices = spec.provider_limits();
         let terms = Terms { now_us, horizon_us: now_us + micros_up(BOOKING_HORIZON), indices: &indices };
         let mut grants = Grants::at(now_us);
-        let mut tallies = Tallies { provider: &mut self.provider, owns };
         for (index, want) in call.wants.iter().take(BATCH_MAX).enumerate() {
             let want = Want { permits: want.permits.min(PERMITS_MAX), ..want.clone() };
-            let place = |key: &str| tallies.owns.iter().position(|own| own.key == key);
-            let of: Vec<usize> = want.subjects.iter().filter_map(|subject| place(&subject.key)).collect();
+            let of = owns.positions(&want.subjects);
+            let mut tallies = Tallies { provider: &mut self.provider, owns: &mut owns.list };
             if !grants.serve(&terms, &mut tallies, &of, index, &want) {
                 break;
             }
@@ -256,7 +258,7 @@ impl State {
         let lasts_us = micros_up(spec.hold_max) + spec.longest_us();
         self.provider.lease(caller, grants.granted, grants.latest_us + lasts_us);
         self.provider.cells.iter_mut().for_each(|cell| cell.close(grants.latest_us, jitter_us));
-        for own in owns {
+        for own in &mut owns.list {
             own.tally.lease(caller, own.granted, own.latest_us + lasts_us);
             own.tally.cells.iter_mut().for_each(|cell| cell.close(own.latest_us, jitter_us));
         }

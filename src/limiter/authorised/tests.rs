@@ -33,6 +33,8 @@ struct Links {
     store: EmbeddedLimiter,
     to: StdMutex<Option<Linked>>,
     unlinked: StdMutex<u32>,
+    /// Whether it lets those wait who unlink.
+    hangs: StdMutex<bool>,
 }
 
 impl Links {
@@ -75,6 +77,10 @@ impl LinkedLimiter for Links {
 
     async fn unlink(&self, _: &ProviderName, link: &Linked) {
         *self.unlinked.lock().unwrap() += 1;
+        let hangs = *self.hangs.lock().unwrap();
+        if hangs {
+            std::future::pending::<()>().await;
+        }
         // The same name leads to the same server.
         self.turn(Some(&link.run_id));
     }
@@ -142,8 +148,12 @@ struct Bench {
 impl Bench {
     /// A process that has just opened the quota, with a link to this server.
     fn open(store_down: StoreDown, run_id: Option<&str>) -> Self {
-        let links =
-            Arc::new(Links { store: EmbeddedLimiter::new(), to: StdMutex::default(), unlinked: StdMutex::default() });
+        let links = Arc::new(Links {
+            store: EmbeddedLimiter::new(),
+            to: StdMutex::default(),
+            unlinked: StdMutex::default(),
+            hangs: StdMutex::default(),
+        });
         links.turn(run_id);
         let table = Arc::new(Table::default());
         let authorised = Arc::new(Authorised::new(links.clone(), table.clone(), Timing::polled_every(SECOND)));
@@ -234,6 +244,23 @@ async fn a_link_that_leads_elsewhere_is_made_anew_and_then_believed() {
     bench.until("made anew", async || *bench.links.unlinked.lock().unwrap() >= 1).await;
     bench.until("taken", async || bench.run_id().await.is_ok_and(|id| id == "a/3")).await;
     assert_eq!(bench.table.holder().unwrap(), "redis:a");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_link_that_cannot_be_dropped_hides_no_row_and_grants_nothing() {
+    let mut bench = Bench::open(StoreDown::Wait, Some("a"));
+    bench.until("settled", async || bench.may_rebuild().await).await;
+    bench.warm("a/1").await;
+    *bench.links.hangs.lock().unwrap() = true;
+    bench.table.write("redis:b");
+    bench.until("told to unlink", async || *bench.links.unlinked.lock().unwrap() >= 1).await;
+    for _ in 0..10 {
+        let error = bench.call(vec![Want::charges(1, 1)], "a/1", None).await.unwrap_err();
+        assert!(error.to_string().contains("another limiter store grants"), "{error}");
+        sleep(SECOND).await;
+    }
+    bench.table.write("redis:a");
+    bench.until("seen", async || bench.run_id().await.is_ok_and(|id| id == "a/3")).await;
 }
 
 #[tokio::test(start_paused = true)]

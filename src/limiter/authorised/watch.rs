@@ -1,6 +1,6 @@
 //! The watch over rows and links: polls both, takes the row when the rules say so, drops links that lead elsewhere.
 //!
-//! Refuses to let one wait for the other: a store that does not answer must not make the row stale. Refuses to change a
+//! Refuses to let the rows wait for the store: one that does not answer must not make the row stale. Refuses to change a
 //! row that it has not just read.
 
 use std::convert::Infallible;
@@ -10,6 +10,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::Authorised;
+use super::seat::Seat;
 use crate::domain::provider::ProviderName;
 use crate::limiter::Linked;
 use crate::limiter::authority::{Cause, Take, Verdict};
@@ -53,15 +54,9 @@ async fn links(authorised: &Authorised) -> Infallible {
             _ = tick.tick() => {}
             () = authorised.probe.notified() => {}
         }
+        authorised.drop_links().await;
         authorised.probe_links().await;
     }
-}
-
-/// What is to be done for one quota.
-struct Deed {
-    quota: ProviderName,
-    take: Option<Take>,
-    unlink: Option<Linked>,
 }
 
 impl Authorised {
@@ -101,10 +96,26 @@ impl Authorised {
         }
     }
 
-    /// Takes rows and drops links as the rules say.
+    /// Drops the links that lead elsewhere by now. Until another one has been probed, the row names another store than the
+    /// seat's link leads to, and so nobody grants, however long this takes.
+    async fn drop_links(&self) {
+        let now = Instant::now();
+        let astray = |(quota, seat): (&ProviderName, &Seat)| {
+            let link = seat.link().filter(|_| seat.decide(now).reconnect)?;
+            Some((quota.clone(), link.clone()))
+        };
+        let astray: Vec<(ProviderName, Linked)> = self.seats().iter().filter_map(astray).collect();
+        let unlink = async |(quota, link): &(ProviderName, Linked)| {
+            tracing::info!(%quota, "another limiter store grants; the link is made anew");
+            self.store.unlink(quota, link).await;
+        };
+        join_all(astray.iter().map(unlink)).await;
+    }
+
+    /// Takes rows as the rules say, and has links dropped.
     async fn act(&self) {
         let now = Instant::now();
-        let deeds: Vec<Deed> = self
+        let takes: Vec<(ProviderName, Take)> = self
             .seats()
             .iter()
             .filter_map(|(quota, seat)| {
@@ -112,21 +123,16 @@ impl Authorised {
                 if decision.verdict == Verdict::Nobody(Cause::TwoStores) {
                     tracing::error!(%quota, "{}", Cause::TwoStores);
                 }
-                let unlink = seat.link().filter(|_| decision.reconnect).cloned();
-                let idle = decision.take.is_none() && unlink.is_none();
-                (!idle).then(|| Deed { quota: quota.clone(), take: decision.take, unlink })
+                if decision.reconnect {
+                    self.probe.notify_one();
+                }
+                Some((quota.clone(), decision.take?))
             })
             .collect();
-        join_all(deeds.into_iter().map(|deed| self.carry_out(deed))).await;
+        join_all(takes.into_iter().map(|(quota, take)| self.take(quota, take))).await;
     }
 
-    async fn carry_out(&self, Deed { quota, take, unlink }: Deed) {
-        if let Some(link) = unlink {
-            tracing::info!(%quota, "another limiter store grants; the link is made anew");
-            self.store.unlink(&quota, &link).await;
-            self.probe.notify_one();
-        }
-        let Some(Take { from, to }) = take else { return };
+    async fn take(&self, quota: ProviderName, Take { from, to }: Take) {
         let departed = Instant::now();
         match self.rows.take(&quota, from.as_deref(), &to).await {
             Ok(row) => {

@@ -46,6 +46,11 @@ impl Altered {
         self.alterations.lock().unwrap().push_back(Box::new(alteration));
     }
 
+    /// From now on replies stay as they are.
+    pub fn stay(&self) {
+        self.alterations.lock().unwrap().clear();
+    }
+
     pub fn calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
     }

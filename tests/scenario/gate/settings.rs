@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sluicegate::domain::decision::{Call, Refusal, Refused};
-use sluicegate::domain::limit::{AccountRule, Rule};
-use sluicegate::domain::quota_spec::QuotaSpec;
-use sluicegate::domain::time::Micros;
+use sluicegate::domain::limit::{AccountRule, Rule, Scope};
+use sluicegate::domain::quota_spec::{LimitSpec, QuotaSpec};
+use sluicegate::domain::time::{Micros, micros_up};
 use sluicegate::limiter::Limiter;
 use sluicegate::limiter::gate::{GateRefusal, Grant, RefusedBy};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -116,4 +116,33 @@ async fn a_permit_that_would_start_beyond_its_end_is_not_handed_out() {
         sleep_until(permit.start_at).await;
         permit.begin().unwrap_or_else(|late| panic!("permit {number}: {late:?}")).answered(Instant::now());
     }
+}
+
+/// After a step of the store's clock that is shorter than its calls take, and so hidden: how much later than granted the
+/// permit for a slot starts that was used before the step.
+async fn waits_after_a_hidden_step(limit: LimitSpec, step: Duration) -> Duration {
+    let limiter = Altered::slow(Duration::from_millis(20));
+    let all = LimitSpec::sliding_log("all", 1_000, Duration::from_secs(1));
+    let settings = QuotaSpec { limits: vec![all, limit], ..spec(&[]) };
+    let Steered { gate, settings: _settings, .. } = steered(limiter.clone(), settings);
+    let step_us = micros_up(step);
+    for _ in 0..1_000 {
+        limiter.next(move |reply| reply.now = Micros(reply.now.0 - step_us));
+    }
+    use_one(&gate, account("alice", ask(1, hour()))).await;
+    // The answer is settled.
+    sleep(Duration::from_millis(500)).await;
+    limiter.stay();
+    let Grant::Granted(permit) = gate.permit(account("alice", ask(1, hour()))).await else { panic!("refused") };
+    permit.start_at.saturating_duration_since(Instant::now())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slot_of_an_account_is_not_used_again_too_early_after_a_step_that_nobody_can_see() {
+    let own = LimitSpec { scope: Scope::Account, ..LimitSpec::sliding_log("own", 1, Duration::from_secs(1)) };
+    let waited = waits_after_a_hidden_step(own.clone(), Duration::ZERO).await;
+    assert!(waited <= Duration::from_millis(1), "without a step there is nothing to wait for: {waited:?}");
+    let step = Duration::from_millis(10);
+    let waited = waits_after_a_hidden_step(own, step).await;
+    assert!(waited >= step && waited <= 2 * step, "{waited:?}");
 }

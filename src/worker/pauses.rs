@@ -1,0 +1,222 @@
+//! Why a lane rests, and until when: what an answer asked for, what an engine refused, a provider that is down.
+//!
+//! Refuses to judge: the decision table and the circuit breaker (`domain::breaker`) do. This keeps what they said where
+//! intake, jobs in hand and status can see it.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::Instant;
+
+use crate::domain::breaker::{Breaker, Change, Sign};
+use crate::domain::disposition::MISCONFIGURED_PAUSE;
+use crate::domain::job::JobId;
+use crate::domain::outcome::Outcome;
+
+/// So many answers in a row that need a person say that the set-up is wrong, not the jobs.
+const REJECTED_IN_A_ROW_MAX: u32 = 5;
+
+/// Why a lane rests, until when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pause {
+    pub until: Instant,
+    pub cause: String,
+}
+
+/// What a lane does now, in a word and with its cause.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LaneState {
+    Running,
+    /// Takes no more; jobs in hand go on.
+    Resting(Pause),
+    /// Neither takes nor sends.
+    Stopped(Pause),
+    /// The provider was down, because of this: one job at a time is sent, to see whether it still is.
+    Probing {
+        cause: String,
+    },
+}
+
+/// The two ways in which a lane rests: taking no more, and sending no more either.
+#[derive(Debug)]
+pub struct Pauses {
+    intake: watch::Sender<Option<Pause>>,
+    sending: watch::Sender<Option<Pause>>,
+    rejected_in_a_row: AtomicU32,
+    breaker: Mutex<Breaker>,
+    /// Why the breaker is open: one place, until it closes.
+    probing: watch::Sender<Option<String>>,
+    /// Whose turn it is to find out.
+    probe: Arc<Semaphore>,
+    origin: Instant,
+}
+
+/// The right to send now, while it is held.
+#[derive(Debug)]
+pub struct Turn(Option<OwnedSemaphorePermit>);
+
+impl Turn {
+    /// Whether this request is to find out if the provider is up again.
+    #[must_use]
+    pub fn is_probe(&self) -> bool {
+        self.0.is_some()
+    }
+}
+
+impl Default for Pauses {
+    fn default() -> Self {
+        Self {
+            intake: watch::Sender::new(None),
+            sending: watch::Sender::new(None),
+            rejected_in_a_row: AtomicU32::new(0),
+            breaker: Mutex::default(),
+            probing: watch::Sender::new(None),
+            probe: Arc::new(Semaphore::new(1)),
+            origin: Instant::now(),
+        }
+    }
+}
+
+impl Pauses {
+    /// Takes no more for this long; jobs in hand go on.
+    pub fn stop_taking(&self, wait: Duration, cause: &str) {
+        prolong(&self.intake, wait, cause);
+    }
+
+    /// Neither takes nor sends for this long; jobs in hand are parked.
+    pub fn stop_sending(&self, wait: Duration, cause: &str) {
+        prolong(&self.sending, wait, cause);
+        prolong(&self.intake, wait, cause);
+    }
+
+    /// The pause that keeps jobs from being sent now, if there is one.
+    #[must_use]
+    pub fn sending_paused(&self) -> Option<Pause> {
+        running(&self.sending)
+    }
+
+    #[must_use]
+    pub fn watch_sending(&self) -> watch::Receiver<Option<Pause>> {
+        self.sending.subscribe()
+    }
+
+    #[must_use]
+    pub fn watch_intake(&self) -> watch::Receiver<Option<Pause>> {
+        self.intake.subscribe()
+    }
+
+    /// Whether the provider was found down and not yet found well: one job at a time, whose failure counts no attempt.
+    #[must_use]
+    pub fn is_probing(&self) -> bool {
+        self.probing.borrow().is_some()
+    }
+
+    /// The right to send; `None` while another job finds out whether the provider is up again.
+    #[must_use]
+    pub fn turn(&self) -> Option<Turn> {
+        if !self.is_probing() {
+            return Some(Turn(None));
+        }
+        Arc::clone(&self.probe).try_acquire_owned().ok().map(|probe| Turn(Some(probe)))
+    }
+
+    #[must_use]
+    pub fn watch_probing(&self) -> watch::Receiver<Option<String>> {
+        self.probing.subscribe()
+    }
+
+    #[must_use]
+    pub fn state(&self) -> LaneState {
+        if let Some(pause) = self.sending_paused() {
+            return LaneState::Stopped(pause);
+        }
+        if let Some(pause) = running(&self.intake) {
+            return LaneState::Resting(pause);
+        }
+        let down = self.probing.borrow().clone();
+        down.map_or(LaneState::Running, |cause| LaneState::Probing { cause })
+    }
+
+    /// Takes note of what a request came to that began then: a provider that is down is left alone, and so is one that
+    /// rejects one payment after the other. `fraction` is a random number in 0..1.
+    pub fn observe(&self, job: &JobId, outcome: &Outcome, began: Instant, fraction: f64) {
+        self.count_rejected(matches!(outcome, Outcome::Rejected { .. }));
+        let since = |instant: Instant| instant.saturating_duration_since(self.origin);
+        let change = self.breaker().observe(job, Sign::of(outcome), (since(began), since(Instant::now())), fraction);
+        self.follow(change, outcome);
+    }
+
+    /// Takes note of a look-up that was answered. Only while the provider may be down: an address for look-ups that fails
+    /// says nothing of charges, and one that answers hides no charges that fail.
+    pub fn observe_lookup(&self, job: &JobId, began: Instant, fraction: f64) {
+        if self.is_probing() {
+            let since = |instant: Instant| instant.saturating_duration_since(self.origin);
+            let instants = (since(began), since(Instant::now()));
+            let change = self.breaker().observe(job, Sign::Alive, instants, fraction);
+            self.follow(change, &Outcome::InProgress);
+        }
+    }
+
+    fn follow(&self, change: Option<Change>, outcome: &Outcome) {
+        match change {
+            Some(Change::Opens { rest }) => {
+                let cause = format!("the provider is down: {}", failure(outcome));
+                tracing::error!(rest_ms = rest.as_millis(), cause, "the lane's circuit breaker opens");
+                self.stop_sending(rest, &cause);
+                self.probing.send_replace(Some(cause));
+            }
+            Some(Change::Closes) => {
+                tracing::info!("the provider answers again; the lane's circuit breaker closes");
+                self.probing.send_replace(None);
+            }
+            None => {}
+        }
+    }
+
+    /// A changed row may have mended what the lane rests for.
+    pub fn lift(&self) {
+        self.breaker().probe_from(Instant::now().saturating_duration_since(self.origin));
+        self.intake.send_replace(None);
+        self.sending.send_replace(None);
+    }
+
+    /// Several answers in a row that only a person can judge pause the lane.
+    fn count_rejected(&self, rejected: bool) {
+        if !rejected {
+            self.rejected_in_a_row.store(0, Ordering::Relaxed);
+        } else if self.rejected_in_a_row.fetch_add(1, Ordering::Relaxed) + 1 >= REJECTED_IN_A_ROW_MAX {
+            self.rejected_in_a_row.store(0, Ordering::Relaxed);
+            self.stop_sending(MISCONFIGURED_PAUSE, "the provider rejected several payments in a row");
+        }
+    }
+
+    fn breaker(&self) -> MutexGuard<'_, Breaker> {
+        self.breaker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Words for a failure, from our own code alone.
+fn failure(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::NotSent { cause } => cause.clone(),
+        Outcome::Unknown { cause, .. } => cause.describe(),
+        _ => "no answer".to_owned(),
+    }
+}
+
+fn running(pause: &watch::Sender<Option<Pause>>) -> Option<Pause> {
+    pause.borrow().clone().filter(|pause| pause.until > Instant::now())
+}
+
+fn prolong(pause: &watch::Sender<Option<Pause>>, wait: Duration, cause: &str) {
+    let until = Instant::now() + wait;
+    pause.send_if_modified(|current| {
+        let longer = current.as_ref().is_none_or(|current| current.until < until);
+        if longer {
+            *current = Some(Pause { until, cause: cause.to_owned() });
+        }
+        longer
+    });
+}

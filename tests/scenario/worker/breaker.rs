@@ -1,0 +1,90 @@
+//! A provider that is down: the lane takes no more, no job loses an attempt by it, one job at a time finds out.
+
+use sluicegate::domain::breaker::{IN_A_ROW_MAX, PROBES_TO_CLOSE};
+use sluicegate::ledger::provider_row::ProviderRow;
+use sluicegate::worker::pauses::LaneState;
+
+use super::bench::{Bench, name, row};
+use super::script::{Act, accepted, not_sent, timeout};
+
+const WORKERS: i64 = 2;
+const JOBS: usize = 24;
+
+fn few_workers() -> ProviderRow {
+    ProviderRow { workers: WORKERS, max_attempts: 2, ..row("acme") }
+}
+
+/// A lane whose provider fails every job in this way, by now known to be down.
+async fn down(act: Act) -> Bench {
+    let bench = Bench::open(&[few_workers(), row("bolt")]).await;
+    bench.script.always("acme", act);
+    for number in 0..JOBS {
+        bench.pay("acme", &format!("job-{number}")).await;
+    }
+    bench.until("the breaker is open", async || state(&bench).await != LaneState::Running).await;
+    bench.until("nothing is in hand", async || bench.in_hand().await == 0).await;
+    bench
+}
+
+async fn state(bench: &Bench) -> LaneState {
+    bench.settings_known().await.lanes.get(&name("acme")).map_or(LaneState::Running, |pauses| pauses.state())
+}
+
+async fn counted(bench: &Bench) -> i64 {
+    bench.count("SELECT coalesce(sum(attempts), 0) FROM jobs").await
+}
+
+/// Two attempts are all that a job has here, and the provider is away for longer than that.
+#[tokio::test]
+async fn a_provider_that_is_down_burns_no_attempts() {
+    let bench = down(Act::Answer(not_sent())).await;
+    let LaneState::Stopped(pause) = state(&bench).await else { panic!("{:?}", state(&bench).await) };
+    assert!(pause.cause.contains("down: connection refused"), "{}", pause.cause);
+    let (before, sent) = (counted(&bench).await, bench.script.sent_to("acme").len());
+    assert!((i64::from(IN_A_ROW_MAX)..=i64::from(IN_A_ROW_MAX) + WORKERS).contains(&before), "{before} attempts");
+    bench.until_sent("acme", sent + 2).await;
+    assert_eq!(counted(&bench).await, before, "probes counted");
+    bench.script.always("acme", Act::Answer(accepted()));
+    bench.settings().set_paused(&name("acme"), true).await.unwrap();
+    // Whatever changes the row ends the rest.
+    bench.settings().set_paused(&name("acme"), false).await.unwrap();
+    for number in 0..JOBS {
+        bench.until_state(&format!("job-{number}"), "succeeded").await;
+    }
+    assert_eq!(state(&bench).await, LaneState::Running);
+}
+
+#[tokio::test]
+async fn what_timed_out_is_unknown_and_still_nothing_is_lost() {
+    let bench = down(Act::Answer(timeout())).await;
+    let sent = bench.script.sent_to("acme").len();
+    bench.until_sent("acme", sent + 1).await;
+    bench.script.always("acme", Act::Answer(accepted()));
+    bench.settings().set_paused(&name("acme"), true).await.unwrap();
+    bench.settings().set_paused(&name("acme"), false).await.unwrap();
+    for number in 0..JOBS {
+        bench.until_state(&format!("job-{number}"), "succeeded").await;
+    }
+}
+
+#[tokio::test]
+async fn one_job_at_a_time_finds_out_whether_it_is_up_again() {
+    let bench = down(Act::Answer(not_sent())).await;
+    bench.script.always("acme", Act::Hold);
+    let sent = bench.script.sent_to("acme").len();
+    bench.settings().set_paused(&name("acme"), true).await.unwrap();
+    bench.settings().set_paused(&name("acme"), false).await.unwrap();
+    bench.until_sent("acme", sent + 1).await;
+    assert!(matches!(state(&bench).await, LaneState::Probing { .. }), "{:?}", state(&bench).await);
+    // While it is on the wire, others have all the time that they need.
+    for number in 0..10 {
+        bench.pay("bolt", &format!("other-{number}")).await;
+        bench.until_state(&format!("other-{number}"), "succeeded").await;
+    }
+    assert_eq!(bench.script.sent_to("acme").len(), sent + 1);
+    bench.script.let_go();
+    for number in 0..JOBS {
+        bench.until_state(&format!("job-{number}"), "succeeded").await;
+    }
+    assert!(JOBS > PROBES_TO_CLOSE as usize);
+}
