@@ -1,13 +1,16 @@
-//! The one decision table: what follows from an outcome, given what the job has been through.
+//! The one decision table: what is done with a job next, and what follows from an outcome, given what it has been through.
 //!
-//! Refuses effects: it returns values, `worker::execute` carries them out. `docs/architecture.md` shows the same table.
-//! Two rules stand above all rows: a job with any attempt of unknown outcome never becomes `dead` or `expired`, and a
-//! provider that does not deduplicate is never sent the same payment twice unless the first surely never left.
+//! Refuses effects: it returns values, `worker::execute` carries them out. `docs/architecture.md` shows the same tables;
+//! what follows from a look-up is in [`finding`]. Two rules stand above all rows: a job with any attempt of unknown
+//! outcome never becomes `dead` or `expired`, and a provider that does not deduplicate is never sent the same payment
+//! twice unless the first surely never left.
 
 use std::time::Duration;
 
 use super::backoff::BackoffPolicy;
 use super::outcome::{FinalState, Outcome, UnknownCause};
+
+pub mod finding;
 
 /// Longest wait that an answer may impose on one job or lane; beyond it we ask again.
 pub const NAMED_WAIT_MAX: Duration = Duration::from_secs(15 * 60);
@@ -19,8 +22,11 @@ pub const MISCONFIGURED_PAUSE: Duration = Duration::from_secs(30);
 pub struct History {
     /// Attempts that counted so far.
     pub attempts: u32,
-    /// All requests so far, whether they counted or not: what never counts must still wait longer each time.
+    /// All requests to charge so far, whether they counted or not: what never counts must still wait longer each time.
     pub requests: u32,
+    /// All look-ups so far, whatever they found.
+    pub lookups: u32,
+    pub resend: Resend,
     /// Whether any earlier attempt may have charged.
     pub unknown: bool,
     /// Since the ledger first saw the job.
@@ -31,6 +37,36 @@ pub struct History {
     pub probe: bool,
 }
 
+/// Whether a look-up that found nothing has allowed one more request to charge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resend {
+    Never,
+    Granted,
+    /// That request may have left.
+    Used,
+}
+
+impl Resend {
+    /// The name in the ledger; [`Resend::Never`] has none.
+    #[must_use]
+    pub fn from_name(name: Option<&str>) -> Option<Self> {
+        match name {
+            None => Some(Self::Never),
+            Some("granted") => Some(Self::Granted),
+            Some("used") => Some(Self::Used),
+            Some(_) => None,
+        }
+    }
+}
+
+/// What the provider row says about asking for payments of unknown outcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AskPolicy {
+    /// Since the first request that may have left.
+    pub give_up_after: Duration,
+    pub resend_if_not_found: bool,
+}
+
 /// What the provider row says about trying again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryPolicy {
@@ -39,6 +75,19 @@ pub struct RetryPolicy {
     pub backoff: BackoffPolicy,
     /// How long the provider remembers an idempotency key; `None`: it does not deduplicate.
     pub idempotency_retention: Option<Duration>,
+    /// `None`: the provider cannot be asked.
+    pub lookup: Option<AskPolicy>,
+}
+
+/// What is done with a job that has been taken in hand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// One request to charge: the first, or the frozen one again.
+    Charge,
+    /// One look-up.
+    Ask,
+    /// Nothing is sent.
+    Put(Next),
 }
 
 /// What happens to the job.
@@ -109,27 +158,52 @@ pub fn after_outcome(outcome: &Outcome, history: &History, policy: &RetryPolicy,
     }
 }
 
-/// Decides whether a job whose outcome is unknown may be sent once more, at the moment of sending: `None` says yes.
+/// Decides what may be sent for a job, at the moment of sending: asked when it is taken and again when its permit has come.
 #[must_use]
-pub fn before_resend(history: &History, policy: &RetryPolicy) -> Option<Next> {
-    let first_sent_age = history.first_sent_age.filter(|_| history.unknown)?;
-    match policy.idempotency_retention {
-        None => Some(review("the outcome is unknown and the provider does not deduplicate")),
-        Some(retention) if first_sent_age >= retention / 2 => {
-            Some(review("the outcome is unknown and the provider may have forgotten the idempotency key"))
-        }
-        Some(_) => None,
+pub fn before_request(history: &History, policy: &RetryPolicy, expired: bool) -> Step {
+    if history.unknown {
+        return match why_not_resent(history, policy) {
+            None => Step::Charge,
+            Some(reason) => ask_or_review(history, policy, &reason).map_or(Step::Ask, Step::Put),
+        };
     }
+    if expired {
+        let reason = "expires_at has passed".to_owned();
+        return Step::Put(Next::Settle { state: FinalState::Expired, reason, reference: None });
+    }
+    if history.age > policy.max_age {
+        return Step::Put(give_up(false, TOO_OLD));
+    }
+    Step::Charge
 }
 
-/// Decides whether a job may still be worked on at all: `None` says yes.
+/// What becomes of a job of unknown outcome that must not be sent again: `None` says that the provider is asked.
 #[must_use]
-pub fn before_start(history: &History, policy: &RetryPolicy, expired: bool) -> Option<Next> {
-    if expired && !history.unknown {
-        let reason = "expires_at has passed".to_owned();
-        return Some(Next::Settle { state: FinalState::Expired, reason, reference: None });
+pub fn ask_or_review(history: &History, policy: &RetryPolicy, reason: &str) -> Option<Next> {
+    let Some(ask) = policy.lookup else { return Some(review(reason)) };
+    // Every look-up that ends is bounded by what it found; this bounds those that never do.
+    let first_sent_age = history.first_sent_age.unwrap_or_default();
+    let overdue = history.lookups > 0 && history.age > policy.max_age && first_sent_age > ask.give_up_after;
+    overdue.then(|| review(&format!("{reason}; asked {} times without an end", history.lookups)))
+}
+
+const TOO_OLD: &str = "older than max_age_s";
+
+/// Why a job of unknown outcome is not sent once more: `None` says that it is.
+fn why_not_resent(history: &History, policy: &RetryPolicy) -> Option<String> {
+    let no = |reason: &str| Some(format!("the outcome is unknown and {reason}"));
+    let Some(retention) = policy.idempotency_retention else { return no("the provider does not deduplicate") };
+    if history.age > policy.max_age {
+        return no(&format!("the job is {TOO_OLD}"));
     }
-    (history.age > policy.max_age).then(|| give_up(history.unknown, "older than max_age_s"))
+    if history.resend == Resend::Granted {
+        return None;
+    }
+    if history.first_sent_age.unwrap_or_default() >= retention / 2 {
+        return no("the provider may have forgotten the idempotency key");
+    }
+    (history.attempts >= policy.max_attempts)
+        .then(|| format!("the outcome is unknown and {} attempts were made", history.attempts))
 }
 
 fn after_unknown(
@@ -141,10 +215,9 @@ fn after_unknown(
 ) -> Disposition {
     let reason = cause.describe();
     if policy.idempotency_retention.is_none() {
-        let mut disposition = settle(FinalState::Review, &reason, None);
-        disposition.counts_attempt = true;
-        disposition.pause = named_wait.map(|wait| Pause::Lane { wait, cause: reason });
-        return disposition;
+        let next = unresolved(&reason, named_wait, policy, fraction);
+        let pause = named_wait.map(|wait| Pause::Lane { wait, cause: reason });
+        return Disposition { next, counts_attempt: !history.probe, pause };
     }
     counted(history, policy, fraction, true, &reason, named_wait)
 }
@@ -164,7 +237,8 @@ fn counted(
         return Disposition { next: again(after, unknown, reason, history, policy), counts_attempt: false, pause };
     }
     if failed >= policy.max_attempts {
-        let next = give_up(unknown, &format!("{reason}; {failed} attempts made"));
+        let reason = format!("{reason}; {failed} attempts made");
+        let next = if unknown { unresolved(&reason, named_wait, policy, fraction) } else { give_up(false, &reason) };
         return Disposition { next, counts_attempt: true, pause };
     }
     let after = policy.backoff.delay(failed, fraction).max(named_wait.unwrap_or_default());
@@ -172,10 +246,20 @@ fn counted(
 }
 
 fn again(after: Duration, unknown: bool, reason: &str, history: &History, policy: &RetryPolicy) -> Next {
-    if history.age.saturating_add(after) > policy.max_age {
+    // A look-up may come later than that: it charges nothing.
+    if history.age.saturating_add(after) > policy.max_age && !(unknown && policy.lookup.is_some()) {
         return give_up(unknown, &format!("{reason}; the next attempt would come after max_age_s"));
     }
     Next::Again { after, unknown, reason: reason.to_owned() }
+}
+
+/// A job of unknown outcome that is not sent again: the provider is asked soon, or a person looks.
+fn unresolved(reason: &str, named_wait: Option<Duration>, policy: &RetryPolicy, fraction: f64) -> Next {
+    if policy.lookup.is_none() {
+        return review(reason);
+    }
+    let after = policy.backoff.delay(1, fraction).max(named_wait.unwrap_or_default());
+    Next::Again { after, unknown: true, reason: reason.to_owned() }
 }
 
 fn give_up(unknown: bool, reason: &str) -> Next {
@@ -193,170 +277,5 @@ fn settle(state: FinalState, reason: &str, reference: Option<String>) -> Disposi
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SECOND: Duration = Duration::from_secs(1);
-
-    fn policy(retention: Option<Duration>) -> RetryPolicy {
-        RetryPolicy {
-            max_attempts: 3,
-            max_age: Duration::from_secs(3_600),
-            backoff: BackoffPolicy { base: SECOND, max: Duration::from_secs(60) },
-            idempotency_retention: retention,
-        }
-    }
-
-    fn history(attempts: u32, unknown: bool) -> History {
-        History {
-            attempts,
-            requests: attempts,
-            unknown,
-            age: SECOND,
-            first_sent_age: unknown.then_some(SECOND),
-            probe: false,
-        }
-    }
-
-    fn settled(next: &Next) -> Option<FinalState> {
-        match next {
-            Next::Settle { state, .. } => Some(*state),
-            Next::Again { .. } => None,
-        }
-    }
-
-    #[test]
-    fn each_outcome_leads_where_the_table_says() {
-        let day = Some(Duration::from_secs(86_400));
-        let unknown = Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None };
-        let unavailable =
-            Outcome::Unknown { cause: UnknownCause::ServerError(503), retry_after: Some(Duration::from_secs(9)) };
-        let throttled = Outcome::Throttled { retry_after: Some(SECOND) };
-        let busy = Outcome::Busy { retry_after: Some(SECOND) };
-        let not_sent = Outcome::NotSent { cause: "refused".to_owned() };
-        let rejected = Outcome::Rejected { reason: "422".to_owned() };
-        let declined = Outcome::Declined { reason: "402".to_owned() };
-        let accepted = Outcome::Accepted { reference: None };
-        let misconfigured = Outcome::Misconfigured { status: 401 };
-        type Row<'a> = (&'a Outcome, Option<Duration>, u32, bool, Option<FinalState>, bool, bool);
-        // outcome, retention, attempts so far, unknown so far → final state (None: again), counts, pauses somebody
-        let table: [Row<'_>; 16] = [
-            (&accepted, None, 0, false, Some(FinalState::Succeeded), true, false),
-            (&declined, None, 0, false, Some(FinalState::Declined), true, false),
-            (&rejected, day, 0, false, Some(FinalState::Review), true, false),
-            (&throttled, None, 2, false, None, false, true),
-            (&busy, None, 2, false, None, false, false),
-            (&busy, None, 2, true, None, false, false),
-            (&misconfigured, None, 2, false, None, false, true),
-            (&not_sent, None, 0, false, None, true, false),
-            (&not_sent, None, 2, false, Some(FinalState::Dead), true, false),
-            (&not_sent, day, 2, true, Some(FinalState::Review), true, false),
-            (&unknown, day, 0, false, None, true, false),
-            (&unknown, day, 2, false, Some(FinalState::Review), true, false),
-            (&unknown, None, 0, false, Some(FinalState::Review), true, false),
-            (&unavailable, day, 0, false, None, true, true),
-            (&Outcome::InProgress, day, 0, true, None, true, false),
-            (&Outcome::InProgress, day, 2, true, Some(FinalState::Review), true, false),
-        ];
-        for (outcome, retention, attempts, unknown, state, counts, pauses) in table {
-            let got = after_outcome(outcome, &history(attempts, unknown), &policy(retention), 0.5);
-            assert_eq!(settled(&got.next), state, "{outcome:?} after {attempts}");
-            assert_eq!((got.counts_attempt, got.pause.is_some()), (counts, pauses), "{outcome:?}");
-        }
-    }
-
-    #[test]
-    fn an_unknown_job_is_never_dead_or_expired() {
-        for retention in [None, Some(SECOND), Some(Duration::from_secs(86_400))] {
-            for attempts in 0..5 {
-                let mut history = history(attempts, true);
-                history.age = Duration::from_secs(7_200);
-                let outcomes = [
-                    Outcome::Throttled { retry_after: None },
-                    Outcome::Busy { retry_after: None },
-                    Outcome::Misconfigured { status: 403 },
-                    Outcome::InProgress,
-                    Outcome::Unknown { cause: UnknownCause::ConnectionLost, retry_after: None },
-                    Outcome::NotSent { cause: String::new() },
-                ];
-                let nexts = outcomes
-                    .iter()
-                    .map(|outcome| after_outcome(outcome, &history, &policy(retention), 0.0).next)
-                    .chain(before_start(&history, &policy(retention), true));
-                for next in nexts {
-                    assert!(!matches!(settled(&next), Some(FinalState::Dead | FinalState::Expired)), "{next:?}");
-                }
-            }
-        }
-    }
-
-    /// However often the provider fails while it is known to be down, the job it is tried with loses nothing by it.
-    #[test]
-    fn a_failed_probe_counts_no_attempt() {
-        let day = Some(Duration::from_secs(86_400));
-        let not_sent = Outcome::NotSent { cause: "refused".to_owned() };
-        let unknown = Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None };
-        for outcome in [&not_sent, &unknown] {
-            let probe = History { probe: true, ..history(2, false) };
-            let got = after_outcome(outcome, &probe, &policy(day), 0.5);
-            assert_eq!((settled(&got.next), got.counts_attempt), (None, false), "{outcome:?}");
-        }
-        let got = after_outcome(&Outcome::InProgress, &History { probe: true, ..history(0, true) }, &policy(day), 0.5);
-        assert!(got.counts_attempt, "that is an answer");
-        let probe = History { probe: true, ..history(0, false) };
-        let got = after_outcome(&unknown, &probe, &policy(None), 0.5);
-        assert_eq!(settled(&got.next), Some(FinalState::Review), "nobody remembers, so nobody may ask again");
-    }
-
-    #[test]
-    fn a_resend_needs_a_provider_that_surely_remembers() {
-        let sent = |age| History { first_sent_age: Some(age), ..history(1, true) };
-        let retention = Some(Duration::from_secs(100));
-        assert_eq!(before_resend(&sent(Duration::from_secs(49)), &policy(retention)), None);
-        for (age, retention) in [(50, retention), (1, None)] {
-            let next = before_resend(&sent(Duration::from_secs(age)), &policy(retention));
-            assert_eq!(next.as_ref().and_then(settled), Some(FinalState::Review));
-        }
-        let never_unknown = History { unknown: false, ..sent(Duration::from_secs(99)) };
-        assert_eq!(before_resend(&never_unknown, &policy(None)), None);
-    }
-
-    #[test]
-    fn a_named_wait_is_kept_and_capped() {
-        let day = Some(Duration::from_secs(86_400));
-        let long = Outcome::Throttled { retry_after: Some(Duration::from_secs(40 * 60)) };
-        let got = after_outcome(&long, &history(0, false), &policy(day), 0.0);
-        assert_eq!(got.pause, Some(Pause::Quota { wait: NAMED_WAIT_MAX }));
-        let busy =
-            Outcome::Unknown { cause: UnknownCause::ServerError(503), retry_after: Some(Duration::from_secs(30)) };
-        match after_outcome(&busy, &history(0, false), &policy(day), 0.0).next {
-            Next::Again { after, unknown, .. } => assert_eq!((after, unknown), (Duration::from_secs(30), true)),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    /// The wait that the provider names for one object, or a longer one each time though nothing counts.
-    #[test]
-    fn a_busy_job_keeps_its_named_wait_or_backs_off() {
-        let day = Some(Duration::from_secs(86_400));
-        let wait = |retry_after, requests| {
-            let history = History { requests, ..history(0, false) };
-            match after_outcome(&Outcome::Busy { retry_after }, &history, &policy(day), 1.0).next {
-                Next::Again { after, unknown: false, .. } => after.as_secs(),
-                other => panic!("{other:?}"),
-            }
-        };
-        let table = [
-            (Some(7), 0, 7),
-            (Some(7), 5, 7),
-            (Some(40 * 60), 0, NAMED_WAIT_MAX.as_secs()),
-            (Some(0), 0, 1),
-            (None, 0, 1),
-            (None, 3, 8),
-            (None, 30, 60),
-        ];
-        for (named_s, requests, after_s) in table {
-            assert_eq!(wait(named_s.map(Duration::from_secs), requests), after_s, "{named_s:?} after {requests}");
-        }
-    }
-}
+#[path = "disposition_tests.rs"]
+mod tests;

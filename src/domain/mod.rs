@@ -12,6 +12,7 @@ pub mod disposition;
 pub mod job;
 pub mod leaky_bucket;
 pub mod limit;
+pub mod lookup;
 pub mod outcome;
 pub mod own_share;
 pub mod provider;

@@ -28,6 +28,57 @@ pub enum Outcome {
     NotSent { cause: String },
 }
 
+/// How far a request got, for the account of its permit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// No byte left.
+    NotSent,
+    /// It left, and nobody knows when, or whether, the provider counted it.
+    Lost,
+    Answered,
+}
+
+/// Word of a request that never left, charge or look-up.
+pub const NOT_SENT: &str = "not_sent";
+
+impl Outcome {
+    /// Stable word for the `outcome` column of `attempts`.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Accepted { .. } => "accepted",
+            Self::Declined { .. } => "declined",
+            Self::Throttled { .. } => "throttled",
+            Self::Busy { .. } => "busy",
+            Self::Misconfigured { .. } => "misconfigured",
+            Self::InProgress => "in_progress",
+            Self::Unknown { .. } => "unknown",
+            Self::Rejected { .. } => "rejected",
+            Self::NotSent { .. } => NOT_SENT,
+        }
+    }
+
+    /// For the `detail` column; empty when the word says it all.
+    #[must_use]
+    pub fn detail(&self) -> String {
+        match self {
+            Self::Declined { reason } | Self::Rejected { reason } => reason.clone(),
+            Self::Unknown { cause, .. } => cause.describe(),
+            Self::NotSent { cause } => cause.clone(),
+            _ => String::new(),
+        }
+    }
+
+    #[must_use]
+    pub fn way(&self) -> Way {
+        match self {
+            Self::NotSent { .. } => Way::NotSent,
+            Self::Unknown { cause, .. } if cause.is_silence() => Way::Lost,
+            _ => Way::Answered,
+        }
+    }
+}
+
 /// Why nobody knows whether the payment was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UnknownCause {
@@ -40,6 +91,12 @@ pub enum UnknownCause {
 }
 
 impl UnknownCause {
+    /// Nothing came back at all.
+    #[must_use]
+    pub fn is_silence(self) -> bool {
+        matches!(self, Self::Timeout | Self::ConnectionLost)
+    }
+
     /// Stable text for `reason` columns, events and logs.
     #[must_use]
     pub fn describe(self) -> String {

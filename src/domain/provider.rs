@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::backoff::BackoffPolicy;
 use super::limit::{AccountRule, Limit, Rate};
+use super::lookup::Lookup;
 
 /// Longest time that a permit may be booked ahead of its start.
 pub const BOOKING_HORIZON: Duration = Duration::from_millis(250);
@@ -201,6 +202,8 @@ pub struct Provider {
     pub request: RequestShape,
     /// Per status, what it means instead of the default table; when no case fits, the default holds.
     pub statuses: BTreeMap<u16, Vec<StatusCase>>,
+    /// How the provider is asked what became of a payment; `None`: it cannot be.
+    pub lookup: Option<Lookup>,
     /// Settings version, from one sequence over all tables; larger is newer.
     pub version: i64,
     /// Enabled limits; at least one of them [holds every charge](Limit::holds_every_charge).

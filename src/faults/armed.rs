@@ -24,7 +24,7 @@ const ARRIVES: Duration = Duration::from_millis(20);
 /// How long a statement is given to leave. Whether it is committed by then is as open as it is for a cut cable.
 const LEAVES: Duration = Duration::from_millis(1);
 
-const POINTS: [(&str, Point); 14] = [
+const POINTS: [(&str, Point); 15] = [
     ("after_delivery", Point::AfterDelivery),
     ("after_claim", Point::AfterClaim),
     ("after_permit", Point::AfterPermit),
@@ -32,6 +32,7 @@ const POINTS: [(&str, Point); 14] = [
     ("request_half_written", Point::RequestHalfWritten),
     ("request_unanswered", Point::RequestUnanswered),
     ("after_answer", Point::AfterAnswer),
+    ("after_lookup", Point::AfterLookup),
     ("after_settle", Point::AfterSettle),
     ("outcome_commit_unacknowledged", Point::OutcomeCommitUnacknowledged),
     ("after_outcome", Point::AfterOutcome),

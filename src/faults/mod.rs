@@ -30,6 +30,8 @@ pub enum Point {
     RequestUnanswered,
     /// The answer has been read.
     AfterAnswer,
+    /// The answer to a look-up has been read.
+    AfterLookup,
     /// The limiter has taken a settlement.
     AfterSettle,
     /// The outcome has been sent to the database, whose reply nobody reads.

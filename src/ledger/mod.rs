@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use crate::domain::disposition::Resend;
 use crate::domain::job::{ContentHash, Invalid, Job, JobId};
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::ProviderName;
@@ -62,8 +63,11 @@ pub struct Claimed {
     pub age: Duration,
     /// Until `expires_at`, by the database's clock; zero when it has passed.
     pub expires_in: Option<Duration>,
-    /// Number of the last attempt that was begun; 0 for none.
+    /// Number of the last request that was begun, charge or look-up; 0 for none.
     pub last_attempt: u32,
+    /// Look-ups begun so far.
+    pub lookups: u32,
+    pub resend: Resend,
     /// What the first attempt froze, and how long ago the first request that may have left was begun; zero when every
     /// request so far surely stayed unsent.
     pub frozen: Option<(FrozenRequest, Duration)>,
@@ -86,7 +90,7 @@ pub enum Claim {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Begun {
-    /// Committed as `sending`; attempts are numbered from 1 per job.
+    /// Committed, a charge as `sending`; charges and look-ups are numbered together, from 1 per job.
     Attempt(u32),
     Lost,
 }
@@ -100,6 +104,18 @@ pub struct AttemptEnd {
     pub status: Option<u16>,
     pub detail: String,
     pub counts: bool,
+}
+
+/// What one look-up came to. It counts as no attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LookupEnd {
+    pub number: u32,
+    /// Stable word for the `outcome` column: accepted, not_found, unknown, …
+    pub outcome: &'static str,
+    pub status: Option<u16>,
+    pub detail: String,
+    /// The frozen request may be sent once more.
+    pub grants_resend: bool,
 }
 
 /// Where the job stands after a write.
@@ -191,8 +207,15 @@ pub trait Ledger: Send + Sync {
     /// of the first.
     async fn begin_attempt(&self, hold: &Hold, request: &FrozenRequest) -> Result<Begun, LedgerError>;
 
-    /// Commits what an attempt came to and where the job stands now, with its outcome event if that is final.
+    /// Commits what an attempt came to and where the job stands now, with its outcome event if that is final. A job that
+    /// would succeed by a charge that another payment of its provider succeeded by becomes `review` instead, naming it.
     async fn finish_attempt(&self, hold: &Hold, end: &AttemptEnd, next: &JobState) -> Result<Written, LedgerError>;
+
+    /// Commits that a job of unknown outcome is asked about, before the first byte leaves. It stays `unknown` meanwhile.
+    async fn begin_lookup(&self, hold: &Hold) -> Result<Begun, LedgerError>;
+
+    /// Commits what a look-up found and where the job stands now, like [`Ledger::finish_attempt`].
+    async fn finish_lookup(&self, hold: &Hold, end: &LookupEnd, next: &JobState) -> Result<Written, LedgerError>;
 
     /// Commits where a job stands without an attempt: parked, expired, handed to a person.
     async fn put_down(&self, hold: &Hold, next: &JobState) -> Result<Written, LedgerError>;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::domain::job::Job;
+use crate::domain::lookup::Finding;
 use crate::domain::outcome::Outcome;
 use crate::domain::provider::Provider;
 
@@ -30,10 +31,23 @@ pub struct FrozenRequest {
     pub credential_fingerprint: String,
 }
 
-/// The end of one request.
+/// What a look-up asks, and what its answer is compared with. Holds no secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
-    pub outcome: Outcome,
+pub struct Question {
+    pub method: &'static str,
+    pub url: String,
+    /// For `${job:account}` in header values.
+    pub account: Option<String>,
+    /// Minor units.
+    pub amount: i64,
+    /// ISO 4217 code.
+    pub currency: String,
+}
+
+/// The end of one request: what it means, a charge's [`Outcome`] or a look-up's [`Finding`], and how it came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer<T = Outcome> {
+    pub outcome: T,
     /// HTTP status, when there was one.
     pub status: Option<u16>,
     /// From the last byte read to the return of this value; zero when nothing was read.
@@ -70,6 +84,17 @@ pub trait PaymentProvider: Send + Sync {
     ///
     /// Never fails: whatever goes wrong is an [`Outcome`].
     async fn send(&self, request: &FrozenRequest) -> Answer;
+
+    /// What a look-up of this job's payment would ask. Resolves no secret.
+    ///
+    /// # Errors
+    /// Why this payment cannot be asked about: the row has no look-up, or the job lacks what its address needs.
+    fn question(&self, job: &Job) -> Result<Question, String>;
+
+    /// Asks exactly once, within the row's total timeout.
+    ///
+    /// Never fails: whatever goes wrong is a [`Finding`].
+    async fn ask(&self, question: &Question) -> Answer<Finding>;
 }
 
 /// Makes provider rows callable.

@@ -145,6 +145,21 @@ impl Pauses {
         self.count_rejected(matches!(outcome, Outcome::Rejected { .. }));
         let since = |instant: Instant| instant.saturating_duration_since(self.origin);
         let change = self.breaker().observe(job, Sign::of(outcome), (since(began), since(Instant::now())), fraction);
+        self.follow(change, outcome);
+    }
+
+    /// Takes note of a look-up that was answered. Only while the provider may be down: an address for look-ups that fails
+    /// says nothing of charges, and one that answers hides no charges that fail.
+    pub fn observe_lookup(&self, job: &JobId, began: Instant, fraction: f64) {
+        if self.is_probing() {
+            let since = |instant: Instant| instant.saturating_duration_since(self.origin);
+            let instants = (since(began), since(Instant::now()));
+            let change = self.breaker().observe(job, Sign::Alive, instants, fraction);
+            self.follow(change, &Outcome::InProgress);
+        }
+    }
+
+    fn follow(&self, change: Option<Change>, outcome: &Outcome) {
         match change {
             Some(Change::Opens { rest }) => {
                 let cause = format!("the provider is down: {}", failure(outcome));

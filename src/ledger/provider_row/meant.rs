@@ -28,10 +28,6 @@ impl ProviderRow {
     pub fn meant(&self, version: i64) -> Result<Provider, BadRow> {
         let mut check = Check::default();
         let provider = self.read(version, &mut check);
-        // A setting that is silently ignored would be a promise that is silently broken.
-        if self.lookup.is_some() {
-            check.problem("lookup is not supported yet by this version: leave it out".to_owned());
-        }
         match provider {
             Some(provider) if check.0.is_empty() => Ok(provider),
             _ => Err(BadRow {
@@ -51,7 +47,7 @@ impl ProviderRow {
         }
         let quota = self.quota.as_ref().map_or_else(|| name.clone(), |quota| check.name("quota", quota));
         check.one_of("kind", &self.kind, &[("http", ())]);
-        check.url(&self.url);
+        check.url("url", &self.url);
         let mode = check.one_of("mode", &self.mode, &[("blocking", Mode::Blocking), ("requeue", Mode::Requeue)]);
         let transit_jitter = check.ms("transit_jitter_ms", self.transit_jitter_ms, 10..=60_000);
         let releases = [("response", SlotRelease::Response), ("grant", SlotRelease::Grant { transit_jitter })];
@@ -74,6 +70,7 @@ impl ProviderRow {
         let headers = check.headers(&self.headers);
         let request = check.request(self.request.as_ref());
         let statuses = check.statuses(self.statuses.as_ref());
+        let lookup = self.lookup.as_ref().and_then(|lookup| check.lookup(lookup, retention.is_some()));
         let limits = check.limits(&self.limits);
         let account_rules = check.accounts(&self.accounts, &self.limits);
         Some(Provider {
@@ -100,6 +97,7 @@ impl ProviderRow {
             headers,
             request,
             statuses,
+            lookup,
             version,
             limits,
             account_rules,
@@ -132,7 +130,7 @@ impl Check {
         Duration::from_millis(self.number(column, value, range).into())
     }
 
-    fn seconds(&mut self, column: &str, value: i64) -> Duration {
+    pub(super) fn seconds(&mut self, column: &str, value: i64) -> Duration {
         Duration::from_secs(self.number(column, value, 1..=TEN_YEARS_S).into())
     }
 
@@ -145,7 +143,7 @@ impl Check {
         found
     }
 
-    fn url(&mut self, text: &str) {
+    pub(super) fn url(&mut self, column: &str, text: &str) {
         let problem = match url::Url::parse(text) {
             // The parser drops tabs and line ends in silence.
             _ if text.chars().any(|c| c.is_control() || c.is_whitespace()) => "holds spaces or control characters",
@@ -157,7 +155,7 @@ impl Check {
             Ok(url) if url.fragment().is_some() => "holds a #fragment, which is never sent",
             Ok(_) => return,
         };
-        self.problem(format!("url {problem}"));
+        self.problem(format!("{column} {problem}"));
     }
 
     fn share_of(&mut self, store_down: &str, share_of: Option<i64>) -> u32 {

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 mod accounts;
 mod file;
 mod limits;
+mod lookup;
 mod meant;
 mod statuses;
 mod words;
@@ -248,7 +249,6 @@ mod tests {
             (account(json!({"account": "a", "rule": "limit"})), "account `a`: rule `limit` needs max_requests"),
             (account(json!({"account": "a", "rule": "blocked", "window_ms": 5})), "go with rule `limit` only"),
             (account(json!({"account": "a", "rule": "exempt", "limit_name": "x"})), "limit_name `x` is no limit"),
-            (json!({"lookup": {}}), "lookup is not supported yet"),
         ];
         assert!(good().meant(1).is_ok());
         for (columns, problem) in table {

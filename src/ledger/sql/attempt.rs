@@ -7,18 +7,36 @@ use std::sync::Arc;
 
 use super::dialect::{Chain, ChainText, Dialect};
 use super::engine::{Args, Engine, Sql, Value};
+use super::row::Row;
 use super::{storable, written};
+use crate::domain::outcome::{FinalState, NOT_SENT};
 use crate::ledger::{AttemptEnd, Begun, Hold, JobState, LedgerError, Written};
 use crate::provider::FrozenRequest;
-
-/// The `outcome` word of an attempt whose request surely never left.
-const NOT_SENT: &str = "not_sent";
 
 /// One event per final state, in the stroke that makes it final.
 pub(super) const WRITE_EVENT: &str = "INSERT INTO outcome_events (job_id, provider, state, provider_reference, reason, attempts, at) \
      SELECT job.id, job.provider, job.state, job.provider_reference, job.reason, job.attempts, job.updated_at FROM {job}";
 
-const CLOSE_ATTEMPT: &str = "UPDATE attempts SET ended_at = {now}, outcome = $4, status = $5, detail = $6, counted = $7 \
+/// Another payment of this provider that succeeded by the charge that $10 names, if there is one.
+pub(super) const SAME_CHARGE: &str = "(SELECT min(other.id) FROM jobs AS other WHERE other.provider = jobs.provider \
+     AND other.state = 'succeeded' AND other.provider_reference = $10 AND other.id <> jobs.id)";
+
+/// A charge is one payment's: who comes second goes to a person. Two that come at the same moment are told apart by the
+/// index `jobs_one_payment_per_charge`.
+pub(super) fn settled_state(state: &str) -> String {
+    format!("CASE WHEN {state} = 'succeeded' AND {SAME_CHARGE} IS NOT NULL THEN 'review' ELSE {state} END")
+}
+
+pub(super) fn settled_reason(state: &str, reason: &str) -> String {
+    format!(
+        "CASE WHEN {state} = 'succeeded' AND {SAME_CHARGE} IS NOT NULL THEN \
+             'the provider''s reference ' || $10 || ' is that of payment ' || {SAME_CHARGE} || ' too: see both at the \
+              provider; if references are not unique there, let request.reference (lookup.reference) point elsewhere' \
+         ELSE {reason} END"
+    )
+}
+
+pub(super) const CLOSE_ATTEMPT: &str = "UPDATE attempts SET ended_at = {now}, outcome = $4, status = $5, detail = $6, counted = $7 \
      FROM {job} WHERE attempts.job_id = job.id AND attempts.number = $3";
 
 /// What every end of an attempt does to its job. A first sending that this attempt alone made, and that never happened,
@@ -27,6 +45,7 @@ const END_ATTEMPT: &str = "attempts = attempts + CASE WHEN $7 THEN 1 ELSE 0 END,
      first_sent_at = CASE WHEN $8 AND NOT maybe_charged AND first_sent_number = $3 THEN NULL ELSE first_sent_at END, \
      first_sent_number = \
          CASE WHEN $8 AND NOT maybe_charged AND first_sent_number = $3 THEN NULL ELSE first_sent_number END, \
+     resend = CASE WHEN resend = 'granted' AND $4 IN ('unknown', 'in_progress') THEN 'used' ELSE resend END, \
      lease_owner = NULL, lease_until = NULL, updated_at = {now}";
 
 /// Sticky: this attempt's outcome, or any earlier one's, is or was unknown.
@@ -65,9 +84,11 @@ impl Statements {
              WHERE {HELD_AND_SENDING}"
         );
         let settle = format!(
-            "UPDATE jobs SET state = $9, maybe_charged = ({MAYBE_CHARGED}), \
-                 provider_reference = COALESCE($10, provider_reference), reason = $11, {END_ATTEMPT} \
-             WHERE {HELD_AND_SENDING}"
+            "UPDATE jobs SET state = {}, maybe_charged = ({MAYBE_CHARGED}), \
+                 provider_reference = COALESCE($10, provider_reference), reason = {}, {END_ATTEMPT} \
+             WHERE {HELD_AND_SENDING}",
+            settled_state("$9"),
+            settled_reason("$9", "$11")
         );
         Self {
             begin: dialect.chain(&begin),
@@ -76,7 +97,11 @@ impl Statements {
                      AND state IN ('waiting', 'unknown')",
             ),
             rest: dialect.chain(&ChainText { update: &rest, then: &[CLOSE_ATTEMPT], returning: "id" }),
-            settle: dialect.chain(&ChainText { update: &settle, then: &[CLOSE_ATTEMPT, WRITE_EVENT], returning: "id" }),
+            settle: dialect.chain(&ChainText {
+                update: &settle,
+                then: &[CLOSE_ATTEMPT, WRITE_EVENT],
+                returning: "id, state, reason",
+            }),
         }
     }
 
@@ -134,6 +159,18 @@ impl Statements {
                 &self.settle
             }
         };
-        Ok(written(engine.atomically(chain.steps(&Arc::from(args))).await?.is_some()))
+        let rows = engine.atomically(chain.steps(&Arc::from(args))).await?;
+        page_if_conflicting(hold, next, rows.as_deref())?;
+        Ok(written(rows.is_some()))
     }
+}
+
+/// Somebody must know of a charge that two payments have.
+pub(super) fn page_if_conflicting(hold: &Hold, next: &JobState, rows: Option<&[Vec<Row>]>) -> Result<(), LedgerError> {
+    let wanted = matches!(next, JobState::Final { state: FinalState::Succeeded, .. });
+    let Some(row) = rows.unwrap_or_default().iter().flatten().next().filter(|_| wanted) else { return Ok(()) };
+    if row.text("state")? == FinalState::Review.name() {
+        tracing::error!(job = %hold.id, reason = row.opt_text("reason")?, "one charge on two payments");
+    }
+    Ok(())
 }

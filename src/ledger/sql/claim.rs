@@ -1,14 +1,16 @@
 //! Recording a job and taking it in hand.
 //!
 //! A new job costs one statement, one that comes back two, a refused claim three. A job found `sending` belonged to a
-//! worker that was lost: its attempt is closed as unknown in the same stroke that takes the job over.
+//! worker that was lost: its attempt is closed as unknown in the same stroke that takes the job over. So is a look-up that
+//! was on the wire; the job was unknown before it and still is.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::dialect::{Chain, ChainText, Dialect};
 use super::engine::{Args, Engine, Sql, Value};
-use super::row::Row;
+use super::row::{Row, corrupt};
+use crate::domain::disposition::Resend;
 use crate::domain::job::{ContentHash, Invalid, InvalidReason, Job};
 use crate::domain::outcome::UnknownCause;
 use crate::ledger::{Claim, Claimed, Hold, LedgerError};
@@ -20,7 +22,7 @@ const LOOKS_MAX: u32 = 4;
 const CLAIMED_COLUMNS: &str = "fence, attempts, maybe_charged, \
      {until:CASE WHEN not_before > wake_at THEN not_before ELSE wake_at END} AS wait_ms, \
      {since:CASE WHEN not_before > created_at THEN not_before ELSE created_at END} AS age_ms, \
-     {until:expires_at} AS expires_in_ms, last_attempt, \
+     {until:expires_at} AS expires_in_ms, last_attempt, lookups, resend, \
      frozen_method, frozen_url, frozen_key, frozen_content_type, frozen_body, frozen_account, frozen_fingerprint, \
      {since:first_sent_at} AS sent_age_ms";
 
@@ -46,14 +48,17 @@ impl Statements {
             update: "UPDATE jobs SET fence = fence + 1, lease_owner = $4, lease_until = {after:$5}, \
                          attempts = attempts + CASE WHEN state = 'sending' THEN 1 ELSE 0 END, \
                          maybe_charged = maybe_charged OR state = 'sending', \
+                         resend = CASE WHEN state = 'sending' AND resend = 'granted' THEN 'used' ELSE resend END, \
                          reason = CASE WHEN state = 'sending' THEN $6 ELSE reason END, \
                          state = CASE WHEN state = 'sending' THEN 'unknown' ELSE state END, updated_at = {now} \
                      WHERE id = $1 AND provider = $2 AND content_hash = $3 \
                          AND state IN ('waiting', 'sending', 'unknown') \
                          AND (lease_until IS NULL OR lease_until <= {now})",
-            then: &["UPDATE attempts SET ended_at = {now}, outcome = 'unknown', detail = $6, counted = true \
+            then: &[
+                "UPDATE attempts SET ended_at = {now}, outcome = 'unknown', detail = $6, counted = (kind = 'charge') \
                      FROM {job} WHERE attempts.job_id = job.id AND attempts.number = job.last_attempt \
-                         AND attempts.ended_at IS NULL"],
+                         AND attempts.ended_at IS NULL",
+            ],
             returning: CLAIMED_COLUMNS,
         };
         Self {
@@ -159,6 +164,9 @@ fn claimed(job: &Job, row: &Row) -> Result<Claim, LedgerError> {
         age: row.ms("age_ms")?,
         expires_in: row.opt_ms("expires_in_ms")?,
         last_attempt: row.count("last_attempt")?,
+        lookups: row.count("lookups")?,
+        resend: Resend::from_name(row.opt_text("resend")?.as_deref())
+            .ok_or_else(|| corrupt("resend", "is no word of ours"))?,
         frozen: frozen(row)?,
     })))
 }

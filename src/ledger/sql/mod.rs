@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{
-    AttemptEnd, Authority, Begun, Claim, Hold, JobState, Ledger, LedgerError, OutcomeEvent, RecentUses,
+    AttemptEnd, Authority, Begun, Claim, Hold, JobState, Ledger, LedgerError, LookupEnd, OutcomeEvent, RecentUses,
     RejectedMessage, StateCount, Written,
 };
 use crate::domain::job::{ContentHash, Job};
@@ -24,6 +24,7 @@ mod claim;
 mod dialect;
 pub(super) mod engine;
 mod hold;
+mod lookup;
 mod outbox;
 pub(super) mod postgres;
 mod recent;
@@ -40,6 +41,7 @@ pub struct SqlLedger {
     engine: Arc<dyn Engine>,
     claim: claim::Statements,
     attempt: attempt::Statements,
+    lookup: lookup::Statements,
     hold: hold::Statements,
     outbox: outbox::Statements,
     recent: recent::Statements,
@@ -54,6 +56,7 @@ impl SqlLedger {
             engine,
             claim: claim::Statements::new(dialect),
             attempt: attempt::Statements::new(dialect),
+            lookup: lookup::Statements::new(dialect),
             hold: hold::Statements::new(dialect),
             outbox: outbox::Statements::new(dialect),
             recent: recent::Statements::new(dialect),
@@ -79,6 +82,14 @@ impl Ledger for SqlLedger {
 
     async fn finish_attempt(&self, hold: &Hold, end: &AttemptEnd, next: &JobState) -> Result<Written, LedgerError> {
         self.attempt.finish(&*self.engine, hold, end, next).await
+    }
+
+    async fn begin_lookup(&self, hold: &Hold) -> Result<Begun, LedgerError> {
+        self.lookup.begin(&*self.engine, hold).await
+    }
+
+    async fn finish_lookup(&self, hold: &Hold, end: &LookupEnd, next: &JobState) -> Result<Written, LedgerError> {
+        self.lookup.finish(&*self.engine, hold, end, next).await
     }
 
     async fn put_down(&self, hold: &Hold, next: &JobState) -> Result<Written, LedgerError> {

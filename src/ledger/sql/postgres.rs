@@ -22,6 +22,8 @@ use crate::ledger::LedgerError;
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
 /// A connection that was idle longer is asked for a sign of life before use; a busy one costs no extra round trip.
 const PING_AFTER_IDLE: Duration = Duration::from_secs(1);
+/// The index that two payments settled by one charge would break.
+const ONE_PAYMENT_PER_CHARGE: &str = "jobs_one_payment_per_charge";
 
 pub struct PostgresEngine {
     pool: PgPool,
@@ -189,9 +191,17 @@ fn cell(row: &PgRow, at: usize) -> Result<Cell, sqlx::Error> {
     })
 }
 
-/// The server undid everything and says that the same again may work.
+/// The server undid everything, and the same again may work: it says so itself, or a statement that looks before it
+/// writes met another one that did the same at the same moment.
 fn rolled_back(error: &sqlx::Error) -> bool {
-    matches!(sqlstate(error).as_deref(), Some("40001" | "40P01"))
+    match sqlstate(error).as_deref() {
+        Some("40001" | "40P01") => true,
+        Some("23505") => {
+            let constraint = error.as_database_error().and_then(|error| error.constraint());
+            constraint.is_some_and(|name| name == ONE_PAYMENT_PER_CHARGE)
+        }
+        _ => false,
+    }
 }
 
 fn sqlstate(error: &sqlx::Error) -> Option<String> {

@@ -1,6 +1,6 @@
 //! What was used of a quota lately: for a limiter that lost its account and rebuilds it.
 //!
-//! Refuses to flatter: ages are rounded down, a request whose answer never came counts as on the wire, and providers
+//! Look-ups count like charges, one permit each. Refuses to flatter: ages are rounded down, a request whose answer never came counts as on the wire, and providers
 //! that have left the quota or are gone are remembered by the audit.
 
 use std::sync::Arc;
@@ -32,14 +32,15 @@ impl Statements {
                      WHERE at > {after:($2 - 3600000)} AND table_name = 'providers' \
                          AND COALESCE(old_row ->> 'quota', old_row ->> 'name') = $1), \
                  used AS ( \
-                     SELECT job_id, CASE WHEN outcome = 'unknown' AND status IS NULL AND began_at > {after:$2} \
+                     SELECT job_id, kind, CASE WHEN outcome = 'unknown' AND status IS NULL AND began_at > {after:$2} \
                          THEN NULL ELSE {aged:ended_at} END AS age_ms \
                      FROM sharing JOIN attempts ON attempts.provider = sharing.name \
                      WHERE ended_at > {after:$2} AND outcome <> 'not_sent' \
                      UNION ALL \
-                     SELECT job_id, NULL FROM sharing JOIN attempts ON attempts.provider = sharing.name \
+                     SELECT job_id, kind, NULL FROM sharing JOIN attempts ON attempts.provider = sharing.name \
                      WHERE ended_at IS NULL AND began_at > {after:$2}) \
-                 SELECT age_ms / $3 * $3 AS least_age_ms, CAST(sum(cost) AS bigint) AS cost \
+                 SELECT age_ms / $3 * $3 AS least_age_ms, \
+                     CAST(sum(CASE WHEN kind = 'lookup' THEN 1 ELSE cost END) AS bigint) AS cost \
                  FROM used JOIN jobs ON jobs.id = used.job_id GROUP BY age_ms / $3 ORDER BY age_ms / $3",
             ),
             restored: dialect.sql(

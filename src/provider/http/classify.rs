@@ -54,12 +54,12 @@ pub struct Meanings {
 pub fn classify(reading: &Reading, meanings: &Meanings, now: SystemTime) -> Outcome {
     let status = reading.status;
     let named_wait = || retry_after(&reading.headers, now);
-    let said_by_row = said_by_row(reading, meanings);
+    let said_by_row = said_by_row(reading, &meanings.statuses);
     match said_by_row.unwrap_or_else(|| default_meaning(status)) {
         // A row that calls a status accepted says so for the status alone: a 204 has no body to read.
-        StatusMeaning::Accepted if said_by_row.is_some() => {
-            Outcome::Accepted { reference: parsed(&reading.body).and_then(|body| reference(&body, meanings)) }
-        }
+        StatusMeaning::Accepted if said_by_row.is_some() => Outcome::Accepted {
+            reference: parsed(&reading.body).and_then(|body| reference(&body, &meanings.reference_pointer)),
+        },
         StatusMeaning::Accepted => accepted(reading, meanings),
         StatusMeaning::Declined => Outcome::Declined { reason: reason(reading) },
         StatusMeaning::Misconfigured => Outcome::Misconfigured { status },
@@ -73,8 +73,8 @@ pub fn classify(reading: &Reading, meanings: &Meanings, now: SystemTime) -> Outc
 }
 
 /// The first case of the row that fits the answer.
-fn said_by_row(reading: &Reading, meanings: &Meanings) -> Option<StatusMeaning> {
-    let cases = meanings.statuses.get(&reading.status)?;
+pub(super) fn said_by_row(reading: &Reading, statuses: &BTreeMap<u16, Vec<StatusCase>>) -> Option<StatusMeaning> {
+    let cases = statuses.get(&reading.status)?;
     let body = cases.iter().any(|case| case.code.is_some()).then(|| parsed(&reading.body)).flatten();
     let fits = |case: &&StatusCase| {
         case.header.as_ref().is_none_or(|header| has_header(&reading.headers, header))
@@ -127,20 +127,21 @@ fn accepted(reading: &Reading, meanings: &Meanings) -> Outcome {
         return Outcome::Unknown { cause, retry_after: None };
     }
     match parsed(&reading.body).filter(Value::is_object) {
-        Some(body) => Outcome::Accepted { reference: reference(&body, meanings) },
+        Some(body) => Outcome::Accepted { reference: reference(&body, &meanings.reference_pointer) },
         None => Outcome::Unknown { cause: UnknownCause::UnreadableAnswer(reading.status), retry_after: None },
     }
 }
 
-fn parsed(body: &Body) -> Option<Value> {
+pub(super) fn parsed(body: &Body) -> Option<Value> {
     match body {
         Body::Whole(bytes) => serde_json::from_slice(bytes).ok(),
         Body::TooLarge | Body::Broken(_) => None,
     }
 }
 
-fn reference(body: &Value, meanings: &Meanings) -> Option<String> {
-    let text = match body.pointer(&meanings.reference_pointer)? {
+/// What stands at the pointer, if it can be a reference.
+pub(super) fn reference(body: &Value, pointer: &str) -> Option<String> {
+    let text = match body.pointer(pointer)? {
         Value::String(text) => text.clone(),
         Value::Number(number) => number.to_string(),
         _ => return None,
@@ -162,7 +163,7 @@ fn token(body: &Value) -> Option<&str> {
     CODE_PLACES.into_iter().filter_map(|place| body.pointer(place)?.as_str()).find(|text| is_token(text))
 }
 
-fn is_token(text: &str) -> bool {
+pub(super) fn is_token(text: &str) -> bool {
     let safe = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.');
     let digits = text.bytes().filter(u8::is_ascii_digit).count();
     (1..=TOKEN_CHARS_MAX).contains(&text.len()) && text.bytes().all(safe) && digits <= DIGITS_MAX

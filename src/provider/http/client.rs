@@ -74,13 +74,13 @@ pub(super) struct Outgoing {
     pub(super) method: Method,
     pub(super) target: Target,
     pub(super) headers: HeaderMap,
-    pub(super) body: Vec<u8>,
+    pub(super) body: Option<Vec<u8>>,
 }
 
 /// Headers that every request carries, before the row's own.
-pub(super) fn base_headers(content_type: HeaderValue) -> HeaderMap {
+pub(super) fn base_headers(content_type: Option<HeaderValue>) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    headers.insert(CONTENT_TYPE, content_type);
+    headers.extend(content_type.map(|value| (CONTENT_TYPE, value)));
     headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
     headers.insert(USER_AGENT, HeaderValue::from_static(concat!("sluicegate/", env!("CARGO_PKG_VERSION"))));
     headers
@@ -93,7 +93,7 @@ pub(super) fn base_headers(content_type: HeaderValue) -> HeaderMap {
 pub(super) async fn exchange(client: &Client, outgoing: Outgoing) -> Result<(Reading, Instant), Failure> {
     let mut request = Request::new(outgoing.method, outgoing.target.url);
     *request.headers_mut() = outgoing.headers;
-    *request.body_mut() = Some(outgoing.body.into());
+    *request.body_mut() = outgoing.body.map(Into::into);
     let mut response = client.execute(request).await.map_err(|error| failure_of(&error))?;
     let mut read_at = Instant::now();
     let body = read_body(&mut response, &mut read_at).await;

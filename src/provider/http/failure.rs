@@ -6,6 +6,7 @@ use std::error::Error;
 use std::io;
 
 use super::resolver::AddressRefused;
+use crate::domain::lookup::Finding;
 use crate::domain::outcome::{Outcome, UnknownCause};
 
 /// The end of a request that got no answer.
@@ -21,6 +22,13 @@ impl Failure {
         match self {
             Self::NotSent(cause) => Outcome::NotSent { cause },
             Self::Unknown(cause) => Outcome::Unknown { cause, retry_after: None },
+        }
+    }
+
+    pub(super) fn finding(self) -> Finding {
+        match self {
+            Self::NotSent(cause) => Finding::NotSent { cause },
+            Self::Unknown(cause) => Finding::Unknown { cause, retry_after: None },
         }
     }
 

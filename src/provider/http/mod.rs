@@ -12,12 +12,14 @@ use reqwest::{Client, Method};
 
 use self::classify::{Meanings, classify};
 use self::client::Outgoing;
+use self::inquiry::Inquiry;
 pub use self::outbound::OutboundPolicy;
 use self::outbound::Target;
 use self::request::RequestPlan;
 use self::secrets::HeaderTemplates;
-use super::{Answer, FreezeError, FrozenRequest, PaymentProvider};
+use super::{Answer, FreezeError, FrozenRequest, PaymentProvider, Question};
 use crate::domain::job::Job;
+use crate::domain::lookup::Finding;
 use crate::domain::outcome::Outcome;
 use crate::domain::provider::Provider;
 use crate::faults::{self, Bug};
@@ -27,6 +29,7 @@ pub mod classify;
 mod client;
 mod failure;
 mod form;
+mod inquiry;
 mod outbound;
 mod placeholder;
 mod request;
@@ -45,6 +48,7 @@ pub struct HttpProvider {
     plan: RequestPlan,
     headers: HeaderTemplates,
     meanings: Meanings,
+    inquiry: Option<Inquiry>,
     timeout: Duration,
     connections: u32,
     client: Client,
@@ -66,6 +70,7 @@ impl HttpProvider {
         if !pointer.is_empty() && !pointer.starts_with('/') {
             return Err(FreezeError::Template(format!("reference `{pointer}`: write a JSON pointer like /id")));
         }
+        let inquiry = provider.lookup.as_ref().map(|lookup| Inquiry::new(lookup, provider, outbound)).transpose()?;
         let client = client::build(&target, provider.timeout, provider.workers)?;
         Ok(Self {
             policy: outbound.clone(),
@@ -73,6 +78,7 @@ impl HttpProvider {
             plan,
             headers,
             meanings: Meanings { statuses: provider.statuses.clone(), reference_pointer: pointer.to_owned() },
+            inquiry,
             timeout: provider.timeout,
             connections: provider.workers,
             client,
@@ -88,7 +94,7 @@ impl HttpProvider {
             })
         };
         let key = &self.plan.key_header;
-        let mut headers = client::base_headers(header(&reqwest::header::CONTENT_TYPE, &request.content_type)?);
+        let mut headers = client::base_headers(Some(header(&reqwest::header::CONTENT_TYPE, &request.content_type)?));
         self.headers.resolve(request.account.as_deref())?.insert_into(&mut headers)?;
         headers.insert(key, header(key, &request.idempotency_key)?);
         if faults::bug(Bug::NewKeyPerAttempt) {
@@ -96,7 +102,7 @@ impl HttpProvider {
         }
         let method = Method::from_bytes(request.method.as_bytes())
             .map_err(|_| FreezeError::Template("the frozen method is not one".to_owned()))?;
-        Ok(Outgoing { method, target: self.policy.admit(&request.url)?, headers, body: request.body.clone() })
+        Ok(Outgoing { method, target: self.policy.admit(&request.url)?, headers, body: Some(request.body.clone()) })
     }
 
     /// The row's own client, or one for the address that an older version of the row froze.
@@ -141,9 +147,20 @@ impl PaymentProvider for HttpProvider {
             Err(failure) => unanswered(failure.outcome()),
         }
     }
+
+    fn question(&self, job: &Job) -> Result<Question, String> {
+        self.inquiry.as_ref().ok_or("the provider's row has no look-up any more")?.question(job)
+    }
+
+    async fn ask(&self, question: &Question) -> Answer<Finding> {
+        match &self.inquiry {
+            Some(inquiry) => inquiry.ask(question, &self.headers).await,
+            None => unanswered(Finding::NotSent { cause: "the provider's row has no look-up any more".to_owned() }),
+        }
+    }
 }
 
-fn unanswered(outcome: Outcome) -> Answer {
+fn unanswered<T>(outcome: T) -> Answer<T> {
     Answer { outcome, status: None, answer_age: Duration::ZERO }
 }
 

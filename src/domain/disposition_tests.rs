@@ -1,0 +1,379 @@
+//! The tables of decisions, row by row, and the two rules above all rows on random histories.
+
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn policy(retention: Option<Duration>) -> RetryPolicy {
+    RetryPolicy {
+        max_attempts: 3,
+        max_age: Duration::from_secs(3_600),
+        backoff: BackoffPolicy { base: SECOND, max: Duration::from_secs(60) },
+        idempotency_retention: retention,
+        lookup: None,
+    }
+}
+
+/// The same at a provider that can be asked.
+fn asking(retention: Option<Duration>) -> RetryPolicy {
+    let lookup = AskPolicy { give_up_after: Duration::from_secs(600), resend_if_not_found: false };
+    RetryPolicy { lookup: Some(lookup), ..policy(retention) }
+}
+
+fn history(attempts: u32, unknown: bool) -> History {
+    History {
+        attempts,
+        requests: attempts,
+        lookups: 0,
+        resend: Resend::Never,
+        unknown,
+        age: SECOND,
+        first_sent_age: unknown.then_some(SECOND),
+        probe: false,
+    }
+}
+
+fn settled(next: &Next) -> Option<FinalState> {
+    match next {
+        Next::Settle { state, .. } => Some(*state),
+        Next::Again { .. } => None,
+    }
+}
+
+#[test]
+fn each_outcome_leads_where_the_table_says() {
+    let day = Some(Duration::from_secs(86_400));
+    let unknown = Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None };
+    let unavailable =
+        Outcome::Unknown { cause: UnknownCause::ServerError(503), retry_after: Some(Duration::from_secs(9)) };
+    let throttled = Outcome::Throttled { retry_after: Some(SECOND) };
+    let busy = Outcome::Busy { retry_after: Some(SECOND) };
+    let not_sent = Outcome::NotSent { cause: "refused".to_owned() };
+    let rejected = Outcome::Rejected { reason: "422".to_owned() };
+    let declined = Outcome::Declined { reason: "402".to_owned() };
+    let accepted = Outcome::Accepted { reference: None };
+    let misconfigured = Outcome::Misconfigured { status: 401 };
+    type Row<'a> = (&'a Outcome, Option<Duration>, u32, bool, Option<FinalState>, bool, bool);
+    // outcome, retention, attempts so far, unknown so far → final state (None: again), counts, pauses somebody
+    let table: [Row<'_>; 16] = [
+        (&accepted, None, 0, false, Some(FinalState::Succeeded), true, false),
+        (&declined, None, 0, false, Some(FinalState::Declined), true, false),
+        (&rejected, day, 0, false, Some(FinalState::Review), true, false),
+        (&throttled, None, 2, false, None, false, true),
+        (&busy, None, 2, false, None, false, false),
+        (&busy, None, 2, true, None, false, false),
+        (&misconfigured, None, 2, false, None, false, true),
+        (&not_sent, None, 0, false, None, true, false),
+        (&not_sent, None, 2, false, Some(FinalState::Dead), true, false),
+        (&not_sent, day, 2, true, Some(FinalState::Review), true, false),
+        (&unknown, day, 0, false, None, true, false),
+        (&unknown, day, 2, false, Some(FinalState::Review), true, false),
+        (&unknown, None, 0, false, Some(FinalState::Review), true, false),
+        (&unavailable, day, 0, false, None, true, true),
+        (&Outcome::InProgress, day, 0, true, None, true, false),
+        (&Outcome::InProgress, day, 2, true, Some(FinalState::Review), true, false),
+    ];
+    for (outcome, retention, attempts, unknown, state, counts, pauses) in table {
+        let got = after_outcome(outcome, &history(attempts, unknown), &policy(retention), 0.5);
+        assert_eq!(settled(&got.next), state, "{outcome:?} after {attempts}");
+        assert_eq!((got.counts_attempt, got.pause.is_some()), (counts, pauses), "{outcome:?}");
+    }
+}
+
+#[test]
+fn an_unknown_job_is_never_dead_or_expired() {
+    for retention in [None, Some(SECOND), Some(Duration::from_secs(86_400))] {
+        for attempts in 0..5 {
+            let mut history = history(attempts, true);
+            history.age = Duration::from_secs(7_200);
+            let outcomes = [
+                Outcome::Throttled { retry_after: None },
+                Outcome::Busy { retry_after: None },
+                Outcome::Misconfigured { status: 403 },
+                Outcome::InProgress,
+                Outcome::Unknown { cause: UnknownCause::ConnectionLost, retry_after: None },
+                Outcome::NotSent { cause: String::new() },
+            ];
+            for policy in [policy(retention), asking(retention)] {
+                let step = match before_request(&history, &policy, true) {
+                    Step::Put(next) => Some(next),
+                    Step::Charge | Step::Ask => None,
+                };
+                let nexts = outcomes.iter().map(|outcome| after_outcome(outcome, &history, &policy, 0.0).next);
+                for next in nexts.chain(step) {
+                    assert!(!matches!(settled(&next), Some(FinalState::Dead | FinalState::Expired)), "{next:?}");
+                }
+            }
+        }
+    }
+}
+
+/// However often the provider fails while it is known to be down, the job it is tried with loses nothing by it.
+#[test]
+fn a_failed_probe_counts_no_attempt() {
+    let day = Some(Duration::from_secs(86_400));
+    let not_sent = Outcome::NotSent { cause: "refused".to_owned() };
+    let unknown = Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None };
+    for outcome in [&not_sent, &unknown] {
+        let probe = History { probe: true, ..history(2, false) };
+        let got = after_outcome(outcome, &probe, &policy(day), 0.5);
+        assert_eq!((settled(&got.next), got.counts_attempt), (None, false), "{outcome:?}");
+    }
+    let got = after_outcome(&Outcome::InProgress, &History { probe: true, ..history(0, true) }, &policy(day), 0.5);
+    assert!(got.counts_attempt, "that is an answer");
+    let probe = History { probe: true, ..history(0, false) };
+    let got = after_outcome(&unknown, &probe, &policy(None), 0.5);
+    assert_eq!(settled(&got.next), Some(FinalState::Review), "nobody remembers, so nobody may ask again");
+    let got = after_outcome(&unknown, &probe, &asking(None), 0.5);
+    assert_eq!((settled(&got.next), got.counts_attempt), (None, false), "unless the provider can be asked");
+}
+
+/// What is done with a job of unknown outcome, in the order of the design: same key, look-up, review.
+#[test]
+fn what_is_sent_next_is_what_the_order_says() {
+    const CHARGE: &str = "charge";
+    const ASK: &str = "ask";
+    const REVIEW: &str = "review";
+    let secs = Duration::from_secs;
+    let (retention, none) = (Some(secs(100)), None);
+    // retention, first sent so long ago, attempts of 3, age, resend → without and with a look-up
+    type Row = (Option<Duration>, u64, u32, u64, Resend, &'static str, &'static str);
+    let table: [Row; 10] = [
+        (retention, 49, 1, 49, Resend::Never, CHARGE, CHARGE),
+        (retention, 50, 1, 50, Resend::Never, REVIEW, ASK),
+        (retention, 1, 3, 1, Resend::Never, REVIEW, ASK),
+        (retention, 49, 2, 3_600, Resend::Never, CHARGE, CHARGE),
+        (retention, 49, 2, 3_601, Resend::Never, REVIEW, ASK),
+        (retention, 700, 3, 700, Resend::Granted, CHARGE, CHARGE),
+        (retention, 700, 3, 3_601, Resend::Granted, REVIEW, ASK),
+        (retention, 700, 3, 700, Resend::Used, REVIEW, ASK),
+        (none, 1, 1, 1, Resend::Never, REVIEW, ASK),
+        (none, 1, 1, 1, Resend::Granted, REVIEW, ASK),
+    ];
+    for (retention, sent_s, attempts, age_s, resend, without, with) in table {
+        let first_sent_age = Some(secs(sent_s));
+        let history = History { first_sent_age, resend, age: secs(age_s), ..history(attempts, true) };
+        for (policy, wanted) in [(policy(retention), without), (asking(retention), with)] {
+            let got = match before_request(&history, &policy, true) {
+                Step::Charge => CHARGE,
+                Step::Ask => ASK,
+                Step::Put(next) => settled(&next).map_or("again", FinalState::name),
+            };
+            assert_eq!(got, wanted, "{history:?} {policy:?}");
+        }
+    }
+    let known = History { first_sent_age: Some(secs(99)), ..history(9, false) };
+    assert_eq!(before_request(&known, &policy(None), false), Step::Charge);
+    // Look-ups that never end are not begun for ever.
+    let endless = History { age: secs(3_601), first_sent_age: Some(secs(3_601)), lookups: 5, ..history(3, true) };
+    assert!(matches!(before_request(&endless, &asking(None), false), Step::Put(next) if settled(&next).is_some()));
+}
+
+/// Where nothing may be sent again, a provider that can be asked is asked, soon.
+#[test]
+fn exhausted_jobs_are_asked_about_if_they_can_be() {
+    let day = Some(Duration::from_secs(86_400));
+    let unknown = Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None };
+    let named = Outcome::Unknown { cause: UnknownCause::ServerError(503), retry_after: Some(9 * SECOND) };
+    let not_sent = Outcome::NotSent { cause: "refused".to_owned() };
+    let old = History { age: Duration::from_secs(3_600), ..history(1, true) };
+    let table = [
+        (&unknown, None, history(0, false), SECOND),
+        (&named, None, history(0, false), 9 * SECOND),
+        (&unknown, day, history(2, true), SECOND),
+        (&Outcome::InProgress, day, history(2, true), SECOND),
+        (&not_sent, day, history(2, true), SECOND),
+        (&unknown, day, old, 2 * SECOND),
+        (&Outcome::Throttled { retry_after: Some(SECOND) }, day, old, SECOND),
+    ];
+    for (outcome, retention, history, wait) in table {
+        match after_outcome(outcome, &history, &asking(retention), 1.0).next {
+            Next::Again { after, unknown: true, .. } => assert_eq!(after, wait, "{outcome:?}"),
+            other => panic!("{outcome:?}: {other:?}"),
+        }
+        let without = after_outcome(outcome, &history, &policy(retention), 1.0);
+        assert_eq!(settled(&without.next), Some(FinalState::Review), "{outcome:?}");
+    }
+    // What was surely never sent is not asked about.
+    let dead = after_outcome(&not_sent, &history(2, false), &asking(day), 1.0);
+    assert_eq!(settled(&dead.next), Some(FinalState::Dead));
+}
+
+#[test]
+fn a_named_wait_is_kept_and_capped() {
+    let day = Some(Duration::from_secs(86_400));
+    let long = Outcome::Throttled { retry_after: Some(Duration::from_secs(40 * 60)) };
+    let got = after_outcome(&long, &history(0, false), &policy(day), 0.0);
+    assert_eq!(got.pause, Some(Pause::Quota { wait: NAMED_WAIT_MAX }));
+    let busy = Outcome::Unknown { cause: UnknownCause::ServerError(503), retry_after: Some(Duration::from_secs(30)) };
+    match after_outcome(&busy, &history(0, false), &policy(day), 0.0).next {
+        Next::Again { after, unknown, .. } => assert_eq!((after, unknown), (Duration::from_secs(30), true)),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The wait that the provider names for one object, or a longer one each time though nothing counts.
+#[test]
+fn a_busy_job_keeps_its_named_wait_or_backs_off() {
+    let day = Some(Duration::from_secs(86_400));
+    let wait = |retry_after, requests| {
+        let history = History { requests, ..history(0, false) };
+        match after_outcome(&Outcome::Busy { retry_after }, &history, &policy(day), 1.0).next {
+            Next::Again { after, unknown: false, .. } => after.as_secs(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let table = [
+        (Some(7), 0, 7),
+        (Some(7), 5, 7),
+        (Some(40 * 60), 0, NAMED_WAIT_MAX.as_secs()),
+        (Some(0), 0, 1),
+        (None, 0, 1),
+        (None, 3, 8),
+        (None, 30, 60),
+    ];
+    for (named_s, requests, after_s) in table {
+        assert_eq!(wait(named_s.map(Duration::from_secs), requests), after_s, "{named_s:?} after {requests}");
+    }
+}
+
+/// A provider with a will of its own, and the ledger's bookkeeping of it.
+mod histories {
+    use proptest::prelude::*;
+
+    use super::super::finding::after_finding;
+    use super::*;
+    use crate::domain::lookup::Finding;
+
+    fn outcome() -> impl Strategy<Value = Outcome> {
+        let wait = || prop_oneof![Just(None), (0..2_000_u64).prop_map(|s| Some(Duration::from_secs(s)))];
+        let cause = prop_oneof![
+            Just(UnknownCause::Timeout),
+            Just(UnknownCause::ServerError(500)),
+            Just(UnknownCause::UnreadableAnswer(200)),
+            Just(UnknownCause::WorkerLost),
+        ];
+        prop_oneof![
+            1 => Just(Outcome::Accepted { reference: None }),
+            1 => Just(Outcome::Declined { reason: String::new() }),
+            1 => Just(Outcome::Rejected { reason: String::new() }),
+            4 => wait().prop_map(|retry_after| Outcome::Throttled { retry_after }),
+            4 => wait().prop_map(|retry_after| Outcome::Busy { retry_after }),
+            4 => Just(Outcome::Misconfigured { status: 401 }),
+            4 => Just(Outcome::InProgress),
+            8 => (cause, wait()).prop_map(|(cause, retry_after)| Outcome::Unknown { cause, retry_after }),
+            4 => Just(Outcome::NotSent { cause: String::new() }),
+        ]
+    }
+
+    fn finding() -> impl Strategy<Value = Finding> {
+        let wait = || prop_oneof![Just(None), (0..2_000_u64).prop_map(|s| Some(Duration::from_secs(s)))];
+        prop_oneof![
+            1 => Just(Finding::Accepted { reference: None }),
+            1 => Just(Finding::Declined { reason: String::new() }),
+            1 => Just(Finding::Differs { reason: String::new() }),
+            6 => Just(Finding::InProgress),
+            8 => Just(Finding::NotFound),
+            4 => Just(Finding::Unclear { reason: String::new() }),
+            6 => wait().prop_map(|retry_after| Finding::Unknown { cause: UnknownCause::Timeout, retry_after }),
+            4 => wait().prop_map(|retry_after| Finding::Throttled { retry_after }),
+            4 => wait().prop_map(|retry_after| Finding::Busy { retry_after }),
+            4 => Just(Finding::Misconfigured { status: 401 }),
+            4 => Just(Finding::NotSent { cause: String::new() }),
+        ]
+    }
+
+    fn any_policy() -> impl Strategy<Value = RetryPolicy> {
+        let retention = prop_oneof![Just(None), (1..100_000_u64).prop_map(|s| Some(Duration::from_secs(s)))];
+        let lookup = prop_oneof![
+            Just(None),
+            (1..10_000_u64, any::<bool>()).prop_map(|(give_up_s, resend_if_not_found)| Some(AskPolicy {
+                give_up_after: Duration::from_secs(give_up_s),
+                resend_if_not_found,
+            })),
+        ];
+        (retention, lookup, 1..6_u32, 1..20_000_u64).prop_map(|(retention, lookup, max_attempts, max_age_s)| {
+            let max_age = Duration::from_secs(max_age_s);
+            RetryPolicy { max_attempts, max_age, lookup, ..policy(retention) }
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+        #[test]
+        fn no_history_charges_twice_or_forgets_a_charge(
+            policy in any_policy(),
+            outcomes in proptest::collection::vec(outcome(), 40),
+            findings in proptest::collection::vec(finding(), 400),
+            delays_s in proptest::collection::vec(0..500_u64, 440),
+            probes in proptest::collection::vec(proptest::bool::weighted(0.2), 440),
+            expired in any::<bool>(),
+        ) {
+            let (mut outcomes, mut findings) = (outcomes.into_iter(), findings.into_iter());
+            let mut job = History { age: Duration::ZERO, first_sent_age: None, ..history(0, false) };
+            let mut landed_on_a_grant = 0;
+            let mut end = None;
+            // Every wait is followed by a delay that nobody chose; a job ends within them all.
+            for (delay_s, probe) in delays_s.into_iter().zip(probes) {
+                job.probe = probe;
+                let next = match before_request(&job, &policy, expired) {
+                    Step::Put(next) => next,
+                    Step::Charge => {
+                        if job.unknown {
+                            let retention = policy.idempotency_retention;
+                            prop_assert!(retention.is_some(), "sent again to a provider that does not deduplicate");
+                            let age = job.first_sent_age.unwrap_or_default();
+                            if retention.is_some_and(|retention| age >= retention / 2) {
+                                prop_assert_eq!(job.resend, Resend::Granted);
+                            }
+                        }
+                        let Some(outcome) = outcomes.next() else { break };
+                        let maybe = matches!(outcome, Outcome::Unknown { .. } | Outcome::InProgress);
+                        if maybe {
+                            job.first_sent_age.get_or_insert_default();
+                        }
+                        let after = after_outcome(&outcome, &job, &policy, 0.5);
+                        job.requests += 1;
+                        job.attempts += u32::from(after.counts_attempt);
+                        if maybe {
+                            job.unknown = true;
+                            if job.resend == Resend::Granted {
+                                job.resend = Resend::Used;
+                                landed_on_a_grant += 1;
+                                prop_assert_eq!(landed_on_a_grant, 1);
+                            }
+                        }
+                        after.next
+                    }
+                    Step::Ask => {
+                        prop_assert!(job.unknown && policy.lookup.is_some());
+                        let Some(finding) = findings.next() else { break };
+                        let after = after_finding(&finding, &job, &policy, 0.5);
+                        job.lookups += 1;
+                        if after.grants_resend {
+                            prop_assert_eq!((job.resend, finding), (Resend::Never, Finding::NotFound));
+                            job.resend = Resend::Granted;
+                        }
+                        after.next
+                    }
+                };
+                match next {
+                    Next::Settle { state, .. } => {
+                        let forgotten = job.unknown && matches!(state, FinalState::Dead | FinalState::Expired);
+                        prop_assert!(!forgotten, "{:?} after an unknown outcome", state);
+                        end = Some(state);
+                        break;
+                    }
+                    Next::Again { after, unknown, .. } => {
+                        prop_assert!(unknown || !job.unknown, "an unknown outcome was forgotten");
+                        let passed = after + Duration::from_secs(delay_s);
+                        job.age += passed;
+                        job.first_sent_age = job.first_sent_age.map(|age| age + passed);
+                    }
+                }
+            }
+            prop_assert!(end.is_some() || outcomes.next().is_none(), "asked without an end: {:?}", job);
+        }
+    }
+}

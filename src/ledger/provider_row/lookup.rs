@@ -1,0 +1,226 @@
+//! The `lookup` column: how a provider is asked what became of a payment, and what its answer's words mean.
+//!
+//! Refuses keys that it does not know, an address that names no payment, and a second charge where the provider does not
+//! deduplicate: a look-up that is misread settles payments wrongly.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::Object;
+use super::meant::Check;
+use crate::domain::lookup::{Lookup, LookupMethod, LookupUrl, WhenNotFound};
+
+/// What the column holds; absent keys have the defaults of [`Check::lookup`].
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LookupRow {
+    url: Option<String>,
+    method: Option<String>,
+    state: Option<String>,
+    accepted: Option<Vec<String>>,
+    declined: Option<Vec<String>>,
+    in_progress: Option<Vec<String>>,
+    reference: Option<String>,
+    amount: Option<String>,
+    currency: Option<String>,
+    not_found: Option<String>,
+    give_up_after_s: Option<i64>,
+}
+
+const GIVE_UP_AFTER_S: i64 = 3_600;
+
+impl Check {
+    pub(super) fn lookup(&mut self, object: &Object, deduplicates: bool) -> Option<Lookup> {
+        // The keys one by one, so that each problem names its own.
+        let mut readable = true;
+        for (key, value) in object {
+            let alone = Value::Object(Object::from_iter([(key.clone(), value.clone())]));
+            if let Err(error) = serde_json::from_value::<LookupRow>(alone) {
+                readable = false;
+                self.problem(match error.to_string() {
+                    unknown if unknown.starts_with("unknown field") => format!("lookup: {unknown}"),
+                    other => format!("lookup.{key}: {other}"),
+                });
+            }
+        }
+        if !readable {
+            return None;
+        }
+        let row: LookupRow = serde_json::from_value(Value::Object(object.clone())).ok()?;
+        let methods = [("GET", LookupMethod::Get), ("POST", LookupMethod::Post)];
+        let method = self.one_of("lookup.method", row.method.as_deref().unwrap_or("GET"), &methods);
+        let words = self.words([
+            ("accepted", row.accepted, "succeeded"),
+            ("declined", row.declined, "declined"),
+            ("in_progress", row.in_progress, "processing"),
+        ]);
+        let endings = [("review", WhenNotFound::Review), ("resend", WhenNotFound::Resend)];
+        let not_found = self.one_of("lookup.not_found", row.not_found.as_deref().unwrap_or("review"), &endings);
+        if not_found == Some(WhenNotFound::Resend) && !deduplicates {
+            self.problem(
+                "lookup.not_found is `resend`: a provider that does not deduplicate could charge twice; use review, or set \
+                 idempotency_retention_s if it does"
+                    .to_owned(),
+            );
+        }
+        let [accepted, declined, in_progress] = words;
+        let url = self.lookup_url(row.url.as_deref());
+        let state = self.pointer("state", row.state).unwrap_or_else(|| "/state".to_owned());
+        let reference = self.pointer("reference", row.reference).unwrap_or_else(|| "/id".to_owned());
+        let (amount, currency) = (self.pointer("amount", row.amount), self.pointer("currency", row.currency));
+        let give_up_after: Duration =
+            self.seconds("lookup.give_up_after_s", row.give_up_after_s.unwrap_or(GIVE_UP_AFTER_S));
+        Some(Lookup {
+            url: url?,
+            method: method?,
+            state,
+            accepted,
+            declined,
+            in_progress,
+            reference,
+            amount,
+            currency,
+            not_found: not_found?,
+            give_up_after,
+        })
+    }
+
+    fn lookup_url(&mut self, text: Option<&str>) -> Option<LookupUrl> {
+        let Some(text) = text else {
+            self.problem("lookup.url is missing: write the address to ask, with ${job:id} for the payment".to_owned());
+            return None;
+        };
+        match LookupUrl::parse(text) {
+            Ok(url) => {
+                self.url("lookup.url", &url.sample());
+                Some(url)
+            }
+            Err(problem) => {
+                self.problem(format!("lookup.url {problem}"));
+                None
+            }
+        }
+    }
+
+    fn pointer(&mut self, key: &str, pointer: Option<String>) -> Option<String> {
+        if pointer.as_ref().is_some_and(|pointer| !pointer.starts_with('/')) {
+            self.problem(format!("lookup.{key} is no JSON pointer: write /{key} or /data/{key}"));
+        }
+        pointer
+    }
+
+    /// The lists of words; none may stand in two of them.
+    fn words(&mut self, lists: [(&str, Option<Vec<String>>, &str); 3]) -> [Vec<String>; 3] {
+        let mut seen: Vec<(String, String)> = Vec::new();
+        lists.map(|(key, list, default)| {
+            let list = list.unwrap_or_else(|| vec![default.to_owned()]);
+            if key == "accepted" && list.is_empty() {
+                self.problem("lookup.accepted is empty: name the word for a payment that was made".to_owned());
+            }
+            for word in &list {
+                if word.trim().is_empty() {
+                    self.problem(format!("lookup.{key} has an empty word"));
+                }
+                match seen.iter().find(|(known, _)| known == word) {
+                    Some((_, other)) => {
+                        self.problem(format!("lookup.{key}: `{word}` stands in {other} too: a word means one thing"));
+                    }
+                    None => seen.push((word.clone(), key.to_owned())),
+                }
+            }
+            list
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::tests::with;
+    use super::*;
+
+    const URL: &str = "https://api.example.com/charges?id=${job:id}";
+
+    fn problems(lookup: Value) -> Vec<String> {
+        with(json!({ "lookup": lookup })).meant(1).map_or_else(|bad| bad.problems, |_| Vec::new())
+    }
+
+    #[test]
+    fn an_address_alone_is_enough() {
+        let lookup = with(json!({"lookup": {"url": URL}})).meant(1).unwrap().lookup.unwrap();
+        let words = |word: &str| vec![word.to_owned()];
+        let wanted = Lookup {
+            url: LookupUrl::parse(URL).unwrap(),
+            method: LookupMethod::Get,
+            state: "/state".to_owned(),
+            accepted: words("succeeded"),
+            declined: words("declined"),
+            in_progress: words("processing"),
+            reference: "/id".to_owned(),
+            amount: None,
+            currency: None,
+            not_found: WhenNotFound::Review,
+            give_up_after: Duration::from_secs(3_600),
+        };
+        assert_eq!(lookup, wanted);
+        assert_eq!(with(json!({})).meant(1).unwrap().lookup, None);
+    }
+
+    #[test]
+    fn everything_can_be_said() {
+        let row = with(json!({"idempotency_retention_s": 60, "lookup": {
+            "url": URL, "method": "POST", "state": "/data/0/status", "accepted": ["paid", "captured"], "declined": [],
+            "in_progress": ["pending"], "reference": "/data/0/id", "amount": "/data/0/amount",
+            "currency": "/data/0/currency", "not_found": "resend", "give_up_after_s": 60,
+        }}));
+        let lookup = row.meant(1).unwrap().lookup.unwrap();
+        assert_eq!((lookup.method, lookup.not_found), (LookupMethod::Post, WhenNotFound::Resend));
+        assert_eq!((lookup.accepted.len(), lookup.declined.len()), (2, 0));
+        assert_eq!(
+            (lookup.amount.as_deref(), lookup.currency.as_deref()),
+            (Some("/data/0/amount"), Some("/data/0/currency"))
+        );
+        assert_eq!(lookup.give_up_after, Duration::from_secs(60));
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_named_with_the_mend() {
+        let with_url = |change: Value| {
+            let mut lookup = json!({"url": URL});
+            lookup.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+            lookup
+        };
+        let table = [
+            (json!({}), "lookup.url is missing: write the address to ask, with ${job:id}"),
+            (json!({"url": "https://x.example/charges"}), "lookup.url names no payment"),
+            (json!({"url": "https://${job:id}.example/"}), "lookup.url has a place in its host"),
+            (json!({"url": "https://x.example/${job:amount}"}), "lookup.url has a place that is none: use ${job:id}"),
+            (json!({"url": "ftp://x.example/${job:id}"}), "lookup.url must begin with https://"),
+            (json!({"url": "https://u:secret@x.example/${job:id}"}), "lookup.url holds a user name"),
+            (json!({"url": "https://x.example/a b${job:id}"}), "lookup.url holds spaces"),
+            (with_url(json!({"uri": "x"})), "lookup: unknown field `uri`, expected one of `url`, `method`"),
+            (with_url(json!({"state": 5})), "lookup.state: invalid type"),
+            (with_url(json!({"accepted": "paid"})), "lookup.accepted: invalid type"),
+            (with_url(json!({"method": "PUT"})), "lookup.method is `PUT`: must be GET or POST"),
+            (with_url(json!({"state": "state"})), "lookup.state is no JSON pointer: write /state or /data/state"),
+            (with_url(json!({"reference": ""})), "lookup.reference is no JSON pointer"),
+            (with_url(json!({"amount": "amount"})), "lookup.amount is no JSON pointer"),
+            (with_url(json!({"currency": "x"})), "lookup.currency is no JSON pointer"),
+            (with_url(json!({"accepted": []})), "lookup.accepted is empty"),
+            (with_url(json!({"declined": [" "]})), "lookup.declined has an empty word"),
+            (with_url(json!({"declined": ["succeeded"]})), "lookup.declined: `succeeded` stands in accepted too"),
+            (with_url(json!({"not_found": "dead"})), "lookup.not_found is `dead`: must be review or resend"),
+            (with_url(json!({"not_found": "resend"})), "lookup.not_found is `resend`: a provider that does not dedup"),
+            (with_url(json!({"give_up_after_s": 0})), "lookup.give_up_after_s is 0: must lie between 1 and"),
+        ];
+        for (lookup, problem) in table {
+            let said = problems(lookup.clone());
+            assert!(said.len() == 1 && said[0].contains(problem), "{lookup}: {said:#?}");
+            assert!(!said[0].contains("secret"));
+        }
+        assert_eq!(problems(json!({"url": 1, "state": 2, "uri": 3})).len(), 3, "every problem at once");
+    }
+}

@@ -1,0 +1,103 @@
+//! One look-up's two commits: that it is on the wire, and what it found.
+//!
+//! Refuses every state but `unknown` to begin from, and to rest in: whoever is asked about may have been charged, and
+//! stays so until an answer or a person decides. Only one request of a job is on the wire at a time.
+
+use std::sync::Arc;
+
+use super::attempt::{CLOSE_ATTEMPT, WRITE_EVENT, page_if_conflicting, settled_reason, settled_state};
+use super::dialect::{Chain, ChainText, Dialect};
+use super::engine::{Engine, Value};
+use super::{storable, written};
+use crate::ledger::{Begun, Hold, JobState, LedgerError, LookupEnd, Written};
+
+/// A look-up of this job that has not ended.
+const ON_WIRE: &str = "EXISTS (SELECT 1 FROM attempts WHERE attempts.job_id = jobs.id \
+     AND attempts.number = jobs.last_attempt AND attempts.ended_at IS NULL)";
+
+const HELD: &str = "id = $1 AND fence = $2 AND lease_until IS NOT NULL AND state = 'unknown'";
+
+pub struct Statements {
+    begin: Chain,
+    rest: Chain,
+    settle: Chain,
+}
+
+impl Statements {
+    pub fn new(dialect: Dialect) -> Self {
+        let begin = format!(
+            "UPDATE jobs SET last_attempt = last_attempt + 1, lookups = lookups + 1, updated_at = {{now}} \
+             WHERE {HELD} AND NOT {ON_WIRE}"
+        );
+        let rest = format!(
+            "UPDATE jobs SET resend = CASE WHEN $8 THEN 'granted' ELSE resend END, wake_at = {{after:$9}}, \
+                 reason = $10, lease_owner = NULL, lease_until = NULL, updated_at = {{now}} \
+             WHERE {HELD} AND last_attempt = $3 AND {ON_WIRE}"
+        );
+        let settle = format!(
+            "UPDATE jobs SET state = {}, provider_reference = COALESCE($10, provider_reference), reason = {}, \
+                 resend = CASE WHEN $8 THEN 'granted' ELSE resend END, \
+                 lease_owner = NULL, lease_until = NULL, updated_at = {{now}} \
+             WHERE {HELD} AND last_attempt = $3 AND {ON_WIRE}",
+            settled_state("$9"),
+            settled_reason("$9", "$11"),
+        );
+        Self {
+            begin: dialect.chain(&ChainText {
+                update: &begin,
+                then: &["INSERT INTO attempts (job_id, number, provider, began_at, kind) \
+                         SELECT job.id, job.last_attempt, job.provider, job.updated_at, 'lookup' FROM {job}"],
+                returning: "last_attempt",
+            }),
+            rest: dialect.chain(&ChainText { update: &rest, then: &[CLOSE_ATTEMPT], returning: "id" }),
+            settle: dialect.chain(&ChainText {
+                update: &settle,
+                then: &[CLOSE_ATTEMPT, WRITE_EVENT],
+                returning: "id, state, reason",
+            }),
+        }
+    }
+
+    pub async fn begin(&self, engine: &dyn Engine, hold: &Hold) -> Result<Begun, LedgerError> {
+        let args: [Value; 2] = [hold.id.as_str().into(), hold.fence.into()];
+        let begun = engine.atomically(self.begin.steps(&Arc::from(args))).await?;
+        match begun.iter().flatten().flatten().next() {
+            Some(row) => Ok(Begun::Attempt(row.count("last_attempt")?)),
+            None => Ok(Begun::Lost),
+        }
+    }
+
+    /// [`JobState::Waiting`] is `unknown` here.
+    pub async fn finish(
+        &self,
+        engine: &dyn Engine,
+        hold: &Hold,
+        end: &LookupEnd,
+        next: &JobState,
+    ) -> Result<Written, LedgerError> {
+        let mut args: Vec<Value> = vec![
+            hold.id.as_str().into(),
+            hold.fence.into(),
+            end.number.into(),
+            end.outcome.into(),
+            end.status.map(i64::from).into(),
+            storable(&end.detail).into(),
+            // Never counted.
+            false.into(),
+            end.grants_resend.into(),
+        ];
+        let chain = match next {
+            JobState::Waiting { wait, reason } | JobState::Unknown { wait, reason } => {
+                args.extend([(*wait).into(), storable(reason).into()]);
+                &self.rest
+            }
+            JobState::Final { state, reason, reference } => {
+                args.extend([state.name().into(), reference.as_deref().map(storable).into(), storable(reason).into()]);
+                &self.settle
+            }
+        };
+        let rows = engine.atomically(chain.steps(&Arc::from(args))).await?;
+        page_if_conflicting(hold, next, rows.as_deref())?;
+        Ok(written(rows.is_some()))
+    }
+}

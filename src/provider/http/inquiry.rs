@@ -1,0 +1,196 @@
+//! Look-ups over HTTP: what became of a payment, asked at the row's own address and read by the row's own words.
+//!
+//! Refuses to guess: only a word that the row lists decides, and an accepted payment whose amount or currency the row
+//! wants compared is not accepted until they are. Refuses the row's `statuses` where they would judge a payment: those
+//! are a charge's; what they say of limits and locks holds here too.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use reqwest::{Client, Method};
+use serde_json::Value;
+
+use super::classify::{Body, Reading, is_token, parsed, reference, said_by_row};
+use super::client::{self, Outgoing};
+use super::outbound::OutboundPolicy;
+use super::retry_after::retry_after;
+use super::secrets::HeaderTemplates;
+use crate::domain::job::Job;
+use crate::domain::lookup::{Finding, Lookup, LookupMethod};
+use crate::domain::outcome::UnknownCause;
+use crate::domain::provider::{Provider, StatusCase, StatusMeaning};
+use crate::provider::{Answer, FreezeError, Question};
+
+/// How one provider is asked. Keeps its own connections, because it may be another host that answers.
+pub(super) struct Inquiry {
+    policy: OutboundPolicy,
+    lookup: Lookup,
+    statuses: BTreeMap<u16, Vec<StatusCase>>,
+    client: Client,
+}
+
+impl Inquiry {
+    /// Checks where look-ups would go, and sets up their client. Resolves no secret.
+    ///
+    /// # Errors
+    /// [`FreezeError::Url`] when the address is not allowed.
+    pub(super) fn new(lookup: &Lookup, provider: &Provider, outbound: &OutboundPolicy) -> Result<Self, FreezeError> {
+        let target = outbound.admit(&lookup.url.sample())?;
+        Ok(Self {
+            client: client::build(&target, provider.timeout, provider.workers)?,
+            policy: outbound.clone(),
+            lookup: lookup.clone(),
+            statuses: provider.statuses.clone(),
+        })
+    }
+
+    pub(super) fn question(&self, job: &Job) -> Result<Question, String> {
+        Ok(Question {
+            method: match self.lookup.method {
+                LookupMethod::Get => "GET",
+                LookupMethod::Post => "POST",
+            },
+            url: self.lookup.url.of(job)?,
+            account: job.account.as_ref().map(|account| account.as_str().to_owned()),
+            amount: job.amount,
+            currency: job.currency.clone(),
+        })
+    }
+
+    pub(super) async fn ask(&self, question: &Question, headers: &HeaderTemplates) -> Answer<Finding> {
+        let outgoing = match self.outgoing(question, headers) {
+            Ok(outgoing) => outgoing,
+            Err(error) => return unanswered(Finding::NotSent { cause: error.to_string() }),
+        };
+        match client::exchange(&self.client, outgoing).await {
+            Ok((reading, read_at)) => Answer {
+                outcome: meaning(&reading, question, &self.lookup, &self.statuses, SystemTime::now()),
+                status: Some(reading.status),
+                answer_age: read_at.elapsed(),
+            },
+            Err(failure) => unanswered(failure.finding()),
+        }
+    }
+
+    fn outgoing(&self, question: &Question, headers: &HeaderTemplates) -> Result<Outgoing, FreezeError> {
+        let mut map = client::base_headers(None);
+        headers.resolve(question.account.as_deref())?.insert_into(&mut map)?;
+        let method = if question.method == "POST" { Method::POST } else { Method::GET };
+        // A POST without a length is refused by some servers (411).
+        let body = (method == Method::POST).then(Vec::new);
+        Ok(Outgoing { method, target: self.policy.admit(&question.url)?, headers: map, body })
+    }
+}
+
+fn unanswered(finding: Finding) -> Answer<Finding> {
+    Answer { outcome: finding, status: None, answer_age: Duration::ZERO }
+}
+
+/// What an answer says about the payment. `now` serves dates in an answer without a `Date` of its own.
+fn meaning(
+    reading: &Reading,
+    question: &Question,
+    lookup: &Lookup,
+    statuses: &BTreeMap<u16, Vec<StatusCase>>,
+    now: SystemTime,
+) -> Finding {
+    let status = reading.status;
+    let named_wait = || retry_after(&reading.headers, now);
+    let server_error = |retry_after| Finding::Unknown { cause: UnknownCause::ServerError(status), retry_after };
+    match said_by_row(reading, statuses) {
+        Some(StatusMeaning::Throttled) => return Finding::Throttled { retry_after: named_wait() },
+        Some(StatusMeaning::Busy) => return Finding::Busy { retry_after: named_wait() },
+        Some(StatusMeaning::Unavailable) => return server_error(named_wait()),
+        _ => {}
+    }
+    match status {
+        200..=299 => found(reading, question, lookup),
+        404 => Finding::NotFound,
+        401 | 403 | 407 => Finding::Misconfigured { status },
+        429 => Finding::Throttled { retry_after: named_wait() },
+        503 => server_error(named_wait()),
+        408 | 500..=599 => server_error(None),
+        405 => Finding::Unclear { reason: "provider answered a look-up with 405: check lookup.method".to_owned() },
+        _ => Finding::Unclear { reason: format!("provider answered a look-up with {status}: check lookup.url") },
+    }
+}
+
+fn found(reading: &Reading, question: &Question, lookup: &Lookup) -> Finding {
+    if let Body::Broken(cause) = reading.body {
+        return Finding::Unknown { cause, retry_after: None };
+    }
+    let Some(body) = parsed(&reading.body) else {
+        return Finding::Unknown { cause: UnknownCause::UnreadableAnswer(reading.status), retry_after: None };
+    };
+    let Some(word) = body.pointer(&lookup.state).and_then(word) else {
+        return Finding::Unclear { reason: format!("the look-up's answer has no word at {}", lookup.state) };
+    };
+    let among = |words: &[String]| words.contains(&word);
+    let (accepted, declined) = (among(&lookup.accepted), among(&lookup.declined));
+    if !accepted && !declined && !among(&lookup.in_progress) {
+        let word = if is_token(&word) { format!("`{word}`") } else { "a word".to_owned() };
+        return Finding::Unclear { reason: format!("the look-up answers {word} that no list of lookup names") };
+    }
+    match compared(&body, question, lookup) {
+        Compared::Differs(reason) => Finding::Differs { reason },
+        Compared::Unreadable(what) if accepted => {
+            Finding::Unclear { reason: format!("the look-up's answer has no {what} to compare with ours") }
+        }
+        Compared::Same | Compared::Unreadable(_) if accepted => {
+            Finding::Accepted { reference: reference(&body, &lookup.reference) }
+        }
+        _ if declined => Finding::Declined { reason: format!("{word}, as the provider says when asked") },
+        _ => Finding::InProgress,
+    }
+}
+
+/// Text, a number's digits, or `true` and `false`.
+fn word(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(number) => Some(number.to_string()),
+        Value::Bool(truth) => Some(truth.to_string()),
+        _ => None,
+    }
+}
+
+enum Compared {
+    Same,
+    Differs(String),
+    /// What could not be read.
+    Unreadable(&'static str),
+}
+
+fn compared(body: &Value, question: &Question, lookup: &Lookup) -> Compared {
+    let amount = lookup.amount.as_ref().map(|pointer| body.pointer(pointer).and_then(minor_units));
+    let currency = lookup.currency.as_ref().map(|pointer| body.pointer(pointer).and_then(Value::as_str));
+    let currency = currency.map(|code| code.filter(|code| code.len() == 3 && is_token(code)).map(str::to_uppercase));
+    if amount == Some(None) {
+        return Compared::Unreadable("amount in minor units");
+    }
+    if currency == Some(None) {
+        return Compared::Unreadable("currency");
+    }
+    let theirs = (amount.flatten().unwrap_or(question.amount), currency.flatten());
+    let theirs = (theirs.0, theirs.1.unwrap_or_else(|| question.currency.clone()));
+    if theirs == (question.amount, question.currency.clone()) {
+        return Compared::Same;
+    }
+    Compared::Differs(format!(
+        "the provider has {} {} for this payment, we have {} {}: see it at the provider",
+        theirs.0, theirs.1, question.amount, question.currency
+    ))
+}
+
+/// A whole number, or its digits as text.
+fn minor_units(value: &Value) -> Option<i64> {
+    match value {
+        Value::Number(number) => number.as_i64(),
+        Value::String(text) => text.parse().ok(),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+#[path = "inquiry_tests.rs"]
+mod tests;

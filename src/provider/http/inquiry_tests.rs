@@ -1,0 +1,128 @@
+//! What answers to look-ups mean, as a table.
+
+use reqwest::header::{HeaderMap, RETRY_AFTER};
+use serde_json::json;
+
+use super::super::tests::job;
+use super::*;
+use crate::domain::lookup::{LookupUrl, WhenNotFound};
+
+fn lookup() -> Lookup {
+    Lookup {
+        url: LookupUrl::parse("https://x.example/charges?id=${job:id}").unwrap(),
+        method: LookupMethod::Get,
+        state: "/state".to_owned(),
+        accepted: vec!["succeeded".to_owned(), "true".to_owned(), "7".to_owned()],
+        declined: vec!["declined".to_owned()],
+        in_progress: vec!["processing".to_owned()],
+        reference: "/id".to_owned(),
+        amount: None,
+        currency: None,
+        not_found: WhenNotFound::Review,
+        give_up_after: Duration::from_secs(60),
+    }
+}
+
+fn question() -> Question {
+    let job = job("pay-1");
+    Question { method: "GET", url: String::new(), account: None, amount: job.amount, currency: job.currency }
+}
+
+fn read(status: u16, headers: HeaderMap, body: &str, lookup: &Lookup) -> Finding {
+    let statuses = BTreeMap::from([
+        (429, vec![StatusCase::always(StatusMeaning::Busy)]),
+        (404, vec![StatusCase::always(StatusMeaning::Declined)]),
+        (200, vec![StatusCase::always(StatusMeaning::Accepted)]),
+    ]);
+    let reading = Reading { status, headers, body: Body::Whole(body.as_bytes().to_vec()) };
+    let statuses = if status == 429 && body == "busy" || status != 429 { statuses } else { BTreeMap::new() };
+    meaning(&reading, &question(), lookup, &statuses, SystemTime::now())
+}
+
+fn says(status: u16, body: &Value) -> Finding {
+    read(status, HeaderMap::new(), &body.to_string(), &lookup())
+}
+
+#[test]
+fn words_decide_and_nothing_else_does() {
+    let accepted = |reference: Option<&str>| Finding::Accepted { reference: reference.map(str::to_owned) };
+    let declined = Finding::Declined { reason: "declined, as the provider says when asked".to_owned() };
+    let unclear = |reason: &str| Finding::Unclear { reason: reason.to_owned() };
+    let unreadable = |status| Finding::Unknown { cause: UnknownCause::UnreadableAnswer(status), retry_after: None };
+    let error = |status| Finding::Unknown { cause: UnknownCause::ServerError(status), retry_after: None };
+    let no_word = unclear("the look-up's answer has no word at /state");
+    let table = [
+        (200, json!({"state": "succeeded", "id": "ch_1"}), accepted(Some("ch_1"))),
+        (200, json!({"state": "succeeded"}), accepted(None)),
+        (201, json!({"state": true, "id": 7}), accepted(Some("7"))),
+        (200, json!({"state": 7}), accepted(None)),
+        (200, json!({"state": "declined"}), declined),
+        (200, json!({"state": "processing"}), Finding::InProgress),
+        (200, json!({"state": "Succeeded"}), unclear("the look-up answers `Succeeded` that no list of lookup names")),
+        (200, json!({"state": "a b <script>"}), unclear("the look-up answers a word that no list of lookup names")),
+        (200, json!({"state": {"x": 1}}), no_word.clone()),
+        (200, json!({"states": "succeeded"}), no_word.clone()),
+        (200, json!([]), no_word),
+        // The row's own statuses are a charge's.
+        (404, json!({"state": "succeeded"}), Finding::NotFound),
+        (401, json!({}), Finding::Misconfigured { status: 401 }),
+        (403, json!({}), Finding::Misconfigured { status: 403 }),
+        (405, json!({}), unclear("provider answered a look-up with 405: check lookup.method")),
+        (302, json!({}), unclear("provider answered a look-up with 302: check lookup.url")),
+        (400, json!({"state": "succeeded"}), unclear("provider answered a look-up with 400: check lookup.url")),
+        (408, json!({}), error(408)),
+        (500, json!({"state": "succeeded"}), error(500)),
+        (503, json!({}), error(503)),
+        (429, json!({}), Finding::Throttled { retry_after: None }),
+    ];
+    for (status, body, finding) in table {
+        assert_eq!(says(status, &body), finding, "{status} {body}");
+    }
+    assert_eq!(read(200, HeaderMap::new(), "<html>ok</html>", &lookup()), unreadable(200));
+    assert_eq!(read(204, HeaderMap::new(), "", &lookup()), unreadable(204));
+}
+
+#[test]
+fn named_waits_are_read_and_a_rows_lock_is_a_lock() {
+    let headers = HeaderMap::from_iter([(RETRY_AFTER, reqwest::header::HeaderValue::from_static("9"))]);
+    let wait = Some(Duration::from_secs(9));
+    assert_eq!(read(429, headers.clone(), "", &lookup()), Finding::Throttled { retry_after: wait });
+    assert_eq!(read(429, headers.clone(), "busy", &lookup()), Finding::Busy { retry_after: wait });
+    let unavailable = Finding::Unknown { cause: UnknownCause::ServerError(503), retry_after: wait };
+    assert_eq!(read(503, headers, "", &lookup()), unavailable);
+}
+
+#[test]
+fn another_amount_or_currency_is_named_and_a_missing_one_decides_nothing() {
+    let comparing = Lookup {
+        amount: Some("/amount".to_owned()),
+        currency: Some("/currency".to_owned()),
+        accepted: vec!["succeeded".to_owned()],
+        ..lookup()
+    };
+    let says = |body: Value| read(200, HeaderMap::new(), &body.to_string(), &comparing);
+    let differs = |theirs: &str| Finding::Differs {
+        reason: format!("the provider has {theirs} for this payment, we have 1299 EUR: see it at the provider"),
+    };
+    let no =
+        |what: &str| Finding::Unclear { reason: format!("the look-up's answer has no {what} to compare with ours") };
+    let (paid, open) = ("succeeded", "processing");
+    let accepted = Finding::Accepted { reference: None };
+    let table = [
+        (json!({"state": paid, "amount": 1299, "currency": "EUR"}), accepted.clone()),
+        (json!({"state": paid, "amount": "1299", "currency": "eur"}), accepted),
+        (json!({"state": paid, "amount": 1300, "currency": "EUR"}), differs("1300 EUR")),
+        (json!({"state": paid, "amount": 1299, "currency": "USD"}), differs("1299 USD")),
+        (json!({"state": "declined", "amount": 1, "currency": "usd"}), differs("1 USD")),
+        (json!({"state": open, "amount": 1, "currency": "EUR"}), differs("1 EUR")),
+        (json!({"state": paid, "amount": 12.99, "currency": "EUR"}), no("amount in minor units")),
+        (json!({"state": paid, "amount": "12,99", "currency": "EUR"}), no("amount in minor units")),
+        (json!({"state": paid, "currency": "EUR"}), no("amount in minor units")),
+        (json!({"state": paid, "amount": 1299}), no("currency")),
+        (json!({"state": paid, "amount": 1299, "currency": "EURO"}), no("currency")),
+        (json!({"state": open}), Finding::InProgress),
+    ];
+    for (body, finding) in table {
+        assert_eq!(says(body.clone()), finding, "{body}");
+    }
+}

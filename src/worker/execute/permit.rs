@@ -1,0 +1,89 @@
+//! A permit for one request: waited for in hand as long as the mode says, and not longer than the lane may send.
+//!
+//! Refuses to send: what becomes of a refusal is a wait, and the job is put down for it.
+
+use tokio::time::Instant;
+
+use super::record::{give_back, park, put_down_next};
+use super::{JobInHand, LaneParts};
+use crate::domain::decision::CallKind;
+use crate::domain::disposition::Next;
+use crate::domain::outcome::FinalState;
+use crate::domain::provider::{Mode, Provider};
+use crate::limiter::gate::{Ask, GateRefusal, Grant, Permit, RefusedBy};
+use crate::queue::DELAY_STEPS;
+use crate::worker::intake::End;
+
+pub(super) enum Pass {
+    Granted(Permit),
+    Refused(GateRefusal),
+    /// The lane must not send.
+    Held(String),
+    Stopping,
+}
+
+pub(super) async fn permit(lane: &LaneParts, provider: &Provider, job: &JobInHand, kind: CallKind) -> Pass {
+    let wait_until = match provider.mode {
+        Mode::Blocking => job.delivered_at + provider.max_wait,
+        // What no delay queue can hold is slept in hand.
+        Mode::Requeue => Instant::now() + DELAY_STEPS[0],
+    };
+    let mut sending = lane.pauses.watch_sending();
+    let mut settings = lane.settings.clone();
+    settings.mark_unchanged();
+    let asked = lane.gate.permit(Ask {
+        // A job's cost is what its charge uses.
+        cost: if kind == CallKind::Charge { u32::from(job.job.cost) } else { 1 },
+        kind,
+        priority: job.job.priority,
+        account: job.job.account.as_ref().map(|account| account.as_str().to_owned()),
+        reference: job.job.reference.clone(),
+        wait_until,
+    });
+    tokio::pin!(asked);
+    loop {
+        sending.mark_unchanged();
+        if let Some(pause) = lane.pauses.sending_paused() {
+            return Pass::Held(pause.cause);
+        }
+        if settings.borrow_and_update().provider.paused {
+            return Pass::Held("the provider is paused".to_owned());
+        }
+        tokio::select! {
+            grant = &mut asked => return match grant {
+                Grant::Granted(permit) => Pass::Granted(permit),
+                Grant::Refused(GateRefusal { by: RefusedBy::Stopping, .. }) if lane.stop.is_cancelled() => Pass::Stopping,
+                // Handed back to a lane that still takes, it would be here again at once.
+                Grant::Refused(GateRefusal { by: RefusedBy::Stopping, .. }) => {
+                    Pass::Held("the quota is not open in this worker".to_owned())
+                }
+                Grant::Refused(refusal) => Pass::Refused(refusal),
+            },
+            _ = sending.changed() => {}
+            _ = settings.changed() => {}
+            () = lane.stop.cancelled() => return Pass::Stopping,
+        }
+    }
+}
+
+pub(super) async fn refused(lane: &LaneParts, job: &JobInHand, refusal: &GateRefusal) -> End {
+    let cause = match &refusal.by {
+        RefusedBy::TooCostly => {
+            let reason = "cost is above the smallest limit: it can never be sent".to_owned();
+            let next = Next::Settle { state: FinalState::Review, reason, reference: None };
+            return put_down_next(lane, job, next).await;
+        }
+        RefusedBy::Limit(name) => format!("waits for limit {name}"),
+        RefusedBy::Blocked { account } => format!("account {account} is blocked by a rule of this provider"),
+        RefusedBy::Cold => "the limiter has lost its state and waits".to_owned(),
+        RefusedBy::Paused => "the provider asked for a pause".to_owned(),
+        RefusedBy::StoreAway(_) => "the limiter store is away".to_owned(),
+        RefusedBy::StaleSettings => "newer settings are being loaded".to_owned(),
+        RefusedBy::Stopping => return give_back(lane, job).await,
+    };
+    // What its own account or reference refuses says nothing of the jobs behind it.
+    if !refusal.of_its_own {
+        lane.pauses.stop_taking(refusal.retry_after, &cause);
+    }
+    park(lane, job, refusal.retry_after, &cause).await
+}

@@ -1,0 +1,137 @@
+//! Where a job stands, committed: after a request, without one, or given back untouched.
+//!
+//! Refuses to go on without the ledger: what cannot be written down is not acknowledged, and whoever takes the job over
+//! finds its request open.
+
+use std::time::Duration;
+
+use super::{JobInHand, LaneParts};
+use crate::domain::decision::CallKind;
+use crate::domain::disposition::Next;
+use crate::domain::outcome::NOT_SENT;
+use crate::faults::{self, Point};
+use crate::ledger::{AttemptEnd, Hold, JobState, LedgerError, LookupEnd, Written};
+use crate::queue::DELAY_STEPS;
+use crate::worker::intake::End;
+use crate::worker::patience::{GivenUp, until_back};
+
+/// Commits where a job stands; `None` when the ledger cannot be had and the worker is leaving.
+pub async fn put_down(lane: &LaneParts, job: &JobInHand, state: &JobState) -> Option<Written> {
+    let ledger = &lane.worker.engines.ledger;
+    let written = until_back("put a job down", &lane.worker.abandon, || ledger.put_down(&job.held.hold, state));
+    written.await.map_err(|error| tracing::warn!(job = %job.job.id, ?error, "not put down")).ok()
+}
+
+/// What a request came to, for its row.
+pub(super) enum Closing {
+    Charge(AttemptEnd),
+    Lookup(LookupEnd),
+}
+
+impl Closing {
+    /// A request that was written down and surely never left.
+    fn unsent(kind: CallKind, number: u32, cause: &str) -> Self {
+        let (outcome, detail) = (NOT_SENT, cause.to_owned());
+        match kind {
+            CallKind::Charge => Self::Charge(AttemptEnd { number, outcome, status: None, detail, counts: false }),
+            CallKind::Lookup => Self::Lookup(LookupEnd { number, outcome, status: None, detail, grants_resend: false }),
+        }
+    }
+
+    async fn write(&self, lane: &LaneParts, hold: &Hold, state: &JobState) -> Result<Written, LedgerError> {
+        let ledger = &lane.worker.engines.ledger;
+        match self {
+            Self::Charge(end) => ledger.finish_attempt(hold, end, state).await,
+            Self::Lookup(end) => ledger.finish_lookup(hold, end, state).await,
+        }
+    }
+}
+
+/// A request that was written down and surely never left.
+pub(super) async fn finish_unsent(lane: &LaneParts, job: &JobInHand, kind: CallKind, number: u32) -> End {
+    let closing = Closing::unsent(kind, number, "the permit came too late");
+    write_end(lane, job, &closing, soon(job, "begun too late, nothing was sent")).await
+}
+
+/// Commits what a request came to and where its job stands now.
+pub(super) async fn write_end(lane: &LaneParts, job: &JobInHand, closing: &Closing, next: Next) -> End {
+    let state = state_of(next);
+    let written = until_back("write an outcome down", &lane.worker.abandon, || {
+        faults::unread(Point::OutcomeCommitUnacknowledged, closing.write(lane, &job.held.hold, &state))
+    });
+    let written = written.await;
+    faults::crash(Point::AfterOutcome);
+    match written {
+        Ok(Written::Kept) => kept(lane, &state),
+        Ok(Written::Lost) => {
+            tracing::warn!(job = %job.job.id, "another worker has taken this job over");
+            End::HandBack
+        }
+        Err(GivenUp::Stopped) => End::HandBack,
+        Err(GivenUp::Failed(error)) => {
+            tracing::error!(job = %job.job.id, %error, "outcome not written down; the ledger says the request is open");
+            End::Refused
+        }
+    }
+}
+
+/// Writing a request down failed with the database away: whether it was committed is unknown, but nothing was sent.
+pub(super) async fn retract(lane: &LaneParts, job: &JobInHand, kind: CallKind) -> End {
+    let (ledger, hold) = (&lane.worker.engines.ledger, &job.held.hold);
+    let open = Closing::unsent(kind, job.claimed.last_attempt + 1, "the ledger was away");
+    let state = state_of(soon(job, "the ledger was away, nothing was sent"));
+    let written = until_back("retract a request", &lane.worker.abandon, || async {
+        match open.write(lane, hold, &state).await? {
+            Written::Kept => Ok(Written::Kept),
+            Written::Lost => ledger.put_down(hold, &state).await,
+        }
+    });
+    match written.await {
+        Ok(Written::Kept) => kept(lane, &state),
+        _ => End::HandBack,
+    }
+}
+
+fn soon(job: &JobInHand, reason: &str) -> Next {
+    Next::Again { after: DELAY_STEPS[0], unknown: job.claimed.unknown, reason: reason.to_owned() }
+}
+
+pub(super) async fn put_down_next(lane: &LaneParts, job: &JobInHand, next: Next) -> End {
+    let state = state_of(next);
+    match put_down(lane, job, &state).await {
+        Some(Written::Kept) => kept(lane, &state),
+        Some(Written::Lost) => End::HandBack,
+        None => End::Refused,
+    }
+}
+
+pub(super) async fn park(lane: &LaneParts, job: &JobInHand, wait: Duration, reason: &str) -> End {
+    put_down_next(lane, job, Next::Again { after: wait, unknown: job.claimed.unknown, reason: reason.to_owned() }).await
+}
+
+/// The worker leaves: the job is free for others at once.
+pub(super) async fn give_back(lane: &LaneParts, job: &JobInHand) -> End {
+    match lane.worker.engines.ledger.release(&job.held.hold).await {
+        Ok(Written::Kept | Written::Lost) => {}
+        Err(error) => tracing::debug!(job = %job.job.id, %error, "not released; the lease will run out"),
+    }
+    End::HandBack
+}
+
+fn kept(lane: &LaneParts, state: &JobState) -> End {
+    match state {
+        JobState::Waiting { wait, .. } | JobState::Unknown { wait, .. } => End::Park(*wait),
+        JobState::Final { .. } => {
+            lane.worker.outbox.notify_one();
+            End::Ack
+        }
+    }
+}
+
+fn state_of(next: Next) -> JobState {
+    match next {
+        Next::Settle { state, reason, reference } => JobState::Final { state, reason, reference },
+        Next::Again { after, unknown: true, reason } => JobState::Unknown { wait: after, reason },
+        Next::Again { after, unknown: false, reason } => JobState::Waiting { wait: after, reason },
+    }
+}
