@@ -31,6 +31,7 @@ mod reports;
 mod row;
 mod settings;
 pub(super) mod sqlite;
+mod upkeep;
 
 use engine::Engine;
 pub use settings::SqlSettings;
@@ -45,6 +46,7 @@ pub struct SqlLedger {
     recent: recent::Statements,
     authority: authority::Statements,
     reports: reports::Statements,
+    upkeep: upkeep::Statements,
 }
 
 impl SqlLedger {
@@ -59,6 +61,7 @@ impl SqlLedger {
             recent: recent::Statements::new(dialect),
             authority: authority::Statements::new(dialect),
             reports: reports::Statements::new(dialect),
+            upkeep: upkeep::Statements::new(dialect),
         }
     }
 }
