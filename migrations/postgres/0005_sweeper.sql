@@ -24,6 +24,17 @@ CREATE INDEX jobs_settled_by_update ON jobs (updated_at)
     WHERE scrubbed_at IS NULL AND state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled');
 CREATE INDEX jobs_in_review_by_update ON jobs (updated_at) WHERE state = 'review';
 
+-- The interval between two copies belongs to one wait: a job that was taken up, or given another wait, begins anew.
+CREATE FUNCTION jobs_forget_sweep() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    NEW.sweep_after := NULL;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER a_new_wait_begins_anew
+    BEFORE UPDATE OF wake_at, fence ON jobs
+    FOR EACH ROW WHEN (OLD.sweep_after IS NOT NULL AND (NEW.wake_at <> OLD.wake_at OR NEW.fence <> OLD.fence))
+    EXECUTE FUNCTION jobs_forget_sweep();
+
 -- Duties of which the whole cluster needs one doer at a time. Whoever moves `taken_until` has the turn.
 CREATE TABLE upkeep_turns (
     duty text NOT NULL PRIMARY KEY CONSTRAINT duty_is_a_short_word CHECK (duty ~ '^[a-z_]{1,32}$'),

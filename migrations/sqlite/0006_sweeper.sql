@@ -23,6 +23,14 @@ CREATE INDEX jobs_settled_by_update ON jobs (updated_at)
     WHERE scrubbed_at IS NULL AND state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled');
 CREATE INDEX jobs_in_review_by_update ON jobs (updated_at) WHERE state = 'review';
 
+-- The interval between two copies belongs to one wait: a job that was taken up, or given another wait, begins anew.
+CREATE TRIGGER a_new_wait_begins_anew
+    AFTER UPDATE OF wake_at, fence ON jobs
+    WHEN OLD.sweep_after IS NOT NULL AND (NEW.wake_at <> OLD.wake_at OR NEW.fence <> OLD.fence)
+BEGIN
+    UPDATE jobs SET sweep_after = NULL WHERE id = NEW.id;
+END;
+
 -- Duties of which the whole cluster needs one doer at a time. Whoever moves `taken_until` has the turn.
 CREATE TABLE upkeep_turns (
     duty TEXT NOT NULL PRIMARY KEY

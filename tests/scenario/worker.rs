@@ -13,3 +13,4 @@ mod messages;
 mod outcomes;
 mod pauses;
 mod script;
+mod sweeps;

@@ -36,15 +36,13 @@ impl Statements {
     pub fn new(dialect: Dialect) -> Self {
         let open = |place: &str, which: &str| part(place, &format!("{OPEN} AND {which}"));
         let places = [
-            "SELECT provider, 'recorded' AS place, NULL AS state, count(*) AS jobs FROM jobs GROUP BY provider".to_owned(),
+            "SELECT provider, 'recorded' AS place, NULL AS state, count(*) AS jobs FROM jobs GROUP BY provider"
+                .to_owned(),
             "SELECT provider, 'state' AS place, state, count(*) AS jobs FROM jobs GROUP BY provider, state".to_owned(),
             open("in_hand", "lease_until > {now}"),
             open("parked", &format!("{FREE} AND wake_at > {{now}}")),
             open("due", &format!("{FREE} AND wake_at <= {{now}}")),
-            open(
-                "astray",
-                "wake_at <= {after:(0 - $1)} AND (lease_until IS NULL OR lease_until <= {after:(0 - $1)})",
-            ),
+            open("astray", "wake_at <= {after:(0 - $1)} AND (lease_until IS NULL OR lease_until <= {after:(0 - $1)})"),
         ];
         let checks = |which: &[&str]| {
             let parts = which.iter().flat_map(|which| {
@@ -70,7 +68,8 @@ impl Statements {
         let mut accounts: BTreeMap<String, Account> = BTreeMap::new();
         for row in engine.query(sql, args).await? {
             let provider = row.text("provider")?;
-            let account = accounts.entry(provider.clone()).or_insert_with(|| Account { provider, ..Account::default() });
+            let account =
+                accounts.entry(provider.clone()).or_insert_with(|| Account { provider, ..Account::default() });
             enter(account, &row)?;
         }
         Ok(accounts.into_values().collect())
@@ -78,7 +77,9 @@ impl Statements {
 }
 
 fn part(place: &str, which: &str) -> String {
-    format!("SELECT provider, '{place}' AS place, NULL AS state, count(*) AS jobs FROM jobs WHERE {which} GROUP BY provider")
+    format!(
+        "SELECT provider, '{place}' AS place, NULL AS state, count(*) AS jobs FROM jobs WHERE {which} GROUP BY provider"
+    )
 }
 
 fn enter(account: &mut Account, row: &Row) -> Result<(), LedgerError> {

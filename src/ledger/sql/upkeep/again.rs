@@ -20,6 +20,9 @@ use crate::ledger::{Hold, LedgerError, Written};
 /// The instant from which one more copy could be published; the expression of index `jobs_open_by_sweep`.
 const SWEPT_FROM: &str = "CASE WHEN sweep_after > wake_at THEN sweep_after ELSE wake_at END";
 
+/// Since when a job is due and held by nobody.
+const DUE_SINCE: &str = "(CASE WHEN lease_until > wake_at THEN lease_until ELSE wake_at END)";
+
 /// `not_before` and `expires_at` are read as epoch milliseconds.
 const RECORDED: &str = "id, provider, idempotency_key, key_given, content_hash, amount, currency, account, reference, \
      cost, priority, {ms:not_before} AS not_before_ms, {ms:expires_at} AS expires_at_ms, payload, sweeps";
@@ -33,12 +36,12 @@ pub struct Statements {
 
 impl Statements {
     pub fn new(dialect: Dialect) -> Self {
-        // Twice as long overdue as now is `now + (now - wake_at)`, in either database's arithmetic of instants.
+        // Twice as long overdue as now is `now + (now - due)`, in either database's arithmetic of instants.
         let overdue = format!(
             "UPDATE jobs SET sweeps = sweeps + 1, unqueued = false, sweep_after = CASE \
-                 WHEN {{now}} + ({{now}} - wake_at) > {{after:$4}} THEN {{after:$4}} \
-                 WHEN {{now}} + ({{now}} - wake_at) < {{after:$3}} THEN {{after:$3}} \
-                 ELSE {{now}} + ({{now}} - wake_at) END \
+                 WHEN {{now}} + ({{now}} - {DUE_SINCE}) > {{after:$4}} THEN {{after:$4}} \
+                 WHEN {{now}} + ({{now}} - {DUE_SINCE}) < {{after:$3}} THEN {{after:$3}} \
+                 ELSE {{now}} + ({{now}} - {DUE_SINCE}) END \
              WHERE id IN (\
                  SELECT id FROM jobs \
                  WHERE provider = $1 AND {OPEN} AND {SWEPT_FROM} <= {{after:(0 - $2)}} \
@@ -105,12 +108,7 @@ impl Statements {
         engine.query(sql, args).await?.iter().map(recorded).collect()
     }
 
-    pub async fn standing(
-        &self,
-        engine: &dyn Engine,
-        job: &Job,
-        hash: ContentHash,
-    ) -> Result<Standing, LedgerError> {
+    pub async fn standing(&self, engine: &dyn Engine, job: &Job, hash: ContentHash) -> Result<Standing, LedgerError> {
         let rows = engine.query(&self.standing, Arc::from([job.id.as_str().into()])).await?;
         let Some(row) = rows.first() else { return Ok(Standing::NotRecorded) };
         if row.text("provider")? != job.provider.as_str() || row.bytes("content_hash")? != hash.0 {
