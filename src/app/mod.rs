@@ -198,6 +198,7 @@ impl Engines for App {
         let engines = worker::Engines {
             queue: queue.face(),
             ledger: database.ledger(),
+            upkeep: database.upkeep(),
             settings: database.settings(),
             limiter: self.worker_limiter(config, database).await?,
             providers: Arc::new(HttpProviders(outbound)),

@@ -12,7 +12,7 @@ use super::{CommandError, Console, Exit};
 use crate::config::Config;
 use crate::ops::{self, OpsState};
 use crate::worker::deployment::{self, DrainReport, Progress};
-use crate::worker::{WorkerOptions, settings_watch};
+use crate::worker::{WorkerOptions, settings_watch, sweeper};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {}
@@ -34,8 +34,12 @@ pub async fn run(config: &Config, engines: &dyn Engines, console: &mut Console) 
     let (progress, progress_rx) = watch::channel(Progress::default());
     if let Some(listener) = listener {
         console.message(&format!("ops server on http://{}", listener.local_addr()?))?;
-        let state =
-            OpsState { progress: progress_rx, limiter: engines.limiter.clone(), token: config.ops.token.clone() };
+        let state = OpsState {
+            progress: progress_rx,
+            limiter: engines.limiter.clone(),
+            upkeep: engines.upkeep.clone(),
+            token: config.ops.token.clone(),
+        };
         let server_stop = stop.clone();
         // Probes and peeks must not hold up the drain, so nobody waits for this server.
         tokio::spawn(async move {
@@ -55,6 +59,8 @@ fn options(config: &Config) -> WorkerOptions {
         card_numbers: config.worker.card_numbers,
         drain_timeout: config.worker.drain_timeout,
         settings_poll: settings_watch::POLL,
+        sweep_every: sweeper::EVERY,
+        scrub_after: config.scrub_after,
     }
 }
 

@@ -115,6 +115,8 @@ pub enum InvalidReason {
     WrongProvider,
     CardNumber,
     Conflict,
+    /// The broker gave up on it again and again, and it never became a job.
+    Undeliverable,
 }
 
 impl InvalidReason {
@@ -131,6 +133,7 @@ impl InvalidReason {
             Self::WrongProvider => "wrong_provider",
             Self::CardNumber => "card_number",
             Self::Conflict => "conflict",
+            Self::Undeliverable => "undeliverable",
         }
     }
 }

@@ -14,6 +14,7 @@ use super::sql::engine::to_the_end;
 use super::sql::postgres::{self, PostgresEngine};
 use super::sql::sqlite::{self, SqliteEngine};
 use super::sql::{SqlLedger, SqlSettings};
+use super::upkeep::Upkeep;
 use super::{Ledger, LedgerError};
 
 static POSTGRES: Migrator = sqlx::migrate!("./migrations/postgres");
@@ -81,6 +82,11 @@ impl Database {
 
     #[must_use]
     pub fn ledger(&self) -> Arc<dyn Ledger> {
+        self.ledger.clone()
+    }
+
+    #[must_use]
+    pub fn upkeep(&self) -> Arc<dyn Upkeep> {
         self.ledger.clone()
     }
 

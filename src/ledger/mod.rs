@@ -18,6 +18,7 @@ pub mod database;
 pub mod provider_row;
 pub mod settings;
 pub mod sql;
+pub mod upkeep;
 
 #[derive(Debug, thiserror::Error)]
 pub enum LedgerError {

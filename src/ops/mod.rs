@@ -19,11 +19,14 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+pub use self::conservation::Conserved;
 pub use self::peek::{LimitUsed, PeekError, peek};
 use crate::domain::provider::ProviderName;
+use crate::ledger::upkeep::Upkeep;
 use crate::limiter::Limiter;
 use crate::worker::deployment::Progress;
 
+mod conservation;
 mod lanes;
 mod peek;
 
@@ -32,6 +35,7 @@ mod peek;
 pub struct OpsState {
     pub progress: watch::Receiver<Progress>,
     pub limiter: Arc<dyn Limiter>,
+    pub upkeep: Arc<dyn Upkeep>,
     pub token: Option<SecretString>,
 }
 
@@ -47,6 +51,7 @@ fn router(state: OpsState) -> Router {
     let guarded = Router::new()
         .route("/api/v1/lanes", get(lanes))
         .route("/api/v1/limits/{provider}", get(limits))
+        .route("/api/v1/conservation", get(conservation::show))
         .route_layer(from_fn_with_state(state.clone(), authorised));
     Router::new()
         .route("/livez", get(|| async { "alive\n" }))
@@ -122,14 +127,21 @@ async fn authorised(State(state): State<OpsState>, request: Request, next: Next)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ledger::database::Database;
     use crate::limiter::embedded::EmbeddedLimiter;
 
     async fn start(token: Option<&str>) -> (String, watch::Sender<Progress>, CancellationToken) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let (progress_tx, progress) = watch::channel(Progress::default());
-        let state =
-            OpsState { progress, limiter: Arc::new(EmbeddedLimiter::new()), token: token.map(SecretString::from) };
+        let database = Database::open("sqlite::memory:", 1).unwrap();
+        database.migrate().await.unwrap();
+        let state = OpsState {
+            progress,
+            limiter: Arc::new(EmbeddedLimiter::new()),
+            upkeep: database.upkeep(),
+            token: token.map(SecretString::from),
+        };
         let stop = CancellationToken::new();
         tokio::spawn(serve(listener, state, stop.clone()));
         (address, progress_tx, stop)
@@ -169,6 +181,8 @@ mod tests {
         assert_eq!(status(&url, Some("let-me-out")).await, 401);
         assert_eq!(status(&url, Some("let-me-in")).await, 404);
         assert_eq!(status(&format!("{address}/livez"), None).await, 200);
+        let account = format!("{address}/api/v1/conservation");
+        assert_eq!((status(&account, None).await, status(&account, Some("let-me-in")).await), (401, 200));
         stop.cancel();
     }
 

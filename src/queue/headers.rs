@@ -9,6 +9,9 @@ pub const REASON: &str = "x-sluicegate-reason";
 /// On an invalid message: field and mend, for people.
 pub const DETAIL: &str = "x-sluicegate-detail";
 
+/// On a message that was given up and published again: how often that happened.
+pub const DEAD_ROUNDS: &str = "x-sluicegate-dead-rounds";
+
 /// The message's properties, with the headers that its destination adds.
 pub(super) fn with_destination(message: &Outgoing) -> Properties {
     let mut properties = message.properties.clone();

@@ -110,6 +110,16 @@ pub struct Delivery {
     pub receipt: Box<dyn Receipt>,
 }
 
+/// A message that the broker gave up on: it was delivered too often and never finished.
+pub struct DeadLetter {
+    /// The lane that it was given up in, if the broker says so.
+    pub lane: Option<ProviderName>,
+    pub body: Bytes,
+    pub properties: Properties,
+    /// Dropped, it comes back once this process has ended, at the latest.
+    pub receipt: Box<dyn Receipt>,
+}
+
 /// The right to finish one delivery, once.
 #[async_trait]
 pub trait Receipt: Send + Sync {
@@ -149,6 +159,10 @@ pub trait Queue: Send + Sync {
 
     /// Publishes persistently and mandatorily; returns once the broker has confirmed.
     async fn publish(&self, message: Outgoing) -> Result<(), QueueError>;
+
+    /// Takes one message that was given up, oldest first; `None` when there is none. Published again, it begins with a
+    /// fresh count of deliveries.
+    async fn take_dead(&self) -> Result<Option<DeadLetter>, QueueError>;
 
     /// Messages ready in a lane, for status; `None` when the lane has no queue: what is published to it is lost or refused.
     async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError>;

@@ -19,7 +19,7 @@ use super::pauses::Pauses;
 use super::pool::Pool;
 use super::quotas::Quotas;
 use super::settings_watch::{self, Known};
-use super::{Engines, Worker, WorkerOptions, outbox, topology};
+use super::{Engines, Worker, WorkerOptions, outbox, sweeper, topology};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
 
@@ -93,6 +93,7 @@ pub async fn run(
     let (limiter, ledger) = (Arc::clone(&worker.engines.limiter), Arc::clone(&worker.engines.ledger));
     let quotas = Quotas::new(limiter, ledger, store_version);
 
+    services.spawn(sweeper::run(worker.clone(), known_rx.clone()));
     services.spawn(topology::keep_declared(worker.clone(), known_rx.clone(), progress.clone()));
 
     lanes(&worker, &quotas, known_rx, &progress).await;

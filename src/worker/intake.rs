@@ -23,7 +23,10 @@ use crate::queue::message::{DecodeError, Decoded, decode};
 use crate::queue::{DELAY_STEPS, Delivery, Destination, Outgoing};
 
 /// How long a message of a newer format waits before it is looked at again: about a rolling deployment's step.
-const NEWER_VERSION_WAIT: Duration = Duration::from_secs(60);
+pub(super) const NEWER_VERSION_WAIT: Duration = Duration::from_secs(60);
+/// A job that waits longer than this is in the ledger alone, and the sweeper publishes it when it is due: a message would
+/// go round the longest delay queue for all that time.
+const UNQUEUED_FROM: Duration = Duration::from_secs(24 * 60 * 60);
 /// Pause before a message goes back after a fault that is its own, so that it does not come round at once.
 const FAULT_PAUSE: Duration = Duration::from_secs(1);
 
@@ -149,28 +152,28 @@ async fn begin(lane: &LaneParts, decoded: Decoded, claimed: Claimed, delivered_a
     let state =
         if job.claimed.unknown { JobState::Unknown { wait, reason } } else { JobState::Waiting { wait, reason } };
     match execute::put_down(lane, &job, &state).await {
+        Some(Written::Kept) if wait > UNQUEUED_FROM && kept_unqueued(lane, &job).await => End::Ack,
         Some(Written::Kept) => End::Park(wait),
         Some(Written::Lost) => End::HandBack,
         None => End::Refused,
     }
 }
 
+/// Whether the ledger has noted that no queue has this job. If not, it is parked like any other.
+async fn kept_unqueued(lane: &LaneParts, job: &JobInHand) -> bool {
+    match lane.worker.engines.upkeep.keep_unqueued(&job.held.hold).await {
+        Ok(written) => written == Written::Kept,
+        Err(error) => {
+            tracing::debug!(job = %job.job.id, %error, "not noted as unqueued; it is parked");
+            false
+        }
+    }
+}
+
 /// What can never be a job: kept in the ledger and in `invalid`, then acknowledged.
 async fn reject(lane: &LaneParts, copy: &Copy, invalid: &Invalid, job_id: Option<JobId>) -> End {
     let worker = &lane.worker;
-    let message = RejectedMessage {
-        lane: lane.name.clone(),
-        job_id: job_id.map(|id| id.as_str().to_owned()),
-        reason: invalid.reason.code(),
-        detail: invalid.detail.clone(),
-        body_sha256: Sha256::digest(&copy.body).into(),
-        body_bytes: copy.body.len(),
-    };
-    let outgoing = Outgoing {
-        destination: Destination::Invalid { reason: invalid.reason, detail: invalid.detail.clone() },
-        body: copy.body.clone(),
-        properties: copy.properties.clone(),
-    };
+    let (outgoing, message) = rejection(copy, invalid, job_id);
     tracing::warn!(provider = %lane.name, reason = invalid.reason.code(), detail = invalid.detail, "message is no job");
     let kept = until_back("keep an invalid message", &lane.stop, || worker.engines.queue.publish(outgoing.clone()));
     if let Err(error) = kept.await {
@@ -185,4 +188,22 @@ async fn reject(lane: &LaneParts, copy: &Copy, invalid: &Invalid, job_id: Option
             End::Refused
         }
     }
+}
+
+/// What is kept of a message that can never be a job: the message itself for `invalid`, and its row.
+pub(super) fn rejection(copy: &Copy, invalid: &Invalid, job_id: Option<JobId>) -> (Outgoing, RejectedMessage) {
+    let row = RejectedMessage {
+        lane: copy.provider.clone(),
+        job_id: job_id.map(|id| id.as_str().to_owned()),
+        reason: invalid.reason.code(),
+        detail: invalid.detail.clone(),
+        body_sha256: Sha256::digest(&copy.body).into(),
+        body_bytes: copy.body.len(),
+    };
+    let outgoing = Outgoing {
+        destination: Destination::Invalid { reason: invalid.reason, detail: invalid.detail.clone() },
+        body: copy.body.clone(),
+        properties: copy.properties.clone(),
+    };
+    (outgoing, row)
 }

@@ -11,6 +11,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::ledger::Ledger;
 use crate::ledger::settings::Settings;
+use crate::ledger::upkeep::Upkeep;
 use crate::limiter::Limiter;
 use crate::provider::ProviderFactory;
 use crate::queue::Queue;
@@ -28,6 +29,7 @@ pub mod pauses;
 pub mod pool;
 pub mod quotas;
 pub mod settings_watch;
+pub mod sweeper;
 pub mod topology;
 
 /// The engines that a worker stands on.
@@ -35,6 +37,7 @@ pub mod topology;
 pub struct Engines {
     pub queue: Arc<dyn Queue>,
     pub ledger: Arc<dyn Ledger>,
+    pub upkeep: Arc<dyn Upkeep>,
     pub settings: Arc<dyn Settings>,
     pub limiter: Arc<dyn Limiter>,
     pub providers: Arc<dyn ProviderFactory>,
@@ -49,6 +52,10 @@ pub struct WorkerOptions {
     pub drain_timeout: Duration,
     /// How often the settings version is looked at.
     pub settings_poll: Duration,
+    /// How often the sweeper looks; [`sweeper::EVERY`].
+    pub sweep_every: Duration,
+    /// Age at which payload and request body of settled jobs are emptied.
+    pub scrub_after: Duration,
 }
 
 /// What every part of a running worker shares.

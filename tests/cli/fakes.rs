@@ -18,7 +18,7 @@ use sluicegate::ledger::provider_row::ProviderRow;
 use sluicegate::ledger::settings::{BadRow, Change, Settings, Snapshot};
 use sluicegate::limiter::Limiter;
 use sluicegate::limiter::embedded::EmbeddedLimiter;
-use sluicegate::queue::{Lane, Outgoing, Queue, QueueError};
+use sluicegate::queue::{DeadLetter, Lane, Outgoing, Queue, QueueError};
 
 #[derive(Clone, Default)]
 pub struct Engine(Arc<Mutex<State>>);
@@ -246,6 +246,10 @@ impl Queue for Engine {
         }
         state.published.push(message);
         Ok(())
+    }
+
+    async fn take_dead(&self) -> Result<Option<DeadLetter>, QueueError> {
+        Ok(None)
     }
 
     async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError> {

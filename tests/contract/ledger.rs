@@ -22,6 +22,7 @@ mod outbox;
 mod recent;
 mod schema;
 mod settings;
+mod upkeep;
 
 const LEASE: Duration = Duration::from_secs(60);
 const SECOND: Duration = Duration::from_secs(1);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use sluicegate::domain::job::InvalidReason;
 use sluicegate::domain::provider::ProviderName;
-use sluicegate::queue::{Delivery, Destination, Lane, Outgoing, Properties, Queue, QueueError, headers};
+use sluicegate::queue::{DeadLetter, Delivery, Destination, Lane, Outgoing, Properties, Queue, QueueError, headers};
 
 mod embedded;
 mod rabbitmq;
@@ -256,6 +256,59 @@ async fn outcomes_need_no_listener(queue: Arc<dyn Queue>) {
     queue.publish(message(destination, "p-1")).await.unwrap();
 }
 
+/// Hands a message back until the broker gives it up.
+async fn give_up(queue: &dyn Queue, lane: &mut dyn Lane) -> DeadLetter {
+    let mut deliveries = 0;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Ok(delivery) = tokio::time::timeout(Duration::from_millis(300), lane.next()).await {
+            delivery.unwrap().unwrap().receipt.hand_back().await.unwrap();
+            deliveries += 1;
+        } else if let Some(letter) = queue.take_dead().await.unwrap() {
+            assert!((1_000..=1_002).contains(&deliveries), "given up after {deliveries} deliveries");
+            return letter;
+        }
+        assert!(Instant::now() < deadline, "not given up after {deliveries} deliveries");
+    }
+}
+
+async fn given_up_after_the_delivery_limit(queue: Arc<dyn Queue>) {
+    queue.declare(&[provider("stripe"), provider("adyen")]).await.unwrap();
+    assert!(queue.take_dead().await.unwrap().is_none());
+    let mut lane = queue.open_lane(&provider("stripe"), 1).await.unwrap();
+    // By way of a delay queue, as jobs that were parked come.
+    let step = Duration::from_millis(250);
+    let mut parked = message(Destination::Delay { provider: provider("stripe"), step }, "poison");
+    parked.properties.headers.insert("tenant".to_owned(), "a".to_owned());
+    let properties = Properties { content_type: None, ..parked.properties.clone() };
+    queue.publish(parked).await.unwrap();
+    let letter = give_up(&*queue, &mut *lane).await;
+    assert_eq!((letter.lane.as_ref().map(ProviderName::as_str), &letter.body[..]), (Some("stripe"), &b"poison"[..]));
+    assert_eq!(Properties { content_type: None, ..letter.properties.clone() }, properties);
+    assert!(queue.take_dead().await.unwrap().is_none(), "nobody else is given it meanwhile");
+    letter.receipt.hand_back().await.unwrap();
+    let letter = await_dead(&*queue).await;
+    // Published again, it has a fresh count.
+    queue.publish(to_lane("stripe", "poison")).await.unwrap();
+    letter.receipt.ack().await.unwrap();
+    for _ in 0..5 {
+        take(&mut *lane).await.receipt.hand_back().await.unwrap();
+    }
+    take(&mut *lane).await.receipt.ack().await.unwrap();
+    assert!(queue.take_dead().await.unwrap().is_none());
+}
+
+async fn await_dead(queue: &dyn Queue) -> DeadLetter {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(letter) = queue.take_dead().await.unwrap() {
+            return letter;
+        }
+        assert!(Instant::now() < deadline, "no dead letter");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
 fn invalid_message() -> Outgoing {
     let detail = "amount: must be an integer".to_owned();
     message(Destination::Invalid { reason: InvalidReason::BadAmount, detail }, "not a job")
@@ -295,7 +348,8 @@ macro_rules! conformance {
             dropping_next_loses_nothing,
             delayed_comes_to_its_own_lane_and_not_early,
             reserved_names_are_no_lanes,
-            outcomes_need_no_listener
+            outcomes_need_no_listener,
+            given_up_after_the_delivery_limit
         );
     };
     ($bench:path: $($promise:ident),+) => {

@@ -79,6 +79,7 @@ fn every_reason_is_documented() {
         InvalidReason::WrongProvider,
         InvalidReason::CardNumber,
         InvalidReason::Conflict,
+        InvalidReason::Undeliverable,
     ];
     let page = Page::read("docs/message.md");
     let rows = page.table("## What is refused", "reason");

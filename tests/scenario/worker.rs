@@ -14,3 +14,4 @@ mod messages;
 mod outcomes;
 mod pauses;
 mod script;
+mod sweeps;

@@ -23,7 +23,7 @@ use crate::provider::simulated::{FakeHandle, FakeOptions, FakeProvider};
 use crate::queue::message::{CardNumbers, encode};
 use crate::queue::{Destination, Outgoing, Properties};
 use crate::worker::deployment::{self, Progress};
-use crate::worker::{self, WorkerOptions, settings_watch};
+use crate::worker::{self, WorkerOptions, settings_watch, sweeper};
 
 mod progress;
 mod proof;
@@ -185,6 +185,9 @@ async fn work_off(
         card_numbers: CardNumbers::Refuse,
         drain_timeout: Duration::from_secs(30),
         settings_poll: settings_watch::POLL,
+        sweep_every: sweeper::EVERY,
+        // Nothing of it lives that long.
+        scrub_after: Duration::from_secs(86_400),
     };
     let (progress, _) = watch::channel(Progress::default());
     let running = tokio::spawn(deployment::run(engines.clone(), options, stop.clone(), progress));

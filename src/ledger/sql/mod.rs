@@ -32,6 +32,7 @@ mod reports;
 mod row;
 mod settings;
 pub(super) mod sqlite;
+mod upkeep;
 
 use engine::Engine;
 pub use settings::SqlSettings;
@@ -47,6 +48,7 @@ pub struct SqlLedger {
     recent: recent::Statements,
     authority: authority::Statements,
     reports: reports::Statements,
+    upkeep: upkeep::Statements,
 }
 
 impl SqlLedger {
@@ -62,6 +64,7 @@ impl SqlLedger {
             recent: recent::Statements::new(dialect),
             authority: authority::Statements::new(dialect),
             reports: reports::Statements::new(dialect),
+            upkeep: upkeep::Statements::new(dialect),
         }
     }
 }

@@ -12,10 +12,11 @@ use sqlx::SqlitePool;
 use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
-use super::{DELAY_STEPS, Destination, Lane, Outgoing, Queue, QueueError, headers, names};
+use super::{DELAY_STEPS, DeadLetter, Destination, Lane, Outgoing, Queue, QueueError, headers, names};
 use crate::domain::provider::ProviderName;
 use crate::domain::time::millis_up;
 
+mod dead;
 mod lane;
 mod store;
 
@@ -104,6 +105,10 @@ impl Queue for EmbeddedQueue {
         }
         self.signals.of(&queue).notify_waiters();
         Ok(())
+    }
+
+    async fn take_dead(&self) -> Result<Option<DeadLetter>, QueueError> {
+        dead::take(&self.store).await
     }
 
     async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError> {

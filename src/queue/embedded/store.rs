@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
-use sqlx::{Row as _, SqlitePool};
+use sqlx::{AssertSqlSafe, Row as _, SqlitePool};
 
 use crate::queue::{Properties, QueueError};
 
@@ -15,6 +15,15 @@ use crate::queue::{Properties, QueueError};
 const OUTCOMES_KEPT: i64 = 100_000;
 /// Older ones are deleted once in so many inserts.
 const TRIM_EVERY: i64 = 500;
+
+/// Where messages go that were taken too often.
+const DEAD: &str = "payments.dead";
+/// How often a message is taken before it is given up, as in RabbitMQ's lanes.
+const DELIVERY_LIMIT: i64 = 1_000;
+/// Gives a message back, or gives it up. Both columns are as they were before the statement.
+const GIVE_BACK: &str = "UPDATE queue_messages SET taken = 0, redelivered = 1, \
+     dead_of = CASE WHEN deliveries > ?1 AND queue <> ?2 THEN queue ELSE dead_of END, \
+     queue = CASE WHEN deliveries > ?1 THEN ?2 ELSE queue END";
 
 #[derive(Clone)]
 pub(super) struct Store {
@@ -116,8 +125,8 @@ impl Store {
 
     /// Takes up to `at_most` messages for a lane, oldest first. One statement: it happens or it does not.
     pub async fn take(&self, queue: &str, lane: i64, at_most: usize) -> Result<Vec<Taken>, QueueError> {
-        let sql = "UPDATE queue_messages SET taken = ?1 WHERE id IN (SELECT id FROM queue_messages WHERE queue = ?2 \
-                   AND taken = 0 AND visible_at_ms <= ?3 ORDER BY visible_at_ms, id LIMIT ?4) \
+        let sql = "UPDATE queue_messages SET taken = ?1, deliveries = deliveries + 1 \
+                   WHERE id IN (SELECT id FROM queue_messages WHERE queue = ?2 AND taken = 0 AND visible_at_ms <= ?3 ORDER BY visible_at_ms, id LIMIT ?4) \
                    RETURNING id, visible_at_ms, body, properties, redelivered";
         let rows = sqlx::query(sql)
             .bind(lane)
@@ -141,18 +150,30 @@ impl Store {
 
     /// Gives back a message that this lane holds; false when it holds it no more.
     pub async fn release(&self, id: i64, lane: i64) -> Result<bool, QueueError> {
-        let sql = "UPDATE queue_messages SET taken = 0, redelivered = 1 WHERE id = ?1 AND taken = ?2";
-        self.changed(sqlx::query(sql).bind(id).bind(lane)).await.map(|rows| rows > 0)
+        let sql = AssertSqlSafe(format!("{GIVE_BACK} WHERE id = ?3 AND taken = ?4"));
+        let query = sqlx::query(sql).bind(DELIVERY_LIMIT).bind(DEAD).bind(id).bind(lane);
+        self.changed(query).await.map(|rows| rows > 0)
     }
 
     /// Gives back everything that a lane holds.
     pub async fn release_lane(&self, queue: &str, lane: i64) -> Result<u64, QueueError> {
-        let sql = "UPDATE queue_messages SET taken = 0, redelivered = 1 WHERE queue = ?1 AND taken = ?2";
-        self.changed(sqlx::query(sql).bind(queue).bind(lane)).await
+        let sql = AssertSqlSafe(format!("{GIVE_BACK} WHERE queue = ?3 AND taken = ?4"));
+        self.changed(sqlx::query(sql).bind(DELIVERY_LIMIT).bind(DEAD).bind(queue).bind(lane)).await
     }
 
     pub async fn release_all(&self) -> Result<u64, QueueError> {
-        self.changed(sqlx::query("UPDATE queue_messages SET taken = 0, redelivered = 1 WHERE taken <> 0")).await
+        let sql = AssertSqlSafe(format!("{GIVE_BACK} WHERE taken <> 0"));
+        self.changed(sqlx::query(sql).bind(DELIVERY_LIMIT).bind(DEAD)).await
+    }
+
+    /// Takes the oldest message that was given up, with the queue that gave it up.
+    pub async fn take_dead(&self, number: i64) -> Result<Option<(Taken, Option<String>)>, QueueError> {
+        let sql = "UPDATE queue_messages SET taken = ?1 WHERE id = (SELECT id FROM queue_messages \
+                   WHERE queue = ?2 AND taken = 0 ORDER BY visible_at_ms, id LIMIT 1) \
+                   RETURNING id, visible_at_ms, body, properties, redelivered, dead_of";
+        let row = sqlx::query(sql).bind(number).bind(DEAD).fetch_optional(&self.pool).await.map_err(explain)?;
+        let taken = row.map(|row| Ok::<_, sqlx::Error>((read(&row)?, row.try_get("dead_of")?)));
+        taken.transpose().map_err(explain)
     }
 
     /// Messages that could be taken now.

@@ -15,14 +15,24 @@ use crate::ledger::OutcomeEvent;
 #[must_use]
 pub fn encode(job: &Job) -> Vec<u8> {
     let mut fields = Map::new();
+    fields.insert("v".to_owned(), json!(VERSION));
+    fields.insert("provider".to_owned(), json!(job.provider.as_str()));
+    with_fields(fields, job)
+}
+
+/// The same without what the lane says anyway, so that a job whose first message just fitted still fits.
+#[must_use]
+pub fn encode_for_lane(job: &Job) -> Vec<u8> {
+    with_fields(Map::new(), job)
+}
+
+fn with_fields(mut fields: Map<String, Value>, job: &Job) -> Vec<u8> {
     let mut put = |key: &str, value: Option<Value>| {
         if let Some(value) = value {
             fields.insert(key.to_owned(), value);
         }
     };
-    put("v", Some(json!(VERSION)));
     put("id", Some(json!(job.id.as_str())));
-    put("provider", Some(json!(job.provider.as_str())));
     put("amount", Some(json!(job.amount)));
     put("currency", Some(json!(job.currency)));
     put("account", job.account.as_ref().map(|account| json!(account.as_str())));

@@ -7,10 +7,11 @@
 
 use async_trait::async_trait;
 
-use super::{Lane, Outgoing, Queue, QueueError};
+use super::{DeadLetter, Lane, Outgoing, Queue, QueueError};
 use crate::domain::provider::ProviderName;
 
 mod consumer;
+mod dead;
 mod declare;
 mod failure;
 mod handshake;
@@ -75,6 +76,11 @@ impl Queue for RabbitMq {
 
     async fn publish(&self, message: Outgoing) -> Result<(), QueueError> {
         self.publisher.publish(&message).await
+    }
+
+    async fn take_dead(&self) -> Result<Option<DeadLetter>, QueueError> {
+        let generation = self.consuming.generation().await?;
+        dead::take(&generation.connection, &self.topology).await
     }
 
     async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError> {

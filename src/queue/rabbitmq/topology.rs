@@ -55,7 +55,7 @@ impl Topology {
         format!("{}.invalid", self.prefix)
     }
 
-    fn dead(&self) -> String {
+    pub fn dead(&self) -> String {
         format!("{}.dead", self.prefix)
     }
 
@@ -100,6 +100,13 @@ impl Topology {
     /// When the provider's name is one that a queue of our own has.
     pub fn lane_queue(&self, provider: &ProviderName) -> Result<String, QueueError> {
         names::lane_queue(&self.prefix, provider)
+    }
+
+    /// The provider whose lane has this queue.
+    pub fn provider_of(&self, queue: &str) -> Option<ProviderName> {
+        let name = queue.strip_prefix(&self.prefix)?.strip_prefix('.')?;
+        let provider = ProviderName::new(name).ok()?;
+        self.lane_queue(&provider).ok().map(|_| provider)
     }
 
     fn lane_arguments(&self) -> Vec<(&'static str, Argument)> {

@@ -9,6 +9,7 @@ use sluicegate::ledger::LedgerError;
 use sluicegate::ledger::database::Database;
 use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
 use sluicegate::ledger::settings::Settings;
+use sluicegate::ledger::upkeep::Upkeep;
 use sluicegate::limiter::embedded::EmbeddedLimiter;
 use sluicegate::queue::embedded::EmbeddedQueue;
 use sluicegate::queue::message::CardNumbers;
@@ -132,6 +133,7 @@ impl Bench {
         let engines = Engines {
             queue: self.queue.clone(),
             ledger: self.database.ledger(),
+            upkeep: self.database.upkeep(),
             settings: self.database.settings(),
             limiter: self.store.clone().unwrap_or_default(),
             providers: Arc::new(Factory(Arc::clone(&self.script))),
@@ -141,11 +143,36 @@ impl Bench {
             card_numbers: CardNumbers::Refuse,
             drain_timeout: self.drain_timeout,
             settings_poll: Duration::from_millis(20),
+            sweep_every: Duration::from_millis(100),
+            scrub_after: Duration::from_secs(86_400),
         };
         let stop = CancellationToken::new();
         let (progress, progress_rx) = watch::channel(Progress::default());
         let task = tokio::spawn(deployment::run(engines, options, stop.clone(), progress));
         self.running = Some(Running { stop, progress: progress_rx, task });
+    }
+
+    /// Another worker on the same engines, which does not run yet.
+    pub fn beside(&self) -> Self {
+        Self {
+            database: self.database.clone(),
+            pool: self.pool.clone(),
+            queue: Arc::clone(&self.queue),
+            script: Arc::clone(&self.script),
+            drain_timeout: self.drain_timeout,
+            runs: 100,
+            running: None,
+            store: self.store.clone(),
+        }
+    }
+
+    /// What `run` does with messages that a process before it had taken.
+    pub async fn recover(&self) {
+        self.queue.recover().await.unwrap();
+    }
+
+    pub fn upkeep(&self) -> Arc<dyn Upkeep> {
+        self.database.upkeep()
     }
 
     /// Asks the worker to stop, as SIGTERM does; for the end of it there is [`Bench::stopped`].
@@ -231,6 +258,13 @@ impl Bench {
         let rows = sqlx::query(sql).bind(queue).fetch_all(&self.pool).await.unwrap();
         let json = |bytes: &[u8]| serde_json::from_slice(bytes).unwrap();
         rows.iter().map(|row| Published { body: json(row.get(0)), properties: json(row.get(1)) }).collect()
+    }
+
+    /// Properties of a queue's messages, whatever their bodies are.
+    pub async fn properties_in(&self, queue: &str) -> Vec<Value> {
+        let sql = "SELECT properties FROM queue_messages WHERE queue = ?1 ORDER BY id";
+        let rows: Vec<String> = sqlx::query_scalar(sql).bind(queue).fetch_all(&self.pool).await.unwrap();
+        rows.iter().map(|text| serde_json::from_str(text).unwrap()).collect()
     }
 
     /// Messages in a lane that nobody has taken, whether they may be taken yet or not.

@@ -1,0 +1,100 @@
+//! The account of all jobs, in one statement, so that everything in it is of one instant.
+//!
+//! Refuses to trust one count: rows and states are counted in two indexes, open jobs by state and by whereabouts, and
+//! settled ones are held against their events and attempts.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::dialect::Dialect;
+use super::super::engine::{Args, Engine, Sql};
+use super::super::row::{Row, corrupt};
+use super::OPEN;
+use crate::ledger::LedgerError;
+use crate::ledger::upkeep::{Account, Checked};
+
+const FREE: &str = "(lease_until IS NULL OR lease_until <= {now})";
+/// Conditions of the indexes `jobs_settled_by_update` and `jobs_in_review_by_update`, and of all settled jobs.
+const SETTLED_LATELY: &str = "scrubbed_at IS NULL AND state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled') \
+     AND updated_at >= {after:(0 - $2)}";
+const IN_REVIEW_LATELY: &str = "state = 'review' AND updated_at >= {after:(0 - $2)}";
+const SETTLED: &str = "state NOT IN ('waiting', 'sending', 'unknown')";
+
+const NO_EVENT: &str = "NOT EXISTS (SELECT 1 FROM outcome_events WHERE outcome_events.job_id = jobs.id \
+     AND outcome_events.state = jobs.state)";
+/// `accepted` is the reason that an answer leaves; what a look-up or a person found says so in other words.
+const NO_CAUSE: &str = "state = 'succeeded' AND (reason IS NULL OR reason = 'accepted') \
+     AND NOT EXISTS (SELECT 1 FROM attempts WHERE attempts.job_id = jobs.id AND attempts.outcome = 'accepted')";
+
+pub struct Statements {
+    lately: Sql,
+    all: Sql,
+}
+
+impl Statements {
+    pub fn new(dialect: Dialect) -> Self {
+        let open = |place: &str, which: &str| part(place, &format!("{OPEN} AND {which}"));
+        let places = [
+            "SELECT provider, 'recorded' AS place, NULL AS state, count(*) AS jobs FROM jobs GROUP BY provider"
+                .to_owned(),
+            "SELECT provider, 'state' AS place, state, count(*) AS jobs FROM jobs GROUP BY provider, state".to_owned(),
+            open("in_hand", "lease_until > {now}"),
+            open("parked", &format!("{FREE} AND wake_at > {{now}}")),
+            open("due", &format!("{FREE} AND wake_at <= {{now}}")),
+            open("astray", "wake_at <= {after:(0 - $1)} AND (lease_until IS NULL OR lease_until <= {after:(0 - $1)})"),
+        ];
+        let checks = |which: &[&str]| {
+            let parts = which.iter().flat_map(|which| {
+                [("without_event", NO_EVENT), ("without_cause", NO_CAUSE)]
+                    .map(|(place, fault)| part(place, &format!("{which} AND {fault}")))
+            });
+            let parts: Vec<String> = places.iter().cloned().chain(parts).collect();
+            dialect.sql(&parts.join(" UNION ALL "))
+        };
+        Self { lately: checks(&[SETTLED_LATELY, IN_REVIEW_LATELY]), all: checks(&[SETTLED]) }
+    }
+
+    pub async fn take(
+        &self,
+        engine: &dyn Engine,
+        astray_after: Duration,
+        checked: Checked,
+    ) -> Result<Vec<Account>, LedgerError> {
+        let (sql, args): (_, Args) = match checked {
+            Checked::Since(since) => (&self.lately, Arc::from([astray_after.into(), since.into()])),
+            Checked::All => (&self.all, Arc::from([astray_after.into()])),
+        };
+        let mut accounts: BTreeMap<String, Account> = BTreeMap::new();
+        for row in engine.query(sql, args).await? {
+            let provider = row.text("provider")?;
+            let account =
+                accounts.entry(provider.clone()).or_insert_with(|| Account { provider, ..Account::default() });
+            enter(account, &row)?;
+        }
+        Ok(accounts.into_values().collect())
+    }
+}
+
+fn part(place: &str, which: &str) -> String {
+    format!(
+        "SELECT provider, '{place}' AS place, NULL AS state, count(*) AS jobs FROM jobs WHERE {which} GROUP BY provider"
+    )
+}
+
+fn enter(account: &mut Account, row: &Row) -> Result<(), LedgerError> {
+    let jobs = u64::try_from(row.int("jobs")?).map_err(|_| corrupt("jobs", "is negative"))?;
+    match row.text("place")?.as_str() {
+        "recorded" => account.recorded = jobs,
+        "state" => account.states.push((row.text("state")?, jobs)),
+        "in_hand" => account.in_hand = jobs,
+        "parked" => account.parked = jobs,
+        "due" => account.due = jobs,
+        "astray" => account.astray = jobs,
+        // Settled and in review are counted apart.
+        "without_event" => account.without_event += jobs,
+        "without_cause" => account.without_cause += jobs,
+        other => return Err(corrupt("place", &format!("holds {other}"))),
+    }
+    Ok(())
+}

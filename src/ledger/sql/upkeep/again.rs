@@ -1,0 +1,148 @@
+//! Jobs whose messages are to be published again: the right to do so, one copy at a time, and the job as it was recorded.
+//!
+//! Refuses to touch what a lease holds, and refuses to give one job's right to two sweepers: the update that takes it
+//! also moves the instant from which it may be taken again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::dialect::Dialect;
+use super::super::engine::{Args, Engine, Sql, Value};
+use super::super::row::{Row, corrupt};
+use super::super::written;
+use super::OPEN;
+use crate::domain::job::{ContentHash, Job, Token};
+use crate::domain::provider::ProviderName;
+use crate::domain::time::EpochMs;
+use crate::ledger::upkeep::{Overdue, Recorded, Standing};
+use crate::ledger::{Hold, LedgerError, Written};
+
+/// The instant from which one more copy could be published; the expression of index `jobs_open_by_sweep`.
+const SWEPT_FROM: &str = "CASE WHEN sweep_after > wake_at THEN sweep_after ELSE wake_at END";
+
+/// Since when a job is due and held by nobody.
+const DUE_SINCE: &str = "(CASE WHEN lease_until > wake_at THEN lease_until ELSE wake_at END)";
+
+/// `not_before` and `expires_at` are read as epoch milliseconds.
+const RECORDED: &str = "id, provider, idempotency_key, key_given, content_hash, amount, currency, account, reference, \
+     cost, priority, {ms:not_before} AS not_before_ms, {ms:expires_at} AS expires_at_ms, payload, sweeps";
+
+pub struct Statements {
+    overdue: Sql,
+    keep: Sql,
+    unqueued: Sql,
+    standing: Sql,
+}
+
+impl Statements {
+    pub fn new(dialect: Dialect) -> Self {
+        // Twice as long overdue as now is `now + (now - due)`, in either database's arithmetic of instants.
+        let overdue = format!(
+            "UPDATE jobs SET sweeps = sweeps + 1, unqueued = false, sweep_after = CASE \
+                 WHEN {{now}} + ({{now}} - {DUE_SINCE}) > {{after:$4}} THEN {{after:$4}} \
+                 WHEN {{now}} + ({{now}} - {DUE_SINCE}) < {{after:$3}} THEN {{after:$3}} \
+                 ELSE {{now}} + ({{now}} - {DUE_SINCE}) END \
+             WHERE id IN (\
+                 SELECT id FROM jobs \
+                 WHERE provider = $1 AND {OPEN} AND {SWEPT_FROM} <= {{after:(0 - $2)}} \
+                     AND (lease_until IS NULL OR lease_until <= {{after:(0 - $2)}}) \
+                     AND (not_before IS NULL OR not_before <= {{now}}) \
+                 ORDER BY {SWEPT_FROM} LIMIT $5 {{unlocked}}) \
+             RETURNING {RECORDED}"
+        );
+        let unqueued = format!(
+            "UPDATE jobs SET sweeps = sweeps + 1, unqueued = false, sweep_after = {{after:$3}} \
+             WHERE id IN (\
+                 SELECT id FROM jobs \
+                 WHERE unqueued AND state = 'waiting' AND provider = $1 AND wake_at <= {{after:$2}} \
+                     AND (lease_until IS NULL OR lease_until <= {{now}}) \
+                 ORDER BY wake_at LIMIT $4 {{unlocked}}) \
+             RETURNING {RECORDED}"
+        );
+        Self {
+            overdue: dialect.sql(&overdue),
+            keep: dialect.sql(
+                "UPDATE jobs SET unqueued = true \
+                 WHERE id = $1 AND fence = $2 AND lease_until IS NULL AND state = 'waiting' RETURNING id",
+            ),
+            unqueued: dialect.sql(&unqueued),
+            standing: dialect.sql("SELECT provider, content_hash, state FROM jobs WHERE id = $1"),
+        }
+    }
+
+    pub async fn take_overdue(
+        &self,
+        engine: &dyn Engine,
+        lane: &ProviderName,
+        which: &Overdue,
+    ) -> Result<Vec<Recorded>, LedgerError> {
+        let args: [Value; 5] = [
+            lane.as_str().into(),
+            which.grace.into(),
+            which.again_after.into(),
+            which.again_max.into(),
+            which.at_most.into(),
+        ];
+        self.take(engine, &self.overdue, Arc::from(args)).await
+    }
+
+    pub async fn keep_unqueued(&self, engine: &dyn Engine, hold: &Hold) -> Result<Written, LedgerError> {
+        let args: [Value; 2] = [hold.id.as_str().into(), hold.fence.into()];
+        Ok(written(!engine.query(&self.keep, Arc::from(args)).await?.is_empty()))
+    }
+
+    pub async fn take_unqueued(
+        &self,
+        engine: &dyn Engine,
+        lane: &ProviderName,
+        ahead: Duration,
+        again_after: Duration,
+        at_most: u32,
+    ) -> Result<Vec<Recorded>, LedgerError> {
+        let args: [Value; 4] =
+            [lane.as_str().into(), ahead.into(), ahead.saturating_add(again_after).into(), at_most.into()];
+        self.take(engine, &self.unqueued, Arc::from(args)).await
+    }
+
+    async fn take(&self, engine: &dyn Engine, sql: &Sql, args: Args) -> Result<Vec<Recorded>, LedgerError> {
+        engine.query(sql, args).await?.iter().map(recorded).collect()
+    }
+
+    pub async fn standing(&self, engine: &dyn Engine, job: &Job, hash: ContentHash) -> Result<Standing, LedgerError> {
+        let rows = engine.query(&self.standing, Arc::from([job.id.as_str().into()])).await?;
+        let Some(row) = rows.first() else { return Ok(Standing::NotRecorded) };
+        if row.text("provider")? != job.provider.as_str() || row.bytes("content_hash")? != hash.0 {
+            return Ok(Standing::Conflict);
+        }
+        Ok(match row.text("state")?.as_str() {
+            "waiting" | "sending" | "unknown" => Standing::Open,
+            _ => Standing::Settled,
+        })
+    }
+}
+
+fn recorded(row: &Row) -> Result<Recorded, LedgerError> {
+    let token = |column: &str, text: String| Token::new(text).map_err(|problem| corrupt(column, &problem));
+    let key = row.bool("key_given")?.then(|| row.text("idempotency_key")).transpose()?;
+    let small = |column: &str| row.count(column);
+    let hash: [u8; 32] =
+        row.bytes("content_hash")?.try_into().map_err(|_| corrupt("content_hash", "is not 32 bytes"))?;
+    Ok(Recorded {
+        job: Job {
+            id: token("id", row.text("id")?)?,
+            provider: ProviderName::new(row.text("provider")?).map_err(|problem| corrupt("provider", &problem))?,
+            amount: row.int("amount")?,
+            currency: row.text("currency")?,
+            account: row.opt_text("account")?.map(|text| token("account", text)).transpose()?,
+            reference: row.opt_text("reference")?,
+            idempotency_key: key.map(|text| token("idempotency_key", text)).transpose()?,
+            cost: u16::try_from(small("cost")?).map_err(|_| corrupt("cost", "is out of range"))?,
+            priority: u8::try_from(small("priority")?).map_err(|_| corrupt("priority", "is out of range"))?,
+            not_before: row.opt_int("not_before_ms")?.map(EpochMs),
+            expires_at: row.opt_int("expires_at_ms")?.map(EpochMs),
+            payload: row.opt_text("payload")?,
+        },
+        hash: ContentHash(hash),
+        sweeps: row.count("sweeps")?,
+    })
+}

@@ -1,0 +1,89 @@
+//! Jobs that end, or are emptied, without a delivery: expired ones, those that only a person can judge, and old ones.
+//!
+//! Refuses what may have been charged: it never expires, and handing it over keeps that it may have been.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::attempt::WRITE_EVENT;
+use super::super::dialect::{Chain, ChainText, Dialect};
+use super::super::engine::{Args, Engine, Sql, Value};
+use super::super::{storable, written};
+use super::OPEN;
+use crate::domain::job::JobId;
+use crate::domain::outcome::UnknownCause;
+use crate::ledger::{LedgerError, Written};
+
+/// The condition of index `jobs_waiting_by_expiry`, and what an expired job must be besides.
+const EXPIRED: &str = "state = 'waiting' AND expires_at IS NOT NULL AND expires_at <= {now} AND NOT maybe_charged \
+     AND (lease_until IS NULL OR lease_until <= {now})";
+
+pub struct Statements {
+    expired: Sql,
+    expire: Chain,
+    set_aside: Chain,
+    scrub: Sql,
+}
+
+impl Statements {
+    pub fn new(dialect: Dialect) -> Self {
+        let expired = format!("SELECT id FROM jobs WHERE {EXPIRED} ORDER BY expires_at LIMIT $1");
+        let expire = format!(
+            "UPDATE jobs SET state = 'expired', reason = $2, lease_owner = NULL, lease_until = NULL, \
+                 updated_at = {{now}} \
+             WHERE id = $1 AND {EXPIRED}"
+        );
+        let set_aside = format!(
+            "UPDATE jobs SET state = 'review', reason = $2, maybe_charged = (maybe_charged OR state = 'sending'), \
+                 attempts = attempts + CASE WHEN state = 'sending' THEN 1 ELSE 0 END, fence = fence + 1, \
+                 lease_owner = NULL, lease_until = NULL, updated_at = {{now}} \
+             WHERE id = $1 AND {OPEN} AND (lease_until IS NULL OR lease_until <= {{now}})"
+        );
+        let close_attempt = "UPDATE attempts SET ended_at = {now}, outcome = 'unknown', detail = $3, counted = true \
+             FROM {job} WHERE attempts.job_id = job.id AND attempts.number = job.last_attempt \
+                 AND attempts.ended_at IS NULL";
+        Self {
+            expired: dialect.sql(&expired),
+            expire: dialect.chain(&ChainText { update: &expire, then: &[WRITE_EVENT], returning: "id" }),
+            set_aside: dialect.chain(&ChainText {
+                update: &set_aside,
+                then: &[close_attempt, WRITE_EVENT],
+                returning: "id",
+            }),
+            scrub: dialect.sql(
+                "UPDATE jobs SET payload = NULL, scrubbed_at = {now}, \
+                     frozen_body = CASE WHEN frozen_body IS NULL THEN NULL ELSE $3 END \
+                 WHERE id IN (\
+                     SELECT id FROM jobs \
+                     WHERE scrubbed_at IS NULL AND state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled') \
+                         AND updated_at <= {after:(0 - $1)} \
+                     ORDER BY updated_at LIMIT $2 {unlocked}) \
+                 RETURNING id",
+            ),
+        }
+    }
+
+    /// One transaction per job: each is as small as a worker's own, and an event is never without its state.
+    pub async fn expire(&self, engine: &dyn Engine, reason: &str, at_most: u32) -> Result<u32, LedgerError> {
+        let rows = engine.query(&self.expired, Arc::from([at_most.into()])).await?;
+        let mut expired = 0;
+        for row in rows {
+            let args: Args = Arc::from([row.text("id")?.into(), storable(reason).into()]);
+            let done = engine.atomically(self.expire.steps(&args)).await?;
+            expired += u32::from(done.is_some());
+        }
+        Ok(expired)
+    }
+
+    pub async fn set_aside(&self, engine: &dyn Engine, id: &JobId, reason: &str) -> Result<Written, LedgerError> {
+        let lost = UnknownCause::WorkerLost.describe();
+        let args: [Value; 3] = [id.as_str().into(), storable(reason).into(), lost.into()];
+        Ok(written(engine.atomically(self.set_aside.steps(&Arc::from(args))).await?.is_some()))
+    }
+
+    pub async fn scrub(&self, engine: &dyn Engine, older_than: Duration, at_most: u32) -> Result<u32, LedgerError> {
+        let args: [Value; 3] = [older_than.into(), at_most.into(), Value::Bytes(Vec::new())];
+        let rows = engine.query(&self.scrub, Arc::from(args)).await?;
+        Ok(u32::try_from(rows.len()).unwrap_or(u32::MAX))
+    }
+}

@@ -1,0 +1,146 @@
+//! The face of upkeep: what the sweeper asks of the ledger, and the account that must always add up.
+//!
+//! Refuses to decide how long is long: every bound is an argument. Each statement is safe when several sweepers run: what
+//! one takes, another is not given. Work is bounded by `at_most` and found by an index, however many jobs there are.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::{Hold, LedgerError, Written};
+use crate::domain::job::{ContentHash, Job, JobId};
+use crate::domain::provider::ProviderName;
+
+/// Which open jobs of a lane count as overdue, and when each may be brought back once more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overdue {
+    /// Due, and held by nobody, for at least this long.
+    pub grace: Duration,
+    /// Not again before this, nor before the job has been overdue for twice as long as now.
+    pub again_after: Duration,
+    /// The longest interval between two copies.
+    pub again_max: Duration,
+    pub at_most: u32,
+}
+
+/// A job whose message is to be published again, as the ledger has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recorded {
+    pub job: Job,
+    /// What the message said when the job was recorded. A message that is made anew must say the same.
+    pub hash: ContentHash,
+    /// Copies published by a sweeper so far, this one included.
+    pub sweeps: u32,
+}
+
+/// What the ledger knows of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It never became a job.
+    NotRecorded,
+    Open,
+    Settled,
+    /// The id belongs to a payment with other content.
+    Conflict,
+}
+
+/// Which settled jobs an account looks at one by one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Checked {
+    /// Those that settled less than this ago: cheap, whatever the table holds.
+    Since(Duration),
+    /// Every one: reads the whole table.
+    All,
+}
+
+/// Where the jobs of one provider are, taken at one instant.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Account {
+    pub provider: String,
+    /// Rows of the ledger.
+    pub recorded: u64,
+    /// Jobs in each state that has any, by name.
+    pub states: Vec<(String, u64)>,
+    /// Open, and a worker holds a lease.
+    pub in_hand: u64,
+    /// Open, held by nobody, not yet due.
+    pub parked: u64,
+    /// Open, held by nobody, due: a queue has it, or the sweeper will bring it back.
+    pub due: u64,
+    /// Those of `due` that have been so for longer than any queue and the sweeper should need.
+    pub astray: u64,
+    /// Settled jobs without an event of their state.
+    pub without_event: u64,
+    /// Jobs that succeeded by an accepted attempt, and have none.
+    pub without_cause: u64,
+}
+
+impl Account {
+    /// Jobs of the states that are not final.
+    #[must_use]
+    pub fn open(&self) -> u64 {
+        let open = |state: &str| matches!(state, "waiting" | "sending" | "unknown");
+        self.states.iter().filter(|(state, _)| open(state)).map(|(_, jobs)| jobs).sum()
+    }
+
+    /// What does not add up, in words; empty when everything does. `astray` is no such fault: it is told apart because a
+    /// lane that is paused has jobs that nobody takes.
+    #[must_use]
+    pub fn faults(&self) -> Vec<String> {
+        let mut faults = Vec::new();
+        let sum: u64 = self.states.iter().map(|(_, jobs)| jobs).sum();
+        if sum != self.recorded {
+            faults.push(format!("{} jobs recorded, {sum} in all states together", self.recorded));
+        }
+        let accounted = self.in_hand + self.parked + self.due;
+        if accounted != self.open() {
+            faults.push(format!("{} jobs open, {accounted} in hand, parked or due", self.open()));
+        }
+        if self.without_event > 0 {
+            faults.push(format!("{} settled jobs without an event of their state", self.without_event));
+        }
+        if self.without_cause > 0 {
+            faults.push(format!("{} jobs succeeded without an accepted attempt", self.without_cause));
+        }
+        faults
+    }
+}
+
+#[async_trait]
+pub trait Upkeep: Send + Sync {
+    /// Takes a duty for this long; false when somebody else has it.
+    async fn take_turn(&self, duty: &str, lasts: Duration) -> Result<bool, LedgerError>;
+
+    /// Takes the right to publish one copy of each overdue job of a lane, longest overdue first.
+    async fn take_overdue(&self, lane: &ProviderName, which: &Overdue) -> Result<Vec<Recorded>, LedgerError>;
+
+    /// Notes that no queue has a message for a job that was put down. [`Written::Lost`] when it was taken up meanwhile.
+    async fn keep_unqueued(&self, hold: &Hold) -> Result<Written, LedgerError>;
+
+    /// Takes the right to publish the messages of jobs that no queue has and that are due within `ahead`. From then on
+    /// they are like any other job, and are not overdue before `again_after`.
+    async fn take_unqueued(
+        &self,
+        lane: &ProviderName,
+        ahead: Duration,
+        again_after: Duration,
+        at_most: u32,
+    ) -> Result<Vec<Recorded>, LedgerError>;
+
+    /// Ends waiting jobs whose `expires_at` has passed, with their events; returns how many. Those that may have been
+    /// charged, or that somebody holds, are left alone.
+    async fn expire(&self, reason: &str, at_most: u32) -> Result<u32, LedgerError>;
+
+    /// Hands an open job to a person. [`Written::Lost`] when it is settled, or somebody holds it. One that was on the
+    /// wire has an unknown outcome from then on.
+    async fn set_aside(&self, id: &JobId, reason: &str) -> Result<Written, LedgerError>;
+
+    async fn standing(&self, job: &Job, hash: ContentHash) -> Result<Standing, LedgerError>;
+
+    /// Empties payload and request body of jobs that settled longer than this ago; returns how many. Id and hash stay.
+    async fn scrub(&self, older_than: Duration, at_most: u32) -> Result<u32, LedgerError>;
+
+    /// Where every job is, by provider, taken at one instant. Counts the whole ledger in an index; `checked` bounds the
+    /// rest.
+    async fn conservation(&self, astray_after: Duration, checked: Checked) -> Result<Vec<Account>, LedgerError>;
+}

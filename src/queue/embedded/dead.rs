@@ -1,0 +1,44 @@
+//! Messages that a lane gave up on, one at a time.
+//!
+//! Refuses to know a lane's bookkeeping: a dead letter is taken by a number of its own, so its receipt finishes its row
+//! and no other. A receipt that is dropped keeps its message until the next start.
+
+use async_trait::async_trait;
+
+use super::PREFIX;
+use super::store::Store;
+use crate::domain::provider::ProviderName;
+use crate::queue::{DeadLetter, QueueError, Receipt};
+
+pub(super) async fn take(store: &Store) -> Result<Option<DeadLetter>, QueueError> {
+    let number = rand::random_range(1..i64::MAX);
+    let Some((message, queue)) = store.take_dead(number).await? else { return Ok(None) };
+    let name = queue.as_deref().and_then(|queue| queue.strip_prefix(PREFIX)?.strip_prefix('.'));
+    Ok(Some(DeadLetter {
+        lane: name.and_then(|name| ProviderName::new(name).ok()),
+        body: message.body.into(),
+        properties: message.properties,
+        receipt: Box::new(DeadReceipt { store: store.clone(), id: message.id, number }),
+    }))
+}
+
+struct DeadReceipt {
+    store: Store,
+    id: i64,
+    number: i64,
+}
+
+fn held(held_until_now: bool) -> Result<(), QueueError> {
+    held_until_now.then_some(()).ok_or_else(|| QueueError::Away("the message's row is gone".to_owned()))
+}
+
+#[async_trait]
+impl Receipt for DeadReceipt {
+    async fn ack(self: Box<Self>) -> Result<(), QueueError> {
+        held(self.store.finish(self.id, self.number).await?)
+    }
+
+    async fn hand_back(self: Box<Self>) -> Result<(), QueueError> {
+        held(self.store.release(self.id, self.number).await?)
+    }
+}

@@ -1,0 +1,138 @@
+//! Bringing jobs back: their messages, made from the ledger, published to their lanes.
+//!
+//! Refuses a message that says something else than the first did: such a job goes to a person. Lanes that are paused,
+//! disabled or gone are left alone, because nobody would take what is published there.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+
+use super::rule::{GRACE_BUSY, LaneView, overdue};
+use super::{BATCH, Trouble};
+use crate::domain::provider::{Provider, ProviderName};
+use crate::faults::{self, Point};
+use crate::ledger::Written;
+use crate::ledger::upkeep::Recorded;
+use crate::queue::message::{CardNumbers, decode, encode_for_lane};
+use crate::queue::{Destination, Outgoing, Properties, QueueError};
+use crate::worker::Worker;
+use crate::worker::settings_watch::Known;
+
+/// Jobs that no queue has are published so long before they are due: a worker then waits for the exact instant.
+const AHEAD: Duration = Duration::from_secs(30);
+/// Publishes under way at once; the queue's own bound is of the same size.
+const AT_ONCE: usize = 8;
+
+pub async fn bring_back(worker: &Worker, known: &Known) -> Result<(), Trouble> {
+    let mut first = Ok(());
+    for provider in known.providers.values().filter(|row| row.enabled && !row.paused) {
+        let done = bring_back_to(worker, provider).await;
+        if first.is_ok() {
+            first = done;
+        }
+    }
+    first
+}
+
+async fn bring_back_to(worker: &Worker, provider: &Provider) -> Result<(), Trouble> {
+    let (lane, upkeep) = (&provider.name, &worker.engines.upkeep);
+    // Without a queue there is nothing to publish to; the lane declares it when it opens.
+    let Some(ready) = worker.engines.queue.depth(lane).await? else { return Ok(()) };
+    let view = LaneView { ready, jobs_per_second: provider.outflow_per_second() };
+    let due = upkeep.take_unqueued(lane, AHEAD, GRACE_BUSY, BATCH).await?;
+    let back = upkeep.take_overdue(lane, &overdue(view, worker.options.sweep_every)).await?;
+    if !back.is_empty() {
+        let most = back.iter().map(|job| job.sweeps).max().unwrap_or_default();
+        tracing::warn!(provider = %lane, jobs = back.len(), ready, most_copies = most, "overdue jobs are brought back");
+    }
+    let publishing = stream::iter(due.into_iter().chain(back)).map(|job| publish(worker, lane, job));
+    let mut published = publishing.buffer_unordered(AT_ONCE);
+    let mut first = Ok(());
+    while let Some(done) = published.next().await {
+        if first.is_ok() {
+            first = done;
+        }
+    }
+    first
+}
+
+/// Publishes one copy. One that fails comes again after its interval: the right to it was used up.
+async fn publish(worker: &Worker, lane: &ProviderName, recorded: Recorded) -> Result<(), Trouble> {
+    let Some(body) = message(&recorded) else {
+        let reason = "its message cannot be made from the ledger: content and hash differ";
+        tracing::error!(job = %recorded.job.id, reason);
+        if worker.engines.upkeep.set_aside(&recorded.job.id, reason).await? == Written::Kept {
+            worker.outbox.notify_one();
+        }
+        return Ok(());
+    };
+    let properties = Properties {
+        message_id: Some(recorded.job.id.as_str().to_owned()),
+        content_type: Some("application/json".to_owned()),
+        ..Properties::default()
+    };
+    let message = Outgoing { destination: Destination::Lane(lane.clone()), body, properties };
+    worker.engines.queue.publish(message).await?;
+    faults::crash(Point::SweeperAfterPublish);
+    Ok(())
+}
+
+/// The job's message, if it says what the recorded one said. A payload that was emptied, or a row that somebody changed,
+/// gives another hash.
+fn message(recorded: &Recorded) -> Option<Bytes> {
+    let body = encode_for_lane(&recorded.job);
+    // The job was judged when it was recorded; rules for new ones must not stop it now.
+    let decoded = decode(&body, &recorded.job.provider, CardNumbers::Off).ok()?;
+    (decoded.hash == recorded.hash && decoded.job == recorded.job).then(|| body.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::job::{BODY_BYTES_MAX, Job};
+
+    fn recorded(body: &str) -> Recorded {
+        let decoded = decode(body.as_bytes(), &ProviderName::new("acme").unwrap(), CardNumbers::Off).unwrap();
+        Recorded { job: decoded.job, hash: decoded.hash, sweeps: 1 }
+    }
+
+    #[test]
+    fn a_message_made_from_the_ledger_says_what_the_first_said() {
+        for body in [
+            r#"{"id":"p-1","amount":1299,"currency":"EUR"}"#,
+            r#"{ "v": 1, "id": "p-1", "provider": "acme", "amount": 1, "currency": "EUR", "account": "a", "cost": 7,
+                 "reference": "Rechnung \u00e9 \" \n", "idempotency_key": "k", "priority": 9,
+                 "not_before": "2027-01-31T23:00:00.0005+01:00", "expires_at": "2027-02-01T00:00:00.9Z",
+                 "payload": { "b" : 1.0e2, "a": "\u0041", "a b": [ ] } }"#,
+        ] {
+            let recorded = recorded(body);
+            assert!(message(&recorded).is_some(), "{body}");
+        }
+    }
+
+    #[test]
+    fn whatever_differs_gives_no_message() {
+        let good = recorded(r#"{"id":"p-1","amount":1299,"currency":"EUR","payload":{"a":1}}"#);
+        let altered: [fn(&mut Job); 4] = [
+            |job| job.payload = None,
+            |job| job.payload = Some("{}".to_owned()),
+            |job| job.amount += 1,
+            |job| job.payload = Some("no JSON".to_owned()),
+        ];
+        for alter in altered {
+            let mut recorded = good.clone();
+            alter(&mut recorded.job);
+            assert_eq!(message(&recorded), None, "{:?}", recorded.job);
+        }
+    }
+
+    /// What the lane says need not be in the message, so a job that just fitted still fits.
+    #[test]
+    fn the_largest_message_can_be_made_again() {
+        let head = r#"{"id":"p-1","amount":1299,"currency":"EUR","payload":{"a":""#;
+        let body = format!("{head}{}\"}}}}", "x".repeat(BODY_BYTES_MAX - head.len() - 3));
+        assert_eq!(body.len(), BODY_BYTES_MAX);
+        assert!(message(&recorded(&body)).is_some());
+    }
+}

@@ -1,0 +1,154 @@
+//! What the broker gave up on is judged again, by the ledger.
+//!
+//! Refuses to lose it and refuses to go round for ever: a message is published again a few times, each with a fresh
+//! count of deliveries; after that its job goes to a person, or the message to `payments.invalid`.
+
+use super::Trouble;
+use crate::domain::job::{Invalid, InvalidReason, JobId};
+use crate::domain::provider::ProviderName;
+use crate::ledger::Written;
+use crate::ledger::upkeep::Standing;
+use crate::queue::message::{DecodeError, decode};
+use crate::queue::{DeadLetter, Destination, Outgoing, headers};
+use crate::worker::Worker;
+use crate::worker::intake::{NEWER_VERSION_WAIT, rejection};
+use crate::worker::park::Copy;
+
+/// How often a message is published again. Each round is a thousand deliveries, so that one which comes back after
+/// three of them is not the victim of an outage.
+pub const ROUNDS_MAX: u32 = 3;
+/// Dead letters that one sweep judges at most.
+const BATCH: usize = 100;
+const GIVEN_UP: &str = "the broker gave up on its message again and again; workers may die of it";
+
+/// What becomes of one dead letter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// Nothing is left to do.
+    Done,
+    /// To its lane again, for this round.
+    Again(u32),
+    /// Its job goes to a person.
+    Review,
+    /// It can never be a job.
+    Invalid(Invalid),
+}
+
+/// Judges a message that can be read, by what the ledger knows and how often it has come here.
+fn verdict(standing: Standing, rounds: u32) -> Verdict {
+    match standing {
+        Standing::Settled => Verdict::Done,
+        Standing::Conflict => {
+            Verdict::Invalid(Invalid::new(InvalidReason::Conflict, "id: recorded before with other content"))
+        }
+        Standing::Open | Standing::NotRecorded if rounds < ROUNDS_MAX => Verdict::Again(rounds + 1),
+        Standing::Open => Verdict::Review,
+        Standing::NotRecorded => Verdict::Invalid(Invalid::new(InvalidReason::Undeliverable, GIVEN_UP)),
+    }
+}
+
+/// A header that cannot be read was not written by us; it counts as none.
+fn rounds(letter: &DeadLetter) -> u32 {
+    letter.properties.headers.get(headers::DEAD_ROUNDS).and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+pub async fn judge_all(worker: &Worker) -> Result<(), Trouble> {
+    for _ in 0..BATCH {
+        let Some(letter) = worker.engines.queue.take_dead().await? else { break };
+        judge(worker, letter).await?;
+    }
+    Ok(())
+}
+
+/// Carries one verdict out, then acknowledges; whatever fails, the letter goes back.
+async fn judge(worker: &Worker, letter: DeadLetter) -> Result<(), Trouble> {
+    match carry_out(worker, &letter).await {
+        Ok(true) => letter.receipt.ack().await?,
+        Ok(false) => letter.receipt.hand_back().await?,
+        Err(error) => {
+            if let Err(error) = letter.receipt.hand_back().await {
+                tracing::debug!(%error, "dead letter not handed back; the broker will do it");
+            }
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+/// Whether the letter is done with.
+async fn carry_out(worker: &Worker, letter: &DeadLetter) -> Result<bool, Trouble> {
+    let Some(lane) = &letter.lane else {
+        let unknown = "the broker does not say which lane gave it up";
+        return reject(worker, letter, &Invalid::new(InvalidReason::Undeliverable, unknown), None).await;
+    };
+    let rounds = rounds(letter);
+    let decoded = match decode(&letter.body, lane, worker.options.card_numbers) {
+        Ok(decoded) => decoded,
+        Err(DecodeError::Invalid { invalid, claimed_id }) => return reject(worker, letter, &invalid, claimed_id).await,
+        Err(DecodeError::NewerVersion(version)) => {
+            tracing::error!(provider = %lane, version, "dead message of a newer format waits for a newer worker");
+            let step = NEWER_VERSION_WAIT;
+            return publish(worker, letter, Destination::Delay { provider: lane.clone(), step }, rounds).await;
+        }
+    };
+    let id = &decoded.job.id;
+    let standing = worker.engines.upkeep.standing(&decoded.job, decoded.hash).await?;
+    match verdict(standing, rounds) {
+        Verdict::Done => Ok(true),
+        Verdict::Again(round) => {
+            tracing::error!(job = %id, provider = %lane, round, "the broker gave up on a message; it is published again");
+            publish(worker, letter, Destination::Lane(lane.clone()), round).await
+        }
+        Verdict::Review => {
+            tracing::error!(job = %id, provider = %lane, GIVEN_UP);
+            let written = worker.engines.upkeep.set_aside(id, GIVEN_UP).await?;
+            worker.outbox.notify_one();
+            // Somebody has it in hand, or has just settled it: the next look will tell.
+            Ok(written == Written::Kept)
+        }
+        Verdict::Invalid(invalid) => reject(worker, letter, &invalid, Some(id.clone())).await,
+    }
+}
+
+async fn publish(worker: &Worker, letter: &DeadLetter, destination: Destination, round: u32) -> Result<bool, Trouble> {
+    let mut properties = letter.properties.clone();
+    if round > 0 {
+        properties.headers.insert(headers::DEAD_ROUNDS.to_owned(), round.to_string());
+    }
+    worker.engines.queue.publish(Outgoing { destination, body: letter.body.clone(), properties }).await?;
+    Ok(true)
+}
+
+async fn reject(worker: &Worker, letter: &DeadLetter, invalid: &Invalid, id: Option<JobId>) -> Result<bool, Trouble> {
+    tracing::error!(reason = invalid.reason.code(), detail = invalid.detail, "dead message is no job");
+    let Some(provider) = letter.lane.clone().or_else(|| ProviderName::new("dead").ok()) else { return Ok(false) };
+    let copy = Copy { provider, body: letter.body.clone(), properties: letter.properties.clone() };
+    let (outgoing, row) = rejection(&copy, invalid, id);
+    worker.engines.queue.publish(outgoing).await?;
+    worker.engines.ledger.reject(&row).await?;
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_standing_leads_where_the_table_says() {
+        let invalid = |verdict: &Verdict| match verdict {
+            Verdict::Invalid(invalid) => Some(invalid.reason.code()),
+            _ => None,
+        };
+        for rounds in 0..=ROUNDS_MAX + 1 {
+            let last = rounds >= ROUNDS_MAX;
+            assert_eq!(verdict(Standing::Settled, rounds), Verdict::Done);
+            assert_eq!(invalid(&verdict(Standing::Conflict, rounds)), Some("conflict"));
+            let open = if last { Verdict::Review } else { Verdict::Again(rounds + 1) };
+            assert_eq!(verdict(Standing::Open, rounds), open);
+            match verdict(Standing::NotRecorded, rounds) {
+                Verdict::Again(round) => assert!(!last && round == rounds + 1),
+                other => assert_eq!((last, invalid(&other)), (true, Some("undeliverable"))),
+            }
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! The sweeper: sees to it that no job of the ledger falls out, whatever became of its message.
+//!
+//! Refuses to guess and refuses to flood: what it publishes is made from the ledger and must say what the first message
+//! said, and how often is decided in [`rule`]. It runs in every worker; the ledger gives each duty to one at a time, and
+//! each job's copy to one sweeper, so that several do no harm.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use super::Worker;
+use super::settings_watch::Known;
+use crate::ledger::LedgerError;
+use crate::queue::QueueError;
+
+mod account;
+mod again;
+mod dead;
+pub mod rule;
+
+pub use account::{ASTRAY_AFTER, CHECKED};
+
+/// How often a sweeper looks. Nothing waits for it in the usual course, so it may be slow; a job whose message is gone
+/// waits for it on top of its grace, so it should be short beside that.
+pub const EVERY: Duration = Duration::from_secs(5);
+
+/// Jobs that one sweep ends or empties at most: short statements, so that no worker waits behind them.
+const BATCH: u32 = 500;
+
+/// Why a sweep ended early. The next one begins anew.
+#[derive(Debug, thiserror::Error)]
+enum Trouble {
+    #[error("{0}")]
+    Ledger(#[from] LedgerError),
+    #[error("{0}")]
+    Queue(#[from] QueueError),
+}
+
+/// Sweeps until the worker stops. A sweep that is under way then is dropped: what it had taken is taken again later.
+pub async fn run(worker: Worker, known: watch::Receiver<Arc<Known>>) {
+    let mut troubled = false;
+    loop {
+        let sweep = async {
+            sleep(worker.options.sweep_every).await;
+            let known = known.borrow().clone();
+            sweep(&worker, &known).await
+        };
+        let swept = tokio::select! {
+            swept = sweep => swept,
+            () = worker.stop.cancelled() => return,
+        };
+        match &swept {
+            Ok(()) if troubled => tracing::info!("the sweeper works again"),
+            // Once per outage: the engines' own users say the rest.
+            Err(error) if !troubled => tracing::warn!(%error, "not swept, will try again"),
+            _ => {}
+        }
+        troubled = swept.is_err();
+    }
+}
+
+/// One sweep, if it is this worker's turn. Each duty is tried even if another fails.
+async fn sweep(worker: &Worker, known: &Known) -> Result<(), Trouble> {
+    let upkeep = &worker.engines.upkeep;
+    // A little shorter than the pause between two looks, so that a worker alone has every turn.
+    if !upkeep.take_turn("sweep", worker.options.sweep_every * 3 / 4).await? {
+        return Ok(());
+    }
+    let again = again::bring_back(worker, known).await;
+    let dead = dead::judge_all(worker).await;
+    let ended = end(worker).await;
+    let account = account::look(worker, known).await;
+    again.and(dead).and(ended).and(account)
+}
+
+/// Ends what has expired, and empties what settled long ago.
+async fn end(worker: &Worker) -> Result<(), Trouble> {
+    let upkeep = &worker.engines.upkeep;
+    let expired = upkeep.expire("expires_at has passed", BATCH).await?;
+    if expired > 0 {
+        worker.outbox.notify_one();
+        tracing::info!(expired, "jobs expired while they waited");
+    }
+    let scrubbed = upkeep.scrub(worker.options.scrub_after, BATCH).await?;
+    if scrubbed > 0 {
+        tracing::debug!(scrubbed, "payloads and request bodies emptied");
+    }
+    Ok(())
+}

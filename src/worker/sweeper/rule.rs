@@ -1,0 +1,109 @@
+//! When a job whose time has come, and that nobody holds, is brought back by one more copy of its message.
+//!
+//! Refuses to know whether the first message still exists, because no broker can say. Overdue is no sign of loss: on
+//! billing day a lane holds 300,000 messages for an hour, and what was parked queues behind them. A copy too many is
+//! harmless, since the ledger absorbs it, but each costs a delivery; so copies are bounded per job, not excluded.
+
+use std::time::Duration;
+
+use crate::ledger::upkeep::Overdue;
+
+/// For a lane with nothing ready. A parked copy comes back no later than its time, a claim follows its delivery at once;
+/// beyond 15 s (the longest step in which a copy waits for another worker's lease, too) there is no message.
+pub const GRACE_EMPTY: Duration = Duration::from_secs(15);
+/// For a lane with messages ready, at least.
+pub const GRACE_BUSY: Duration = Duration::from_secs(5 * 60);
+/// For a lane with messages ready, at most: a lost job of a lane that is never empty waits so long.
+pub const GRACE_MAX: Duration = Duration::from_secs(60 * 60);
+/// How many times the reckoned way through the lane must have passed. Its outflow may be a fraction of the limit:
+/// answers are slow, accounts are limited, others use the quota too.
+const WAYS: f64 = 4.0;
+/// Longest interval between two copies of one job. The intervals double, so that a job which queues for a day gets
+/// about a dozen copies, and one that queues for a week a few more for each day.
+pub const AGAIN_MAX: Duration = Duration::from_secs(6 * 60 * 60);
+/// Copies per lane and sweep at least, so that a slow lane's jobs are back soon.
+const BATCH_MIN: f64 = 100.0;
+/// And at most: the next sweep goes on.
+const BATCH_MAX: f64 = 2_000.0;
+
+/// What a sweeper knows of a lane.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LaneView {
+    /// Messages that wait in its queue, ready to be taken.
+    pub ready: u64,
+    /// What its limits let out, by the row; zero when it is closed.
+    pub jobs_per_second: f64,
+}
+
+/// Which of a lane's jobs to bring back, with sweeps this far apart.
+#[must_use]
+pub fn overdue(lane: LaneView, every: Duration) -> Overdue {
+    let grace = grace(lane);
+    // Twice what the lane lets out until the next sweep: a lane whose messages are all gone is refilled without a gap.
+    let batch = (lane.jobs_per_second * every.as_secs_f64() * 2.0).clamp(BATCH_MIN, BATCH_MAX);
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between the two bounds above")]
+    let at_most = batch as u32;
+    Overdue { grace, again_after: grace, again_max: AGAIN_MAX, at_most }
+}
+
+fn grace(lane: LaneView) -> Duration {
+    if lane.ready == 0 {
+        return GRACE_EMPTY;
+    }
+    #[allow(clippy::cast_precision_loss, reason = "a reckoning")]
+    let way_s = lane.ready as f64 / lane.jobs_per_second * WAYS;
+    // A closed lane's way is infinite.
+    Duration::try_from_secs_f64(way_s).map_or(GRACE_MAX, |way| GRACE_BUSY.saturating_add(way).min(GRACE_MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fuller_the_lane_the_longer_the_grace() {
+        // ready, jobs per second → seconds
+        for (ready, jobs_per_second, grace_s) in [
+            (0, 100.0, 15),
+            (0, 0.0, 15),
+            (1, 100.0, 300),
+            (2_500, 100.0, 400),
+            (300_000, 100.0, 3_600),
+            (300_000, 5_000.0, 540),
+            (1, 0.001, 3_600),
+            (1, 0.0, 3_600),
+            (u64::MAX, f64::MIN_POSITIVE, 3_600),
+        ] {
+            let got = overdue(LaneView { ready, jobs_per_second }, EVERY);
+            assert_eq!(got.grace.as_secs(), grace_s, "{ready} ready at {jobs_per_second}/s");
+            assert_eq!((got.again_after, got.again_max), (got.grace, AGAIN_MAX));
+        }
+    }
+
+    #[test]
+    fn a_batch_refills_the_lane_until_the_next_sweep() {
+        for (jobs_per_second, at_most) in [(0.0, 100), (5.0, 100), (50.0, 500), (100.0, 1_000), (9_999.0, 2_000)] {
+            assert_eq!(overdue(LaneView { ready: 0, jobs_per_second }, EVERY).at_most, at_most);
+        }
+        assert_eq!(overdue(LaneView { ready: 0, jobs_per_second: f64::NAN }, EVERY).at_most, 0);
+    }
+
+    /// The bound that the documentation names: intervals that double from the grace on, up to the longest.
+    #[test]
+    fn copies_of_one_job_are_bounded_by_the_logarithm_of_its_wait() {
+        let rule = overdue(LaneView { ready: 300_000, jobs_per_second: 100.0 }, EVERY);
+        let copies = |within: Duration| {
+            let (mut overdue, mut copies) = (rule.grace, 0);
+            while overdue <= within {
+                copies += 1;
+                // As the ledger moves `sweep_after`, and the grace on top.
+                overdue += overdue.clamp(rule.again_after, rule.again_max) + rule.grace;
+            }
+            copies
+        };
+        let hours = |hours: u64| Duration::from_secs(hours * 3_600);
+        assert_eq!((copies(hours(1)), copies(hours(2)), copies(hours(24)), copies(hours(168))), (1, 1, 5, 25));
+    }
+
+    const EVERY: Duration = Duration::from_secs(5);
+}

@@ -1,0 +1,422 @@
+//! What is brought back, what ends without a delivery, and the account that adds up.
+
+use sluicegate::domain::outcome::FinalState;
+use sluicegate::domain::time::EpochMs;
+use sluicegate::ledger::upkeep::{Account, Checked, Overdue, Recorded, Standing, Upkeep};
+use sluicegate::ledger::{AttemptEnd, Begun, JobState, Written};
+
+use super::*;
+
+on_every_database!(
+    a_duty_is_one_sweepers_at_a_time,
+    overdue_jobs_are_given_out_longest_overdue_first,
+    an_overdue_job_is_given_to_one_sweeper,
+    intervals_double_until_the_longest,
+    a_new_wait_begins_anew,
+    what_a_lease_holds_is_not_overdue,
+    a_recorded_job_is_what_was_recorded,
+    a_job_that_no_queue_has_is_given_out_when_it_is_due,
+    waiting_jobs_expire_and_nothing_else,
+    an_open_job_is_handed_to_a_person,
+    a_message_stands_as_the_ledger_knows_it,
+    old_payloads_are_emptied_and_the_id_is_known_for_ever,
+    every_job_is_accounted_for,
+    what_does_not_add_up_is_found,
+);
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn after(grace: Duration) -> Overdue {
+    Overdue { grace, again_after: grace, again_max: Duration::from_secs(6 * 3_600), at_most: 100 }
+}
+
+fn ids(jobs: &[Recorded]) -> Vec<String> {
+    let mut ids: Vec<String> = jobs.iter().map(|job| job.job.id.to_string()).collect();
+    ids.sort();
+    ids
+}
+
+impl Fixture {
+    fn upkeep(&self) -> Arc<dyn Upkeep> {
+        self.database.upkeep()
+    }
+
+    /// Records a job that waits, held by nobody.
+    async fn waiting(&self, job: &Job, wait: Duration) {
+        let claimed = self.take(job).await;
+        let next = JobState::Waiting { wait, reason: "waits".to_owned() };
+        assert_eq!(self.ledger().put_down(&claimed.hold, &next).await.unwrap(), Written::Kept);
+    }
+
+    /// Moves an instant of a job into the past, or forward if negative.
+    async fn move_back(&self, id: &str, column: &str, by_s: i64) {
+        let moved = match self.postgres {
+            Some(_) => format!("{column} - {by_s} * interval '1 second'"),
+            None => format!("{column} - {by_s} * 1000"),
+        };
+        self.sql(&format!("UPDATE jobs SET {column} = {moved} WHERE id = '{id}'")).await.unwrap();
+    }
+
+    async fn overdue(&self, which: Overdue) -> Vec<String> {
+        ids(&self.upkeep().take_overdue(&name("stripe"), &which).await.unwrap())
+    }
+
+    async fn settled(&self, id: &str, state: FinalState) {
+        let hold = self.take(&job(id)).await.hold;
+        assert_eq!(self.ledger().begin_attempt(&hold, &request(id)).await.unwrap(), Begun::Attempt(1));
+        let end = AttemptEnd { number: 1, outcome: "accepted", status: Some(200), detail: String::new(), counts: true };
+        let next = JobState::Final { state, reason: "accepted".to_owned(), reference: None };
+        assert_eq!(self.ledger().finish_attempt(&hold, &end, &next).await.unwrap(), Written::Kept);
+    }
+
+    async fn account(&self, checked: Checked) -> Account {
+        let accounts = self.upkeep().conservation(2 * MINUTE, checked).await.unwrap();
+        accounts.into_iter().find(|account| account.provider == "stripe").unwrap()
+    }
+}
+
+async fn a_duty_is_one_sweepers_at_a_time(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let turns = (0..16).map(|_| {
+        let upkeep = fixture.upkeep();
+        tokio::spawn(async move { upkeep.take_turn("sweep", MINUTE).await.unwrap() })
+    });
+    let turns: Vec<bool> = futures_util::future::join_all(turns).await.into_iter().map(Result::unwrap).collect();
+    assert_eq!(turns.iter().filter(|turn| **turn).count(), 1);
+    assert!(fixture.upkeep().take_turn("account", Duration::ZERO).await.unwrap(), "another duty is free");
+    assert!(fixture.upkeep().take_turn("account", MINUTE).await.unwrap(), "that one is over");
+    assert!(!fixture.upkeep().take_turn("account", MINUTE).await.unwrap());
+}
+
+async fn overdue_jobs_are_given_out_longest_overdue_first(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    for (id, overdue_s) in [("a", 61), ("b", 500), ("c", 59), ("d", 300), ("e", -60)] {
+        fixture.waiting(&job(id), Duration::ZERO).await;
+        fixture.move_back(id, "wake_at", overdue_s).await;
+    }
+    fixture.waiting(&Job { provider: name("adyen"), ..job("other-lane") }, Duration::ZERO).await;
+    fixture.move_back("other-lane", "wake_at", 9_999).await;
+    // Its time has come by `wake_at`, and not by its own.
+    let now_ms = i64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
+    fixture.waiting(&Job { not_before: Some(EpochMs(now_ms + 600_000)), ..job("early") }, Duration::ZERO).await;
+    fixture.move_back("early", "wake_at", 9_999).await;
+    assert_eq!(fixture.overdue(Overdue { at_most: 2, ..after(MINUTE) }).await, ["b", "d"]);
+    assert_eq!(fixture.overdue(after(MINUTE)).await, ["a"]);
+    assert_eq!(fixture.overdue(after(MINUTE)).await, Vec::<String>::new(), "each once per interval");
+    assert_eq!(fixture.one("SELECT sum(sweeps) FROM jobs").await, "3");
+}
+
+async fn an_overdue_job_is_given_to_one_sweeper(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    for number in 0..40 {
+        fixture.waiting(&job(&format!("p{number}")), Duration::ZERO).await;
+    }
+    fixture.sql("UPDATE jobs SET wake_at = created_at").await.unwrap();
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    let which = Overdue { grace: Duration::ZERO, again_after: MINUTE, again_max: MINUTE, at_most: 7 };
+    let sweeps = (0..16).map(|_| {
+        let upkeep = fixture.upkeep();
+        tokio::spawn(async move { upkeep.take_overdue(&name("stripe"), &which).await.unwrap() })
+    });
+    let given: Vec<Recorded> =
+        futures_util::future::join_all(sweeps).await.into_iter().flat_map(Result::unwrap).collect();
+    let mut distinct = ids(&given);
+    distinct.dedup();
+    assert_eq!((given.len(), distinct.len()), (40, 40));
+    assert!(given.iter().all(|job| job.sweeps == 1));
+}
+
+async fn intervals_double_until_the_longest(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let interval = |id: &'static str| {
+        let ms = if kind == Kind::Postgres {
+            "extract(epoch FROM sweep_after - now())"
+        } else {
+            "(sweep_after - CAST(round(unixepoch('subsec') * 1000) AS INTEGER)) / 1000.0"
+        };
+        let select = format!("SELECT {ms} FROM jobs WHERE id = '{id}'");
+        let fixture = &fixture;
+        async move { fixture.one(&select).await.parse::<f64>().unwrap() }
+    };
+    // Overdue for so long → again after so long.
+    for (id, overdue_s, again_s) in [("short", 70, 600.0), ("middle", 1_000, 1_000.0), ("long", 99_999, 21_600.0)] {
+        fixture.waiting(&job(id), Duration::ZERO).await;
+        fixture.move_back(id, "wake_at", overdue_s).await;
+        let which = Overdue { again_after: Duration::from_secs(600), ..after(MINUTE) };
+        assert_eq!(fixture.overdue(which).await, [id]);
+        let got = interval(id).await;
+        assert!((got - again_s).abs() < 30.0, "{id}: {got} s");
+        // Not before that interval is over, however the lane looks by then.
+        assert_eq!(fixture.overdue(after(Duration::ZERO)).await, Vec::<String>::new());
+        fixture.move_back(id, "sweep_after", 99_999).await;
+        assert_eq!(fixture.overdue(after(Duration::ZERO)).await, [id]);
+    }
+}
+
+async fn a_new_wait_begins_anew(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    for id in ["parked", "claimed", "same"] {
+        fixture.waiting(&job(id), Duration::ZERO).await;
+        fixture.move_back(id, "wake_at", 5_000).await;
+    }
+    assert_eq!(fixture.overdue(after(MINUTE)).await, ["claimed", "parked", "same"]);
+    fixture.move_back("parked", "wake_at", -4_000).await;
+    let hold = fixture.take(&job("claimed")).await.hold;
+    fixture.expire_lease(&hold).await;
+    fixture.move_back("claimed", "lease_until", 1_000).await;
+    assert_eq!(fixture.overdue(after(MINUTE)).await, ["claimed", "parked"]);
+}
+
+async fn what_a_lease_holds_is_not_overdue(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let held = fixture.take(&job("held")).await.hold;
+    let sending = fixture.take(&job("sending")).await.hold;
+    assert_eq!(fixture.ledger().begin_attempt(&sending, &request("sending")).await.unwrap(), Begun::Attempt(1));
+    fixture.settled("done", FinalState::Succeeded).await;
+    for id in ["held", "sending", "done"] {
+        fixture.move_back(id, "wake_at", 9_999).await;
+    }
+    assert_eq!(fixture.overdue(after(MINUTE)).await, Vec::<String>::new());
+    // The lease ended just now: its holder's message comes back by itself, within the grace.
+    fixture.sql("UPDATE jobs SET lease_until = updated_at WHERE lease_until IS NOT NULL").await.unwrap();
+    assert_eq!(fixture.overdue(after(MINUTE)).await, Vec::<String>::new());
+    for id in ["held", "sending"] {
+        fixture.move_back(id, "lease_until", 100).await;
+    }
+    assert_eq!(fixture.overdue(after(MINUTE)).await, ["held", "sending"]);
+    // Its copy takes it over as unknown.
+    assert_eq!(fixture.state("sending").await, "sending");
+    assert!(fixture.take(&job("sending")).await.unknown);
+    assert_eq!(fixture.ledger().release(&held).await.unwrap(), Written::Kept);
+}
+
+async fn a_recorded_job_is_what_was_recorded(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let full = Job {
+        idempotency_key: Some(Token::new("key-1").unwrap()),
+        cost: 1_000,
+        priority: 9,
+        not_before: Some(EpochMs(-62_135_596_800_000)),
+        expires_at: Some(EpochMs(4_102_444_800_123)),
+        reference: Some("é \" \\ '".to_owned()),
+        payload: Some("{ \"b\" : 1.0e2, \"a\":\"\\u0041\" }".to_owned()),
+        ..job("full")
+    };
+    let bare = Job { account: None, reference: None, payload: None, ..job("bare") };
+    for job in [&full, &bare] {
+        fixture.waiting(job, Duration::ZERO).await;
+        fixture.move_back(job.id.as_str(), "wake_at", 600).await;
+    }
+    let mut given = fixture.upkeep().take_overdue(&name("stripe"), &after(MINUTE)).await.unwrap();
+    given.sort_by(|a, b| a.job.id.cmp(&b.job.id));
+    let recorded = |job: Job| Recorded { job, hash: hash(1), sweeps: 1 };
+    assert_eq!(given, [recorded(bare), recorded(full)]);
+}
+
+async fn a_job_that_no_queue_has_is_given_out_when_it_is_due(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let (upkeep, lane) = (fixture.upkeep(), name("stripe"));
+    let due = async |ahead| ids(&upkeep.take_unqueued(&lane, ahead, 10 * MINUTE, 10).await.unwrap());
+    let wait = JobState::Waiting { wait: 60 * MINUTE, reason: "waits for its time".to_owned() };
+    for id in ["kept", "queued", "taken-up"] {
+        let hold = fixture.take(&job(id)).await.hold;
+        // Not while it is in hand.
+        assert_eq!(upkeep.keep_unqueued(&hold).await.unwrap(), Written::Lost);
+        assert_eq!(fixture.ledger().put_down(&hold, &wait).await.unwrap(), Written::Kept);
+        match id {
+            "kept" => assert_eq!(upkeep.keep_unqueued(&hold).await.unwrap(), Written::Kept),
+            "taken-up" => {
+                let again = fixture.take(&job(id)).await.hold;
+                assert_eq!(upkeep.keep_unqueued(&hold).await.unwrap(), Written::Lost);
+                assert_eq!(fixture.ledger().put_down(&again, &wait).await.unwrap(), Written::Kept);
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(due(59 * MINUTE).await, Vec::<String>::new());
+    assert_eq!(due(61 * MINUTE).await, ["kept"]);
+    assert_eq!(due(61 * MINUTE).await, Vec::<String>::new(), "one copy");
+    // From now on it is like any other, and not overdue before its interval.
+    fixture.move_back("kept", "created_at", 0).await;
+    assert_eq!(fixture.overdue(after(Duration::ZERO)).await, Vec::<String>::new());
+    fixture.sql("UPDATE jobs SET wake_at = created_at WHERE id = 'kept'").await.unwrap();
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    assert_eq!(fixture.overdue(after(Duration::ZERO)).await, ["kept"]);
+}
+
+async fn waiting_jobs_expire_and_nothing_else(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let now_ms = i64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
+    let expiring = |id: &str, in_ms| Job { expires_at: Some(EpochMs(now_ms + in_ms)), ..job(id) };
+    for id in ["late-1", "late-2", "late-3"] {
+        fixture.waiting(&expiring(id, -1_000), 60 * MINUTE).await;
+    }
+    fixture.waiting(&expiring("in-time", 600_000), 60 * MINUTE).await;
+    fixture.waiting(&job("never"), 60 * MINUTE).await;
+    let held = fixture.take(&expiring("held", -1_000)).await.hold;
+    let sending = fixture.take(&expiring("sending", -1_000)).await.hold;
+    assert_eq!(fixture.ledger().begin_attempt(&sending, &request("sending")).await.unwrap(), Begun::Attempt(1));
+    fixture.expire_lease(&sending).await;
+    let unknown = fixture.take(&expiring("unknown", -1_000)).await.hold;
+    assert_eq!(fixture.ledger().begin_attempt(&unknown, &request("unknown")).await.unwrap(), Begun::Attempt(1));
+    let end = AttemptEnd { number: 1, outcome: "unknown", status: None, detail: String::new(), counts: true };
+    let next = JobState::Unknown { wait: 60 * MINUTE, reason: "no answer".to_owned() };
+    assert_eq!(fixture.ledger().finish_attempt(&unknown, &end, &next).await.unwrap(), Written::Kept);
+
+    assert_eq!(fixture.upkeep().expire("too late", 2).await.unwrap(), 2);
+    let expiries = (0..8).map(|_| {
+        let upkeep = fixture.upkeep();
+        tokio::spawn(async move { upkeep.expire("too late", 100).await.unwrap() })
+    });
+    let expired: u32 = futures_util::future::join_all(expiries).await.into_iter().map(Result::unwrap).sum();
+    assert_eq!(expired, 1);
+    let rest = "SELECT id FROM jobs WHERE state <> 'expired' ORDER BY id";
+    let rest: Vec<String> = fixture.column(rest).await.into_iter().flatten().collect();
+    assert_eq!(rest, ["held", "in-time", "never", "sending", "unknown"]);
+    let events = fixture.ledger().take_outcomes(100, MINUTE).await.unwrap();
+    let events: Vec<_> = events.iter().map(|event| (event.state, event.reason.as_deref())).collect();
+    assert_eq!(events, [(FinalState::Expired, Some("too late")); 3]);
+    // One whose holder is gone expires too.
+    fixture.expire_lease(&held).await;
+    assert_eq!(fixture.upkeep().expire("too late", 100).await.unwrap(), 1);
+    assert_eq!(fixture.state("held").await, "expired");
+}
+
+async fn an_open_job_is_handed_to_a_person(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let set_aside = async |id: &str| fixture.upkeep().set_aside(&Token::new(id).unwrap(), "why").await.unwrap();
+    fixture.waiting(&job("waiting"), MINUTE).await;
+    assert_eq!(set_aside("waiting").await, Written::Kept);
+    assert_eq!(set_aside("waiting").await, Written::Lost, "once");
+    let hold = fixture.take(&job("sending")).await.hold;
+    assert_eq!(fixture.ledger().begin_attempt(&hold, &request("sending")).await.unwrap(), Begun::Attempt(1));
+    assert_eq!(set_aside("sending").await, Written::Lost, "somebody holds it");
+    fixture.expire_lease(&hold).await;
+    assert_eq!(set_aside("sending").await, Written::Kept);
+    let picture = "SELECT id || '|' || state || '|' || reason || '|' || attempts || '|' || \
+                   CASE WHEN maybe_charged THEN 'maybe' ELSE 'not' END FROM jobs ORDER BY id";
+    let picture: Vec<String> = fixture.column(picture).await.into_iter().flatten().collect();
+    assert_eq!(picture, ["sending|review|why|1|maybe", "waiting|review|why|0|not"]);
+    assert_eq!(fixture.one("SELECT outcome FROM attempts").await, "unknown");
+    let events = fixture.ledger().take_outcomes(100, MINUTE).await.unwrap();
+    assert_eq!(events.iter().map(|event| event.state).collect::<Vec<_>>(), [FinalState::Review; 2]);
+    // Its former holder writes nothing.
+    let next = JobState::Waiting { wait: SECOND, reason: "x".to_owned() };
+    assert_eq!(fixture.ledger().put_down(&hold, &next).await.unwrap(), Written::Lost);
+    assert_eq!(set_aside("nobody").await, Written::Lost);
+}
+
+async fn a_message_stands_as_the_ledger_knows_it(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.waiting(&job("open"), MINUTE).await;
+    fixture.settled("done", FinalState::Declined).await;
+    let other_lane = Job { provider: name("adyen"), ..job("open") };
+    for (job, hash, standing) in [
+        (job("new"), hash(1), Standing::NotRecorded),
+        (job("open"), hash(1), Standing::Open),
+        (job("open"), hash(2), Standing::Conflict),
+        (other_lane, hash(1), Standing::Conflict),
+        (job("done"), hash(1), Standing::Settled),
+        (job("done"), hash(2), Standing::Conflict),
+    ] {
+        assert_eq!(fixture.upkeep().standing(&job, hash).await.unwrap(), standing, "{} {hash:?}", job.id);
+    }
+}
+
+async fn old_payloads_are_emptied_and_the_id_is_known_for_ever(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let day = Duration::from_secs(86_400);
+    for (id, state) in [
+        ("succeeded", FinalState::Succeeded),
+        ("declined", FinalState::Declined),
+        ("young", FinalState::Succeeded),
+        ("review", FinalState::Review),
+    ] {
+        fixture.settled(id, state).await;
+    }
+    fixture.waiting(&job("open"), MINUTE).await;
+    fixture.waiting(&job("unsent"), MINUTE).await;
+    assert_eq!(fixture.upkeep().set_aside(&Token::new("unsent").unwrap(), "why").await.unwrap(), Written::Kept);
+    fixture.sql("UPDATE jobs SET state = 'cancelled' WHERE id = 'unsent'").await.unwrap();
+    for id in ["succeeded", "declined", "review", "open", "unsent"] {
+        fixture.move_back(id, "updated_at", 90 * 86_400 + 60).await;
+    }
+    assert_eq!(fixture.upkeep().scrub(91 * day, 100).await.unwrap(), 0);
+    assert_eq!(fixture.upkeep().scrub(90 * day, 2).await.unwrap(), 2);
+    assert_eq!(fixture.upkeep().scrub(90 * day, 100).await.unwrap(), 1);
+    assert_eq!(fixture.upkeep().scrub(90 * day, 100).await.unwrap(), 0, "each once");
+    let empty = "SELECT id FROM jobs WHERE payload IS NULL AND coalesce(length(frozen_body), 0) = 0 ORDER BY id";
+    let empty: Vec<String> = fixture.column(empty).await.into_iter().flatten().collect();
+    assert_eq!(empty, ["declined", "succeeded", "unsent"]);
+    // The same message again, after any time, changes nothing; with other content it is a conflict.
+    for id in ["succeeded", "declined", "unsent"] {
+        let claim = async |hash| fixture.ledger().claim(&job(id), hash, "worker-b", LEASE).await.unwrap();
+        assert_eq!(claim(hash(1)).await, Claim::Settled, "{id}");
+        assert!(matches!(claim(hash(2)).await, Claim::Conflict(_)), "{id}");
+        assert_eq!(fixture.upkeep().standing(&job(id), hash(1)).await.unwrap(), Standing::Settled);
+    }
+    let reopened = fixture.sql("UPDATE jobs SET state = 'waiting' WHERE id = 'unsent'").await;
+    assert!(reopened.unwrap_err().contains("open_jobs_are_not_scrubbed"));
+}
+
+async fn every_job_is_accounted_for(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    assert_eq!(fixture.upkeep().conservation(MINUTE, Checked::All).await.unwrap(), []);
+    fixture.waiting(&job("parked"), MINUTE).await;
+    for (id, overdue_s) in [("due", 10), ("astray", 500)] {
+        fixture.waiting(&job(id), Duration::ZERO).await;
+        fixture.move_back(id, "wake_at", overdue_s).await;
+    }
+    fixture.take(&job("held")).await;
+    let sending = fixture.take(&job("sending")).await.hold;
+    assert_eq!(fixture.ledger().begin_attempt(&sending, &request("sending")).await.unwrap(), Begun::Attempt(1));
+    fixture.settled("paid", FinalState::Succeeded).await;
+    fixture.settled("asked", FinalState::Review).await;
+    fixture.waiting(&Job { provider: name("adyen"), ..job("elsewhere") }, MINUTE).await;
+    for checked in [Checked::Since(MINUTE), Checked::All] {
+        let mut account = fixture.account(checked).await;
+        account.states.sort();
+        let states = [("review", 1), ("sending", 1), ("succeeded", 1), ("waiting", 4)];
+        let expected = Account {
+            provider: "stripe".to_owned(),
+            recorded: 7,
+            states: states.map(|(state, jobs)| (state.to_owned(), jobs)).to_vec(),
+            in_hand: 2,
+            parked: 1,
+            due: 2,
+            astray: 1,
+            ..Account::default()
+        };
+        assert_eq!(account, expected);
+        assert_eq!(account.faults(), Vec::<String>::new());
+    }
+    assert_eq!(fixture.upkeep().conservation(MINUTE, Checked::All).await.unwrap().len(), 2);
+    // A lost holder's job is due, and astray once that is long ago.
+    fixture.expire_lease(&sending).await;
+    fixture.move_back("sending", "lease_until", 1_000).await;
+    fixture.move_back("sending", "wake_at", 2_000).await;
+    let account = fixture.account(Checked::All).await;
+    assert_eq!((account.in_hand, account.due, account.astray), (1, 3, 2));
+}
+
+async fn what_does_not_add_up_is_found(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    for id in ["good", "no-event", "no-attempt", "old"] {
+        fixture.settled(id, FinalState::Succeeded).await;
+    }
+    fixture.settled("no-review", FinalState::Review).await;
+    fixture.sql("DELETE FROM outcome_events WHERE job_id IN ('no-event', 'no-review', 'old')").await.unwrap();
+    fixture.sql("UPDATE attempts SET outcome = 'declined' WHERE job_id = 'no-attempt'").await.unwrap();
+    fixture.move_back("old", "updated_at", 7_200).await;
+    let lately = fixture.account(Checked::Since(60 * MINUTE)).await;
+    assert_eq!((lately.without_event, lately.without_cause), (2, 1));
+    let all = fixture.account(Checked::All).await;
+    assert_eq!((all.without_event, all.without_cause), (3, 1));
+    assert_eq!(all.faults().len(), 2);
+    // An event of another state is none of this one.
+    fixture.sql("UPDATE outcome_events SET state = 'declined' WHERE job_id = 'good'").await.unwrap();
+    assert_eq!(fixture.account(Checked::All).await.without_event, 4);
+    // What a person or a look-up found says so.
+    fixture.sql("UPDATE jobs SET reason = 'found by look-up' WHERE id = 'no-attempt'").await.unwrap();
+    assert_eq!(fixture.account(Checked::All).await.without_cause, 0);
+}

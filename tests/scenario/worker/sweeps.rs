@@ -1,0 +1,324 @@
+//! Nothing falls out: jobs whose messages are gone, jobs that no queue has, jobs that end without a delivery, and
+//! messages that the broker gave up on.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde_json::json;
+use sluicegate::ledger::provider_row::ProviderRow;
+use sluicegate::ledger::upkeep::Checked;
+use sluicegate::queue::message::{CardNumbers, decode};
+use sluicegate::worker::sweeper::rule::{GRACE_BUSY, GRACE_EMPTY};
+
+use super::bench::{Bench, limit, name, row};
+use super::script::{Act, busy, rejected, throttled, timeout};
+
+/// A job that the worker has put down for ten minutes, and whose message is gone since.
+async fn put_down_and_lost(bench: &Bench, id: &str) {
+    bench.script.plan(id, [Act::Answer(busy(Some(Duration::from_secs(600))))]);
+    bench.pay("acme", id).await;
+    bench.until_put_down(id, "busy").await;
+    bench.until("it is parked", async || bench.parked("acme").await > 0).await;
+    bench.sql("DELETE FROM queue_messages").await;
+}
+
+/// Makes a job due, and overdue for so long, whatever it waits for.
+async fn make_overdue(bench: &Bench, id: &str, by: Duration) {
+    let ms = by.as_millis();
+    bench.sql(&format!("UPDATE jobs SET wake_at = unixepoch('subsec') * 1000 - {ms} WHERE id = '{id}'")).await;
+}
+
+const COPIES: &str = "SELECT coalesce(sum(sweeps), 0) FROM jobs";
+
+#[tokio::test]
+async fn a_job_whose_message_vanished_comes_back_once_and_is_paid_once() {
+    let mut bench = Bench::open(&[row("acme")]).await;
+    bench.script.plan("job", [Act::Answer(timeout())]);
+    bench.pay("acme", "job").await;
+    bench.until_sent("acme", 1).await;
+    bench.until("it is put down", async || bench.job("job").await.is_some_and(|job| job.state == "unknown")).await;
+    bench.stop().await;
+    bench.sql("DELETE FROM queue_messages").await;
+    make_overdue(&bench, "job", GRACE_EMPTY + Duration::from_secs(1)).await;
+    bench.run();
+    bench.until_state("job", "succeeded").await;
+    assert_eq!((bench.script.sent().len(), bench.count(COPIES).await), (2, 1));
+    let sent = bench.script.sent_for("job");
+    assert_eq!(sent[0].request, sent[1].request, "the frozen request");
+    assert!(bench.script.charges("acme", "job") == 1);
+}
+
+/// Every message at once, as when the broker's data are lost. Jobs that never reached the ledger are the producer's.
+#[tokio::test]
+async fn all_jobs_of_the_ledger_come_back_when_the_queue_is_lost() {
+    let closed = ProviderRow { limits: vec![limit(0, 100)], max_wait_ms: 100, ..row("acme") };
+    let mut bench = Bench::open(&[closed]).await;
+    for number in 0..40 {
+        bench.pay("acme", &format!("p{number}")).await;
+    }
+    bench.until("some are recorded", async || bench.count("SELECT count(*) FROM jobs").await > 3).await;
+    bench.stop().await;
+    bench.sql("DELETE FROM queue_messages").await;
+    let recorded = bench.count("SELECT count(*) FROM jobs").await;
+    bench.sql("UPDATE jobs SET wake_at = unixepoch('subsec') * 1000 - 20000").await;
+    bench.apply(&[row("acme")]).await;
+    bench.run();
+    let paid = "SELECT count(*) FROM jobs WHERE state = 'succeeded'";
+    bench.until("all are paid", async || bench.count(paid).await == recorded).await;
+    assert_eq!(bench.script.sent().len(), usize::try_from(recorded).unwrap());
+}
+
+/// A lane that holds messages may hold this one too; a lane that is empty does not.
+#[tokio::test]
+async fn a_job_that_probably_queues_is_left_alone() {
+    let bench = Bench::open(&[row("acme")]).await;
+    put_down_and_lost(&bench, "job").await;
+    // The lane takes no more, so what is published stays in its queue.
+    bench.script.plan("throttled", [Act::Answer(throttled(Duration::from_secs(600)))]);
+    bench.pay("acme", "throttled").await;
+    bench.until_put_down("throttled", "throttled").await;
+    bench.until("it is parked", async || bench.parked("acme").await == 1).await;
+    bench.pay("acme", "other").await;
+    make_overdue(&bench, "job", GRACE_BUSY - Duration::from_secs(60)).await;
+    sweeps(&bench, 5).await;
+    assert_eq!(bench.count(COPIES).await, 0);
+    make_overdue(&bench, "job", GRACE_BUSY + Duration::from_secs(60)).await;
+    bench.until("a copy", async || bench.count(COPIES).await == 1).await;
+    sweeps(&bench, 5).await;
+    assert_eq!((bench.count(COPIES).await, bench.queued("acme").await), (1, 3), "one for this interval");
+}
+
+#[tokio::test]
+async fn a_paused_lane_gets_no_copies_until_it_goes_on() {
+    let bench = Bench::open(&[row("acme")]).await;
+    put_down_and_lost(&bench, "job").await;
+    bench.apply(&[ProviderRow { paused: true, ..row("acme") }]).await;
+    bench.settings_known().await;
+    make_overdue(&bench, "job", Duration::from_secs(7_200)).await;
+    sweeps(&bench, 5).await;
+    assert_eq!((bench.count(COPIES).await, bench.queued("acme").await), (0, 0));
+    bench.apply(&[row("acme")]).await;
+    bench.until_state("job", "succeeded").await;
+    assert_eq!(bench.count(COPIES).await, 1);
+}
+
+#[tokio::test]
+async fn a_job_whose_content_is_not_what_it_was_goes_to_a_person() {
+    let bench = Bench::open(&[row("acme")]).await;
+    put_down_and_lost(&bench, "job").await;
+    bench.sql("UPDATE jobs SET amount = 1300").await;
+    make_overdue(&bench, "job", Duration::from_secs(60)).await;
+    let job = bench.until_state("job", "review").await;
+    assert!(job.reason.contains("cannot be made from the ledger"), "{job:?}");
+    assert_eq!((bench.script.sent().len(), bench.queued("acme").await), (1, 0));
+    bench.until("the event", async || bench.events_of("job").await.len() == 1).await;
+}
+
+/// Waits for so many more sweeps.
+async fn sweeps(bench: &Bench, count: usize) {
+    let turn = async || bench.count("SELECT max(taken_until) FROM upkeep_turns WHERE duty = 'sweep'").await;
+    bench
+        .until("it sweeps", async || bench.count("SELECT count(*) FROM upkeep_turns WHERE duty = 'sweep'").await > 0)
+        .await;
+    for _ in 0..count {
+        let last = turn().await;
+        bench.until("the next sweep", async || turn().await > last).await;
+    }
+}
+
+#[tokio::test]
+async fn a_job_for_another_day_is_in_the_ledger_alone_until_it_is_due() {
+    let bench = Bench::open(&[row("acme")]).await;
+    let soon = Timestamp::now() + Duration::from_secs(23 * 3_600);
+    let later = Timestamp::now() + Duration::from_secs(25 * 3_600);
+    for (id, at) in [("soon", soon), ("later", later)] {
+        let job = json!({ "id": id, "amount": 1, "currency": "EUR", "not_before": at.to_string() });
+        bench.publish("acme", &job.to_string()).await;
+        bench.until_put_down(id, "waits for its time").await;
+    }
+    bench.until("one is parked", async || bench.parked("acme").await == 1).await;
+    assert_eq!(bench.queued("acme").await, 1);
+    let unqueued = "SELECT count(*) FROM jobs WHERE unqueued AND id = 'later'";
+    bench.until("the other is noted", async || bench.count(unqueued).await == 1).await;
+    sweeps(&bench, 3).await;
+    assert_eq!(bench.count(COPIES).await, 0);
+    // Its day has come.
+    let due = Timestamp::now() + Duration::from_millis(1_500);
+    let body = json!({ "id": "later", "amount": 1, "currency": "EUR", "not_before": due.to_string() }).to_string();
+    let decoded = decode(body.as_bytes(), &name("acme"), CardNumbers::Refuse).unwrap();
+    let due_ms = decoded.job.not_before.unwrap().0;
+    let hash: String = decoded.hash.0.iter().map(|byte| format!("{byte:02x}")).collect();
+    let today = format!("not_before = {due_ms}, wake_at = {due_ms}, content_hash = x'{hash}'");
+    bench.sql(&format!("UPDATE jobs SET {today} WHERE id = 'later'")).await;
+    bench.until_state("later", "succeeded").await;
+    let sent = bench.script.sent_for("later")[0].clock.duration_since(std::time::UNIX_EPOCH).unwrap();
+    assert!(i64::try_from(sent.as_millis()).unwrap() >= due_ms, "sent early");
+    assert_eq!((bench.count(COPIES).await, bench.script.sent().len()), (1, 1));
+}
+
+#[tokio::test]
+async fn a_waiting_job_expires_without_a_delivery() {
+    let bench = Bench::open(&[row("acme")]).await;
+    put_down_and_lost(&bench, "job").await;
+    bench.sql("UPDATE jobs SET expires_at = unixepoch('subsec') * 1000 - 1").await;
+    let job = bench.until_state("job", "expired").await;
+    assert_eq!((bench.script.sent().len(), job.reason.as_str()), (1, "expires_at has passed"));
+    bench.until("the event", async || bench.events_of("job").await.len() == 1).await;
+}
+
+/// What a message looks like that its lane has given up.
+async fn give_up(bench: &Bench, body: &str, lane: &str, rounds: u32) {
+    let headers = if rounds > 0 { json!({ "x-sluicegate-dead-rounds": rounds.to_string() }) } else { json!({}) };
+    let properties = json!({ "message_id": "m", "headers": headers });
+    bench
+        .sql(&format!(
+            "INSERT INTO queue_messages (queue, body, properties, visible_at_ms, deliveries, dead_of) \
+             VALUES ('payments.dead', CAST('{body}' AS BLOB), '{properties}', 0, 1001, '{lane}')"
+        ))
+        .await;
+}
+
+const DEAD: &str = "SELECT count(*) FROM queue_messages WHERE queue = 'payments.dead'";
+
+#[tokio::test]
+async fn what_the_queue_gave_up_is_judged_by_the_ledger() {
+    let bench = Bench::open(&[row("acme")]).await;
+    let body = |id: &str, amount: u32| json!({ "id": id, "amount": amount, "currency": "EUR" }).to_string();
+    bench.pay("acme", "paid").await;
+    bench.until_state("paid", "succeeded").await;
+    give_up(&bench, &body("paid", 1299), "payments.acme", 0).await;
+    give_up(&bench, &body("new", 1299), "payments.acme", 0).await;
+    give_up(&bench, &body("paid", 1300), "payments.acme", 0).await;
+    give_up(&bench, "{", "payments.acme", 0).await;
+    give_up(&bench, &body("whose", 1), "elsewhere", 0).await;
+    give_up(&bench, &body("poison", 1), "payments.acme", 3).await;
+    bench.until("all are judged", async || bench.count(DEAD).await == 0).await;
+    bench.until_state("new", "succeeded").await;
+    assert_eq!(bench.script.order(), ["paid", "new"]);
+    let mut reasons: Vec<String> = Vec::new();
+    for properties in bench.properties_in("payments.invalid").await {
+        reasons.push(properties["headers"]["x-sluicegate-reason"].as_str().unwrap().to_owned());
+    }
+    assert_eq!(reasons, ["conflict", "malformed", "undeliverable", "undeliverable"]);
+    assert_eq!(bench.count("SELECT count(*) FROM rejected_messages").await, 4);
+}
+
+/// A job that kills whoever touches it must not go round for ever.
+#[tokio::test]
+async fn a_job_whose_message_is_given_up_again_and_again_goes_to_a_person() {
+    let bench = Bench::open(&[row("acme")]).await;
+    put_down_and_lost(&bench, "job").await;
+    let body = json!({ "id": "job", "amount": 1299, "currency": "EUR" }).to_string();
+    for round in 0..3 {
+        give_up(&bench, &body, "payments.acme", round).await;
+        let again = format!(
+            "SELECT count(*) FROM queue_messages WHERE queue = 'payments.acme' \
+             AND properties LIKE '%\"x-sluicegate-dead-rounds\":\"{}\"%'",
+            round + 1
+        );
+        bench.until("it is in its lane again", async || bench.count(&again).await == 1).await;
+        assert_eq!(bench.job("job").await.unwrap().state, "waiting");
+    }
+    give_up(&bench, &body, "payments.acme", 3).await;
+    let job = bench.until_state("job", "review").await;
+    assert!(job.reason.contains("gave up"), "{job:?}");
+    bench.until("the letter is done with", async || bench.count(DEAD).await == 0).await;
+    bench.until("the event", async || bench.events_of("job").await.len() == 1).await;
+}
+
+/// The queue's own limit, from the first delivery to the ledger's verdict.
+#[tokio::test]
+async fn a_message_that_is_delivered_too_often_is_given_up_and_judged() {
+    let bench = Bench::open(&[row("acme")]).await;
+    put_down_and_lost(&bench, "job").await;
+    bench.pay("acme", "job").await;
+    bench.until("it is parked", async || bench.parked("acme").await == 1).await;
+    let mut bench = bench;
+    bench.stop().await;
+    bench.sql("UPDATE queue_messages SET deliveries = 1001, taken = 7").await;
+    bench.recover().await;
+    assert_eq!((bench.count(DEAD).await, bench.queued("acme").await), (1, 0));
+    bench.run();
+    bench
+        .until("it is parked again, with a fresh count", async || {
+            bench.count("SELECT count(*) FROM queue_messages WHERE queue = 'payments.acme' AND deliveries < 5").await
+                == 1
+        })
+        .await;
+    assert_eq!(bench.count(DEAD).await, 0);
+}
+
+/// A dead worker's half-published events are another's after their lease.
+#[tokio::test]
+async fn events_of_a_dead_worker_come() {
+    let mut bench = Bench::open(&[row("acme")]).await;
+    bench.pay("acme", "job").await;
+    bench.until_state("job", "succeeded").await;
+    bench.until("the event", async || bench.events().await.len() == 1).await;
+    bench.stop().await;
+    bench.sql("UPDATE outcome_events SET published_at = NULL, taken_until = unixepoch('subsec') * 1000 + 700").await;
+    let free_at = bench.count("SELECT CAST(taken_until AS INTEGER) FROM outcome_events").await;
+    bench.run();
+    bench.until("it comes again", async || bench.events().await.len() == 2).await;
+    let came_at = "SELECT max(visible_at_ms) FROM queue_messages WHERE queue = 'payments.outcomes'";
+    assert!(bench.count(came_at).await >= free_at);
+}
+
+/// A re-published old id finds its tombstone.
+#[tokio::test]
+async fn an_emptied_job_is_still_known() {
+    let bench = Bench::open(&[row("acme")]).await;
+    let body = r#"{"id":"job","amount":1299,"currency":"EUR","payload":{"a":1}}"#;
+    bench.publish("acme", body).await;
+    bench.until_state("job", "succeeded").await;
+    bench.sql("UPDATE jobs SET updated_at = updated_at - 86400000").await;
+    let emptied = "SELECT count(*) FROM jobs WHERE payload IS NULL AND length(frozen_body) = 0";
+    bench.until("it is emptied", async || bench.count(emptied).await == 1).await;
+    bench.publish("acme", body).await;
+    bench
+        .until("the copy is acknowledged", async || bench.queued("acme").await == 0 && bench.in_hand().await == 0)
+        .await;
+    bench.pay("acme", "next").await;
+    bench.until_state("next", "succeeded").await;
+    assert_eq!(bench.script.order(), ["job", "next"]);
+    assert!(bench.published("payments.invalid").await.is_empty());
+}
+
+/// Two workers on one database: each copy is published by one of them.
+#[tokio::test]
+async fn two_sweepers_at_once_publish_one_copy() {
+    let bench = Bench::open(&[row("acme")]).await;
+    let mut other = bench.beside();
+    other.run();
+    for round in 1..=5 {
+        let id = format!("job-{round}");
+        put_down_and_lost(&bench, &id).await;
+        bench.sql("UPDATE upkeep_turns SET taken_until = 0").await;
+        make_overdue(&bench, &id, Duration::from_secs(60)).await;
+        bench.until_state(&id, "succeeded").await;
+        sweeps(&bench, 2).await;
+        assert_eq!((bench.count(COPIES).await, bench.script.sent_for(&id).len()), (round, 2));
+    }
+    other.stop().await;
+}
+
+#[tokio::test]
+async fn the_account_of_a_running_worker_adds_up() {
+    let bench = Bench::open(&[row("acme")]).await;
+    bench.script.plan("held", [Act::Hold]);
+    bench.script.plan("asked", [Act::Answer(rejected())]);
+    for id in ["held", "asked", "paid-1", "paid-2"] {
+        bench.pay("acme", id).await;
+    }
+    put_down_and_lost(&bench, "parked").await;
+    bench.until_sent("acme", 4).await;
+    bench.until_state("asked", "review").await;
+    bench.until_state("paid-1", "succeeded").await;
+    bench.until_state("paid-2", "succeeded").await;
+    let accounts = bench.upkeep().conservation(Duration::from_secs(60), Checked::All).await.unwrap();
+    let [account] = accounts.as_slice() else { panic!("{accounts:?}") };
+    assert_eq!(account.faults(), Vec::<String>::new());
+    assert_eq!((account.recorded, account.in_hand, account.parked, account.due), (5, 1, 1, 0), "{account:?}");
+    bench.script.let_go();
+    bench.until_state("held", "succeeded").await;
+}
