@@ -6,6 +6,7 @@ mod support;
 
 mod architecture;
 mod commands;
+mod faults;
 mod limiter;
 mod lua;
 mod message;

@@ -15,7 +15,7 @@ use crate::faults::{self, Point};
 use crate::ledger::Written;
 use crate::ledger::upkeep::Recorded;
 use crate::queue::message::{CardNumbers, decode, encode_for_lane};
-use crate::queue::{Destination, Outgoing, Properties, QueueError};
+use crate::queue::{Destination, Outgoing, Properties};
 use crate::worker::Worker;
 use crate::worker::settings_watch::Known;
 

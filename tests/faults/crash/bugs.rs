@@ -126,8 +126,12 @@ async fn a_store_that_is_flushed(armed: Armed) -> Verdict {
     cell.publish(40).await;
     let worker = cell.worker(armed).await;
     until("a window is full", PATIENCE, &worker, async || cell.fake.report().requests >= 10).await;
+    // What a state was born at: lua/quota.lua.
+    let born = || redis.command::<Vec<u8>>(&format!("HGET {0}:{{{0}}} m", cell.name))[24..31].to_vec();
+    let before = born();
     redis.command::<()>("FLUSHALL");
     cell.settled(&worker).await;
+    assert_ne!(before, born(), "the state is the old one");
     cell.verdict().await
 }
 

@@ -67,6 +67,32 @@ async fn a_commit_whose_reply_is_lost_is_found_done() {
     assert_eq!(cell.verdict().await, Verdict::default());
 }
 
+/// Honoured 429: the provider allows less than the row says, and nothing arrives before the wait that it names is over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_429_is_honoured_to_the_end_of_its_wait() {
+    // The row has the first of these.
+    let limits = ["20/1s", "5/1s"].map(|limit| limit.parse().unwrap()).to_vec();
+    let setup = Setup::of(Kind::Neither);
+    let mut cell = Cell::open("throttled", Setup { fake: FakeOptions { limits, ..setup.fake }, ..setup }).await;
+    cell.publish(14).await;
+    let worker = cell.worker(&[]).await;
+    cell.settled(&worker).await;
+    let log = worker.stop().await;
+    assert!(log.contains("the provider refused what we allowed"), "{log}");
+    let arrivals = cell.fake.arrivals_us();
+    let refused: Vec<usize> = (5..arrivals.len()).filter(|at| arrivals[*at] - arrivals[*at - 5] < 1_000_000).collect();
+    assert!(!refused.is_empty() && refused.len() as u64 == cell.fake.report().refused_429, "{arrivals:?}");
+    for at in refused {
+        let next = arrivals.get(at + 1).map(|next| next - arrivals[at - 4]);
+        assert!(next.is_none_or(|after| after >= 1_000_000), "{at} in {arrivals:?}");
+    }
+    // No attempt was used up by it.
+    assert_eq!(cell.count("SELECT sum(attempts)::bigint FROM jobs").await, 14);
+    let verdict = cell.verdict().await;
+    assert_eq!(Verdict { breach: 0, ..verdict }, Verdict::default());
+    assert_eq!(cell.fake.report().limits[0].breaches, 0);
+}
+
 /// Copies that the broker returns, because their queue was deleted, are published again once it is there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_returned_copy_is_parked_in_a_queue_that_is_declared_again() {
@@ -118,5 +144,29 @@ async fn a_broker_that_loses_patience_or_blocks_publishers_costs_nothing() {
     worker.says("broker takes publishes again").await;
     cell.settled(&worker).await;
     worker.stop().await;
+    assert_eq!(cell.verdict().await, Verdict::default());
+}
+
+/// Sweeper re-publish: a job whose message is gone comes back by the sweeper, and a sweeper that dies does not stop it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_no_queue_has_is_brought_back_though_the_sweeper_dies() {
+    let mut cell = Cell::open("swept", Setup::of(Kind::Neither)).await;
+    cell.publish(1).await;
+    let forgetful = cell.worker(&[("BUG", "ack_before_commit"), ("CRASH_AT", "after_claim:1")]).await;
+    forgetful.dies().await;
+    cell.leases_run_out().await;
+    assert_eq!(cell.broker.ready(&cell.queue(&cell.name)).await, Some(0));
+    // As if a minute had passed.
+    let sql =
+        "UPDATE jobs SET wake_at = wake_at - interval '1 minute', lease_until = lease_until - interval '1 minute'";
+    sqlx::query(sql).execute(&cell.ledger).await.unwrap();
+    let doomed = cell.worker(&[("CRASH_AT", "sweeper_after_publish:1")]).await;
+    doomed.dies().await;
+    cell.leases_run_out().await;
+    let heir = cell.worker(&[]).await;
+    cell.settled(&heir).await;
+    heir.stop().await;
+    assert_eq!(cell.count("SELECT sweeps FROM jobs").await, 1);
+    assert_eq!(cell.fake.report().requests, 1);
     assert_eq!(cell.verdict().await, Verdict::default());
 }

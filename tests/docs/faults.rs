@@ -1,0 +1,27 @@
+//! Crash points and seeded bugs: those of the code are those of the page.
+
+use std::path::Path;
+
+use crate::page::Page;
+
+/// Names in the tables of `src/faults/armed.rs`, told by the type beside them.
+fn names(of: &str) -> Vec<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/faults/armed.rs");
+    let text = std::fs::read_to_string(path).unwrap();
+    let rows = text.lines().filter(|line| line.contains(&format!("\", {of}::")));
+    rows.filter_map(|line| line.split('"').nth(1)).map(str::to_owned).collect()
+}
+
+#[test]
+fn every_crash_point_and_every_seeded_bug_has_its_row() {
+    let page = Page::read("docs/guarantees.md");
+    for (heading, first, of) in [("## Crash points", "crash point", "Point"), ("## Seeded bugs", "bug", "Bug")] {
+        let rows = page.table(heading, first);
+        let mut documented: Vec<&str> = rows.iter().map(|row| row[0].trim_matches('`')).collect();
+        let mut names = names(of);
+        documented.sort_unstable();
+        names.sort_unstable();
+        assert!(names.len() > 6, "{names:?}");
+        assert_eq!(documented, names, "{heading}");
+    }
+}
