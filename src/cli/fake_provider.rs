@@ -52,6 +52,9 @@ pub struct FakeProviderArgs {
     /// How long an idempotency key is remembered, for example 1h. Default: for ever.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     retention: Option<Duration>,
+    /// Payments cannot be looked up: GET /charges?id= answers 404 whatever is asked.
+    #[arg(long)]
+    no_lookup: bool,
     /// Decides which requests meet a fault, and each one's latency.
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -83,6 +86,7 @@ impl FakeProviderArgs {
             busy_rate: self.busy_rate,
             deduplicate: !self.no_dedupe,
             retention: self.retention,
+            lookup: !self.no_lookup,
             seed: self.seed,
         }
     }
@@ -155,7 +159,7 @@ mod tests {
     #[test]
     fn arguments_become_options() {
         let line = "x --limit 100/1s --limit 600/1m --latency 5ms..1s --error-rate 0.25 --busy-rate 0.5 --no-dedupe \
-                    --retention 1h --seed 9 --on-limit count";
+                    --no-lookup --retention 1h --seed 9 --on-limit count";
         let options = parse(line).unwrap().options();
         let wanted = FakeOptions {
             limits: vec!["100/1s".parse().unwrap(), "600/1m".parse().unwrap()],
@@ -165,6 +169,7 @@ mod tests {
             busy_rate: 0.5,
             deduplicate: false,
             retention: Some(Duration::from_secs(3_600)),
+            lookup: false,
             seed: 9,
             ..FakeOptions::default()
         };

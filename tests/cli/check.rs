@@ -36,6 +36,7 @@ pub fn provider() -> Provider {
         headers: BTreeMap::new(),
         request: RequestShape::default(),
         statuses: BTreeMap::new(),
+        lookup: None,
         version: 1,
         limits: vec![Limit {
             name: "second".to_owned(),

@@ -45,6 +45,7 @@ fn row(url: &str) -> Provider {
         headers: [].into(),
         request: RequestShape::default(),
         statuses: [].into(),
+        lookup: None,
         version: 1,
         limits: vec![Limit {
             name: "per-second".to_owned(),

@@ -64,6 +64,8 @@ pub struct FakeOptions {
     pub deduplicate: bool,
     /// How long a key is remembered; `None`: for ever.
     pub retention: Option<Duration>,
+    /// Whether `GET /charges?id=` tells what became of a payment. Look-ups count like charges, and meet the same faults.
+    pub lookup: bool,
     pub seed: u64,
 }
 
@@ -79,6 +81,7 @@ impl Default for FakeOptions {
             busy_rate: 0.0,
             deduplicate: true,
             retention: None,
+            lookup: true,
             seed: 0,
         }
     }

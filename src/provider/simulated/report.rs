@@ -22,6 +22,9 @@ pub struct Report {
     pub declines: u64,
     /// Answers given again from memory.
     pub replays: u64,
+    /// Look-ups that were not refused, whatever they met.
+    #[serde(default)]
+    pub lookups: u64,
     /// Charged or declined, but the connection was dropped instead of an answer.
     pub lost_answers: u64,
     pub refused_429: u64,

@@ -1,4 +1,4 @@
-//! Serves the strict provider over HTTP: charges on any path, what it saw under `/_…`.
+//! Serves the strict provider over HTTP: charges on any path, look-ups at `GET /charges?id=`, what it saw under `/_…`.
 //!
 //! Refuses to let serving blur the counting: a request is booked, under one short lock, before its body is read.
 
@@ -18,12 +18,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::charge::ChargeRequest;
 use super::listener::{SeverableListener, Severed};
-use super::strict::Arrival;
+use super::strict::{Arrival, Reply};
 use super::{AnswerTimes, Effect, FakeOptions, Report, StrictProvider};
 use crate::domain::time::millis_up;
 
 /// Largest body that is read, in bytes: above what the worker ever sends.
 const BODY_BYTES_MAX: usize = 256 * 1024;
+const LOOKUP_PATH: &str = "/charges";
 /// Beyond the longest latency, how long requests in the works may take to end once we are told to stop.
 const STOP_GRACE: Duration = Duration::from_secs(1);
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -139,7 +140,7 @@ async fn charge(
     let arrival = handle.arrive();
     let response = match arrival.refused_for {
         Some(wait) => too_many(wait),
-        None => match serve_charge(&handle, arrival, request).await {
+        None => match serve(&handle, arrival, request).await {
             Some(response) => response,
             None => {
                 // What is returned now cannot be written any more.
@@ -153,21 +154,11 @@ async fn charge(
 }
 
 /// The answer, or nothing when it is to be lost.
-async fn serve_charge(handle: &FakeHandle, arrival: Arrival, request: Request) -> Option<Response<Body>> {
-    let (parts, body) = request.into_parts();
-    if ![Method::POST, Method::PUT, Method::PATCH].contains(&parts.method) {
-        return Some(answer(405, error_body("method_not_allowed")));
-    }
-    let Ok(body) = to_bytes(body, BODY_BYTES_MAX).await else {
-        return Some(answer(413, error_body("body_unreadable")));
+async fn serve(handle: &FakeHandle, arrival: Arrival, request: Request) -> Option<Response<Body>> {
+    let reply = match decide(handle, arrival, request).await {
+        Ok(reply) => reply,
+        Err((status, code)) => return Some(answer(status, error_body(code))),
     };
-    let header = |name: HeaderName| parts.headers.get(name).and_then(|value| value.to_str().ok());
-    let is_form = header(CONTENT_TYPE).is_some_and(|kind| kind.starts_with("application/x-www-form-urlencoded"));
-    let asked = match ChargeRequest::read(header(IDEMPOTENCY_KEY), is_form, &body) {
-        Ok(asked) => asked,
-        Err(code) => return Some(answer(400, error_body(code))),
-    };
-    let reply = handle.lock().process(arrival, &asked);
     // The timer counts whole milliseconds and rounds up: what is due already must not meet it.
     if reply.due_us > handle.now_us() {
         tokio::time::sleep_until(handle.started + Duration::from_micros(reply.due_us)).await;
@@ -180,6 +171,28 @@ async fn serve_charge(handle: &FakeHandle, arrival: Arrival, request: Request) -
         response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
     }
     Some(response)
+}
+
+/// What the request comes to, or the status and code of one that asks for nothing that there is.
+async fn decide(handle: &FakeHandle, arrival: Arrival, request: Request) -> Result<Reply, (u16, &'static str)> {
+    let (parts, body) = request.into_parts();
+    if parts.method == Method::GET && parts.uri.path() == LOOKUP_PATH {
+        let mut provider = handle.lock();
+        if !provider.can_be_asked() {
+            return Err((404, "no_such_page"));
+        }
+        let query = url::form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes());
+        let id = query.into_iter().find(|(name, _)| name == "id").ok_or((400, "missing_id"))?.1;
+        return Ok(provider.look_up(arrival, &id));
+    }
+    if ![Method::POST, Method::PUT, Method::PATCH].contains(&parts.method) {
+        return Err((405, "method_not_allowed"));
+    }
+    let body = to_bytes(body, BODY_BYTES_MAX).await.map_err(|_| (413, "body_unreadable"))?;
+    let header = |name: HeaderName| parts.headers.get(name).and_then(|value| value.to_str().ok());
+    let is_form = header(CONTENT_TYPE).is_some_and(|kind| kind.starts_with("application/x-www-form-urlencoded"));
+    let asked = ChargeRequest::read(header(IDEMPOTENCY_KEY), is_form, &body).map_err(|code| (400, code))?;
+    Ok(handle.lock().process(arrival, &asked))
 }
 
 fn too_many(wait: Duration) -> Response<Body> {

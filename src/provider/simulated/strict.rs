@@ -76,9 +76,20 @@ struct Tallies {
     several_keys: u64,
     declines: u64,
     replays: u64,
+    lookups: u64,
     lost_answers: u64,
     refused_429: u64,
     durations_us: Vec<u32>,
+}
+
+/// What a payment's first charge or decline came to, for look-ups.
+#[derive(Debug)]
+struct Known {
+    effect: usize,
+    /// `None`: declined.
+    reference: Option<String>,
+    /// The request is in the works until then.
+    due_us: u64,
 }
 
 /// Counts, remembers, charges.
@@ -91,6 +102,7 @@ pub struct StrictProvider {
     tries: HashMap<String, u32>,
     effects: Vec<Effect>,
     effect_of: HashMap<String, usize>,
+    known: HashMap<String, Known>,
     references: u64,
     tallies: Tallies,
 }
@@ -105,6 +117,7 @@ impl StrictProvider {
             tries: HashMap::new(),
             effects: Vec::new(),
             effect_of: HashMap::new(),
+            known: HashMap::new(),
             references: 0,
             tallies: Tallies::default(),
         }
@@ -153,6 +166,44 @@ impl StrictProvider {
         reply
     }
 
+    /// Decides what a look-up that was not refused is told.
+    pub fn look_up(&mut self, arrival: Arrival, payment: &str) -> Reply {
+        let now_us = arrival.at_us;
+        self.tallies.lookups += 1;
+        // A count of its own, so that look-ups move none of the draws of charges.
+        let draw = self.draw(&format!("look-up {payment}"));
+        let due_us = now_us.saturating_add(micros_up(draw.latency));
+        if let Some(status) = draw.error {
+            return refusal(status, "fault", due_us);
+        }
+        if draw.busy {
+            return refusal(429, "lock_timeout", due_us);
+        }
+        let known = self.known.get(payment);
+        let Some((known, effect)) = known.and_then(|known| Some((known, self.effects.get(known.effect)?))) else {
+            return refusal(404, "no_such_payment", due_us);
+        };
+        let state = match known.reference {
+            _ if now_us < known.due_us => "processing",
+            Some(_) => "succeeded",
+            None => "declined",
+        };
+        let body = serde_json::json!({
+            "id": known.reference,
+            "state": state,
+            "amount": effect.amount,
+            "currency": effect.currency,
+        });
+        self.tallies.lost_answers += u64::from(draw.lost_answer);
+        Reply { status: 200, body: body.to_string(), replayed: false, lost: draw.lost_answer, due_us }
+    }
+
+    /// Whether payments can be looked up.
+    #[must_use]
+    pub fn can_be_asked(&self) -> bool {
+        self.options.lookup
+    }
+
     /// Books an answer on its way.
     pub fn answered(&mut self, arrival: Arrival, now_us: u64, status: u16) {
         *self.tallies.statuses.entry(status).or_default() += 1;
@@ -190,6 +241,7 @@ impl StrictProvider {
             several_keys: self.tallies.several_keys,
             declines: self.tallies.declines,
             replays: self.tallies.replays,
+            lookups: self.tallies.lookups,
             lost_answers: self.tallies.lost_answers,
             refused_429: self.tallies.refused_429,
             statuses: self.tallies.statuses.clone(),
@@ -232,6 +284,7 @@ impl StrictProvider {
     }
 
     fn carry_out(&mut self, request: &ChargeRequest, draw: Draw, now_us: u64, due_us: u64) -> Reply {
+        let mut named = None;
         let (status, body) = if draw.declined {
             self.tallies.declines += 1;
             (402, r#"{"error":{"type":"card_error","code":"card_declined"}}"#.to_owned())
@@ -244,9 +297,15 @@ impl StrictProvider {
                 "amount": request.amount,
                 "currency": request.currency,
             });
+            named = Some(reference);
             (200, charged.to_string())
         };
-        self.book_effect(request, u64::from(!draw.declined));
+        let effect = self.book_effect(request, u64::from(!draw.declined));
+        // A charge after a decline is what the payment came to; after a charge, the first one is.
+        let known = self.known.entry(request.payment.clone()).or_insert(Known { effect, reference: None, due_us });
+        if known.reference.is_none() {
+            *known = Known { effect, reference: named, due_us };
+        }
         if let Some(key) = &request.key {
             let memory = Memory { body_hash: request.body_hash, status, body: body.clone(), first_us: now_us, due_us };
             self.memory.insert(key.clone(), memory);
@@ -254,7 +313,8 @@ impl StrictProvider {
         Reply { status, body, replayed: false, lost: false, due_us }
     }
 
-    fn book_effect(&mut self, request: &ChargeRequest, charges: u64) {
+    /// Where the payment stands among the effects.
+    fn book_effect(&mut self, request: &ChargeRequest, charges: u64) -> usize {
         let next = self.effects.len();
         let index = *self.effect_of.entry(request.payment.clone()).or_insert(next);
         if index == next {
@@ -284,6 +344,7 @@ impl StrictProvider {
             }
             _ => {}
         }
+        index
     }
 }
 

@@ -59,6 +59,35 @@ fn a_twin_of_a_request_in_the_works_is_told_so() {
     assert_eq!(ask(&mut provider, 10_000, &request("p1", Some("k1"), 5)).status, 200);
 }
 
+/// A look-up is told what the payment came to, also while its charge is in the works, and counts in the windows.
+#[test]
+fn a_payment_can_be_looked_up() {
+    let latency = Duration::from_millis(10);
+    let mut provider = StrictProvider::new(FakeOptions { latency: (latency, latency), ..FakeOptions::default() });
+    let look_up = |provider: &mut StrictProvider, now_us: u64, payment: &str| {
+        let arrival = provider.arrive(now_us);
+        let reply = provider.look_up(arrival, payment);
+        (reply.status, serde_json::from_str::<serde_json::Value>(&reply.body).unwrap()["state"].clone())
+    };
+    assert_eq!(look_up(&mut provider, 0, "p1").0, 404);
+    let charged = ask(&mut provider, 1, &request("p1", Some("k1"), 5));
+    assert_eq!(look_up(&mut provider, 10_000, "p1"), (200, "processing".into()));
+    let arrival = provider.arrive(10_001);
+    let found: serde_json::Value = serde_json::from_str(&provider.look_up(arrival, "p1").body).unwrap();
+    let reference = serde_json::from_str::<serde_json::Value>(&charged.body).unwrap()["id"].clone();
+    assert_eq!(found, serde_json::json!({"id": reference, "state": "succeeded", "amount": 5, "currency": "EUR"}));
+    assert_eq!(look_up(&mut provider, 10_002, "k1").0, 404, "by payment, not by key");
+    let report = provider.report();
+    assert_eq!((report.requests, report.lookups, report.charges), (5, 4, 1));
+    let declining = FakeOptions { decline_rate: 1.0, ..FakeOptions::default() };
+    let mut provider = StrictProvider::new(declining);
+    assert_eq!(ask(&mut provider, 0, &request("p1", Some("k1"), 5)).status, 402);
+    assert_eq!(look_up(&mut provider, 1, "p1"), (200, "declined".into()));
+    let mut failing = StrictProvider::new(FakeOptions { error_rate: 1.0, ..FakeOptions::default() });
+    let arrival = failing.arrive(0);
+    assert!(matches!(failing.look_up(arrival, "p1").status, 500 | 503));
+}
+
 #[test]
 fn a_forgotten_key_charges_again() {
     let retention = Some(Duration::from_millis(1));

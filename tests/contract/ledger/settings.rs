@@ -267,7 +267,7 @@ async fn a_bad_row_stops_only_its_own_provider(kind: Kind) {
     let names: Vec<&str> = bad.iter().map(|row| row.provider.as_str()).collect();
     assert_eq!(names, ["bare", "later", "odd", "shady"]);
     assert!(bad[0].problems[0].contains("closed, not unlimited"), "{:?}", bad[0]);
-    assert_eq!(bad[1].problems, ["lookup is not supported yet by this version: leave it out"]);
+    assert!(bad[1].problems[0].contains("lookup.url is missing"), "{:?}", bad[1]);
     assert_eq!(bad[2].problems.len(), 2, "{:?}", bad[2]);
     assert!(bad[3].problems[0].contains("no enabled limit holds every charge"), "{:?}", bad[3]);
     assert!(bad[3].problems[1].contains("account `a`: rule `exempt` changes nothing"), "{:?}", bad[3]);

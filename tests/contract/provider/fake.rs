@@ -3,15 +3,18 @@
 use std::time::Duration;
 
 use sluicegate::domain::limit::Rate;
+use sluicegate::domain::lookup::{Finding, Lookup, LookupMethod, LookupUrl, WhenNotFound};
 use sluicegate::domain::outcome::{Outcome, UnknownCause};
 use sluicegate::domain::provider::{CodeIs, Provider, StatusCase, StatusMeaning};
-use sluicegate::provider::PaymentProvider;
+use sluicegate::provider::http::HttpProvider;
 use sluicegate::provider::simulated::{Effect, FakeHandle, FakeOptions, FakeProvider, OnLimit, Report};
+use sluicegate::provider::{PaymentProvider, Question};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::{job, provider, row};
+use super::raw::{RawServer, Then};
+use super::{job, policy, provider, row};
 
 struct Fake {
     url: String,
@@ -207,7 +210,7 @@ async fn its_pages_are_not_charges() {
         |page: &str| fake.client.post(format!("{}{page}", fake.url)).body(r#"{"id":"p1","amount":5,"currency":"EUR"}"#);
     assert_eq!(post("charges").send().await.unwrap().status(), 200);
     assert_eq!(post("_nothing").send().await.unwrap().status(), 404);
-    assert_eq!(fake.client.get(format!("{}charges", fake.url)).send().await.unwrap().status(), 405);
+    assert_eq!(fake.client.get(format!("{}pay", fake.url)).send().await.unwrap().status(), 405);
     assert_eq!(post("charges").body("{}").send().await.unwrap().status(), 400);
     assert_eq!(post("charges").body(vec![b' '; 300 * 1024]).send().await.unwrap().status(), 413);
     let report: Report = fake.get("_report").await;
@@ -216,4 +219,81 @@ async fn its_pages_are_not_charges() {
     assert_eq!(post("_reset").send().await.unwrap().status(), 200);
     assert_eq!(fake.handle.report().requests, 0);
     fake.stop().await;
+}
+
+fn lookup(url: &str) -> Lookup {
+    Lookup {
+        url: LookupUrl::parse(&format!("{url}charges?id=${{job:id}}")).unwrap(),
+        method: LookupMethod::Get,
+        state: "/state".to_owned(),
+        accepted: vec!["succeeded".to_owned()],
+        declined: vec!["declined".to_owned()],
+        in_progress: vec!["processing".to_owned()],
+        reference: "/id".to_owned(),
+        amount: Some("/amount".to_owned()),
+        currency: Some("/currency".to_owned()),
+        not_found: WhenNotFound::Review,
+        give_up_after: Duration::from_secs(60),
+    }
+}
+
+/// The charge's own reference comes back, one request per question, without key or body; and by no look-up is charged.
+#[tokio::test]
+async fn what_was_charged_can_be_asked_for() {
+    install_tls_provider();
+    let fake = Fake::start(FakeOptions::default()).await;
+    let row = Provider { lookup: Some(lookup(&fake.url)), ..row(&fake.url) };
+    let provider = provider(&row);
+    let question = provider.question(&job("pay-1")).unwrap();
+    assert_eq!(provider.ask(&question).await.outcome, Finding::NotFound);
+    let Outcome::Accepted { reference } = provider.send(&provider.freeze(&job("pay-1")).unwrap()).await.outcome else {
+        panic!("not accepted")
+    };
+    assert!(reference.is_some());
+    let answer = provider.ask(&question).await;
+    assert_eq!((answer.outcome, answer.status), (Finding::Accepted { reference }, Some(200)));
+    let other = Question { amount: 1, ..question };
+    assert!(matches!(provider.ask(&other).await.outcome, Finding::Differs { .. }));
+    let report: Report = fake.get("_report").await;
+    assert_eq!((report.requests, report.lookups, report.charges), (4, 3, 1));
+    fake.stop().await;
+    assert!(matches!(provider.ask(&other).await.outcome, Finding::NotSent { .. }), "nobody listens");
+}
+
+/// On the wire: the row's headers, no key, no body that was not asked for; silence is no answer.
+#[tokio::test]
+async fn a_question_is_one_request_without_key_or_body() {
+    let body = r#"{"id":"ch_1","state":"succeeded","amount":1299,"currency":"EUR"}"#;
+    for (method, line) in [(LookupMethod::Get, "GET"), (LookupMethod::Post, "POST")] {
+        let server = RawServer::start(vec![Then::answer("200 OK", "", body), Then::Reset]).await;
+        let lookup = Lookup { method, ..lookup(&server.url()) };
+        let headers = [("X-Of".to_owned(), "me".to_owned())].into();
+        let provider = provider(&Provider { lookup: Some(lookup), headers, ..row(&server.url()) });
+        let question = provider.question(&job("pay-1")).unwrap();
+        let accepted = Finding::Accepted { reference: Some("ch_1".to_owned()) };
+        assert_eq!(provider.ask(&question).await.outcome, accepted);
+        let lost = Finding::Unknown { cause: UnknownCause::ConnectionLost, retry_after: None };
+        assert_eq!(provider.ask(&question).await.outcome, lost);
+        let requests = server.requests();
+        assert_eq!(requests.len(), 2);
+        let sent = String::from_utf8(requests[0].clone()).unwrap().to_lowercase();
+        assert!(sent.starts_with(&format!("{} /charges?id=pay-1 ", line.to_lowercase())), "{sent}");
+        assert!(sent.contains("x-of: me") && sent.ends_with("\r\n\r\n"), "{sent}");
+        assert!(!sent.contains("idempotency-key") && !sent.contains("content-type"), "{sent}");
+    }
+}
+
+#[tokio::test]
+async fn who_cannot_be_asked_says_so() {
+    install_tls_provider();
+    let fake = Fake::start(FakeOptions { lookup: false, ..FakeOptions::default() }).await;
+    let asked = provider(&Provider { lookup: Some(lookup(&fake.url)), ..row(&fake.url) });
+    assert_eq!(asked.ask(&asked.question(&job("pay-1")).unwrap()).await.outcome, Finding::NotFound);
+    assert_eq!(fake.handle.report().lookups, 0);
+    fake.stop().await;
+    let without = provider(&row("http://127.0.0.1:1/"));
+    assert!(without.question(&job("pay-1")).unwrap_err().contains("no look-up"));
+    let elsewhere = lookup("https://10.0.0.1/");
+    let refused = HttpProvider::new(&Provider { lookup: Some(elsewhere), ..row("http://127.0.0.1:1/") }, &policy());
+    assert!(refused.is_err_and(|error| error.to_string().contains("not on the public internet")));
 }

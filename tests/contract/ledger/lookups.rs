@@ -1,0 +1,266 @@
+//! Look-ups: rows of their own, that leave their job unknown until they find something; and one charge for one payment.
+
+use sluicegate::domain::disposition::Resend;
+use sluicegate::domain::outcome::FinalState;
+use sluicegate::ledger::{AttemptEnd, Begun, JobState, LedgerError, LookupEnd, Written};
+
+use super::*;
+
+on_every_database!(
+    a_lookup_is_a_row_and_no_attempt,
+    only_an_unknown_job_is_asked_about_and_once_at_a_time,
+    a_lost_workers_lookup_changes_nothing,
+    one_more_request_is_granted_and_used,
+    a_charge_belongs_to_one_payment,
+    two_payments_settled_at_once_do_not_share_a_charge,
+    lookups_count_as_one_permit_each,
+);
+
+fn unknown(reason: &str) -> JobState {
+    JobState::Unknown { wait: Duration::ZERO, reason: reason.to_owned() }
+}
+
+fn succeeded(reference: &str) -> JobState {
+    let reference = Some(reference.to_owned());
+    JobState::Final { state: FinalState::Succeeded, reason: "accepted".to_owned(), reference }
+}
+
+fn found(number: u32, outcome: &'static str) -> LookupEnd {
+    LookupEnd { number, outcome, status: Some(200), detail: format!("{outcome} detail"), grants_resend: false }
+}
+
+fn charged(number: u32, outcome: &'static str) -> AttemptEnd {
+    AttemptEnd { number, outcome, status: None, detail: String::new(), counts: true }
+}
+
+impl Fixture {
+    async fn begin_charge(&self, hold: &Hold) -> u32 {
+        match self.ledger().begin_attempt(hold, &request(hold.id.as_str())).await.unwrap() {
+            Begun::Attempt(number) => number,
+            Begun::Lost => panic!("lost"),
+        }
+    }
+
+    async fn begin_lookup(&self, hold: &Hold) -> u32 {
+        match self.ledger().begin_lookup(hold).await.unwrap() {
+            Begun::Attempt(number) => number,
+            Begun::Lost => panic!("lost"),
+        }
+    }
+
+    /// A job whose one charge has an unknown outcome, in hand.
+    async fn unknown_in_hand(&self, job: &Job) -> Claimed {
+        let hold = self.take(job).await.hold;
+        let number = self.begin_charge(&hold).await;
+        let kept = self.ledger().finish_attempt(&hold, &charged(number, "unknown"), &unknown("no answer")).await;
+        assert_eq!(kept.unwrap(), Written::Kept);
+        self.take(job).await
+    }
+
+    async fn rows(&self, select: &str) -> Vec<String> {
+        self.column(select).await.into_iter().flatten().collect()
+    }
+}
+
+const ATTEMPTS: &str = "SELECT number || '|' || kind || '|' || coalesce(outcome, 'open') || '|' || \
+     CASE WHEN counted THEN 'counted' ELSE 'not' END FROM attempts ORDER BY job_id, number";
+
+async fn a_lookup_is_a_row_and_no_attempt(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let (ledger, job) = (fixture.ledger(), job("p1"));
+    let hold = fixture.unknown_in_hand(&job).await.hold;
+    assert_eq!(fixture.begin_lookup(&hold).await, 2);
+    assert_eq!(fixture.state("p1").await, "unknown");
+    let next = unknown("the provider does not know this payment");
+    assert_eq!(ledger.finish_lookup(&hold, &found(2, "not_found"), &next).await.unwrap(), Written::Kept);
+    let claimed = fixture.take(&job).await;
+    assert_eq!((claimed.attempts, claimed.last_attempt, claimed.lookups), (1, 2, 1));
+    assert_eq!((claimed.unknown, claimed.resend), (true, Resend::Never));
+    let number = fixture.begin_lookup(&claimed.hold).await;
+    // Whatever the caller says, it stays unknown.
+    let waiting = JobState::Waiting { wait: Duration::ZERO, reason: "x".to_owned() };
+    let end = LookupEnd { status: None, ..found(number, "unknown") };
+    assert_eq!(ledger.finish_lookup(&claimed.hold, &end, &waiting).await.unwrap(), Written::Kept);
+    assert_eq!(fixture.state("p1").await, "unknown");
+    let last = fixture.take(&job).await.hold;
+    let number = fixture.begin_lookup(&last).await;
+    let dead = JobState::Final { state: FinalState::Dead, reason: "x".to_owned(), reference: None };
+    let error = ledger.finish_lookup(&last, &found(number, "not_found"), &dead).await.unwrap_err();
+    assert!(matches!(error, LedgerError::Refused(_)), "{error}");
+    assert_eq!(
+        ledger.finish_lookup(&last, &found(number, "accepted"), &succeeded("ch_1")).await.unwrap(),
+        Written::Kept
+    );
+    let rows = fixture.rows(ATTEMPTS).await;
+    let wanted =
+        ["1|charge|unknown|counted", "2|lookup|not_found|not", "3|lookup|unknown|not", "4|lookup|accepted|not"];
+    assert_eq!(rows, wanted);
+    let job = "SELECT state || '|' || attempts || '|' || lookups || '|' || provider_reference FROM jobs";
+    assert_eq!(fixture.one(job).await, "succeeded|1|3|ch_1");
+    assert_eq!(fixture.rows("SELECT state || '|' || attempts FROM outcome_events").await, ["succeeded|1"]);
+    let status = "SELECT number || '|' || status || '|' || detail FROM attempts WHERE number = 2";
+    assert_eq!(fixture.one(status).await, "2|200|not_found detail");
+}
+
+async fn only_an_unknown_job_is_asked_about_and_once_at_a_time(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let ledger = fixture.ledger();
+    let fresh = fixture.take(&job("p1")).await.hold;
+    assert_eq!(ledger.begin_lookup(&fresh).await.unwrap(), Begun::Lost, "nothing was sent");
+    fixture.begin_charge(&fresh).await;
+    assert_eq!(ledger.begin_lookup(&fresh).await.unwrap(), Begun::Lost, "it is being sent");
+    let hold = fixture.unknown_in_hand(&job("p2")).await.hold;
+    let number = fixture.begin_lookup(&hold).await;
+    assert_eq!(ledger.begin_lookup(&hold).await.unwrap(), Begun::Lost, "one is on the wire");
+    let next = unknown("x");
+    assert_eq!(ledger.finish_lookup(&hold, &found(number - 1, "accepted"), &next).await.unwrap(), Written::Lost);
+    assert_eq!(ledger.finish_lookup(&hold, &found(number, "not_found"), &next).await.unwrap(), Written::Kept);
+    assert_eq!(ledger.finish_lookup(&hold, &found(number, "not_found"), &next).await.unwrap(), Written::Lost);
+    assert_eq!(ledger.begin_lookup(&hold).await.unwrap(), Begun::Lost, "the hold was given up");
+}
+
+async fn a_lost_workers_lookup_changes_nothing(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let (ledger, job) = (fixture.ledger(), job("p1"));
+    let lost = fixture.unknown_in_hand(&job).await.hold;
+    let number = fixture.begin_lookup(&lost).await;
+    fixture.expire_lease(&lost).await;
+    let claimed = fixture.take(&job).await;
+    assert_eq!((claimed.attempts, claimed.lookups, claimed.unknown), (1, 1, true));
+    assert_eq!(fixture.state("p1").await, "unknown");
+    let reason = fixture.one("SELECT reason FROM jobs").await;
+    assert_eq!(reason, "no answer", "the reason is the charge's");
+    assert_eq!(fixture.rows(ATTEMPTS).await, ["1|charge|unknown|counted", "2|lookup|unknown|not"]);
+    let late = ledger.finish_lookup(&lost, &found(number, "accepted"), &succeeded("ch_1")).await.unwrap();
+    assert_eq!(late, Written::Lost);
+    assert_eq!(fixture.begin_lookup(&claimed.hold).await, 3);
+}
+
+async fn one_more_request_is_granted_and_used(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let ledger = fixture.ledger();
+    let grant = async |id: &str| {
+        let hold = fixture.unknown_in_hand(&job(id)).await.hold;
+        let number = fixture.begin_lookup(&hold).await;
+        let end = LookupEnd { grants_resend: true, ..found(number, "not_found") };
+        assert_eq!(ledger.finish_lookup(&hold, &end, &unknown("once more")).await.unwrap(), Written::Kept);
+        fixture.take(&job(id)).await
+    };
+    let mut claimed = grant("p1").await;
+    assert_eq!((claimed.resend, claimed.unknown), (Resend::Granted, true));
+    // What surely changed nothing leaves it; what may have charged uses it up, for ever.
+    for (outcome, resend) in [
+        ("throttled", Resend::Granted),
+        ("not_sent", Resend::Granted),
+        ("unknown", Resend::Used),
+        ("in_progress", Resend::Used),
+    ] {
+        let number = fixture.begin_charge(&claimed.hold).await;
+        let end = charged(number, outcome);
+        assert_eq!(ledger.finish_attempt(&claimed.hold, &end, &unknown("x")).await.unwrap(), Written::Kept);
+        claimed = fixture.take(&job("p1")).await;
+        assert_eq!(claimed.resend, resend, "{outcome}");
+    }
+    let lost = grant("p2").await.hold;
+    fixture.begin_charge(&lost).await;
+    fixture.expire_lease(&lost).await;
+    assert_eq!(fixture.take(&job("p2")).await.resend, Resend::Used, "its worker was lost while it was on the wire");
+    let mut error = String::new();
+    for word in ["'maybe'", "''"] {
+        error = fixture.sql(&format!("UPDATE jobs SET resend = {word}")).await.unwrap_err();
+    }
+    assert!(error.contains("resend_is_granted_or_used"), "{error}");
+}
+
+async fn a_charge_belongs_to_one_payment(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let ledger = fixture.ledger();
+    let charge = async |job: &Job, reference: &str| {
+        let hold = fixture.take(job).await.hold;
+        let number = fixture.begin_charge(&hold).await;
+        let kept = ledger.finish_attempt(&hold, &charged(number, "accepted"), &succeeded(reference)).await.unwrap();
+        assert_eq!(kept, Written::Kept);
+    };
+    charge(&job("p1"), "ch_1").await;
+    charge(&job("p2"), "ch_2").await;
+    charge(&job("p3"), "ch_1").await;
+    charge(&Job { provider: name("adyen"), ..job("p4") }, "ch_1").await;
+    let hold = fixture.unknown_in_hand(&job("p5")).await.hold;
+    let number = fixture.begin_lookup(&hold).await;
+    assert_eq!(
+        ledger.finish_lookup(&hold, &found(number, "accepted"), &succeeded("ch_2")).await.unwrap(),
+        Written::Kept
+    );
+    let states = fixture.rows("SELECT id || '|' || state || '|' || provider_reference FROM jobs ORDER BY id").await;
+    let wanted = ["p1|succeeded|ch_1", "p2|succeeded|ch_2", "p3|review|ch_1", "p4|succeeded|ch_1", "p5|review|ch_2"];
+    assert_eq!(states, wanted);
+    for (id, other, reference) in [("p3", "p1", "ch_1"), ("p5", "p2", "ch_2")] {
+        let reason = fixture.one(&format!("SELECT reason FROM jobs WHERE id = '{id}'")).await;
+        let says = format!("the provider's reference {reference} is that of payment {other} too: ");
+        assert!(reason.starts_with(&says) && reason.contains("request.reference (lookup.reference)"), "{reason}");
+        let event = format!("SELECT state || '|' || reason FROM outcome_events WHERE job_id = '{id}'");
+        assert_eq!(fixture.one(&event).await, format!("review|{reason}"));
+    }
+    // Whoever writes.
+    let error = fixture.sql("UPDATE jobs SET state = 'succeeded' WHERE id = 'p3'").await.unwrap_err();
+    assert!(error.to_lowercase().contains("unique"), "{error}");
+    // A provider that names no references has none in common.
+    for id in ["p6", "p7"] {
+        let hold = fixture.take(&job(id)).await.hold;
+        let number = fixture.begin_charge(&hold).await;
+        let none = JobState::Final { state: FinalState::Succeeded, reason: "accepted".to_owned(), reference: None };
+        assert_eq!(ledger.finish_attempt(&hold, &charged(number, "accepted"), &none).await.unwrap(), Written::Kept);
+        assert_eq!(fixture.state(id).await, "succeeded");
+    }
+}
+
+async fn two_payments_settled_at_once_do_not_share_a_charge(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let ledger = fixture.ledger();
+    for round in 0..10 {
+        let mut settling = Vec::new();
+        for n in 0..4 {
+            let job = job(&format!("p{round}-{n}"));
+            let hold = fixture.take(&job).await.hold;
+            let number = fixture.begin_charge(&hold).await;
+            let (ledger, reference) = (ledger.clone(), format!("ch_{round}"));
+            settling.push(tokio::spawn(async move {
+                ledger.finish_attempt(&hold, &charged(number, "accepted"), &succeeded(&reference)).await
+            }));
+        }
+        for settled in futures_util::future::join_all(settling).await {
+            assert_eq!(settled.unwrap().unwrap(), Written::Kept);
+        }
+        let count =
+            |state| format!("SELECT count(*) FROM jobs WHERE provider_reference = 'ch_{round}' AND state = '{state}'");
+        assert_eq!(fixture.one(&count("succeeded")).await, "1");
+        assert_eq!(fixture.one(&count("review")).await, "3");
+    }
+    assert_eq!(fixture.one("SELECT count(*) FROM outcome_events").await, "40");
+}
+
+/// A limiter that rebuilds its account must know of look-ups; they cost one permit, whatever the job's charge does.
+async fn lookups_count_as_one_permit_each(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let (ledger, job) = (fixture.ledger(), Job { cost: 7, ..job("p1") });
+    fixture.sql("INSERT INTO providers (name, url) VALUES ('stripe', 'https://x.example/')").await.unwrap();
+    let recent = async || {
+        let uses = ledger.recent_uses(&name("stripe"), Duration::from_secs(600)).await.unwrap();
+        (uses.ended.iter().map(|(_, cost)| cost).sum::<u32>(), uses.open)
+    };
+    let hold = fixture.unknown_in_hand(&job).await.hold;
+    assert_eq!(recent().await, (0, 7), "its end is unknown");
+    let number = fixture.begin_lookup(&hold).await;
+    assert_eq!(recent().await, (0, 8), "on the wire");
+    assert_eq!(ledger.finish_lookup(&hold, &found(number, "not_found"), &unknown("x")).await.unwrap(), Written::Kept);
+    assert_eq!(recent().await, (1, 7));
+    let hold = fixture.take(&job).await.hold;
+    let number = fixture.begin_lookup(&hold).await;
+    let silent = LookupEnd { status: None, ..found(number, "unknown") };
+    assert_eq!(ledger.finish_lookup(&hold, &silent, &unknown("x")).await.unwrap(), Written::Kept);
+    assert_eq!(recent().await, (1, 8), "no answer came: the provider may count it late");
+    let hold = fixture.take(&job).await.hold;
+    let number = fixture.begin_lookup(&hold).await;
+    assert_eq!(ledger.finish_lookup(&hold, &found(number, "not_sent"), &unknown("x")).await.unwrap(), Written::Kept);
+    assert_eq!(recent().await, (1, 8));
+}
