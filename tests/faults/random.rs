@@ -14,7 +14,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::coverage::{Coverage, sample_births};
-use crate::inject::{Timeline, happen};
+use crate::inject::{Standstill, Timeline, happen};
 use crate::oracle::{ORACLES, Violation, judge};
 use crate::plan::{PROVIDERS, Plan, Size, WORKERS, Wave, plan};
 use crate::provider::ProviderOptions;
@@ -137,6 +137,7 @@ fn said(panic: &(dyn Any + Send)) -> String {
 /// One run: what was found to be wrong.
 fn run(stand: &Stand, plan: &Plan, timeline: &Timeline) -> Result<(), String> {
     let (published, watch) = (Messages::default(), Watch::new(stand));
+    let standstill = Standstill::watch(stand);
     let played = catch_unwind(AssertUnwindSafe(|| play(stand, plan, timeline, &published)));
     let births = played.map_err(|panic| said(&*panic))?;
     timeline.note("all faults are over");
@@ -147,6 +148,8 @@ fn run(stand: &Stand, plan: &Plan, timeline: &Timeline) -> Result<(), String> {
     timeline.note(if drained.is_ok() { "drained" } else { "not drained" });
     let records = watch.records(stand, published);
     let (violations, coverage) = (judge(&records), Coverage::of(stand, &watch, &records, births.len()));
+    let longest_ms = standstill.longest_ms();
+    timeline.note(format!("proxies and providers stood still for {longest_ms} ms at most"));
     println!("{}", summary(&records, &violations, &coverage));
     drained?;
     if !violations.is_empty() {
@@ -172,7 +175,12 @@ fn summary(records: &Records, violations: &[Violation], coverage: &Coverage) -> 
         let mut states: BTreeMap<&str, usize> = BTreeMap::new();
         let rows = records.ledger.values().filter(|row| row.provider == *name);
         rows.for_each(|row| *states.entry(&row.state).or_default() += 1);
-        let _ = writeln!(text, "{name}: {} requests, {charged} charges; ledger {states:?}", record.calls.len());
+        let calls = record.calls.len();
+        let _ = writeln!(text, "{name}: {calls} requests, {charged} charges; ledger {states:?}");
+        for (allowed, window_us) in &record.limits {
+            let largest = record.largest_window(*window_us);
+            let _ = writeln!(text, "  at most {largest} of {allowed} in {} ms", window_us / 1_000);
+        }
     }
     for (oracle, _) in ORACLES {
         let found = violations.iter().filter(|violation| violation.oracle == oracle).count();
