@@ -243,7 +243,9 @@ fn lasts(rng: &mut StdRng, fault: Fault) -> Duration {
         Fault::FreezeWorker { .. } | Fault::FreezeEngine(_) => rng.random_range(1_000..8_000),
         Fault::KillEngine(_) => rng.random_range(0..3_000),
         Fault::ForgetQuota | Fault::ForgetScripts => 0,
-        Fault::Alarm(_) | Fault::RedisClock { .. } => rng.random_range(1_000..6_000),
+        // The broker blocks whoever publishes meanwhile.
+        Fault::Alarm(_) => rng.random_range(3_000..6_000),
+        Fault::RedisClock { .. } => rng.random_range(1_000..6_000),
         Fault::Road { .. } => rng.random_range(1_000..8_000),
         Fault::Provider { .. } => rng.random_range(500..3_000),
     };

@@ -68,7 +68,6 @@ impl Watch {
     pub fn await_drained(&self, stand: &Stand, jobs: usize, within: Duration) -> Result<(), String> {
         let deadline = Instant::now() + within;
         while !self.is_done(stand, jobs) {
-            stand.revive_workers();
             if Instant::now() > deadline {
                 return Err(self.left(stand, within));
             }
