@@ -25,6 +25,11 @@ use crate::watch::Watch;
 /// Whether bravo is asked what became of a payment. Until the program can ask, bravo deduplicates instead.
 const BRAVO_IS_ASKED: bool = false;
 
+/// What was in a lost worker's hands comes back after its lease (30 s) and two parkings. What came to the end of a delay
+/// while the broker started comes back after 180 s: its dead-letter worker found no exchange yet, and tries again only
+/// then (`dead_letter_worker_publisher_confirm_timeout`).
+const PATIENCE: Duration = Duration::from_secs(260);
+
 /// Violations of one kind that are printed.
 const PRINTED: usize = 20;
 
@@ -139,9 +144,7 @@ fn run(stand: &Stand, plan: &Plan, timeline: &Timeline) -> Result<(), String> {
         let births = scope.spawn(|| sample_births(stand, &over));
         let ended = catch_unwind(AssertUnwindSafe(|| {
             let published = play(stand, plan, timeline);
-            // What was in a lost worker's hands comes back after its lease (30 s) and two parkings; backlogs come on top.
-            let jobs = u32::try_from(published.len()).unwrap();
-            let patience = Duration::from_secs(180) + Duration::from_millis(20) * jobs;
+            let patience = PATIENCE + Duration::from_millis(20) * u32::try_from(published.len()).unwrap();
             let drained = watch.await_drained(stand, published.len(), patience);
             (published, drained)
         }));
