@@ -16,6 +16,15 @@ const CALL_LIMIT: Duration = Duration::from_secs(5);
 /// Publishes in flight.
 const BATCH: usize = 64;
 
+/// What the broker said of a publish.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Told {
+    Taken,
+    /// No queue would have it.
+    Returned,
+    Nothing,
+}
+
 /// A client of the broker that outlives it.
 pub struct Client {
     url: String,
@@ -53,11 +62,18 @@ impl Client {
             let options = BasicPublishOptions { mandatory: true, immediate: false };
             let exchange = "payments".into();
             let written = channel.basic_publish(exchange, lane.into(), options, body.as_bytes(), properties).await;
-            let Ok(confirm) = written else { return false };
-            matches!(confirm.await, Ok(Confirmation::Ack(None)))
+            let Ok(confirm) = written else { return Told::Nothing };
+            match confirm.await {
+                Ok(Confirmation::Ack(None)) => Told::Taken,
+                Ok(Confirmation::Ack(Some(_)) | Confirmation::Nack(Some(_))) => Told::Returned,
+                _ => Told::Nothing,
+            }
         };
         let publishing = join_all(bodies.iter().map(|body| timeout(CALL_LIMIT, publish(body))));
-        let confirmed: Vec<bool> = publishing.await.into_iter().map(|confirmed| confirmed.unwrap_or(false)).collect();
+        let told: Vec<Told> = publishing.await.into_iter().map(|told| told.unwrap_or(Told::Nothing)).collect();
+        // lapin 4.12.3 may give a returned message to another's confirm, so a return leaves none of them confirmed.
+        let returned = told.contains(&Told::Returned);
+        let confirmed: Vec<bool> = told.into_iter().map(|told| told == Told::Taken && !returned).collect();
         if confirmed.contains(&false) {
             *self.channel.lock().await = None;
         }

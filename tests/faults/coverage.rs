@@ -96,6 +96,7 @@ impl Coverage {
 /// What a plan is sure to provoke while there is work.
 fn expected(plan: &Plan) -> Vec<&'static str> {
     let has = |what: fn(&Fault) -> bool| plan.faults.iter().any(|planned| what(&planned.fault));
+    let roads = plan.faults.iter().filter(|planned| matches!(planned.fault, Fault::Road { .. })).count();
     let forgetful = |fault: &Fault| matches!(fault, Fault::ForgetQuota | Fault::KillEngine(Engine::Redis));
     let rows: [(&str, bool); 8] = [
         ("cold start", has(forgetful)),
@@ -104,7 +105,8 @@ fn expected(plan: &Plan) -> Vec<&'static str> {
         ("blocked connection", has(|fault| matches!(fault, Fault::Alarm(_)))),
         ("ledger away", has(|fault| matches!(fault, Fault::KillEngine(Engine::Postgres)))),
         ("limiter's store is another", has(|fault| matches!(fault, Fault::KillEngine(Engine::Redis)))),
-        ("connection in trouble", has(|fault| matches!(fault, Fault::Road { .. }))),
+        // A single road may lie idle.
+        ("connection in trouble", roads > 5),
         ("declined", true),
     ];
     let cut = |fault: &Fault| {

@@ -4,7 +4,8 @@
 //! breaks an engine as a whole holds it alone.
 
 use std::fmt::Write as _;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -45,6 +46,30 @@ impl Timeline {
             let _ = writeln!(text, "{:>9.3} s  {what}", at.as_secs_f64());
         }
         text
+    }
+}
+
+/// The longest time that the harness itself stood still: proxies and providers were then later than planned.
+pub struct Standstill(Arc<AtomicU64>);
+
+impl Standstill {
+    pub fn watch(stand: &Stand) -> Self {
+        let longest_ms = Arc::new(AtomicU64::new(0));
+        let noted = Arc::clone(&longest_ms);
+        stand.runtime.spawn(async move {
+            let tick = Duration::from_millis(20);
+            loop {
+                let before = Instant::now();
+                tokio::time::sleep(tick).await;
+                let late = before.elapsed().saturating_sub(tick);
+                noted.fetch_max(u64::try_from(late.as_millis()).unwrap(), Ordering::Relaxed);
+            }
+        });
+        Self(longest_ms)
+    }
+
+    pub fn longest_ms(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
     }
 }
 
@@ -93,7 +118,7 @@ pub fn happen(stand: &Stand, planned: &Planned, timeline: &Timeline) {
 }
 
 /// The way from a worker to one of its peers.
-pub fn road(stand: &Stand, worker: usize, peer: Peer) -> std::sync::Arc<Road> {
+pub fn road(stand: &Stand, worker: usize, peer: Peer) -> Arc<Road> {
     match peer {
         Peer::Engine(Engine::Redis) => stand.road_to_redis(worker),
         Peer::Engine(Engine::Rabbit) => stand.road_to_rabbit(worker),

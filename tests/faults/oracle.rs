@@ -130,16 +130,26 @@ fn key_misuse(records: &Records) -> Vec<String> {
     found
 }
 
-/// Requests that a provider received when the ledger had long said how it ended.
+/// Requests that a provider received when the ledger had long said how it ended. One that was begun before may be that
+/// late: it was on its way. So many requests as were begun until then are expected, and no more.
 fn after_settled(records: &Records) -> Vec<String> {
-    let late = records.providers.iter().flat_map(|(name, record)| record.calls.iter().map(move |call| (name, call)));
-    let late = late.filter_map(|(provider, call)| {
-        let payment = call.payment.as_deref()?;
-        let settled = records.ledger.get(payment)?.settled_wall_us?;
-        let late_us = call.received_wall_us.checked_sub(settled).filter(|late| *late > 0)?;
-        Some(format!("{payment}: {provider} was called {late_us} us after it was settled, {}", at(call)))
-    });
-    late.collect()
+    let mut calls: BTreeMap<&str, Vec<(&str, &Call)>> = BTreeMap::new();
+    for (provider, record) in &records.providers {
+        for call in &record.calls {
+            calls.entry(call.payment.as_deref().unwrap_or_default()).or_default().push((provider, call));
+        }
+    }
+    let mut found = Vec::new();
+    for (payment, calls) in calls {
+        let Some(row) = records.ledger.get(payment) else { continue };
+        let Some(settled_us) = row.settled_wall_us else { continue };
+        let late: Vec<_> = calls.iter().filter(|(_, call)| call.received_wall_us > settled_us).collect();
+        for (provider, call) in late.iter().take(calls.len().saturating_sub(row.begun_until_settled)) {
+            let late_us = call.received_wall_us - settled_us;
+            found.push(format!("{payment}: {provider} was called {late_us} us after it was settled, {}", at(call)));
+        }
+    }
+    found
 }
 
 /// Where ledger or events say something else than the provider's books.

@@ -45,6 +45,7 @@ fn honest() -> Records {
             currency,
             account: None,
             settled_wall_us: Some(20 * SECOND_US),
+            begun_until_settled: 1,
         };
         records.ledger.insert(id.to_owned(), row);
         records.events.push(Event { id: id.to_owned(), provider, state: state.to_owned() });
@@ -169,12 +170,19 @@ fn misused_keys_are_found() {
 
 #[test]
 fn calls_after_the_end_are_found() {
-    assert_eq!(planted(|records| row(records, "p1").settled_wall_us = Some(10 * SECOND_US - 1)), only("O6", 1));
-    let look_up = |records: &mut Records| {
-        calls(records)[1].is_look_up = true;
-        row(records, "p2").settled_wall_us = Some(9 * SECOND_US);
+    let again = |begun_until_settled: usize, is_look_up: bool| {
+        planted(|records| {
+            let mut again = calls(records)[1].clone();
+            (again.begun_us, again.received_us, again.answered_us) = (30 * SECOND_US, Some(30 * SECOND_US), None);
+            (again.received_wall_us, again.is_look_up) = (40 * SECOND_US, is_look_up);
+            calls(records).push(again);
+            row(records, "p2").begun_until_settled = begun_until_settled;
+        })
     };
-    assert_eq!(planted(look_up), only("O6", 1));
+    assert_eq!(again(1, false), only("O6", 1));
+    assert_eq!(again(1, true), only("O6", 1));
+    assert_eq!(again(2, false), BTreeMap::new(), "it had been sent before and was that late");
+    assert_eq!(planted(|records| calls(records)[1].received_wall_us = 40 * SECOND_US), BTreeMap::new());
 }
 
 #[test]

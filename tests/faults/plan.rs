@@ -238,10 +238,14 @@ fn other(rng: &mut StdRng, kind: usize) -> Fault {
 fn lasts(rng: &mut StdRng, fault: Fault) -> Duration {
     let millis = match fault {
         Fault::KillWorker { .. } => rng.random_range(200..4_000),
+        // Now and then beyond its leases, so that others take over what it believes to hold.
+        Fault::FreezeWorker { .. } if rng.random_ratio(1, 4) => rng.random_range(31_000..36_000),
         Fault::FreezeWorker { .. } | Fault::FreezeEngine(_) => rng.random_range(1_000..8_000),
         Fault::KillEngine(_) => rng.random_range(0..3_000),
         Fault::ForgetQuota | Fault::ForgetScripts => 0,
-        Fault::Alarm(_) | Fault::RedisClock { .. } => rng.random_range(1_000..6_000),
+        // The broker blocks whoever publishes meanwhile.
+        Fault::Alarm(_) => rng.random_range(3_000..6_000),
+        Fault::RedisClock { .. } => rng.random_range(1_000..6_000),
         Fault::Road { .. } => rng.random_range(1_000..8_000),
         Fault::Provider { .. } => rng.random_range(500..3_000),
     };

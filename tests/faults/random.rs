@@ -3,7 +3,7 @@
 //! `tests/faults/run` says how to choose seed and size.
 
 use std::any::Any;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::coverage::{Coverage, sample_births};
-use crate::inject::{Timeline, happen};
+use crate::inject::{Standstill, Timeline, happen};
 use crate::oracle::{ORACLES, Violation, judge};
 use crate::plan::{PROVIDERS, Plan, Size, WORKERS, Wave, plan};
 use crate::provider::ProviderOptions;
@@ -24,6 +24,11 @@ use crate::watch::Watch;
 
 /// Whether bravo is asked what became of a payment. Until the program can ask, bravo deduplicates instead.
 const BRAVO_IS_ASKED: bool = false;
+
+/// What was in a lost worker's hands comes back after its lease (30 s) and two parkings. What came to the end of a delay
+/// while the broker started comes back after 180 s: its dead-letter worker found no exchange yet, and tries again only
+/// then (`dead_letter_worker_publisher_confirm_timeout`).
+const PATIENCE: Duration = Duration::from_secs(260);
 
 /// Violations of one kind that are printed.
 const PRINTED: usize = 20;
@@ -95,38 +100,35 @@ fn publish(stand: &Stand, wave: &Wave, published: &Messages) {
     all(true);
 }
 
-/// States that the limiter had during a run.
-type Births = BTreeSet<(String, Vec<u8>)>;
-
 /// Lets the plan happen while jobs come in; ends when both are over.
-fn play(stand: &Stand, plan: &Plan, timeline: &Timeline, published: &Messages) -> Births {
-    let over = AtomicBool::new(false);
+fn play(stand: &Stand, plan: &Plan, timeline: &Timeline) -> BTreeMap<String, Published> {
+    let published = Messages::default();
     std::thread::scope(|scope| {
-        let supervisor = scope.spawn(|| {
-            while !over.load(Ordering::Relaxed) {
-                for worker in stand.revive_workers() {
-                    timeline.note(format!("worker {worker} had ended by itself and was started again"));
-                }
-                std::thread::sleep(Duration::from_millis(300));
-            }
-        });
-        let births = scope.spawn(|| sample_births(stand, &over));
         let mut playing: Vec<_> =
             plan.faults.iter().map(|planned| scope.spawn(|| happen(stand, planned, timeline))).collect();
         playing.push(scope.spawn(|| {
             for wave in &plan.waves {
                 timeline.sleep_until(wave.at);
-                publish(stand, wave, published);
+                publish(stand, wave, &published);
             }
             timeline.note("everything is published");
         }));
         let failed: Vec<String> =
             playing.into_iter().filter_map(|thread| thread.join().err()).map(|panic| said(&*panic)).collect();
-        over.store(true, Ordering::Relaxed);
-        supervisor.join().unwrap();
         assert!(failed.is_empty(), "a fault could not be made to happen: {}", failed.join("\n"));
-        births.join().unwrap()
-    })
+    });
+    timeline.note("all faults are over");
+    published.into_inner().unwrap()
+}
+
+/// Starts workers again that end by themselves, as an operator's supervisor would.
+fn supervise(stand: &Stand, timeline: &Timeline, over: &AtomicBool) {
+    while !over.load(Ordering::Relaxed) {
+        for worker in stand.revive_workers() {
+            timeline.note(format!("worker {worker} had ended by itself and was started again"));
+        }
+        std::thread::sleep(Duration::from_millis(300));
+    }
 }
 
 fn said(panic: &(dyn Any + Send)) -> String {
@@ -136,17 +138,25 @@ fn said(panic: &(dyn Any + Send)) -> String {
 
 /// One run: what was found to be wrong.
 fn run(stand: &Stand, plan: &Plan, timeline: &Timeline) -> Result<(), String> {
-    let (published, watch) = (Messages::default(), Watch::new(stand));
-    let played = catch_unwind(AssertUnwindSafe(|| play(stand, plan, timeline, &published)));
-    let births = played.map_err(|panic| said(&*panic))?;
-    timeline.note("all faults are over");
-    let published = published.into_inner().unwrap();
-    // What was in a lost worker's hands comes back after its lease (30 s) and two parkings; backlogs come on top.
-    let patience = Duration::from_secs(180) + Duration::from_millis(20) * u32::try_from(published.len()).unwrap();
-    let drained = watch.await_drained(stand, published.len(), patience);
+    let (watch, standstill, over) = (Watch::new(stand), Standstill::watch(stand), AtomicBool::new(false));
+    let (births, ended) = std::thread::scope(|scope| {
+        scope.spawn(|| supervise(stand, timeline, &over));
+        let births = scope.spawn(|| sample_births(stand, &over));
+        let ended = catch_unwind(AssertUnwindSafe(|| {
+            let published = play(stand, plan, timeline);
+            let patience = PATIENCE + Duration::from_millis(20) * u32::try_from(published.len()).unwrap();
+            let drained = watch.await_drained(stand, published.len(), patience);
+            (published, drained)
+        }));
+        over.store(true, Ordering::Relaxed);
+        (births.join().unwrap(), ended)
+    });
+    let (published, drained) = ended.map_err(|panic| said(&*panic))?;
     timeline.note(if drained.is_ok() { "drained" } else { "not drained" });
     let records = watch.records(stand, published);
     let (violations, coverage) = (judge(&records), Coverage::of(stand, &watch, &records, births.len()));
+    let longest_ms = standstill.longest_ms();
+    timeline.note(format!("proxies and providers stood still for {longest_ms} ms at most"));
     println!("{}", summary(&records, &violations, &coverage));
     drained?;
     if !violations.is_empty() {
@@ -172,7 +182,12 @@ fn summary(records: &Records, violations: &[Violation], coverage: &Coverage) -> 
         let mut states: BTreeMap<&str, usize> = BTreeMap::new();
         let rows = records.ledger.values().filter(|row| row.provider == *name);
         rows.for_each(|row| *states.entry(&row.state).or_default() += 1);
-        let _ = writeln!(text, "{name}: {} requests, {charged} charges; ledger {states:?}", record.calls.len());
+        let calls = record.calls.len();
+        let _ = writeln!(text, "{name}: {calls} requests, {charged} charges; ledger {states:?}");
+        for (allowed, window_us) in &record.limits {
+            let largest = record.largest_window(*window_us);
+            let _ = writeln!(text, "  at most {largest} of {allowed} in {} ms", window_us / 1_000);
+        }
     }
     for (oracle, _) in ORACLES {
         let found = violations.iter().filter(|violation| violation.oracle == oracle).count();

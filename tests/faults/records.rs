@@ -38,6 +38,16 @@ pub struct ProviderRecord {
     pub limits: Vec<(usize, u64)>,
 }
 
+impl ProviderRecord {
+    /// Most requests received within less than the window.
+    pub fn largest_window(&self, window_us: u64) -> usize {
+        let mut received: Vec<u64> = self.calls.iter().filter_map(|call| call.received_us).collect();
+        received.sort_unstable();
+        let before = |at: u64| received.partition_point(|other| *other + window_us <= at);
+        received.iter().enumerate().map(|(place, at)| place + 1 - before(*at)).max().unwrap_or(0)
+    }
+}
+
 /// A message, as its producer wrote it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Published {
@@ -60,6 +70,8 @@ pub struct Row {
     pub account: Option<String>,
     /// When its first final state was written, microseconds since the Unix epoch, by the database's clock.
     pub settled_wall_us: Option<u64>,
+    /// Requests that were begun until then.
+    pub begun_until_settled: usize,
 }
 
 /// An event that subscribers had.

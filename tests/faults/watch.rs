@@ -68,7 +68,6 @@ impl Watch {
     pub fn await_drained(&self, stand: &Stand, jobs: usize, within: Duration) -> Result<(), String> {
         let deadline = Instant::now() + within;
         while !self.is_done(stand, jobs) {
-            stand.revive_workers();
             if Instant::now() > deadline {
                 return Err(self.left(stand, within));
             }
@@ -97,8 +96,10 @@ impl Watch {
             Event { id: text("id"), provider: text("provider"), state: text("state") }
         };
         let sql = "SELECT id, provider, state, coalesce(reason, '') AS reason, amount, currency, account, \
-                   (SELECT (extract(epoch FROM min(at)) * 1000000)::bigint FROM outcome_events WHERE job_id = jobs.id) \
-                   AS settled FROM jobs";
+                   (extract(epoch FROM settled.at) * 1000000)::bigint AS settled, \
+                   (SELECT count(*) FROM attempts WHERE job_id = jobs.id AND began_at <= settled.at) AS begun FROM jobs \
+                   LEFT JOIN (SELECT job_id, min(at) AS at FROM outcome_events GROUP BY job_id) AS settled \
+                   ON settled.job_id = jobs.id";
         let row = |row: &PgRow| {
             let kept = Row {
                 provider: row.get("provider"),
@@ -108,6 +109,7 @@ impl Watch {
                 currency: row.get("currency"),
                 account: row.get("account"),
                 settled_wall_us: row.get::<Option<i64>, _>("settled").map(|us| u64::try_from(us).unwrap()),
+                begun_until_settled: usize::try_from(row.get::<i64, _>("begun")).unwrap(),
             };
             (row.get("id"), kept)
         };

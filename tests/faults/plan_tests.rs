@@ -1,0 +1,101 @@
+//! Plans are what their seed and size say, and nothing else.
+
+use std::collections::BTreeSet;
+use std::mem::discriminant;
+
+use crate::plan::{Alarm, Engine, Fault, PROVIDERS, Peer, Size, WORKERS, plan};
+use crate::proxy::{Flow, Rules};
+
+#[test]
+fn the_same_seed_gives_the_same_plan_and_another_another() {
+    for size in [Size::SMALL, Size::LARGE, Size { jobs: 7, ..Size::SMALL }.with_faults(4)] {
+        assert_eq!(plan(9, &size), plan(9, &size));
+        assert_eq!(plan(9, &size).to_string(), plan(9, &size).to_string());
+        assert_ne!(plan(9, &size).faults, plan(10, &size).faults);
+    }
+}
+
+#[test]
+fn sizes_hold_what_they_promise() {
+    let kills = |size: Size| size.worker_kills + size.engine_kills;
+    assert_eq!((Size::SMALL.jobs, Size::SMALL.faults()), (2_000, 15));
+    assert_eq!((Size::LARGE.jobs, kills(Size::LARGE), Size::LARGE.freezes, Size::LARGE.cuts), (10_000, 50, 10, 10));
+    assert_eq!((Size::HUGE.jobs, kills(Size::HUGE)), (100_000, 1_000));
+    for faults in [0, 1, 15, 70, 1_001] {
+        assert_eq!(Size::LARGE.with_faults(faults).faults(), faults);
+    }
+}
+
+#[test]
+fn every_job_is_published_once_and_every_fault_has_its_place() {
+    for (seed, size) in [(1, Size::SMALL), (2, Size::LARGE), (3, Size::SMALL.with_faults(0)), (4, Size::HUGE)] {
+        let plan = plan(seed, &size);
+        assert_eq!(plan.faults.len(), size.faults());
+        let mut jobs = 0;
+        for provider in 0..PROVIDERS.len() {
+            let mut next = 0;
+            let mut waves: Vec<_> = plan.waves.iter().filter(|wave| wave.provider == provider).collect();
+            waves.sort_by_key(|wave| wave.first);
+            for wave in waves {
+                assert_eq!(wave.first, next, "neither a gap nor a job twice");
+                next += wave.jobs;
+            }
+            jobs += next;
+        }
+        assert_eq!(jobs, size.jobs);
+        let ordered = |instants: Vec<_>| instants.is_sorted();
+        assert!(ordered(plan.faults.iter().map(|planned| planned.at).collect()));
+        assert!(ordered(plan.waves.iter().map(|wave| wave.at).collect()));
+        let text = plan.to_string();
+        assert_eq!(text.lines().count(), 1 + plan.faults.len());
+        assert!(plan.faults.iter().all(|planned| text.contains(&planned.fault.to_string())));
+    }
+}
+
+#[test]
+fn one_small_plan_breaks_every_engine_and_some_seeds_everything() {
+    let mut kinds = BTreeSet::new();
+    let mut troubles = BTreeSet::new();
+    let mut flows = BTreeSet::new();
+    let (mut workers, mut peers) = (BTreeSet::new(), BTreeSet::new());
+    let mut alarms = BTreeSet::new();
+    for seed in 0..40 {
+        let plan = plan(seed, &Size::SMALL);
+        for engine in [Engine::Redis, Engine::Rabbit, Engine::Postgres] {
+            assert!(plan.faults.iter().any(|planned| planned.fault == Fault::KillEngine(engine)), "seed {seed}");
+        }
+        for planned in plan.faults {
+            kinds.insert(format!("{:?}", discriminant(&planned.fault)));
+            match planned.fault {
+                Fault::Provider { trouble, .. } => drop(troubles.insert(format!("{trouble:?}"))),
+                Fault::Alarm(alarm) => drop(alarms.insert(alarm == Alarm::Disk)),
+                Fault::KillWorker { worker, .. } => drop(workers.insert(worker)),
+                Fault::Road { peer, rules, .. } => {
+                    peers.insert(match peer {
+                        Peer::Engine(engine) => format!("{engine:?}"),
+                        Peer::Provider(provider) => PROVIDERS[provider].to_owned(),
+                    });
+                    flows.insert(shape(rules));
+                }
+                _ => {}
+            }
+        }
+    }
+    let shapes = ["cut", "delay", "reset", "short back", "short there", "silent back", "silent there"];
+    assert_eq!(flows.into_iter().collect::<Vec<_>>(), shapes);
+    assert_eq!((kinds.len(), troubles.len(), alarms.len()), (10, 7, 2));
+    assert_eq!((workers.len(), peers.len()), (WORKERS, 3 + PROVIDERS.len()));
+}
+
+fn shape(rules: Rules) -> &'static str {
+    match (rules.reset, rules.to_server, rules.to_client) {
+        (true, _, _) => "reset",
+        (_, Flow::Discard, Flow::Discard) => "cut",
+        (_, Flow::Discard, Flow::Pass) => "silent there",
+        (_, Flow::Pass, Flow::Discard) => "silent back",
+        (_, Flow::Delay(_), Flow::Delay(_)) => "delay",
+        (_, Flow::Truncate(_), Flow::Pass) => "short there",
+        (_, Flow::Pass, Flow::Truncate(_)) => "short back",
+        other => panic!("{other:?} is no trouble of the plan"),
+    }
+}

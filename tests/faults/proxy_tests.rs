@@ -1,0 +1,141 @@
+//! Each rule of the proxy does to real connections what it says.
+
+use std::io::ErrorKind;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{Instant, timeout};
+
+use crate::proxy::{Flow, Road, Rules, Which, listen};
+
+/// Long enough to say that nothing comes.
+const SILENCE: Duration = Duration::from_millis(300);
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A server that repeats what it hears, and a road to it.
+async fn echo() -> (u16, Arc<Road>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let target = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            tokio::spawn(async move {
+                let (mut reader, mut writer) = stream.split();
+                // Ends when the client does, or is cut off.
+                let _ = tokio::io::copy(&mut reader, &mut writer).await;
+            });
+        }
+    });
+    let road = Road::new();
+    let which: Arc<Which> = {
+        let road = Arc::clone(&road);
+        Arc::new(move |_| Arc::clone(&road))
+    };
+    (listen(target, which).await, road)
+}
+
+async fn connect(port: u16) -> TcpStream {
+    TcpStream::connect(("127.0.0.1", port)).await.unwrap()
+}
+
+async fn ask(stream: &mut TcpStream, text: &str) -> String {
+    stream.write_all(text.as_bytes()).await.unwrap();
+    let mut answer = vec![0; text.len()];
+    timeout(PATIENCE, stream.read_exact(&mut answer)).await.unwrap().unwrap();
+    String::from_utf8(answer).unwrap()
+}
+
+/// Asks and hears nothing, although the connection stands.
+async fn unheard(stream: &mut TcpStream, text: &str) {
+    stream.write_all(text.as_bytes()).await.unwrap();
+    let heard = timeout(SILENCE, stream.read_u8()).await;
+    assert!(heard.is_err(), "{heard:?}");
+}
+
+#[tokio::test]
+async fn bytes_pass_both_ways_and_so_does_the_end() {
+    let (port, road) = echo().await;
+    let mut stream = connect(port).await;
+    assert_eq!(ask(&mut stream, "hello").await, "hello");
+    let large = "x".repeat(1 << 20);
+    let (mut reader, mut writer) = stream.split();
+    let mut heard = Vec::new();
+    let writing = async {
+        writer.write_all(large.as_bytes()).await.unwrap();
+        writer.shutdown().await.unwrap();
+    };
+    let (read, ()) = tokio::join!(timeout(PATIENCE, reader.read_to_end(&mut heard)), writing);
+    read.unwrap().unwrap();
+    assert_eq!((heard.len(), road.troubled()), (large.len(), 0));
+}
+
+#[tokio::test]
+async fn a_silent_cut_leaves_the_connection_standing_and_the_bytes_lost() {
+    let silent_back = Rules { to_client: Flow::Discard, ..Rules::PASS };
+    let silent_there = Rules { to_server: Flow::Discard, ..Rules::PASS };
+    for rules in [Rules::CUT, silent_back, silent_there] {
+        let (port, road) = echo().await;
+        let mut stream = connect(port).await;
+        assert_eq!(ask(&mut stream, "before").await, "before");
+        road.set(rules);
+        unheard(&mut stream, "during").await;
+        road.set(Rules::PASS);
+        // What follows a gap is of no use to anybody.
+        unheard(&mut stream, "after").await;
+        assert_eq!(ask(&mut connect(port).await, "anew").await, "anew");
+        assert!(road.troubled() >= 1);
+    }
+}
+
+#[tokio::test]
+async fn a_reset_reaches_old_connections_and_new_ones() {
+    let (port, road) = echo().await;
+    let mut stream = connect(port).await;
+    assert_eq!(ask(&mut stream, "before").await, "before");
+    road.set(Rules::RESET);
+    for mut stream in [stream, connect(port).await] {
+        let error = timeout(PATIENCE, stream.read_u8()).await.unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    }
+    road.set(Rules::PASS);
+    assert_eq!(ask(&mut connect(port).await, "anew").await, "anew");
+}
+
+#[tokio::test]
+async fn delayed_bytes_come_later_in_order_and_complete() {
+    let (port, road) = echo().await;
+    let mut stream = connect(port).await;
+    let wait = Duration::from_millis(200);
+    road.set(Rules { to_server: Flow::Delay(wait), to_client: Flow::Delay(wait), reset: false });
+    let asked = Instant::now();
+    stream.write_all(b"late").await.unwrap();
+    tokio::time::sleep(wait / 2).await;
+    // Bytes that may go at once still wait for those before them.
+    road.set(Rules { to_server: Flow::Pass, to_client: Flow::Delay(wait), reset: false });
+    stream.write_all(b" again").await.unwrap();
+    let mut answer = [0; 10];
+    timeout(PATIENCE, stream.read_exact(&mut answer)).await.unwrap().unwrap();
+    assert_eq!(&answer, b"late again");
+    assert!(asked.elapsed() >= 2 * wait);
+}
+
+#[tokio::test]
+async fn a_truncated_stream_ends_after_so_many_bytes() {
+    for rules in
+        [Rules { to_client: Flow::Truncate(4), ..Rules::PASS }, Rules { to_server: Flow::Truncate(4), ..Rules::PASS }]
+    {
+        let (port, road) = echo().await;
+        road.set(rules);
+        let mut stream = connect(port).await;
+        stream.write_all(b"0123456789").await.unwrap();
+        let mut heard = Vec::new();
+        // The end is an orderly one or a reset, as the unread rest decides.
+        let _ = timeout(PATIENCE, stream.read_to_end(&mut heard)).await.unwrap();
+        assert!(b"0123".starts_with(&heard), "{heard:?}");
+        if rules.to_client == Flow::Truncate(4) {
+            assert_eq!(heard, b"0123");
+        }
+    }
+}
