@@ -33,7 +33,7 @@ pub fn quota_spec(known: &Known, quota: &ProviderName) -> Option<QuotaSpec> {
     let jitters: Option<Vec<Duration>> = rows
         .iter()
         .map(|row| match row.slot_release {
-            SlotRelease::Response => faults::bug(Bug::SlotFreedAtGrant).then_some(Duration::from_millis(50)),
+            SlotRelease::Response => faults::bug(Bug::SlotFreedAtGrant).then_some(row.send_budget),
             SlotRelease::Grant { transit_jitter } => Some(transit_jitter),
         })
         .collect();

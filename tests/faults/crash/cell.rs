@@ -52,7 +52,8 @@ impl Setup {
         let fake = FakeOptions {
             limits: vec!["10/1s".parse().unwrap()],
             latency: (Duration::from_millis(60), Duration::from_millis(60)),
-            deduplicate: kind.deduplicates(),
+            deduplicate: kind == Kind::Deduplicates,
+            lookup: kind == Kind::LooksUp,
             ..FakeOptions::default()
         };
         Self {
@@ -125,23 +126,17 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Whether rows can say how to ask a provider what became of a payment. Until they can, one that can be asked is one that
-/// deduplicates.
-const LOOK_UPS: bool = false;
-
 impl Kind {
     /// What the row says of it.
     fn row(self) -> &'static str {
         match self {
             Self::Deduplicates => "idempotency_retention_s = 86400",
-            Self::LooksUp if LOOK_UPS => "lookup = { url = \"{origin}/charges?id=${job:id}\" }",
-            Self::LooksUp => Self::Deduplicates.row(),
+            Self::LooksUp => concat!(
+                "lookup = { url = \"{origin}/charges?id=${job:id}\", amount = \"/amount\", currency = \"/currency\", ",
+                "give_up_after_s = 8 }"
+            ),
             Self::Neither => "",
         }
-    }
-
-    fn deduplicates(self) -> bool {
-        self == Self::Deduplicates || (self == Self::LooksUp && !LOOK_UPS)
     }
 }
 
@@ -285,13 +280,6 @@ impl Cell {
     pub async fn count(&self, sql: &'static str) -> u64 {
         let count: i64 = sqlx::query_scalar(sql).fetch_one(&self.ledger).await.unwrap();
         u64::try_from(count).unwrap()
-    }
-
-    /// Jobs by state.
-    pub async fn states(&self) -> BTreeMap<String, u64> {
-        let rows: Vec<(String, i64)> =
-            sqlx::query_as("SELECT state, count(*) FROM jobs GROUP BY state").fetch_all(&self.ledger).await.unwrap();
-        rows.into_iter().map(|(state, count)| (state, u64::try_from(count).unwrap())).collect()
     }
 
     /// Waits until every published payment has ended and every event is out.
