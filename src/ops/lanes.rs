@@ -40,3 +40,36 @@ fn lane(provider: &ProviderName, state: LaneState) -> Lane {
     };
     Lane { provider: provider.to_string(), state, cause, ends_in_ms }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_lane_that_rests_says_why_and_for_how_long() {
+        let lanes: BTreeMap<_, Arc<Pauses>> = ["acme", "bolt", "crate"]
+            .into_iter()
+            .map(|name| (ProviderName::new(name).unwrap(), Arc::default()))
+            .collect();
+        let pauses = |name: &str| &lanes[&ProviderName::new(name).unwrap()];
+        pauses("bolt").stop_taking(Duration::from_secs(600), "waits for limit all");
+        pauses("crate").stop_taking(Duration::from_secs(900), "waits for limit all");
+        pauses("crate").stop_sending(Duration::from_secs(600), "the provider is down: no answer in time");
+        let mut told = serde_json::to_value(told(&lanes)).unwrap();
+        for resting in [1, 2] {
+            let ends_in_ms = told[resting]["ends_in_ms"].take().as_u64().unwrap();
+            assert!((500_000..=600_000).contains(&ends_in_ms), "{ends_in_ms}");
+        }
+        let wanted = json!([
+            {"provider": "acme", "state": "running"},
+            {"provider": "bolt", "state": "resting", "cause": "waits for limit all", "ends_in_ms": null},
+            {"provider": "crate", "state": "stopped", "cause": "the provider is down: no answer in time",
+             "ends_in_ms": null},
+        ]);
+        assert_eq!(told, wanted);
+    }
+}
