@@ -4,9 +4,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use sluicegate::domain::backoff::BackoffPolicy;
+use sluicegate::domain::disposition::finding::after_finding;
 use sluicegate::domain::disposition::{
-    Disposition, History, Next, Pause, RetryPolicy, after_outcome, before_resend, before_start,
+    AskPolicy, Disposition, History, Next, Pause, Resend, RetryPolicy, Step, after_outcome, before_request,
 };
+use sluicegate::domain::lookup::Finding;
 use sluicegate::domain::outcome::{Outcome, UnknownCause};
 use sluicegate::domain::time::format_duration;
 use sluicegate::queue::DELAY_STEPS;
@@ -21,6 +23,7 @@ struct Situation {
     outcome: &'static str,
     unknown: bool,
     deduplicates: bool,
+    asked: bool,
     last: bool,
     too_old: bool,
 }
@@ -42,21 +45,23 @@ impl Situation {
     fn all() -> Vec<Self> {
         let mut all = Vec::new();
         for outcome in OUTCOMES {
-            for bits in 0..16_u8 {
+            for bits in 0..32_u8 {
                 let bit = |n: u8| bits & (1 << n) != 0;
-                all.push(Self { outcome, unknown: bit(0), deduplicates: bit(1), last: bit(2), too_old: bit(3) });
+                let (unknown, deduplicates, asked, last, too_old) = (bit(0), bit(1), bit(2), bit(3), bit(4));
+                all.push(Self { outcome, unknown, deduplicates, asked, last, too_old });
             }
         }
         all
     }
 
     /// The cells of the table that match this situation, beside `·`.
-    fn cells(&self) -> [&'static str; 5] {
+    fn cells(&self) -> [&'static str; 6] {
         let word = |which: bool, yes, no| if which { yes } else { no };
         [
             self.outcome,
             word(self.unknown, "yes", "no"),
             word(self.deduplicates, "yes", "no"),
+            word(self.asked, "yes", "no"),
             word(self.last, "last", "not last"),
             word(self.too_old, "too old", "in time"),
         ]
@@ -79,18 +84,21 @@ impl Situation {
         let history = History {
             attempts: if self.last { 2 } else { 0 },
             requests: 2,
+            lookups: 0,
+            resend: Resend::Never,
             unknown: self.unknown,
             age: if self.too_old { HOUR } else { second },
             first_sent_age: self.unknown.then_some(second),
             probe: false,
         };
-        after_outcome(&outcome, &history, &policy(self.deduplicates.then_some(DAY)), 0.5)
+        after_outcome(&outcome, &history, &policy(self.deduplicates.then_some(DAY), self.asked), 0.5)
     }
 }
 
-fn policy(idempotency_retention: Option<Duration>) -> RetryPolicy {
+fn policy(idempotency_retention: Option<Duration>, asked: bool) -> RetryPolicy {
     let backoff = BackoffPolicy { base: Duration::from_secs(1), max: Duration::from_secs(60) };
-    RetryPolicy { max_attempts: 3, max_age: HOUR, backoff, idempotency_retention }
+    let lookup = asked.then_some(AskPolicy { give_up_after: HOUR / 2, resend_if_not_found: false });
+    RetryPolicy { max_attempts: 3, max_age: HOUR, backoff, idempotency_retention, lookup }
 }
 
 /// A decision in the words of the table: what the job becomes, whether an attempt counts, who pauses.
@@ -124,7 +132,7 @@ fn disagreements(table: &[Vec<String>]) -> Vec<String> {
             continue;
         };
         used[row] = true;
-        let says: Vec<&str> = table[row][5..].iter().map(|cell| plain(cell)).collect();
+        let says: Vec<&str> = table[row][6..].iter().map(|cell| plain(cell)).collect();
         let decides = words(&situation.decide());
         if says != decides {
             wrong.push(format!("{cells:?}: the table says {says:?}, the code {decides:?}"));
@@ -148,7 +156,7 @@ fn the_decision_table_is_what_the_code_decides() {
 fn every_cell_of_the_decision_table_counts() {
     let table = decision_table();
     for row in 0..table.len() {
-        for (column, other) in [(0, "accepted?"), (5, "`cancelled`"), (6, "maybe"), (7, "everybody")] {
+        for (column, other) in [(0, "accepted?"), (6, "`cancelled`"), (7, "maybe"), (8, "everybody")] {
             let mut changed = table.clone();
             changed[row][column] = other.to_owned();
             assert!(!disagreements(&changed).is_empty(), "row {row}, column {column}");
@@ -160,34 +168,117 @@ fn every_cell_of_the_decision_table_counts() {
 }
 
 #[test]
-fn the_second_table_is_what_is_decided_before_a_request() {
+fn the_second_table_is_what_is_sent_next() {
     let table = Page::read("docs/architecture.md").table("## The decision table", "situation");
-    let mut met = 0;
+    let second = Duration::from_secs(1);
+    let mut met = vec![false; table.len()];
     for unknown in [false, true] {
-        let history =
-            |age, first_sent_age| History { attempts: 1, requests: 1, unknown, age, first_sent_age, probe: false };
-        let (young, second) = (Duration::from_secs(2), Some(Duration::from_secs(1)));
-        let decided = [
-            ("`expires_at` has passed", before_start(&history(young, None), &policy(None), true)),
-            ("older than `max_age_s`", before_start(&history(HOUR + young, None), &policy(None), false)),
-            ("sent before, the provider does not deduplicate", before_resend(&history(young, second), &policy(None))),
+        let usual = History {
+            attempts: 1,
+            requests: 1,
+            lookups: 0,
+            resend: Resend::Never,
+            unknown,
+            age: 2 * second,
+            first_sent_age: Some(second),
+            probe: false,
+        };
+        let forgotten = History { first_sent_age: Some(DAY / 2), ..usual };
+        let situations = [
+            ("`expires_at` has passed", usual, Some(DAY), true),
+            ("older than `max_age_s`", History { age: HOUR + second, ..usual }, Some(DAY), false),
+            ("`max_attempts` made", History { attempts: 3, ..usual }, Some(DAY), false),
+            ("sent before, the provider does not deduplicate", usual, None, false),
+            ("sent before, half of the retention has passed", forgotten, Some(DAY), false),
             (
-                "sent before, half of the retention has passed",
-                before_resend(&history(DAY, Some(DAY / 2)), &policy(Some(DAY))),
+                "the same, and a look-up has allowed one more request",
+                History { resend: Resend::Granted, ..forgotten },
+                Some(DAY),
+                false,
             ),
-            ("sent before, the provider surely remembers", before_resend(&history(young, second), &policy(Some(DAY)))),
+            (
+                "the same, and that request may have left",
+                History { resend: Resend::Used, ..forgotten },
+                Some(DAY),
+                false,
+            ),
+            ("sent before, the provider surely remembers", usual, Some(DAY), false),
         ];
-        for (situation, next) in decided {
+        for (situation, history, retention, expired) in situations {
+            // Only a job of unknown outcome is ever looked up.
+            if history.resend != Resend::Never && !unknown {
+                continue;
+            }
             let word = if unknown { "yes" } else { "no" };
-            let matching = |row: &&Vec<String>| row[0] == situation && (row[1] == "·" || row[1] == word);
-            let rows: Vec<&Vec<String>> = table.iter().filter(matching).collect();
-            assert_eq!(rows.len(), 1, "{situation}, {word}");
-            assert_eq!(plain(&rows[0][2]), next.as_ref().map_or("goes on", becomes), "{situation}, {word}");
-            met += 1;
+            let matching = |row: &usize| table[*row][0] == situation && ["·", word].contains(&&*table[*row][1]);
+            let rows: Vec<usize> = (0..table.len()).filter(matching).collect();
+            let [row] = rows[..] else { panic!("{situation}, {word}: {} rows", rows.len()) };
+            met[row] = true;
+            for (asked, column) in [(false, 2), (true, 3)] {
+                let next = match before_request(&history, &policy(retention, asked), expired) {
+                    Step::Charge => "charge",
+                    Step::Ask => "look-up",
+                    Step::Put(next) => becomes(&next),
+                };
+                assert_eq!(plain(&table[row][column]), next, "{situation}, {word}, {asked}");
+            }
         }
     }
-    // The last row stands for both.
-    assert_eq!(met, table.len() + 1);
+    assert!(met.iter().all(|met| *met), "{met:?}");
+}
+
+#[test]
+fn the_third_table_is_what_follows_from_a_lookup() {
+    let table = Page::read("docs/architecture.md").table("## The decision table", "finding");
+    let second = Some(Duration::from_secs(1));
+    let text = String::new;
+    let unknown = |retry_after| Finding::Unknown { cause: UnknownCause::Timeout, retry_after };
+    let findings = [
+        ("accepted", Finding::Accepted { reference: None }, Resend::Never, false),
+        ("declined", Finding::Declined { reason: text() }, Resend::Never, false),
+        ("differs", Finding::Differs { reason: text() }, Resend::Never, false),
+        ("in progress", Finding::InProgress, Resend::Never, false),
+        ("not found", Finding::NotFound, Resend::Never, false),
+        ("not found, the row says `resend`", Finding::NotFound, Resend::Never, true),
+        ("not found, `resend` was used", Finding::NotFound, Resend::Used, true),
+        ("unclear", Finding::Unclear { reason: text() }, Resend::Never, false),
+        ("unknown", unknown(None), Resend::Never, false),
+        ("unknown, wait named", unknown(second), Resend::Never, false),
+        ("throttled", Finding::Throttled { retry_after: second }, Resend::Never, false),
+        ("busy", Finding::Busy { retry_after: second }, Resend::Never, false),
+        ("misconfigured", Finding::Misconfigured { status: 401 }, Resend::Never, false),
+        ("not sent", Finding::NotSent { cause: text() }, Resend::Never, false),
+    ];
+    assert_eq!(table.len(), findings.len());
+    for (row, (name, finding, resend, resend_if_not_found)) in table.iter().zip(findings) {
+        let mut policy = policy(Some(DAY), true);
+        policy.lookup = Some(AskPolicy { give_up_after: HOUR / 2, resend_if_not_found });
+        assert_eq!(row[0], name);
+        let mut pauses = Vec::new();
+        for (column, first_sent_age) in [(1, HOUR / 2 - Duration::from_secs(1)), (2, HOUR / 2)] {
+            let history = History {
+                attempts: 3,
+                requests: 3,
+                lookups: 1,
+                resend,
+                unknown: true,
+                age: first_sent_age,
+                first_sent_age: Some(first_sent_age),
+                probe: false,
+            };
+            let judged = after_finding(&finding, &history, &policy, 0.5);
+            let becomes = becomes(&judged.next);
+            let words =
+                if judged.grants_resend { format!("`{becomes}`, one more request") } else { format!("`{becomes}`") };
+            assert_eq!(row[column], words, "{name}");
+            pauses.push(match judged.pause {
+                None => "nobody",
+                Some(Pause::Quota { .. }) => "quota",
+                Some(Pause::Lane { .. }) => "lane",
+            });
+        }
+        assert!(pauses.iter().all(|pauses| *pauses == row[3]), "{name}: {pauses:?}");
+    }
 }
 
 #[test]

@@ -142,12 +142,12 @@ async fn the_provider_file_applies_and_the_sql_changes_its_limit() {
 #[test]
 fn every_provider_file_shown_can_be_meant() {
     let shown = Page::read("docs/providers.md").blocks_of("toml");
-    assert_eq!(shown.len(), 1);
+    assert_eq!(shown.len(), 2);
     let files = ["config/providers.example.toml", "config/compose.providers.toml"];
     let texts = files.map(|path| Page::read(path).text).into_iter().chain(shown);
     let rows: Vec<_> = texts.flat_map(|text| parse_provider_file(&text).unwrap()).collect();
     let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
-    assert_eq!(names, ["acme", "bolt", "acme", "bolt", "stripe", "adyen", "vipps"]);
+    assert_eq!(names, ["acme", "bolt", "acme", "bolt", "stripe", "adyen", "vipps", "bank"]);
     rows.iter().for_each(|row| drop(row.meant(0).unwrap()));
 }
 

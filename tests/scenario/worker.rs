@@ -10,6 +10,8 @@ mod breaker;
 mod drain;
 mod faults;
 mod lanes;
+mod lookups;
+mod lookups_over_http;
 mod messages;
 mod outcomes;
 mod pauses;

@@ -57,14 +57,20 @@ impl Inquiry {
         })
     }
 
-    pub(super) async fn ask(&self, question: &Question, headers: &HeaderTemplates) -> Answer<Finding> {
+    /// `now` serves dates in an answer without a `Date` of its own.
+    pub(super) async fn ask(
+        &self,
+        question: &Question,
+        headers: &HeaderTemplates,
+        now: fn() -> SystemTime,
+    ) -> Answer<Finding> {
         let outgoing = match self.outgoing(question, headers) {
             Ok(outgoing) => outgoing,
             Err(error) => return unanswered(Finding::NotSent { cause: error.to_string() }),
         };
         match client::exchange(&self.client, outgoing).await {
             Ok((reading, read_at)) => Answer {
-                outcome: meaning(&reading, question, &self.lookup, &self.statuses, SystemTime::now()),
+                outcome: meaning(&reading, question, &self.lookup, &self.statuses, now()),
                 status: Some(reading.status),
                 answer_age: read_at.elapsed(),
             },

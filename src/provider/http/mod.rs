@@ -154,7 +154,7 @@ impl PaymentProvider for HttpProvider {
 
     async fn ask(&self, question: &Question) -> Answer<Finding> {
         match &self.inquiry {
-            Some(inquiry) => inquiry.ask(question, &self.headers).await,
+            Some(inquiry) => inquiry.ask(question, &self.headers, SystemTime::now).await,
             None => unanswered(Finding::NotSent { cause: "the provider's row has no look-up any more".to_owned() }),
         }
     }

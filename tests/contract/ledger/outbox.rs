@@ -11,16 +11,20 @@ async fn each_final_state_leaves_one_event(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let ledger = fixture.ledger();
     for state in FinalState::ALL {
-        let next = JobState::Final { state, reason: format!("r-{}", state.name()), reference: Some("ch_1".to_owned()) };
+        let next = |way| JobState::Final {
+            state,
+            reason: format!("r-{}", state.name()),
+            reference: Some(format!("ch_{way}-{}", state.name())),
+        };
         let put = fixture.take(&job(&format!("put-{}", state.name()))).await.hold;
-        assert_eq!(ledger.put_down(&put, &next).await.unwrap(), Written::Kept);
-        assert_eq!(ledger.put_down(&put, &next).await.unwrap(), Written::Lost);
+        assert_eq!(ledger.put_down(&put, &next("put")).await.unwrap(), Written::Kept);
+        assert_eq!(ledger.put_down(&put, &next("put")).await.unwrap(), Written::Lost);
         let sent = fixture.take(&job(&format!("sent-{}", state.name()))).await.hold;
         assert_eq!(ledger.begin_attempt(&sent, &request("x")).await.unwrap(), Begun::Attempt(1));
         let end =
             AttemptEnd { number: 1, outcome: "accepted", status: Some(200), detail: "ok".to_owned(), counts: true };
-        assert_eq!(ledger.finish_attempt(&sent, &end, &next).await.unwrap(), Written::Kept);
-        assert_eq!(ledger.finish_attempt(&sent, &end, &next).await.unwrap(), Written::Lost);
+        assert_eq!(ledger.finish_attempt(&sent, &end, &next("sent")).await.unwrap(), Written::Kept);
+        assert_eq!(ledger.finish_attempt(&sent, &end, &next("sent")).await.unwrap(), Written::Lost);
     }
     let events = ledger.take_outcomes(100, Duration::ZERO).await.unwrap();
     assert_eq!(events.len(), 2 * FinalState::ALL.len());
@@ -29,7 +33,8 @@ async fn each_final_state_leaves_one_event(kind: Kind) {
         assert_eq!(fixture.state(&event.id).await, event.state.name());
         assert_eq!(event.reason, Some(format!("r-{}", event.state.name())));
         assert_eq!(event.attempts, u32::from(event.id.starts_with("sent")));
-        assert_eq!((event.provider.as_str(), event.provider_reference.as_deref()), ("stripe", Some("ch_1")));
+        let reference = format!("ch_{}", event.id);
+        assert_eq!((event.provider.as_str(), event.provider_reference.as_deref()), ("stripe", Some(&*reference)));
         let age_ms = i64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap() - event.at_ms;
         assert!((-1_000..60_000).contains(&age_ms), "{age_ms}");
     }

@@ -11,6 +11,7 @@ use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
 use sluicegate::ledger::settings::Settings;
 use sluicegate::ledger::upkeep::Upkeep;
 use sluicegate::limiter::embedded::EmbeddedLimiter;
+use sluicegate::provider::ProviderFactory;
 use sluicegate::queue::embedded::EmbeddedQueue;
 use sluicegate::queue::message::CardNumbers;
 use sluicegate::queue::{Destination, Outgoing, Properties, Queue};
@@ -40,6 +41,8 @@ pub struct Bench {
     running: Option<Running>,
     /// Outlives the worker, as a store does.
     store: Option<Arc<EmbeddedLimiter>>,
+    /// Instead of the script.
+    pub providers: Option<Arc<dyn ProviderFactory>>,
 }
 
 struct Running {
@@ -113,6 +116,7 @@ impl Bench {
             runs: 0,
             running: None,
             store: None,
+            providers: None,
         };
         bench.apply(rows).await;
         bench
@@ -136,7 +140,7 @@ impl Bench {
             upkeep: self.database.upkeep(),
             settings: self.database.settings(),
             limiter: self.store.clone().unwrap_or_default(),
-            providers: Arc::new(Factory(Arc::clone(&self.script))),
+            providers: self.providers.clone().unwrap_or_else(|| Arc::new(Factory(Arc::clone(&self.script)))),
         };
         let options = WorkerOptions {
             owner: format!("worker-{}", self.runs),

@@ -6,9 +6,10 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use sluicegate::domain::job::Job;
+use sluicegate::domain::lookup::Finding;
 use sluicegate::domain::outcome::{Outcome, UnknownCause};
 use sluicegate::domain::provider::Provider;
-use sluicegate::provider::{Answer, FreezeError, FrozenRequest, PaymentProvider, ProviderFactory};
+use sluicegate::provider::{Answer, FreezeError, FrozenRequest, PaymentProvider, ProviderFactory, Question};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -39,6 +40,9 @@ struct State {
     always: HashMap<String, Act>,
     sent: Vec<Sent>,
     answered: HashMap<String, Instant>,
+    findings: HashMap<String, VecDeque<Finding>>,
+    /// Look-ups, oldest first: whom they were about, and when.
+    asked: Vec<(String, Instant)>,
     /// Charges per provider and key; a provider that deduplicates charges a key once.
     charges: HashMap<(String, String), u32>,
 }
@@ -62,6 +66,20 @@ impl Script {
     /// What every request at a provider meets that has no plan of its own.
     pub fn always(&self, provider: &str, act: Act) {
         self.state.lock().unwrap().always.insert(provider.to_owned(), act);
+    }
+
+    /// What the next look-ups of a job find, in order; after that, what became of it.
+    pub fn plan_lookups(&self, id: &str, findings: impl IntoIterator<Item = Finding>) {
+        self.state.lock().unwrap().findings.insert(id.to_owned(), findings.into_iter().collect());
+    }
+
+    /// When this job was looked up, oldest first.
+    pub fn asked_for(&self, id: &str) -> Vec<Instant> {
+        self.asked().into_iter().filter(|(asked, _)| asked == id).map(|(_, at)| at).collect()
+    }
+
+    pub fn asked(&self) -> Vec<(String, Instant)> {
+        self.state.lock().unwrap().asked.clone()
     }
 
     /// Lets every held request be answered, now and from now on.
@@ -205,5 +223,29 @@ impl PaymentProvider for Scripted {
         };
         self.script.state.lock().unwrap().answered.insert(id, Instant::now());
         Answer { outcome, status: None, answer_age: Duration::ZERO }
+    }
+
+    /// The account is the job's id, for the same reason.
+    fn question(&self, job: &Job) -> Result<Question, String> {
+        if self.row.lookup.is_none() || job.reference.as_deref() == Some("unaskable") {
+            return Err("the script says so".to_owned());
+        }
+        Ok(Question {
+            method: "GET",
+            url: self.row.url.clone(),
+            account: Some(job.id.as_str().to_owned()),
+            amount: job.amount,
+            currency: job.currency.clone(),
+        })
+    }
+
+    async fn ask(&self, question: &Question) -> Answer<Finding> {
+        let id = question.account.clone().unwrap();
+        let mut state = self.script.state.lock().unwrap();
+        state.asked.push((id.clone(), Instant::now()));
+        let planned = state.findings.get_mut(&id).and_then(VecDeque::pop_front);
+        let charged = state.charges.contains_key(&(self.row.name.to_string(), id.clone()));
+        let known = if charged { Finding::Accepted { reference: Some(format!("ch_{id}")) } } else { Finding::NotFound };
+        Answer { outcome: planned.unwrap_or(known), status: Some(200), answer_age: Duration::ZERO }
     }
 }

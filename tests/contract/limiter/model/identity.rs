@@ -1,21 +1,27 @@
-//! Which worlds are the same.
+//! Which worlds are the same: those that differ in nothing on which the future depends.
+//!
+//! [`plain`] says so of little: a world that is later by any time does the same later. [`reduced`] says so of far more, and
+//! `worlds_taken_for_the_same_do_the_same` holds each of its reasons to all steps of the small worlds. Refuses to drop
+//! what it does not know.
 
+use std::collections::BTreeSet;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::Hasher;
 
-use super::{TICK_US, World};
+use super::steps::Laws;
+use super::store::Store;
+use super::world::{Fate, Worker, World};
+use super::{Rules, SEND_BUDGET_US, TIMEOUT_US};
 
-/// Two hashes of all that the future depends on: every instant as its distance from now, since a world that is later by
-/// any time does the same later, and what is long over is over.
-pub fn identity(world: &World) -> u128 {
-    let World { quota, now_us, workers, wire, counted_us, incarnations, crashes_left, returns_left } = world;
-    let quota = format!("{quota:?}");
-    // What it would say to a repeat comes last, and its last call is over.
-    let (quota, last) = (quota.split(", replies:").next().unwrap_or_default(), "last_us: ");
-    let cut = quota.find(last).map_or(0, |at| at + last.len());
-    let rest = quota[cut..].trim_start_matches(|digit: char| digit.is_ascii_digit());
-    let text = format!("{rest}{workers:?}{wire:?}{counted_us:?}{incarnations} {crashes_left} {returns_left}");
-    let (far_us, mut seen) = (2_000_000, (now_us % TICK_US).to_le_bytes().to_vec());
+/// By all that there is to a world, every instant as its distance from now.
+pub fn plain(laws: &Laws, world: &World) -> u128 {
+    let World { store, now_us, workers, wire, ended_us, incarnations, crashes_left, returns_left, .. } = world;
+    let Store { leases, entries, tail_ms, beyond, rest, rest_us, .. } = &**store;
+    let text = format!(
+        "{leases:?}{entries:?}{tail_ms}{beyond:?}{rest}{rest_us:?}{workers:?}{wire:?}{ended_us:?}{incarnations} \
+         {crashes_left} {returns_left}"
+    );
+    let (far_us, mut seen) = (2_000_000, (now_us % laws.tick_us).to_le_bytes().to_vec());
     let mut rest = text.as_str();
     while let Some(at) = rest.find(|digit: char| digit.is_ascii_digit()) {
         let (words, from) = rest.split_at(at);
@@ -32,8 +38,146 @@ pub fn identity(world: &World) -> u128 {
         rest = after;
     }
     seen.extend_from_slice(rest.as_bytes());
+    hash(&seen)
+}
+
+/// By what the future depends on. The two workers are alike, so which is which does not matter. A lease counts by what is
+/// left of it and by who may settle it: the names of processes and calls are only compared. Instants that have passed
+/// count for as long as something asks how long ago they were.
+pub fn reduced(laws: &Laws, world: &World) -> u128 {
+    let view = View { laws, world };
+    let tail_ms = view.tail_ms();
+    let (mut workers, mut named) = (Vec::new(), BTreeSet::new());
+    for number in 0..2 {
+        workers.push(view.worker(number, tail_ms, &mut named));
+    }
+    workers.sort_unstable();
+    let store = &*world.store;
+    let mut seen = vec![world.now_us % laws.tick_us, u64::from(world.crashes_left), u64::from(world.returns_left)];
+    let mut orphans: Vec<[u64; 2]> = Vec::new();
+    for lease in &store.leases {
+        // One that has run out and that nobody can settle is gone before the next grant.
+        if !named.contains(&(lease.incarnation, lease.call)) && lease.deadline_us > world.now_us {
+            orphans.push([lease.deadline_us - world.now_us, lease.permits]);
+        }
+    }
+    orphans.sort_unstable();
+    // A use that is over is a slot that is free, like one that was never used.
+    let entries = store.entries.iter().map(|(ms, uses)| [view.counts_for_us(*ms), *uses]);
+    let entries: Vec<[u64; 2]> = entries.filter(|[for_us, _]| *for_us > 0).collect();
+    let ended: Vec<u64> = world.ended_us.iter().map(|until_us| view.left_us(until_us + laws.window_us)).collect();
+    let ended: Vec<u64> = ended.into_iter().filter(|for_us| *for_us > 0).collect();
+    workers.extend([orphans.concat(), entries.concat(), ended]);
+    for part in workers {
+        seen.push(part.len() as u64);
+        seen.extend(part);
+    }
+    seen.extend(store.beyond);
+    seen.push(view.counts_for_us(tail_ms));
+    // None of them is asked how long ago it was.
+    seen.extend(store.rest_us.iter().map(|instant_us| view.left_us(*instant_us)));
+    let mut bytes: Vec<u8> = seen.into_iter().flat_map(u64::to_le_bytes).collect();
+    bytes.extend_from_slice(store.rest.as_bytes());
+    hash(&bytes)
+}
+
+struct View<'a> {
+    laws: &'a Laws,
+    world: &'a World,
+}
+
+impl View<'_> {
+    fn left_us(&self, instant_us: u64) -> u64 {
+        instant_us.saturating_sub(self.world.now_us)
+    }
+
+    /// For how much longer a use of this instant counts.
+    fn counts_for_us(&self, ms: u64) -> u64 {
+        self.left_us(ms * 1_000 + self.laws.window_us)
+    }
+
+    /// The log is in order: an answer older than its tail is logged as of the tail. The tail matters for those alone.
+    fn tail_ms(&self) -> u64 {
+        let tail_ms = self.world.store.tail_ms;
+        let older = |worker: &Worker| {
+            worker.settled.iter().any(|(call, fate)| {
+                let counts = self.world.store.lease(worker.incarnation, *call).is_some();
+                counts && matches!(fate, Fate::Answered(at_us) if at_us.div_ceil(1_000) < tail_ms)
+            })
+        };
+        if self.world.workers.iter().any(older) { tail_ms } else { 0 }
+    }
+
+    /// The instants of slots: of no account when nothing can be given back any more, or when they are over.
+    fn origins(&self, origins: &[u64]) -> u64 {
+        let may_return = self.world.returns_left > 0 || self.laws.rules == Rules::TimeoutIsNotSent;
+        if may_return { self.counts_for_us(origins[0]) } else { 0 }
+    }
+
+    /// Until when an instant is awaited, that instant included.
+    fn until_us(&self, instant_us: u64) -> u64 {
+        self.left_us(instant_us + 1)
+    }
+
+    /// A permit that is late is drained; when that rule is broken, it is late when its answer would be.
+    fn use_before_us(&self, instant_us: u64) -> u64 {
+        let answer_us = if self.laws.rules == Rules::BegunLate { TIMEOUT_US } else { 0 };
+        self.until_us(instant_us + answer_us)
+    }
+
+    /// One worker, with what is left of the leases that it may settle, which are numbered anew.
+    fn worker(&self, number: usize, tail_ms: u64, named: &mut BTreeSet<(u64, u64)>) -> Vec<u64> {
+        let worker = &self.world.workers[number];
+        let lease = |call: u64| self.world.store.lease(worker.incarnation, call);
+        // What settles a lease that is gone settles nothing.
+        let settled: Vec<&(u64, Fate)> = worker.settled.iter().filter(|(call, _)| lease(*call).is_some()).collect();
+        let wire = self.world.wire.iter().filter(|request| request.worker == number);
+        let mut calls: Vec<u64> = settled.iter().map(|(call, _)| *call).collect();
+        calls.extend(worker.unheard.iter().map(|unheard| unheard.call));
+        calls.extend(worker.hands.iter().map(|permit| permit.call));
+        calls.extend(wire.clone().map(|request| request.permit.call));
+        calls.sort_unstable();
+        calls.dedup();
+        named.extend(calls.iter().map(|call| (worker.incarnation, *call)));
+        let name = |call: u64| calls.iter().position(|it| *it == call).unwrap() as u64;
+        let mut seen = vec![u64::from(worker.jobs), calls.len() as u64];
+        for call in &calls {
+            seen.extend(lease(*call).map_or([0, 0], |lease| [self.left_us(lease.deadline_us), lease.permits]));
+        }
+        seen.push(worker.unheard.as_ref().map_or(0, |unheard| unheard.granted.len() as u64));
+        if let Some(unheard) = &worker.unheard {
+            seen.push(name(unheard.call));
+            for (wait_us, origins) in &unheard.granted {
+                let use_before_us = unheard.departed_us + wait_us + SEND_BUDGET_US;
+                seen.extend([*wait_us, self.use_before_us(use_before_us), self.origins(origins)]);
+            }
+        }
+        let in_hand = worker.hands.iter().map(|permit| {
+            let start_us = self.left_us(permit.start_us);
+            [name(permit.call), start_us, self.use_before_us(permit.use_before_us), self.origins(&permit.origins)]
+        });
+        let on_wire = wire.map(|request| {
+            let counts_us = self.left_us(request.counts_until_us + self.laws.window_us);
+            let answer_us = self.until_us(request.permit.answer_before_us);
+            [name(request.permit.call), counts_us, answer_us, self.origins(&request.permit.origins)]
+        });
+        for mut items in [in_hand.collect::<Vec<_>>(), on_wire.collect()] {
+            items.sort_unstable();
+            seen.push(items.len() as u64);
+            seen.extend(items.concat());
+        }
+        seen.extend(settled.iter().flat_map(|(call, fate)| match fate {
+            Fate::Answered(at_us) => [name(*call), 0, self.counts_for_us(at_us.div_ceil(1_000).max(tail_ms))],
+            Fate::NotSent(origins) => [name(*call), 1, self.counts_for_us(origins[0])],
+        }));
+        seen
+    }
+}
+
+/// Two hashes: no two worlds of all these are likely to have the same.
+fn hash(seen: &[u8]) -> u128 {
     let mut hashers = [DefaultHasher::new(), DefaultHasher::new()];
     hashers[1].write_u8(2);
-    hashers.iter_mut().for_each(|hasher| hasher.write(&seen));
+    hashers.iter_mut().for_each(|hasher| hasher.write(seen));
     u128::from(hashers[0].finish()) << 64 | u128::from(hashers[1].finish())
 }

@@ -1,0 +1,237 @@
+//! What may happen next in a world.
+//!
+//! Refuses steps that change nothing, and those after which nothing can happen that could not happen without them.
+
+use super::store::Store;
+use super::world::{Fate, Permit, Request, Unheard, Worker, World};
+use super::*;
+
+/// What all steps keep to.
+#[derive(Clone)]
+pub struct Laws {
+    pub spec: QuotaSpec,
+    pub rules: Rules,
+    pub limit: usize,
+    pub window_us: u64,
+    /// Time goes on by so much, or less where a permit starts.
+    pub tick_us: u64,
+}
+
+impl Laws {
+    pub fn new(limit: u32, rules: Rules) -> Self {
+        let hold_us = if rules == Rules::NoHold { 0 } else { SEND_BUDGET_US + TIMEOUT_US };
+        let spec = QuotaSpec {
+            hold_max: Duration::from_micros(hold_us),
+            send_budget: Duration::from_micros(SEND_BUDGET_US),
+            ..spec(&[("all", limit, WINDOW_MS)])
+        };
+        let window_us = padded_us(&spec, 0);
+        Self { spec, rules, limit: usize::try_from(limit).unwrap(), window_us, tick_us: TICK_US }
+    }
+
+    /// The same with more instants at which something may happen.
+    pub fn in_half_ticks(&self) -> Self {
+        Self { tick_us: self.tick_us / 2, ..self.clone() }
+    }
+
+    pub fn steps(&self, world: &World) -> Vec<World> {
+        let mut next = Vec::new();
+        for number in 0..2 {
+            let worker = &world.workers[number];
+            let waits = world.wire.iter().any(|request| request.worker == number);
+            if worker.unheard.is_some() {
+                next.push(self.heard(world, number));
+            } else if (worker.jobs > 0 && worker.hands.is_empty()) || !worker.settled.is_empty() {
+                next.extend(self.asked(world, number));
+            }
+            for at in 0..worker.hands.len() {
+                if world.now_us >= worker.hands[at].start_us {
+                    next.push(self.begun(world, number, at));
+                }
+                if world.returns_left > 0 {
+                    next.push(given_back(world, number, at));
+                }
+            }
+            // Who has nothing to lose is after a crash what he was, in a world with a crash less.
+            let loses = waits || worker.unheard.is_some() || !worker.hands.is_empty() || world.settles(number);
+            if world.crashes_left > 0 && loses {
+                next.push(self.crashed(world, number));
+            }
+        }
+        for at in 0..world.wire.len() {
+            if world.now_us <= world.wire[at].permit.answer_before_us {
+                next.push(self.answered(world, at));
+            }
+            if self.rules == Rules::TimeoutIsNotSent {
+                next.push(self.timed_out(world, at));
+            }
+        }
+        next.push(self.later(world));
+        next
+    }
+
+    /// One that settles nothing and is granted nothing changes nothing.
+    fn asked(&self, world: &World, number: usize) -> Option<World> {
+        let now_us = world.now_us;
+        let worker = &world.workers[number];
+        let wanted = if worker.hands.is_empty() { worker.jobs } else { 0 };
+        let settles = world.settles(number);
+        if !settles && (wanted == 0 || world.store.has_refused(now_us, wanted)) {
+            return None;
+        }
+        let settlements = worker.settled.iter().map(|(call, fate)| match fate {
+            Fate::Answered(at_us) => used(*call, 1, now_us - at_us),
+            Fate::NotSent(origins) => not_sent(*call, 1, origins),
+        });
+        let call = Call {
+            incarnation: worker.incarnation,
+            number: worker.calls + 1,
+            wants: if wanted > 0 { vec![Want::charges(wanted, 1)] } else { Vec::new() },
+            settlements: settlements.collect(),
+            pause: None,
+            rebuild: None,
+            distrust: None,
+            run_id: "run".to_owned(),
+        };
+        let mut quota = world.store.quota.clone();
+        let reply = quota.call(Micros(now_us), &self.spec, &call);
+        // A repeat of the call, whenever it comes, says the same and changes nothing that counts.
+        debug_assert_eq!(quota.clone().call(Micros(now_us), &self.spec, &call), reply);
+        if !settles && reply.granted.is_empty() {
+            world.store.refuses(now_us, wanted);
+            return None;
+        }
+        let granted: Vec<_> =
+            permits(&call, &reply).into_iter().map(|(_, wait_us, origins)| (wait_us, origins)).collect();
+        let mut world = World { store: Store::of(quota), ..world.clone() };
+        let worker = &mut world.workers[number];
+        worker.calls += 1;
+        worker.settled.clear();
+        // Who has heard that there is nothing may do all that he may who has not.
+        worker.unheard = (!granted.is_empty()).then_some(Unheard { departed_us: now_us, call: worker.calls, granted });
+        Some(world)
+    }
+
+    fn heard(&self, world: &World, number: usize) -> World {
+        let mut world = world.clone();
+        let now_us = world.now_us;
+        let worker = &mut world.workers[number];
+        let Some(Unheard { departed_us, call, granted }) = worker.unheard.take() else { return world };
+        worker.hands.extend(granted.into_iter().map(|(wait_us, origins)| Permit {
+            call,
+            origins,
+            start_us: now_us + wait_us,
+            use_before_us: departed_us + wait_us + SEND_BUDGET_US,
+            answer_before_us: departed_us + wait_us + SEND_BUDGET_US + TIMEOUT_US,
+        }));
+        self.give_back_late(&mut world);
+        world
+    }
+
+    /// The next tick, or the start of a permit before it. What can no longer happen is forgotten.
+    fn later(&self, world: &World) -> World {
+        let mut world = world.clone();
+        let tick_us = (world.now_us - START_US) / self.tick_us * self.tick_us + self.tick_us + START_US;
+        let starts = world.workers.iter().flat_map(|worker| &worker.hands).map(|permit| permit.start_us);
+        world.now_us = starts.filter(|at_us| *at_us > world.now_us).min().map_or(tick_us, |at_us| at_us.min(tick_us));
+        let now_us = world.now_us;
+        let (waits, over) = world.wire.drain(..).partition(|request| now_us <= request.permit.answer_before_us);
+        world.wire = waits;
+        self.ended(&mut world, over);
+        self.give_back_late(&mut world);
+        world
+    }
+
+    /// A permit whose time has passed goes back with the next call. When none is left to give back, its job ends with it:
+    /// else the world would have no end.
+    fn give_back_late(&self, world: &mut World) {
+        let now_us = world.now_us;
+        let returns_left = &mut world.returns_left;
+        for worker in world.workers.iter_mut().filter(|_| self.rules != Rules::BegunLate) {
+            let (late, hands) = worker.hands.drain(..).partition(|permit| now_us > permit.use_before_us);
+            worker.hands = hands;
+            let late: Vec<Permit> = late;
+            for permit in late {
+                if *returns_left > 0 {
+                    *returns_left -= 1;
+                    worker.settled.push((permit.call, Fate::NotSent(permit.origins)));
+                } else {
+                    worker.jobs -= 1;
+                }
+            }
+        }
+    }
+
+    fn begun(&self, world: &World, number: usize, at: usize) -> World {
+        let mut world = world.clone();
+        let now_us = world.now_us;
+        let worker = &mut world.workers[number];
+        worker.jobs -= 1;
+        let permit = worker.hands.remove(at);
+        let request = Request { permit, worker: number, counts_until_us: now_us + TIMEOUT_US };
+        world.most = world.counting(self.window_us) + 1;
+        let worker = &mut world.workers[number];
+        if self.rules == Rules::SettledAtBegin {
+            worker.settled.push((request.permit.call, Fate::Answered(now_us)));
+            self.ended(&mut world, vec![request]);
+        } else {
+            world.wire.push(request);
+        }
+        world
+    }
+
+    fn answered(&self, world: &World, at: usize) -> World {
+        let mut world = world.clone();
+        let now_us = world.now_us;
+        let request = world.wire.remove(at);
+        world.workers[request.worker].settled.push((request.permit.call, Fate::Answered(now_us)));
+        let counts_until_us = request.counts_until_us.min(now_us);
+        self.ended(&mut world, vec![Request { counts_until_us, ..request }]);
+        world
+    }
+
+    /// Broken: it is on the wire, and its worker says that it was not sent.
+    fn timed_out(&self, world: &World, at: usize) -> World {
+        let mut world = world.clone();
+        let request = world.wire.remove(at);
+        let told = (request.permit.call, Fate::NotSent(request.permit.origins.clone()));
+        world.workers[request.worker].settled.push(told);
+        self.ended(&mut world, vec![request]);
+        world
+    }
+
+    /// The process ends; what it had begun is on its way, and somebody else has its jobs.
+    fn crashed(&self, world: &World, number: usize) -> World {
+        let mut world = world.clone();
+        world.crashes_left -= 1;
+        let (lost, wire) = world.wire.drain(..).partition(|request| request.worker == number);
+        world.wire = wire;
+        self.ended(&mut world, lost);
+        let Worker { incarnation, jobs, .. } = world.workers[number];
+        if self.rules != Rules::SameAfterCrash {
+            world.incarnations += 1;
+        }
+        let incarnation = if self.rules == Rules::SameAfterCrash { incarnation } else { world.incarnations };
+        world.workers[number] = Worker::new(incarnation, jobs);
+        world
+    }
+
+    /// Nobody waits for these any more. More of them than the limit make no difference: where the youngest are within a
+    /// window of a start, so many are enough, and else the older are not within it either.
+    fn ended(&self, world: &mut World, requests: Vec<Request>) {
+        let now_us = world.now_us;
+        world.ended_us.extend(requests.into_iter().map(|request| request.counts_until_us));
+        world.ended_us.retain(|until_us| until_us + self.window_us > now_us);
+        world.ended_us.sort_unstable_by(|one, other| other.cmp(one));
+        world.ended_us.truncate(self.limit);
+    }
+}
+
+fn given_back(world: &World, number: usize, at: usize) -> World {
+    let mut world = world.clone();
+    let worker = &mut world.workers[number];
+    let permit = worker.hands.remove(at);
+    worker.settled.push((permit.call, Fate::NotSent(permit.origins)));
+    world.returns_left -= 1;
+    world
+}

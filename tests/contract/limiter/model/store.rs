@@ -1,0 +1,94 @@
+//! The limiter's state as worlds share it: cloned by a call alone, and taken apart once, for all worlds that have it.
+//!
+//! What is known of a state comes from its text. Refuses to guess: what it does not know by name stays in `rest`, where it
+//! tells worlds apart.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use sluicegate::domain::quota::Quota;
+
+use super::*;
+
+#[derive(Debug)]
+pub struct Store {
+    pub quota: Quota,
+    pub leases: Vec<Lease>,
+    /// Milliseconds and uses, oldest first.
+    pub entries: Vec<(u64, u64)>,
+    pub tail_ms: u64,
+    /// In flight and logged, beyond what the leases and the entries add up to: nothing, unless a sum is wrong.
+    pub beyond: [u64; 2],
+    /// All else: the words, and the instants between them.
+    pub rest: String,
+    pub rest_us: Vec<u64>,
+    /// Instants and wants of calls that settled nothing and were granted nothing: so it is for whoever makes them.
+    refused: RefCell<Vec<(u64, u32)>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Lease {
+    pub incarnation: u64,
+    pub call: u64,
+    pub deadline_us: u64,
+    pub permits: u64,
+}
+
+impl Store {
+    pub fn of(quota: Quota) -> Rc<Self> {
+        let text = format!("{quota:?}");
+        // What it would say to a repeat comes last.
+        let mut text = text.split(", replies:").next().unwrap().to_owned();
+        let entries = numbers(&cut(&mut text, "entries: [", "], logged"));
+        let leases = numbers(&cut(&mut text, "leases: {", "}, touched_us"));
+        let logged = numbers(&cut(&mut text, "logged: ", ","))[0];
+        let in_flight = numbers(&cut(&mut text, "in_flight: InFlight { charges: ", ","))[0];
+        let tail_ms = numbers(&cut(&mut text, "tail_ms: ", ","))[0];
+        // The clock does not go back here; room is worked out anew by each call; and the oldest deadline, never later than
+        // any lease's, only saves a look at them all.
+        for (label, end) in [("last_us: ", ","), ("unused: ", ","), ("oldest_deadline_us: ", ",")] {
+            cut(&mut text, label, end);
+        }
+        let entries: Vec<(u64, u64)> = entries.chunks_exact(2).map(|entry| (entry[0], entry[1])).collect();
+        let lease = |it: &[u64]| Lease { incarnation: it[0], call: it[1], deadline_us: it[2], permits: it[3] + it[4] };
+        let leases: Vec<Lease> = leases.chunks_exact(5).map(lease).collect();
+        let beyond = [
+            in_flight.wrapping_sub(leases.iter().map(|lease| lease.permits).sum()),
+            logged.wrapping_sub(entries.iter().map(|(_, uses)| uses).sum()),
+        ];
+        let rest_us: Vec<u64> = numbers(&text).into_iter().filter(|number| is_instant(*number)).collect();
+        for instant_us in &rest_us {
+            text = text.replacen(&instant_us.to_string(), "@", 1);
+        }
+        Rc::new(Self { quota, leases, entries, tail_ms, beyond, rest: text, rest_us, refused: RefCell::default() })
+    }
+
+    pub fn lease(&self, incarnation: u64, call: u64) -> Option<&Lease> {
+        self.leases.iter().find(|lease| lease.incarnation == incarnation && lease.call == call)
+    }
+
+    pub fn has_refused(&self, now_us: u64, wanted: u32) -> bool {
+        self.refused.borrow().contains(&(now_us, wanted))
+    }
+
+    pub fn refuses(&self, now_us: u64, wanted: u32) {
+        self.refused.borrow_mut().push((now_us, wanted));
+    }
+}
+
+fn is_instant(number: u64) -> bool {
+    number > START_US / 2
+}
+
+/// Takes out what stands between two texts, each of which is there.
+fn cut(text: &mut String, after: &str, before: &str) -> String {
+    let from = text.find(after).unwrap_or_else(|| panic!("no {after:?} in {text}")) + after.len();
+    let to = from + text[from..].find(before).unwrap_or_else(|| panic!("no {before:?} after {after:?} in {text}"));
+    let found = text[from..to].to_owned();
+    text.replace_range(from..to, "");
+    found
+}
+
+fn numbers(text: &str) -> Vec<u64> {
+    text.split(|digit: char| !digit.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
+}

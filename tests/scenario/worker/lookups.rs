@@ -1,0 +1,202 @@
+//! Payments of unknown outcome: same key while it is remembered, then the look-up, then a person; and never a second
+//! charge.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use sluicegate::domain::lookup::Finding;
+use sluicegate::domain::outcome::{Outcome, UnknownCause};
+use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
+
+use super::bench::{Bench, limit, row};
+use super::script::{Act, timeout};
+
+/// `acme` deduplicates, `bolt` does not; both can be asked, and are given up after so long.
+fn asked(name: &str, change: Value) -> ProviderRow {
+    let mut lookup = json!({"url": format!("https://{name}.test/charges?id=${{job:id}}")});
+    lookup.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+    let retention = (name == "acme").then_some(86_400);
+    ProviderRow { idempotency_retention_s: retention, lookup: lookup.as_object().cloned(), ..row(name) }
+}
+
+fn silence() -> Finding {
+    Finding::Unknown { cause: UnknownCause::Timeout, retry_after: None }
+}
+
+struct Case {
+    id: &'static str,
+    provider: &'static str,
+    acts: Vec<Act>,
+    findings: Vec<Finding>,
+    state: &'static str,
+    /// Outcome words of all requests.
+    rows: &'static str,
+    /// Requests to charge that were sent.
+    sent: usize,
+    charges: u32,
+}
+
+fn cases() -> Vec<Case> {
+    let lost = || vec![Act::ChargeAndLose];
+    let timeouts = || vec![Act::Answer(timeout()); 3];
+    let case = |id, provider, acts, findings, (state, rows, sent, charges)| Case {
+        id,
+        provider,
+        acts,
+        findings,
+        state,
+        rows,
+        sent,
+        charges,
+    };
+    let declined = Finding::Declined { reason: "declined, as the provider says when asked".to_owned() };
+    let differs = Finding::Differs { reason: "the provider has 1 EUR for this payment, we have 1299 EUR".to_owned() };
+    let unclear = Finding::Unclear { reason: "no word".to_owned() };
+    vec![
+        case("charged", "bolt", lost(), vec![], ("succeeded", "unknown accepted", 1, 1)),
+        case(
+            "late",
+            "bolt",
+            lost(),
+            vec![Finding::NotFound, Finding::InProgress, silence(), unclear],
+            ("succeeded", "unknown not_found in_progress unknown unclear accepted", 1, 1),
+        ),
+        case("refused", "bolt", timeouts(), vec![declined], ("declined", "unknown declined", 1, 0)),
+        case("other-amount", "bolt", lost(), vec![differs], ("review", "unknown differs", 1, 1)),
+        case(
+            "in-progress",
+            "bolt",
+            vec![Act::Answer(Outcome::InProgress)],
+            vec![Finding::Accepted { reference: None }],
+            ("succeeded", "in_progress accepted", 1, 0),
+        ),
+        // Same key first.
+        case("again", "acme", lost(), vec![], ("succeeded", "unknown accepted", 2, 1)),
+        case(
+            "failing-for-ever",
+            "acme",
+            timeouts(),
+            vec![Finding::InProgress, Finding::Accepted { reference: None }],
+            ("succeeded", "unknown unknown unknown in_progress accepted", 3, 0),
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn who_is_unknown_is_asked_about() {
+    let bench = Bench::open(&[asked("acme", json!({})), asked("bolt", json!({}))]).await;
+    for case in cases() {
+        bench.script.plan(case.id, case.acts);
+        bench.script.plan_lookups(case.id, case.findings);
+        bench.pay(case.provider, case.id).await;
+    }
+    for case in cases() {
+        let id = case.id;
+        bench.until_state(id, case.state).await;
+        let rows = bench.attempts(id).await;
+        let words: Vec<&str> = rows.iter().map(|(outcome, _)| outcome.as_str()).collect();
+        assert_eq!(words.join(" "), case.rows, "{id}");
+        let sent = bench.script.sent_for(id);
+        let counted = rows.iter().filter(|(_, counted)| *counted).count();
+        assert_eq!((sent.len(), counted), (case.sent, case.sent), "{id}: look-ups count as no attempts");
+        assert_eq!(bench.script.asked_for(id).len(), rows.len() - case.sent, "{id}");
+        assert!(sent.iter().all(|one| one.request == sent[0].request), "{id}: a later request differs");
+        assert_eq!(bench.script.charges(case.provider, id), case.charges, "{id}");
+    }
+    let reason = bench.job("other-amount").await.unwrap().reason;
+    assert!(reason.contains("1 EUR") && reason.contains("1299 EUR"), "{reason}");
+    assert_eq!(bench.job("charged").await.unwrap().reference.as_deref(), Some("ch_charged"));
+}
+
+/// Not found is no answer until the operator says so: by then a person looks, or it is sent once more, where that is safe.
+#[tokio::test]
+async fn what_is_never_found_goes_to_a_person_or_is_sent_once_more() {
+    let soon = |not_found| json!({"give_up_after_s": 2, "not_found": not_found});
+    let rows = [asked("acme", soon("resend")), asked("bolt", soon("review"))];
+    let bench = Bench::open(&rows).await;
+    for (provider, id) in [("acme", "resent"), ("acme", "resent-in-vain"), ("bolt", "reviewed")] {
+        let timeouts = if id == "resent" { 3 } else { 9 };
+        bench.script.plan(id, vec![Act::Answer(timeout()); timeouts]);
+        bench.pay(provider, id).await;
+    }
+    bench.until_state("resent", "succeeded").await;
+    assert_eq!((bench.script.sent_for("resent").len(), bench.script.charges("acme", "resent")), (4, 1));
+    let vain = bench.until_state("resent-in-vain", "review").await;
+    assert!(vain.reason.contains("does not know this payment; asked until give_up_after_s"), "{}", vain.reason);
+    assert_eq!(bench.script.sent_for("resent-in-vain").len(), 4, "once more, and not again");
+    let reviewed = bench.until_state("reviewed", "review").await;
+    assert!(reviewed.reason.contains("asked until give_up_after_s"), "{}", reviewed.reason);
+    let (sent, asked) = (bench.script.sent_for("reviewed"), bench.script.asked_for("reviewed"));
+    assert_eq!(sent.len(), 1);
+    let last = asked.last().unwrap().duration_since(sent[0].at);
+    assert!(asked.len() > 2 && last >= Duration::from_secs(2), "asked {} times, at last after {last:?}", asked.len());
+}
+
+/// A limit for look-ups alone holds them, at one permit each whatever the charge costs, and holds no charge.
+#[tokio::test]
+async fn lookups_respect_their_own_limit() {
+    let window = Duration::from_millis(600);
+    let of_lookups = LimitRow { name: "questions".to_owned(), applies_to: "lookup".to_owned(), ..limit(1, 600) };
+    let limits = vec![limit(1_000, 100), of_lookups];
+    let bench = Bench::open(&[ProviderRow { limits, ..asked("bolt", json!({})) }]).await;
+    let ids = ["one", "two", "three"];
+    for id in ids {
+        bench.script.plan(id, [Act::ChargeAndLose]);
+        let job = json!({ "id": id, "amount": 1299, "currency": "EUR", "cost": 20 }).to_string();
+        bench.publish("bolt", &job).await;
+    }
+    for id in ids {
+        bench.until_state(id, "succeeded").await;
+        assert_eq!(bench.script.sent_for(id).len(), 1);
+    }
+    let asked = bench.script.asked();
+    assert_eq!(asked.len(), ids.len(), "{asked:?}");
+    for pair in asked.windows(2) {
+        let apart = pair[1].1.duration_since(pair[0].1);
+        assert!(apart >= window, "{apart:?} apart");
+    }
+}
+
+#[tokio::test]
+async fn a_429_to_a_lookup_pauses_the_quota_and_wrong_credentials_the_lane() {
+    let bench = Bench::open(&[asked("acme", json!({})), asked("bolt", json!({}))]).await;
+    let wait = Duration::from_millis(900);
+    bench.script.plan("unknown", [Act::ChargeAndLose]);
+    bench.script.plan_lookups("unknown", [Finding::Throttled { retry_after: Some(wait) }]);
+    bench.pay("bolt", "unknown").await;
+    bench.until_put_down("unknown", "throttled").await;
+    let asked = bench.script.asked_for("unknown")[0];
+    bench.pay("bolt", "next").await;
+    bench.until_state("next", "succeeded").await;
+    let waited = bench.script.sent_for("next")[0].at.duration_since(asked);
+    assert!(waited >= wait, "sent {waited:?} after the 429");
+    bench.until_state("unknown", "succeeded").await;
+    bench.script.plan("locked-out", [Act::ChargeAndLose]);
+    bench.script.plan_lookups("locked-out", [Finding::Misconfigured { status: 401 }]);
+    bench.pay("bolt", "locked-out").await;
+    bench.until_put_down("locked-out", "a look-up with 401").await;
+    let lanes = bench.settings_known().await.lanes;
+    let pause = lanes[&super::bench::name("bolt")].sending_paused().expect("the lane does not rest");
+    assert!(pause.cause.contains("401"), "{}", pause.cause);
+    assert_eq!(bench.job("locked-out").await.unwrap().state, "unknown");
+}
+
+/// A re-send that would differ, or a job that cannot be asked about: the one is asked about, the other goes to a person.
+#[tokio::test]
+async fn a_changed_credential_asks_and_who_cannot_be_asked_about_is_reviewed() {
+    let header = |value: &str| json!({"authorization": value}).as_object().unwrap().clone();
+    let before = ProviderRow { headers: header("old"), ..asked("acme", json!({})) };
+    let slow = ProviderRow { backoff_base_ms: 1_000, backoff_max_ms: 1_000, ..before };
+    let bench = Bench::open(&[slow.clone(), asked("bolt", json!({}))]).await;
+    bench.script.plan("rotated", [Act::ChargeAndLose]);
+    bench.pay("acme", "rotated").await;
+    bench.until_put_down("rotated", "no answer in time").await;
+    bench.apply(&[ProviderRow { headers: header("new"), ..slow }]).await;
+    bench.until_state("rotated", "succeeded").await;
+    assert_eq!((bench.script.sent_for("rotated").len(), bench.script.asked_for("rotated").len()), (1, 1));
+    bench.script.plan("odd", [Act::ChargeAndLose]);
+    let job = json!({ "id": "odd", "amount": 1299, "currency": "EUR", "reference": "unaskable" }).to_string();
+    bench.publish("bolt", &job).await;
+    let odd = bench.until_state("odd", "review").await;
+    assert!(odd.reason.contains("cannot be asked: the script says so"), "{}", odd.reason);
+}
