@@ -31,5 +31,17 @@ pub async fn publish_copy(worker: &Worker, copy: &Copy, wait: Duration) -> Resul
         body: copy.body.clone(),
         properties: copy.properties.clone(),
     };
-    until_back("park a job", &worker.abandon, || worker.engines.queue.publish(message.clone())).await
+    until_back("park a job", &worker.abandon, || publish(worker, &copy.provider, &message)).await
+}
+
+/// A delay queue that somebody deleted is declared anew: jobs in hand would wait for it for ever.
+async fn publish(worker: &Worker, provider: &ProviderName, message: &Outgoing) -> Result<(), QueueError> {
+    let queue = &worker.engines.queue;
+    match queue.publish(message.clone()).await {
+        Err(QueueError::Unroutable(_)) => {
+            queue.declare(std::slice::from_ref(provider)).await?;
+            queue.publish(message.clone()).await
+        }
+        published => published,
+    }
 }
