@@ -31,14 +31,18 @@ pub async fn publish_copy(worker: &Worker, copy: &Copy, wait: Duration) -> Resul
         body: copy.body.clone(),
         properties: copy.properties.clone(),
     };
-    until_back("park a job", &worker.abandon, || async {
-        let published = worker.engines.queue.publish(message.clone()).await;
-        if let Err(QueueError::Unroutable(_)) = &published {
-            // Somebody deleted the delay queue; nothing else would bring it back while the lane is open.
-            tracing::warn!(provider = %copy.provider, "a parked copy was returned; its queue is declared again");
-            worker.engines.queue.declare(std::slice::from_ref(&copy.provider)).await?;
+    until_back("park a job", &worker.abandon, || publish(worker, &copy.provider, &message)).await
+}
+
+/// A delay queue that somebody deleted is declared anew: jobs in hand would wait for it for ever.
+async fn publish(worker: &Worker, provider: &ProviderName, message: &Outgoing) -> Result<(), QueueError> {
+    let queue = &worker.engines.queue;
+    match queue.publish(message.clone()).await {
+        Err(QueueError::Unroutable(_)) => {
+            tracing::warn!(%provider, "a parked copy was returned; its queue is declared again");
+            queue.declare(std::slice::from_ref(provider)).await?;
+            queue.publish(message.clone()).await
         }
-        published
-    })
-    .await
+        published => published,
+    }
 }

@@ -259,7 +259,7 @@ async fn outcomes_need_no_listener(queue: Arc<dyn Queue>) {
 /// Hands a message back until the broker gives it up.
 async fn give_up(queue: &dyn Queue, lane: &mut dyn Lane) -> DeadLetter {
     let mut deliveries = 0;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + 4 * PATIENCE;
     loop {
         if let Ok(delivery) = tokio::time::timeout(Duration::from_millis(300), lane.next()).await {
             delivery.unwrap().unwrap().receipt.hand_back().await.unwrap();

@@ -2,6 +2,7 @@
 
 publish HOST-URL            JSON lines on stdin: {"key": routing key, "body": text, "hex": bytes}; prints how many were confirmed
 bind HOST-URL QUEUE EXCHANGE PATTERN
+delete HOST-URL QUEUE...     deletes queues with everything in them; prints how many messages those were
 drain HOST-URL QUEUE        prints and takes every message: {"body": text, "headers": {...}, "key": ..., "id": ...}
 """
 import json
@@ -29,6 +30,8 @@ def main():
         queue, exchange, pattern = rest
         channel.queue_declare(queue, durable=True)
         channel.queue_bind(queue, exchange, pattern)
+    elif command == "delete":
+        print(sum(channel.queue_delete(queue).method.message_count for queue in rest))
     elif command == "drain":
         while True:
             method, properties, body = channel.basic_get(rest[0], auto_ack=True)

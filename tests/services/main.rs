@@ -8,3 +8,4 @@ mod billing_day;
 mod drain;
 mod program;
 mod stand;
+mod sweeper;

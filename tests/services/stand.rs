@@ -194,6 +194,22 @@ impl Stand {
         self.python(&["bind", queue, exchange, "#"], "");
     }
 
+    /// Deletes queues with everything in them; returns how many messages were ready in them.
+    pub fn delete_queues(&self, queues: &[String]) -> u64 {
+        let args: Vec<&str> = std::iter::once("delete").chain(queues.iter().map(String::as_str)).collect();
+        self.python(&args, "").trim().parse().unwrap()
+    }
+
+    /// Waits until the ledger says so: `select` counts.
+    pub fn await_count(&self, select: &str, count: u64) {
+        self.await_that(Duration::from_secs(120), || self.count(select) == count);
+    }
+
+    pub fn count(&self, select: &str) -> u64 {
+        let output = self.postgres.psql(DATABASE).args(["-At", "-c", select]).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().trim().parse().unwrap_or(u64::MAX)
+    }
+
     pub fn drain(&self, queue: &str) -> Vec<Message> {
         self.python(&["drain", queue], "").lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }

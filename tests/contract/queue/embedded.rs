@@ -33,7 +33,7 @@ async fn bench(_name: &str) -> Bench {
     sqlx::query(
         "CREATE TABLE queue_messages (id INTEGER PRIMARY KEY AUTOINCREMENT, queue TEXT NOT NULL, body BLOB NOT NULL, \
          properties TEXT NOT NULL, visible_at_ms INTEGER NOT NULL, taken INTEGER NOT NULL DEFAULT 0, \
-         redelivered INTEGER NOT NULL DEFAULT 0)",
+         redelivered INTEGER NOT NULL DEFAULT 0, deliveries INTEGER NOT NULL DEFAULT 0, dead_of TEXT)",
     )
     .execute(&pool)
     .await

@@ -1,7 +1,8 @@
 //! The account of all jobs, in one statement, so that everything in it is of one instant.
 //!
-//! Refuses to trust one count: rows and states are counted in two indexes, open jobs by state and by whereabouts, and
-//! settled ones are held against their events and attempts.
+//! Refuses to trust one count: open jobs are counted by state and by whereabouts, and settled ones are held against their
+//! events and attempts. The count by state reads an index from end to end, up to a second per million jobs on a busy
+//! machine; everything else is bounded.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,8 +37,6 @@ impl Statements {
     pub fn new(dialect: Dialect) -> Self {
         let open = |place: &str, which: &str| part(place, &format!("{OPEN} AND {which}"));
         let places = [
-            "SELECT provider, 'recorded' AS place, NULL AS state, count(*) AS jobs FROM jobs GROUP BY provider"
-                .to_owned(),
             "SELECT provider, 'state' AS place, state, count(*) AS jobs FROM jobs GROUP BY provider, state".to_owned(),
             open("in_hand", "lease_until > {now}"),
             open("parked", &format!("{FREE} AND wake_at > {{now}}")),
@@ -76,17 +75,21 @@ impl Statements {
     }
 }
 
+/// Grouped by an expression, because SQLite would rather read all jobs in the order of an index on the column.
 fn part(place: &str, which: &str) -> String {
     format!(
-        "SELECT provider, '{place}' AS place, NULL AS state, count(*) AS jobs FROM jobs WHERE {which} GROUP BY provider"
+        "SELECT min(provider) AS provider, '{place}' AS place, NULL AS state, count(*) AS jobs FROM jobs WHERE {which} \
+         GROUP BY provider || ''"
     )
 }
 
 fn enter(account: &mut Account, row: &Row) -> Result<(), LedgerError> {
     let jobs = u64::try_from(row.int("jobs")?).map_err(|_| corrupt("jobs", "is negative"))?;
     match row.text("place")?.as_str() {
-        "recorded" => account.recorded = jobs,
-        "state" => account.states.push((row.text("state")?, jobs)),
+        "state" => {
+            account.recorded += jobs;
+            account.states.push((row.text("state")?, jobs));
+        }
         "in_hand" => account.in_hand = jobs,
         "parked" => account.parked = jobs,
         "due" => account.due = jobs,
