@@ -18,8 +18,8 @@ use crate::inject::{Standstill, Timeline, happen};
 use crate::oracle::{ORACLES, Violation, judge};
 use crate::plan::{PROVIDERS, Plan, Size, WORKERS, Wave, plan};
 use crate::provider::ProviderOptions;
-use crate::records::{Published, Records};
-use crate::stand::{Stand, StandOptions};
+use crate::records::{Call, Published, Records};
+use crate::stand::{DATABASE, Stand, StandOptions};
 use crate::watch::Watch;
 
 /// Whether bravo is asked what became of a payment. Until the program can ask, bravo deduplicates instead.
@@ -205,7 +205,7 @@ fn told(violations: &[Violation], records: &Records) -> String {
             let _ = writeln!(text, "{oracle}: {}", violation.what);
             let id = violation.what.split(':').next().unwrap_or_default();
             for (provider, call) in records.charges().filter(|(_, call)| call.payment.as_deref() == Some(id)) {
-                let shown = crate::records::Call { body: Vec::new(), ..call.clone() };
+                let shown = Call { body: Vec::new(), ..call.clone() };
                 let _ = writeln!(text, "    {provider} {shown:?}");
             }
             if let Some(row) = records.ledger.get(id) {
@@ -216,13 +216,25 @@ fn told(violations: &[Violation], records: &Records) -> String {
     text
 }
 
-/// Keeps the workers' logs of a run that failed.
-fn keep_logs(stand: &Stand, seed: u64) -> PathBuf {
+/// Keeps what a run that failed leaves behind: the workers' logs, what the providers saw, the ledger's tables.
+fn keep_evidence(stand: &Stand, seed: u64) -> PathBuf {
     let kept = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("faults-{seed}"));
     let _ = std::fs::remove_dir_all(&kept);
     std::fs::create_dir_all(&kept).unwrap();
     for (path, log) in stand.logs() {
         std::fs::write(kept.join(path.file_name().unwrap()), log).unwrap();
+    }
+    for (name, placed) in &stand.providers {
+        let line = |call: &Call| format!("{:?}\n", Call { body: Vec::new(), ..call.clone() });
+        let lines: String = placed.provider.record().calls.iter().map(line).collect();
+        std::fs::write(kept.join(format!("{name}.calls")), lines).unwrap();
+    }
+    for table in ["jobs", "attempts", "outcome_events"] {
+        // The database may be what is broken.
+        let copy = format!("COPY {table} TO STDOUT CSV HEADER");
+        if let Ok(output) = stand.postgres.psql(DATABASE).args(["-c", &copy]).output() {
+            std::fs::write(kept.join(format!("{table}.csv")), output.stdout).unwrap();
+        }
     }
     kept
 }
@@ -253,7 +265,7 @@ fn random_faults_lose_nothing_double_nothing_and_breach_nothing() {
     let stand = stand();
     let timeline = Timeline::new();
     if let Err(wrong) = run(&stand, &plan, &timeline) {
-        let logs = keep_logs(&stand, plan.seed);
-        panic!("{plan}\nwhat happened:\n{}\n{wrong}\nlogs of the workers: {}", timeline.text(), logs.display());
+        let kept = keep_evidence(&stand, plan.seed);
+        panic!("{plan}\nwhat happened:\n{}\n{wrong}\nwhat is left of it: {}", timeline.text(), kept.display());
     }
 }
