@@ -9,6 +9,7 @@ mod coverage;
 mod inject;
 mod oracle;
 mod oracle_tests;
+mod owners;
 mod plan;
 mod plan_tests;
 mod provider;
