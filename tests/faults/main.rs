@@ -12,6 +12,7 @@ mod crash;
 mod inject;
 mod oracle;
 mod oracle_tests;
+mod owners;
 mod plan;
 mod plan_tests;
 mod provider;

@@ -208,3 +208,12 @@ fn ledgers_and_events_that_differ_from_the_provider_are_found() {
     };
     assert_eq!(planted(unknown_to_us), only("O7", 1));
 }
+
+#[test]
+fn the_longest_way_of_a_request_is_told() {
+    let mut records = honest();
+    assert_eq!(records.longest_way_ms(), 0, "nothing is known of when it was begun");
+    // Two begins of one request: the last before its receipt counts.
+    records.begun_wall_us.insert("p3".to_owned(), vec![SECOND_US, 9 * SECOND_US, 12 * SECOND_US]);
+    assert_eq!(records.longest_way_ms(), 2_000);
+}

@@ -5,13 +5,13 @@
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, Shutdown, SocketAddr};
 use std::os::fd::AsFd;
-use std::pin::pin;
-use std::sync::Arc;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
 /// Bytes read at once.
@@ -69,35 +69,119 @@ impl Road {
     }
 }
 
-/// Tells from a client's port which road its connection takes.
-pub type Which = dyn Fn(u16) -> Arc<Road> + Send + Sync;
+/// Which road a connection takes.
+#[derive(Clone)]
+pub enum Whose {
+    Known(Arc<Road>),
+    /// Asked for by the client's port; see [`crate::owners`].
+    Asked(Asking),
+}
+
+/// Roads of several clients that connect to one port.
+#[derive(Clone)]
+pub struct Asking {
+    pub questions: mpsc::UnboundedSender<Question>,
+    pub roads: Arc<Mutex<Vec<Arc<Road>>>>,
+}
+
+/// A client's port, and where to say which of the roads is its.
+pub type Question = (u16, oneshot::Sender<Option<usize>>);
+
+impl Whose {
+    /// No road has a rule that matters to the first bytes of a connection.
+    fn all_pass(&self) -> bool {
+        let passes = |road: &Arc<Road>| *road.rules.borrow() == Rules::PASS;
+        match self {
+            Self::Known(road) => passes(road),
+            Self::Asked(asking) => asking.roads.lock().unwrap().iter().all(passes),
+        }
+    }
+
+    /// `None`: the client is nobody's, or is gone.
+    async fn road(self, port: u16) -> Option<Arc<Road>> {
+        match self {
+            Self::Known(road) => Some(road),
+            Self::Asked(asking) => {
+                let (answer, answered) = oneshot::channel();
+                asking.questions.send((port, answer)).ok()?;
+                let number = answered.await.ok()??;
+                asking.roads.lock().unwrap().get(number).cloned()
+            }
+        }
+    }
+}
 
 /// Listens on a port of its own, which it returns, and forwards to `target` until the runtime ends.
-pub async fn listen(target: u16, which: Arc<Which>) -> u16 {
+pub async fn listen(target: u16, whose: Whose) -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {
         loop {
             let Ok((client, peer)) = listener.accept().await else { continue };
-            tokio::spawn(forward(client, peer, target, Arc::clone(&which)));
+            tokio::spawn(forward(client, peer, target, whose.clone()));
         }
     });
     port
 }
 
-async fn forward(client: TcpStream, peer: SocketAddr, target: u16, which: Arc<Which>) {
-    let named = tokio::task::spawn_blocking(move || which(peer.port()));
-    let Ok(road) = named.await else { return };
-    let mut rules = road.rules.subscribe();
-    if rules.borrow_and_update().reset {
-        road.troubled.fetch_add(1, Ordering::Relaxed);
-        return reset(&client);
+/// A connection's own copy of its road's rules; passes until it is known whose road it is.
+struct Followed {
+    rules: watch::Sender<Rules>,
+    road: OnceLock<Arc<Road>>,
+}
+
+impl Followed {
+    /// Keeps the copy; never ends.
+    async fn follow(&self, road: impl Future<Output = Option<Arc<Road>>>) {
+        if let Some(road) = road.await {
+            let road = self.road.get_or_init(|| road);
+            let mut rules = road.rules.subscribe();
+            loop {
+                let now = *rules.borrow_and_update();
+                self.rules.send_if_modified(|before| std::mem::replace(before, now) != now);
+                if rules.changed().await.is_err() {
+                    break;
+                }
+            }
+        }
+        std::future::pending().await
+    }
+
+    fn note_trouble(&self) {
+        if let Some(road) = self.road.get() {
+            road.troubled.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+async fn forward(client: TcpStream, peer: SocketAddr, target: u16, whose: Whose) {
+    let followed = Followed { rules: watch::Sender::new(Rules::PASS), road: OnceLock::new() };
+    // To ask takes a moment, which only a road in trouble is worth: a harness that is slow is a fault that nobody planned.
+    let at_once = whose.all_pass();
+    let mut road: Pin<Box<dyn Future<Output = Option<Arc<Road>>> + Send>> = Box::pin(whose.road(peer.port()));
+    if !at_once {
+        let Some(known) = road.await else { return reset(&client) };
+        if known.rules.borrow().reset {
+            known.troubled.fetch_add(1, Ordering::Relaxed);
+            return reset(&client);
+        }
+        followed.rules.send_replace(*known.rules.borrow());
+        road = Box::pin(async move { Some(known) });
     }
     let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, target)).await else { return reset(&client) };
     // Small answers must not wait for acknowledgements.
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
-    let mut up = pin!(pump(&client, &server, rules.clone(), |rules| rules.to_server, &road));
-    let mut down = pin!(pump(&server, &client, rules.clone(), |rules| rules.to_client, &road));
+    tokio::select! {
+        () = followed.follow(road) => {}
+        () = connection(&client, &server, &followed) => {}
+    }
+}
+
+/// Forwards both directions until the connection is over.
+async fn connection(client: &TcpStream, server: &TcpStream, followed: &Followed) {
+    let mut rules = followed.rules.subscribe();
+    let mut up = pin!(pump(client, server, rules.clone(), |rules| rules.to_server, followed));
+    let mut down = pin!(pump(server, client, rules.clone(), |rules| rules.to_client, followed));
     let (mut up_over, mut down_over) = (false, false);
     let end = loop {
         if up_over && down_over {
@@ -105,7 +189,7 @@ async fn forward(client: TcpStream, peer: SocketAddr, target: u16, which: Arc<Wh
         }
         let end = tokio::select! {
             _ = rules.wait_for(|rules| rules.reset) => {
-                road.troubled.fetch_add(1, Ordering::Relaxed);
+                followed.note_trouble();
                 break End::Broken;
             }
             end = &mut up, if !up_over => { up_over = true; end }
@@ -116,8 +200,8 @@ async fn forward(client: TcpStream, peer: SocketAddr, target: u16, which: Arc<Wh
         }
     };
     if end == End::Broken {
-        reset(&client);
-        reset(&server);
+        reset(client);
+        reset(server);
     }
 }
 
@@ -143,7 +227,7 @@ async fn pump(
     to: &TcpStream,
     mut rules: watch::Receiver<Rules>,
     flow_of: fn(&Rules) -> Flow,
-    road: &Road,
+    followed: &Followed,
 ) -> End {
     let mut line = Line::default();
     let mut flow = flow_of(&rules.borrow_and_update());
@@ -170,7 +254,7 @@ async fn pump(
                 let Some(mut bytes) = read else { return End::Broken };
                 line.lost |= flow == Flow::Discard;
                 if flow != Flow::Pass && !std::mem::replace(&mut line.troubled, true) {
-                    road.troubled.fetch_add(1, Ordering::Relaxed);
+                    followed.note_trouble();
                 }
                 ended = bytes.is_empty();
                 if line.lost {

@@ -1,14 +1,15 @@
 //! Each rule of the proxy does to real connections what it says.
 
 use std::io::ErrorKind;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, timeout};
 
-use crate::proxy::{Flow, Road, Rules, Which, listen};
+use crate::owners;
+use crate::proxy::{Asking, Flow, Road, Rules, Whose, listen};
 
 /// Long enough to say that nothing comes.
 const SILENCE: Duration = Duration::from_millis(300);
@@ -29,11 +30,7 @@ async fn echo() -> (u16, Arc<Road>) {
         }
     });
     let road = Road::new();
-    let which: Arc<Which> = {
-        let road = Arc::clone(&road);
-        Arc::new(move |_| Arc::clone(&road))
-    };
-    (listen(target, which).await, road)
+    (listen(target, Whose::Known(Arc::clone(&road))).await, road)
 }
 
 async fn connect(port: u16) -> TcpStream {
@@ -138,4 +135,25 @@ async fn a_truncated_stream_ends_after_so_many_bytes() {
             assert_eq!(heard, b"0123");
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_of_one_port_are_told_apart_by_their_process() {
+    let (target, _) = echo().await;
+    // The first worker is somebody else, the second is this process.
+    let pids = Arc::new(Mutex::new(vec![1, std::process::id()]));
+    let (others, ours) = (Road::new(), Road::new());
+    let roads = Arc::new(Mutex::new(vec![Arc::clone(&others), Arc::clone(&ours)]));
+    let asking = Asking { questions: owners::serve(pids), roads };
+    let port = listen(target, Whose::Asked(asking)).await;
+    let mut stream = connect(port).await;
+    assert_eq!(ask(&mut stream, "before").await, "before");
+    others.set(Rules::CUT);
+    assert_eq!(ask(&mut stream, "still").await, "still");
+    assert_eq!(ask(&mut connect(port).await, "new").await, "new");
+    ours.set(Rules::CUT);
+    unheard(&mut connect(port).await, "cut").await;
+    // One that was let through at once obeys as soon as it is known whose it is.
+    unheard(&mut stream, "cut too").await;
+    assert!(ours.troubled() >= 2 && others.troubled() == 0);
 }

@@ -30,6 +30,9 @@ const BRAVO_IS_ASKED: bool = false;
 /// then (`dead_letter_worker_publisher_confirm_timeout`).
 const PATIENCE: Duration = Duration::from_secs(260);
 
+/// Send budget and timeout of every row: what the limiter assumes to be the longest way of a request.
+const HOLD_MS: u64 = 2_500;
+
 /// Violations of one kind that are printed.
 const PRINTED: usize = 20;
 
@@ -156,7 +159,9 @@ fn run(stand: &Stand, plan: &Plan, timeline: &Timeline) -> Result<(), String> {
     let records = watch.records(stand, published);
     let (violations, coverage) = (judge(&records), Coverage::of(stand, &watch, &records, births.len()));
     let longest_ms = standstill.longest_ms();
+    let way_ms = records.longest_way_ms();
     timeline.note(format!("proxies and providers stood still for {longest_ms} ms at most"));
+    timeline.note(format!("a request was {way_ms} ms on its way at most; assumed are {HOLD_MS}"));
     println!("{}", summary(&records, &violations, &coverage));
     drained?;
     if !violations.is_empty() {

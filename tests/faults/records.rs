@@ -89,9 +89,23 @@ pub struct Records {
     pub published: BTreeMap<String, Published>,
     pub ledger: BTreeMap<String, Row>,
     pub events: Vec<Event>,
+    /// When requests were begun, by payment: microseconds since the Unix epoch, ascending.
+    pub begun_wall_us: BTreeMap<String, Vec<u64>>,
 }
 
 impl Records {
+    /// Longest time from the begin of a request to its receipt. Beyond the longest hold (send budget and timeout) what the
+    /// limiter assumes of the network does not hold, and a breach says nothing.
+    pub fn longest_way_ms(&self) -> u64 {
+        let calls = self.providers.values().flat_map(|record| &record.calls);
+        let ways = calls.filter_map(|call| {
+            let begun = self.begun_wall_us.get(call.payment.as_deref()?)?;
+            let last = begun.iter().rfind(|begun| **begun <= call.received_wall_us)?;
+            Some((call.received_wall_us - last) / 1_000)
+        });
+        ways.max().unwrap_or(0)
+    }
+
     /// Every charge that was requested, with its provider.
     pub fn charges(&self) -> impl Iterator<Item = (&str, &Call)> {
         let calls = self.providers.iter().flat_map(|(name, record)| record.calls.iter().map(move |call| (name, call)));

@@ -6,16 +6,18 @@
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
+use tokio::sync::mpsc;
 
 use crate::broker::Client;
+use crate::owners;
 use crate::provider::{Provider, ProviderOptions};
-use crate::proxy::{Road, Which, listen};
+use crate::proxy::{Asking, Question, Road, Whose, listen};
 use crate::support::clock::redis_with_false_clock;
 use crate::support::postgres::Postgres;
 use crate::support::process::{Server, free_port, private_dir};
@@ -55,6 +57,7 @@ pub struct Stand {
     broker_url: String,
     /// Process ids of the workers, for the providers' proxies.
     pids: Arc<Mutex<Vec<u32>>>,
+    questions: mpsc::UnboundedSender<Question>,
     pub runtime: Runtime,
 }
 
@@ -88,6 +91,7 @@ impl Stand {
         let rabbit = RabbitNode::start_with(&options.broker_settings);
         let broker_url = rabbit.create_vhost(VHOST);
         postgres.create_database(DATABASE);
+        let pids: Arc<Mutex<Vec<u32>>> = Arc::default();
         let client = Client::new(broker_url.clone());
         let stand = Self {
             workers: Vec::new(),
@@ -103,7 +107,8 @@ impl Stand {
             dir: private_dir("faults"),
             options,
             broker_url,
-            pids: Arc::default(),
+            questions: owners::serve(Arc::clone(&pids)),
+            pids,
             runtime,
         };
         stand.sluicegate(&["migrate"]);
@@ -115,14 +120,8 @@ impl Stand {
         assert!(self.workers.is_empty(), "providers come before workers");
         let provider = self.runtime.block_on(Provider::start(options));
         let roads: Arc<Mutex<Vec<Arc<Road>>>> = Arc::default();
-        let (known, pids, nobody) = (Arc::clone(&roads), Arc::clone(&self.pids), Road::new());
-        // All workers read one url, so whose connection it is shows in the kernel's tables alone.
-        let which: Arc<Which> = Arc::new(move |port| {
-            let pids = pids.lock().unwrap().clone();
-            let worker = owner(port, &pids);
-            worker.and_then(|worker| known.lock().unwrap().get(worker).cloned()).unwrap_or_else(|| Arc::clone(&nobody))
-        });
-        let port = self.runtime.block_on(listen(provider.port, which));
+        let asking = Asking { questions: self.questions.clone(), roads: Arc::clone(&roads) };
+        let port = self.runtime.block_on(listen(provider.port, Whose::Asked(asking)));
         let url = format!("http://127.0.0.1:{port}/charges");
         self.providers.insert(name.to_owned(), PlacedProvider { provider, url, roads });
     }
@@ -157,9 +156,7 @@ impl Stand {
         let (redis, rabbit, postgres) = (Road::new(), Road::new(), Road::new());
         let through = |url: &str, road: &Arc<Road>| {
             let mut url = url::Url::parse(url).unwrap();
-            let road = Arc::clone(road);
-            let which: Arc<Which> = Arc::new(move |_| Arc::clone(&road));
-            let port = self.runtime.block_on(listen(url.port().unwrap(), which));
+            let port = self.runtime.block_on(listen(url.port().unwrap(), Whose::Known(Arc::clone(road))));
             url.set_port(Some(port)).unwrap();
             url.to_string()
         };
@@ -336,17 +333,4 @@ impl Drop for Stand {
         self.workers.clear();
         let _ = std::fs::remove_dir_all(&self.dir);
     }
-}
-
-/// Which of these processes has the connection that comes from this port.
-fn owner(port: u16, pids: &[u32]) -> Option<usize> {
-    let table = std::fs::read_to_string("/proc/net/tcp").ok()?;
-    let local = format!("0100007F:{port:04X}");
-    let line = table.lines().find(|line| line.split_whitespace().nth(1) == Some(&local))?;
-    let socket = format!("socket:[{}]", line.split_whitespace().nth(9)?);
-    let has = |pid: &u32| {
-        let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-        files.filter_map(|file| std::fs::read_link(file.path()).ok()).any(|link| link == Path::new(&socket))
-    };
-    pids.iter().position(has)
 }

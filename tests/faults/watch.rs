@@ -114,6 +114,12 @@ impl Watch {
             (row.get("id"), kept)
         };
         let ledger = self.rows(stand, sql).expect("the database runs").iter().map(row).collect();
-        Records { providers, published, ledger, events: events.into_iter().map(event).collect() }
+        let begun = "SELECT job_id, (extract(epoch FROM began_at) * 1000000)::bigint FROM attempts ORDER BY began_at";
+        let mut begun_wall_us: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+        for row in self.rows(stand, begun).expect("the database runs") {
+            begun_wall_us.entry(row.get(0)).or_default().push(u64::try_from(row.get::<i64, _>(1)).unwrap());
+        }
+        let events = events.into_iter().map(event).collect();
+        Records { providers, published, ledger, events, begun_wall_us }
     }
 }
