@@ -26,6 +26,7 @@ pub mod park;
 pub mod patience;
 pub mod pool;
 pub mod quotas;
+pub mod send_again;
 pub mod settings_watch;
 pub mod topology;
 

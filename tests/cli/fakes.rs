@@ -14,6 +14,7 @@ use sluicegate::domain::job::Token;
 use sluicegate::domain::limit::Rate;
 use sluicegate::domain::provider::{Provider, ProviderName};
 use sluicegate::ledger::LedgerError;
+use sluicegate::ledger::operator::Operator;
 use sluicegate::ledger::provider_row::ProviderRow;
 use sluicegate::ledger::settings::{BadRow, Change, Settings, Snapshot};
 use sluicegate::limiter::Limiter;
@@ -121,6 +122,10 @@ impl Engines for Engine {
             return Err(LedgerError::NotMigrated.into());
         }
         Ok(Arc::new(self.clone()))
+    }
+
+    async fn operator(&self, _: &Config) -> Result<Arc<dyn Operator>, CommandError> {
+        Err(CommandError::Failed("these engines have no ledger".to_owned()))
     }
 
     async fn queue(&self, _: &Config) -> Result<Arc<dyn Queue>, CommandError> {

@@ -24,6 +24,7 @@ mod claim;
 mod dialect;
 pub(super) mod engine;
 mod hold;
+mod operator;
 mod outbox;
 pub(super) mod postgres;
 mod recent;
@@ -33,6 +34,7 @@ mod settings;
 pub(super) mod sqlite;
 
 use engine::Engine;
+pub use operator::SqlOperator;
 pub use settings::SqlSettings;
 
 /// The ledger over any engine.

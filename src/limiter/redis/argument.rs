@@ -32,8 +32,7 @@ pub fn argument(spec: &QuotaSpec, call: &Call) -> Vec<u8> {
     argument.extend(terms);
     argument.extend(more);
     argument.extend(call.wants.iter().flat_map(|want| packed_want(want, &places)));
-    argument
-        .extend(call.settlements.iter().flat_map(|settlement| packed_settlement(settlement, &places, cells.len())));
+    argument.extend(call.settlements.iter().flat_map(|settlement| packed_settlement(settlement, &places, cells.len())));
     argument.extend(past_uses(call).iter().flat_map(|(age_us, cost)| packed(&[(*age_us, 6), (u64::from(*cost), 4)])));
     argument.extend(subjects.into_iter().flat_map(|subject| packed_subject(spec, subject)));
     argument

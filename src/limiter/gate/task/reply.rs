@@ -174,12 +174,12 @@ impl GateTask {
     fn start_at(&self, outgoing: &Outgoing, cells: &[CellSpec], run: &Run, now: Micros, arrived: Instant) -> Instant {
         let since = arrived.saturating_duration_since(self.origin);
         let known = cells.iter().zip(&run.origins).filter(|(_, origin_ms)| **origin_ms > 0);
-        let known = known.map(|(cell, origin_ms)| ((origin_ms * 1_000 + cell.window_us).min(now.0 + run.wait_us), cell));
+        let known =
+            known.map(|(cell, origin_ms)| ((origin_ms * 1_000 + cell.window_us).min(now.0 + run.wait_us), cell));
         let own = outgoing.groups.get(run.want).into_iter().flat_map(|group| &group.own_cells);
         let slots = known.chain(own.map(|cell| (now.0, cell)));
-        let starts = slots.map(|(due_us, cell)| {
-            self.clock.not_before(since, Micros(due_us), Duration::from_micros(cell.window_us))
-        });
+        let starts = slots
+            .map(|(due_us, cell)| self.clock.not_before(since, Micros(due_us), Duration::from_micros(cell.window_us)));
         self.origin + starts.fold(since + Duration::from_micros(run.wait_us), Duration::max)
     }
 
