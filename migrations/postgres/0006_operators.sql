@@ -39,14 +39,13 @@ BEGIN
 END $$;
 
 -- Whoever is no worker. A worker changes a state when it takes the job (a lease, a higher fence) or while it holds it (a
--- lease before, the same fence); it never cancels, never takes maybe_charged back, and settles nothing unsent.
+-- lease before, the same fence); it never cancels and never takes maybe_charged back.
 CREATE TRIGGER record_decision AFTER UPDATE OF state, maybe_charged ON jobs
     FOR EACH ROW WHEN (
         (NEW.state <> OLD.state OR (OLD.maybe_charged AND NOT NEW.maybe_charged))
         AND NOT (NEW.lease_until IS NOT NULL AND NEW.fence > OLD.fence)
         AND NOT (OLD.lease_until IS NOT NULL AND NEW.fence = OLD.fence AND NEW.maybe_charged >= OLD.maybe_charged
-                 AND NEW.state <> 'cancelled'
-                 AND NOT (OLD.state = 'waiting' AND NEW.state IN ('succeeded', 'declined'))))
+                 AND NEW.state <> 'cancelled'))
     EXECUTE FUNCTION jobs_record_decision();
 CREATE TRIGGER record_deletion AFTER DELETE ON jobs
     FOR EACH ROW EXECUTE FUNCTION jobs_record_decision();

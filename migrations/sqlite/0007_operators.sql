@@ -23,13 +23,12 @@ CREATE TABLE job_audit (
 CREATE INDEX job_audit_by_job ON job_audit (job_id);
 
 -- Whoever is no worker. A worker changes a state when it takes the job (a lease, a higher fence) or while it holds it (a
--- lease before, the same fence); it never cancels, never takes maybe_charged back, and settles nothing unsent.
+-- lease before, the same fence); it never cancels and never takes maybe_charged back.
 CREATE TRIGGER jobs_record_decision AFTER UPDATE OF state, maybe_charged ON jobs
     WHEN (NEW.state <> OLD.state OR (OLD.maybe_charged AND NOT NEW.maybe_charged))
         AND NOT (NEW.lease_until IS NOT NULL AND NEW.fence > OLD.fence)
         AND NOT (OLD.lease_until IS NOT NULL AND NEW.fence = OLD.fence AND NEW.maybe_charged >= OLD.maybe_charged
-                 AND NEW.state <> 'cancelled'
-                 AND NOT (OLD.state = 'waiting' AND NEW.state IN ('succeeded', 'declined')))
+                 AND NEW.state <> 'cancelled')
 BEGIN
     INSERT INTO job_audit (job_id, who, old_state, new_state, cleared_maybe_charged)
     VALUES (OLD.id, 'database file', OLD.state, NEW.state, OLD.maybe_charged AND NOT NEW.maybe_charged);

@@ -18,6 +18,7 @@ mod attempts;
 mod authority;
 mod claims;
 mod faults;
+mod operator;
 mod outbox;
 mod recent;
 mod schema;
