@@ -70,10 +70,10 @@ impl Ran {
 }
 
 #[derive(Clone, Default)]
-struct Page(Arc<Mutex<Vec<u8>>>);
+pub struct Page(Arc<Mutex<Vec<u8>>>);
 
 impl Page {
-    fn text(&self) -> String {
+    pub fn text(&self) -> String {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
 }

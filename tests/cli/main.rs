@@ -8,5 +8,6 @@ mod bench;
 mod check;
 mod enqueue;
 mod fakes;
+mod jobs;
 mod process;
 mod providers;

@@ -12,4 +12,5 @@ mod message;
 mod mutations;
 mod page;
 mod producers;
+mod review;
 mod settings;

@@ -3,6 +3,7 @@
 //! Refuses to begin while the broker is away: then the ledger stays as it is.
 
 use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Mutex;
@@ -51,9 +52,9 @@ pub async fn run(
     let report = Report::new(&verdict, pace.dry_run, json);
     let card_numbers = config.worker.card_numbers;
     let sender = SendAgain { operator, queue: queue.as_ref(), providers: &providers, card_numbers, verdict, by };
-    let turns = Mutex::new(turns(pace.rate));
+    let (turns, ended) = (Mutex::new(turns(pace.rate)), AtomicBool::new(false));
     let one = |id: JobId| {
-        let (sender, turns) = (&sender, &turns);
+        let (sender, turns, ended) = (&sender, &turns, &ended);
         async move {
             if pace.dry_run {
                 return match sender.prepare(&id).await {
@@ -62,7 +63,12 @@ pub async fn run(
                 };
             }
             turns.lock().await.tick().await;
-            sender.send(&id).await.map_or_else(Outcome::from, |()| Outcome::Done)
+            if ended.load(Ordering::Relaxed) {
+                return Outcome::Left;
+            }
+            let outcome = sender.send(&id).await.map_or_else(Outcome::from, |()| Outcome::Done);
+            ended.fetch_or(outcome.ends_it_all(), Ordering::Relaxed);
+            outcome
         }
     };
     report.run(&mut source, one, console).await

@@ -30,6 +30,8 @@ pub enum Outcome {
     },
     /// Nothing was changed, and nothing more will be tried.
     Ends(String),
+    /// Not tried, because another ended it all.
+    Left,
 }
 
 impl From<Result<Result<(), Refusal>, LedgerError>> for Outcome {
@@ -39,6 +41,14 @@ impl From<Result<Result<(), Refusal>, LedgerError>> for Outcome {
             Ok(Err(refusal)) => Self::Refused(refusal.to_string()),
             Err(error) => NotSent::Ledger(error).into(),
         }
+    }
+}
+
+impl Outcome {
+    /// Whether the next would fare no better.
+    #[must_use]
+    pub fn ends_it_all(&self) -> bool {
+        matches!(self, Self::Ends(_) | Self::Unpublished { ends_it_all: true, .. })
     }
 }
 
@@ -151,6 +161,7 @@ impl Report {
                 console.message(&format!("{id}: {reason}"))?;
                 self.unpublished.push(NotDone { line, id: Some(id.as_str().to_owned()), reason });
             }
+            Outcome::Left => {}
             Outcome::Ends(reason) => {
                 self.stopped = true;
                 self.refuse(line, Some(id), reason, console)?;
