@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 
 use super::super::connect::Engines;
-use super::super::jobs::again::{self, Pace};
+use super::super::jobs::again::{self, Order, Pace};
 use super::super::jobs::ids::Source;
 use super::super::jobs::{by, parse_id};
 use super::super::provider::parse_name;
@@ -53,6 +53,6 @@ pub async fn run(
         }
     };
     let by = by(args.because.as_deref());
-    let engines = (config, engines, console);
-    again::run(Verdict::Replay, by, &args.pace, args.json, source, operator, engines).await
+    let order = Order { verdict: Verdict::Replay, by, pace: &args.pace, json: args.json };
+    again::run(order, source, operator, config, engines, console).await
 }

@@ -29,19 +29,28 @@ pub struct Pace {
     pub dry_run: bool,
 }
 
+/// What to do, for whom, how fast.
+pub struct Order<'a> {
+    /// [`Verdict::Resend`] or [`Verdict::Replay`].
+    pub verdict: Verdict,
+    pub by: By,
+    pub pace: &'a Pace,
+    pub json: bool,
+}
+
 /// Sends every payment of the source again.
 ///
 /// # Errors
 /// When an engine is away before anything was changed, or the output is closed.
 pub async fn run(
-    verdict: Verdict,
-    by: By,
-    pace: &Pace,
-    json: bool,
+    order: Order<'_>,
     mut source: Source<'_>,
     operator: &dyn Operator,
-    (config, engines, console): (&Config, &dyn Engines, &mut Console),
+    config: &Config,
+    engines: &dyn Engines,
+    console: &mut Console,
 ) -> Result<Exit, CommandError> {
+    let Order { verdict, by, pace, json } = order;
     let providers = provider::names(engines.settings(config).await?.as_ref()).await?;
     let queue = engines.queue(config).await?;
     if pace.dry_run {

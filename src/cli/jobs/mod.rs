@@ -102,5 +102,8 @@ pub(super) fn parse_id(text: &str) -> Result<JobId, String> {
 
 /// The person at this terminal.
 pub(super) fn by(because: Option<&str>) -> By {
-    By { os_user: super::os_user::name(), because: because.map(str::to_owned) }
+    By {
+        os_user: super::os_user::name(),
+        because: because.filter(|because| !because.trim().is_empty()).map(str::to_owned),
+    }
 }

@@ -6,7 +6,7 @@ use clap::ValueEnum;
 
 use super::super::connect::Engines;
 use super::super::{CommandError, Console, Exit};
-use super::again::{self, Pace};
+use super::again::{self, Order, Pace};
 use super::ids::Source;
 use super::report::{Outcome, Report};
 use super::{Ids, by};
@@ -59,8 +59,8 @@ pub async fn run(
     let mut source = Source::of(&args.ids).await?;
     let verdict = match args.finding {
         Finding::Resend => {
-            let engines = (config, engines, console);
-            return again::run(Verdict::Resend, by, &args.pace, args.json, source, operator, engines).await;
+            let order = Order { verdict: Verdict::Resend, by, pace: &args.pace, json: args.json };
+            return again::run(order, source, operator, config, engines, console).await;
         }
         Finding::Succeeded => Verdict::Succeeded { reference: args.reference.clone() },
         Finding::Declined => Verdict::Declined,
