@@ -15,6 +15,7 @@ use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl, SecretUrl};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
 use crate::ledger::database::{Database, SchemaState};
+use crate::ledger::operator::Operator;
 use crate::ledger::provider_row::{ProviderRow, parse_provider_file};
 use crate::ledger::settings::{BadRow, Settings};
 use crate::limiter::authorised::Authorised;
@@ -163,6 +164,10 @@ impl Engines for App {
 
     async fn settings(&self, config: &Config) -> Result<Arc<dyn Settings>, CommandError> {
         Ok(self.database(config).await?.settings())
+    }
+
+    async fn operator(&self, config: &Config) -> Result<Arc<dyn Operator>, CommandError> {
+        Ok(self.database(config).await?.operator())
     }
 
     async fn queue(&self, config: &Config) -> Result<Arc<dyn Queue>, CommandError> {

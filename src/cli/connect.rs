@@ -11,6 +11,7 @@ use super::check::Finding;
 use crate::config::{CardNumbers, Config};
 use crate::domain::job::JobId;
 use crate::domain::provider::{Provider, ProviderName};
+use crate::ledger::operator::Operator;
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::{BadRow, Settings};
 use crate::limiter::Limiter;
@@ -44,6 +45,9 @@ pub trait Engines: Send + Sync {
     async fn migrate(&self, config: &Config) -> Result<bool, CommandError>;
 
     async fn settings(&self, config: &Config) -> Result<Arc<dyn Settings>, CommandError>;
+
+    /// The ledger as people use it.
+    async fn operator(&self, config: &Config) -> Result<Arc<dyn Operator>, CommandError>;
 
     async fn queue(&self, config: &Config) -> Result<Arc<dyn Queue>, CommandError>;
 

@@ -93,7 +93,7 @@ impl Console {
 pub fn render_table(header: &[&str], rows: &[Vec<String>], shape: Shape) -> String {
     let mut table = Table::new();
     table.set_header(header.iter().copied());
-    table.add_rows(rows);
+    table.add_rows(rows.iter().map(|row| row.iter().map(|cell| printable(cell))));
     match shape {
         Shape::Plain => {
             table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
@@ -108,6 +108,11 @@ pub fn render_table(header: &[&str], rows: &[Vec<String>], shape: Shape) -> Stri
     table.trim_fmt()
 }
 
+/// What providers and producers wrote must not steer the terminal.
+fn printable(cell: &str) -> String {
+    cell.chars().map(|c| if c.is_control() && c != '\n' { char::REPLACEMENT_CHARACTER } else { c }).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -119,6 +124,8 @@ mod tests {
         let words: Vec<Vec<&str>> = plain.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(words, [vec!["name", "url"], vec!["acme", "https://pay.example.com/a/rather/long/path"]]);
         let narrow = render_table(&["name", "url"], &rows, Shape::Terminal { width: Some(30) });
+        let hostile = vec![vec!["\u{1b}]0;owned\u{7}".to_owned(), "a\tb".to_owned()]];
+        assert!(!render_table(&["name", "url"], &hostile, Shape::Plain).contains(['\u{1b}', '\u{7}', '\t']));
         assert!(narrow.lines().all(|line| line.chars().count() <= 30), "{narrow}");
     }
 }

@@ -16,15 +16,19 @@ pub mod completions;
 pub mod connect;
 pub mod console;
 pub mod demo;
+pub mod dlq;
 pub mod enqueue;
 pub mod fake_provider;
+pub mod jobs;
 pub mod limits;
 pub mod man;
 pub mod migrate;
 mod ops_client;
+mod os_user;
 pub mod provider;
 mod rows;
 pub mod run;
+pub mod status;
 mod stdin;
 
 pub use console::Console;
@@ -88,6 +92,12 @@ pub enum Command {
     Limits(limits::Args),
     /// Publish jobs, one from flags or many from a file.
     Enqueue(Box<enqueue::Args>),
+    /// How many payments are in which state, per provider.
+    Status(status::Args),
+    /// Payments: show one, list, settle those in review, cancel.
+    Jobs(Box<jobs::Args>),
+    /// Dead payments: list, show, replay, discard.
+    Dlq(Box<dlq::Args>),
     /// A strict provider for rehearsals: counts every window, deduplicates, can misbehave by seed.
     FakeProvider(Box<fake_provider::FakeProviderArgs>),
     /// What things cost, measured here.
@@ -202,6 +212,9 @@ pub async fn execute(
         Command::Provider(args) => provider::run(args, config, engines, console).await,
         Command::Limits(args) => limits::run(args, config, engines, console).await,
         Command::Enqueue(args) => enqueue::run(args, config, engines, console).await,
+        Command::Status(args) => status::run(args, config, engines, console).await,
+        Command::Jobs(args) => jobs::run(args, config, engines, console).await,
+        Command::Dlq(args) => dlq::run(args, config, engines, console).await,
         Command::Completions(args) => completions::run(args, console),
         Command::Man(args) => man::run(args, console),
         Command::FakeProvider(args) => fake_provider(args),

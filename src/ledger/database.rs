@@ -9,11 +9,12 @@ use sqlx::migrate::{Migrate, MigrateError, Migrator};
 use sqlx::pool::PoolConnection;
 use sqlx::{Connection, PgConnection, PgPool, SqlitePool};
 
+use super::operator::Operator;
 use super::settings::Settings;
-use super::sql::engine::to_the_end;
+use super::sql::engine::{Engine, to_the_end};
 use super::sql::postgres::{self, PostgresEngine};
 use super::sql::sqlite::{self, SqliteEngine};
-use super::sql::{SqlLedger, SqlSettings};
+use super::sql::{SqlLedger, SqlOperator, SqlSettings};
 use super::upkeep::Upkeep;
 use super::{Ledger, LedgerError};
 
@@ -52,6 +53,7 @@ pub struct Database {
     pool: Pool,
     ledger: Arc<SqlLedger>,
     settings: Arc<SqlSettings>,
+    operator: Arc<SqlOperator>,
 }
 
 impl Database {
@@ -65,18 +67,25 @@ impl Database {
             Some("postgres" | "postgresql") => {
                 let engine = Arc::new(PostgresEngine::open(url, max_connections)?);
                 let pool = Pool::Postgres(engine.pool().clone());
-                let (ledger, settings) = (SqlLedger::new(engine.clone()), SqlSettings::new(engine));
-                Ok(Self { pool, ledger: Arc::new(ledger), settings: Arc::new(settings) })
+                Ok(Self::over(pool, &(engine as Arc<dyn Engine>)))
             }
             Some("sqlite") => {
                 let engine = Arc::new(SqliteEngine::open(url)?);
                 let pool = Pool::Sqlite(engine.pool().clone());
-                let (ledger, settings) = (SqlLedger::new(engine.clone()), SqlSettings::new(engine));
-                Ok(Self { pool, ledger: Arc::new(ledger), settings: Arc::new(settings) })
+                Ok(Self::over(pool, &(engine as Arc<dyn Engine>)))
             }
             _ => Err(LedgerError::Refused(
                 "database.url must begin with sqlite:// or postgres://, or be sqlite::memory:".to_owned(),
             )),
+        }
+    }
+
+    fn over(pool: Pool, engine: &Arc<dyn Engine>) -> Self {
+        Self {
+            pool,
+            ledger: Arc::new(SqlLedger::new(engine.clone())),
+            settings: Arc::new(SqlSettings::new(engine.clone())),
+            operator: Arc::new(SqlOperator::new(engine.clone())),
         }
     }
 
@@ -93,6 +102,11 @@ impl Database {
     #[must_use]
     pub fn settings(&self) -> Arc<dyn Settings> {
         self.settings.clone()
+    }
+
+    #[must_use]
+    pub fn operator(&self) -> Arc<dyn Operator> {
+        self.operator.clone()
     }
 
     /// SQLite's pool of one connection, for the embedded queue in the same file.

@@ -14,6 +14,7 @@ use sluicegate::domain::job::Token;
 use sluicegate::domain::limit::Rate;
 use sluicegate::domain::provider::{Provider, ProviderName};
 use sluicegate::ledger::LedgerError;
+use sluicegate::ledger::operator::Operator;
 use sluicegate::ledger::provider_row::ProviderRow;
 use sluicegate::ledger::settings::{BadRow, Change, Settings, Snapshot};
 use sluicegate::limiter::Limiter;
@@ -69,10 +70,10 @@ impl Ran {
 }
 
 #[derive(Clone, Default)]
-struct Page(Arc<Mutex<Vec<u8>>>);
+pub struct Page(Arc<Mutex<Vec<u8>>>);
 
 impl Page {
-    fn text(&self) -> String {
+    pub fn text(&self) -> String {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
 }
@@ -121,6 +122,10 @@ impl Engines for Engine {
             return Err(LedgerError::NotMigrated.into());
         }
         Ok(Arc::new(self.clone()))
+    }
+
+    async fn operator(&self, _: &Config) -> Result<Arc<dyn Operator>, CommandError> {
+        Err(CommandError::Failed("these engines have no ledger".to_owned()))
     }
 
     async fn queue(&self, _: &Config) -> Result<Arc<dyn Queue>, CommandError> {

@@ -9,5 +9,6 @@ mod check;
 mod enqueue;
 mod fakes;
 mod faultless;
+mod jobs;
 mod process;
 mod providers;

@@ -19,6 +19,7 @@ mod authority;
 mod claims;
 mod faults;
 mod lookups;
+mod operator;
 mod outbox;
 mod recent;
 mod schema;

@@ -13,4 +13,5 @@ mod message;
 mod mutations;
 mod page;
 mod producers;
+mod review;
 mod settings;

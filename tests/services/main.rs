@@ -5,6 +5,7 @@
 mod support;
 
 mod billing_day;
+mod decisions;
 mod drain;
 mod program;
 mod stand;

@@ -17,7 +17,7 @@ use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::queue::{Destination, Outgoing, Properties};
 
-mod lines;
+pub(super) mod lines;
 mod many;
 
 /// One job from flags, or many from a file.

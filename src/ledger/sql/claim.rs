@@ -21,7 +21,8 @@ const LOOKS_MAX: u32 = 4;
 
 const CLAIMED_COLUMNS: &str = "fence, attempts, maybe_charged, \
      {until:CASE WHEN not_before > wake_at THEN not_before ELSE wake_at END} AS wait_ms, \
-     {since:CASE WHEN not_before > created_at THEN not_before ELSE created_at END} AS age_ms, \
+     {since:CASE WHEN not_before > COALESCE(revived_at, created_at) THEN not_before \
+         ELSE COALESCE(revived_at, created_at) END} AS age_ms, \
      {until:expires_at} AS expires_in_ms, last_attempt, lookups, resend, \
      frozen_method, frozen_url, frozen_key, frozen_content_type, frozen_body, frozen_account, frozen_fingerprint, \
      {since:first_sent_at} AS sent_age_ms";

@@ -25,6 +25,7 @@ mod dialect;
 pub(super) mod engine;
 mod hold;
 mod lookup;
+mod operator;
 mod outbox;
 pub(super) mod postgres;
 mod recent;
@@ -35,6 +36,7 @@ pub(super) mod sqlite;
 mod upkeep;
 
 use engine::Engine;
+pub use operator::SqlOperator;
 pub use settings::SqlSettings;
 
 /// The ledger over any engine.

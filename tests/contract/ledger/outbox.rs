@@ -10,7 +10,9 @@ on_every_database!(each_final_state_leaves_one_event, rejected_messages_are_kept
 async fn each_final_state_leaves_one_event(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let ledger = fixture.ledger();
-    for state in FinalState::ALL {
+    // Workers never cancel; people do (`operator.rs`).
+    let states = FinalState::ALL.into_iter().filter(|state| *state != FinalState::Cancelled);
+    for state in states {
         let next = |way| JobState::Final {
             state,
             reason: format!("r-{}", state.name()),
@@ -27,7 +29,7 @@ async fn each_final_state_leaves_one_event(kind: Kind) {
         assert_eq!(ledger.finish_attempt(&sent, &end, &next("sent")).await.unwrap(), Written::Lost);
     }
     let events = ledger.take_outcomes(100, Duration::ZERO).await.unwrap();
-    assert_eq!(events.len(), 2 * FinalState::ALL.len());
+    assert_eq!(events.len(), 2 * (FinalState::ALL.len() - 1));
     assert!(events.windows(2).all(|pair| pair[0].sequence < pair[1].sequence));
     for event in &events {
         assert_eq!(fixture.state(&event.id).await, event.state.name());

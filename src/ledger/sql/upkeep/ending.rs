@@ -29,7 +29,7 @@ impl Statements {
     pub fn new(dialect: Dialect) -> Self {
         let expired = format!("SELECT id FROM jobs WHERE {EXPIRED} ORDER BY expires_at LIMIT $1");
         let expire = format!(
-            "UPDATE jobs SET state = 'expired', reason = $2, lease_owner = NULL, lease_until = NULL, \
+            "UPDATE jobs SET state = 'expired', reason = $2, fence = fence + 1, lease_owner = NULL, lease_until = NULL, \
                  updated_at = {{now}} \
              WHERE id = $1 AND {EXPIRED}"
         );
@@ -39,7 +39,8 @@ impl Statements {
                  lease_owner = NULL, lease_until = NULL, updated_at = {{now}} \
              WHERE id = $1 AND {OPEN} AND (lease_until IS NULL OR lease_until <= {{now}})"
         );
-        let close_attempt = "UPDATE attempts SET ended_at = {now}, outcome = 'unknown', detail = $3, counted = true \
+        let close_attempt = "UPDATE attempts SET ended_at = {now}, outcome = 'unknown', detail = $3, \
+             counted = (kind = 'charge') \
              FROM {job} WHERE attempts.job_id = job.id AND attempts.number = job.last_attempt \
                  AND attempts.ended_at IS NULL";
         Self {

@@ -1,0 +1,91 @@
+//! Sending payments again, at a steady rate: what `jobs resolve --as resend` and `dlq replay` have in common.
+//!
+//! Refuses to begin while the broker is away: then the ledger stays as it is.
+
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::Mutex;
+use tokio::time::{Interval, MissedTickBehavior, interval};
+
+use super::super::connect::Engines;
+use super::super::{CommandError, Console, Exit, provider};
+use super::ids::Source;
+use super::report::{Outcome, Report};
+use crate::config::Config;
+use crate::domain::job::JobId;
+use crate::ledger::operator::{By, Operator, Verdict};
+use crate::worker::send_again::SendAgain;
+
+/// How fast, or whether at all.
+#[derive(Debug, clap::Args)]
+pub struct Pace {
+    /// Payments sent again per second.
+    #[arg(long, default_value = "50", value_name = "PER_SECOND")]
+    rate: NonZeroU32,
+    /// Say how many would be changed, and change nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// What to do, for whom, how fast.
+pub struct Order<'a> {
+    /// [`Verdict::Resend`] or [`Verdict::Replay`].
+    pub verdict: Verdict,
+    pub by: By,
+    pub pace: &'a Pace,
+    pub json: bool,
+}
+
+/// Sends every payment of the source again.
+///
+/// # Errors
+/// When an engine is away before anything was changed, or the output is closed.
+pub async fn run(
+    order: Order<'_>,
+    mut source: Source<'_>,
+    operator: &dyn Operator,
+    config: &Config,
+    engines: &dyn Engines,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
+    let Order { verdict, by, pace, json } = order;
+    let providers = provider::names(engines.settings(config).await?.as_ref()).await?;
+    let queue = engines.queue(config).await?;
+    if pace.dry_run {
+        queue.ping().await?;
+    } else {
+        queue.declare(&providers).await?;
+    }
+    let report = Report::new(&verdict, pace.dry_run, json);
+    let card_numbers = config.worker.card_numbers;
+    let sender = SendAgain { operator, queue: queue.as_ref(), providers: &providers, card_numbers, verdict, by };
+    let (turns, ended) = (Mutex::new(turns(pace.rate)), AtomicBool::new(false));
+    let one = |id: JobId| {
+        let (sender, turns, ended) = (&sender, &turns, &ended);
+        async move {
+            if pace.dry_run {
+                return match sender.prepare(&id).await {
+                    Ok((recalled, _)) => Outcome::Would(recalled.job.provider.to_string()),
+                    Err(error) => error.into(),
+                };
+            }
+            turns.lock().await.tick().await;
+            if ended.load(Ordering::Relaxed) {
+                return Outcome::Left;
+            }
+            let outcome = sender.send(&id).await.map_or_else(Outcome::from, |()| Outcome::Done);
+            ended.fetch_or(outcome.ends_it_all(), Ordering::Relaxed);
+            outcome
+        }
+    };
+    report.run(&mut source, one, console).await
+}
+
+/// Never faster to make up for what was slow.
+fn turns(rate: NonZeroU32) -> Interval {
+    let mut turns = interval(Duration::from_secs(1) / rate.get());
+    turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    turns
+}

@@ -1,0 +1,87 @@
+//! Where the ids of a command come from: its argument, the lines of a file, or the ledger's dead jobs.
+//!
+//! Refuses to hold them all: a file is read line by line, the ledger page by page.
+
+use std::collections::VecDeque;
+use std::path::Path;
+
+use tokio::io::{AsyncBufRead, BufReader};
+
+use super::super::CommandError;
+use super::super::enqueue::lines::{Line, Lines};
+use super::super::stdin;
+use super::{Ids, parse_id};
+use crate::domain::job::JobId;
+use crate::ledger::operator::{Filter, LIST_MAX, Operator};
+
+/// Longer than any id with its blanks; longer lines are none.
+const LINE_BYTES_MAX: usize = 1_024;
+
+/// One id, with its line if it came from a file.
+pub struct Entry {
+    pub line: Option<u64>,
+    pub id: Result<JobId, String>,
+}
+
+type FileLines = Lines<Box<dyn AsyncBufRead + Send + Unpin>>;
+
+pub enum Source<'a> {
+    Given(Option<JobId>),
+    File { lines: Box<FileLines>, name: String },
+    Listed { operator: &'a dyn Operator, filter: Filter, page: VecDeque<JobId>, after: Option<JobId>, more: bool },
+}
+
+impl Source<'_> {
+    /// What the arguments name.
+    ///
+    /// # Errors
+    /// When the file cannot be opened.
+    pub async fn of(ids: &Ids) -> Result<Self, CommandError> {
+        let Some(path) = &ids.file else { return Ok(Self::Given(ids.id.clone())) };
+        let name = path.display().to_string();
+        let opened = async {
+            let file = if path == Path::new("-") { stdin::open()? } else { tokio::fs::File::open(path).await? };
+            Ok::<_, std::io::Error>(Box::new(BufReader::new(file)) as Box<dyn AsyncBufRead + Send + Unpin>)
+        };
+        let reader = opened.await.map_err(|error| CommandError::Failed(format!("{name}: {error}")))?;
+        Ok(Self::File { lines: Box::new(Lines::new(reader, LINE_BYTES_MAX)), name })
+    }
+
+    /// The next id; `None` at the end. May be dropped while it waits: nothing is lost.
+    ///
+    /// # Errors
+    /// When the file or the ledger cannot be read.
+    pub async fn next(&mut self) -> Result<Option<Entry>, CommandError> {
+        match self {
+            Self::Given(id) => Ok(id.take().map(|id| Entry { line: None, id: Ok(id) })),
+            Self::File { lines, name } => loop {
+                let line = lines.next().await.map_err(|error| CommandError::Failed(format!("{name}: {error}")))?;
+                match line.map(entry) {
+                    Some(None) => {}
+                    Some(entry) => return Ok(entry),
+                    None => return Ok(None),
+                }
+            },
+            Self::Listed { operator, filter, page, after, more } => {
+                if page.is_empty() && *more {
+                    let jobs = operator.list(filter, after.as_ref(), LIST_MAX).await?;
+                    *more = jobs.len() == LIST_MAX as usize;
+                    let ids: Result<VecDeque<JobId>, String> = jobs.into_iter().map(|job| JobId::new(job.id)).collect();
+                    *page = ids.map_err(CommandError::Failed)?;
+                    *after = page.back().cloned();
+                }
+                Ok(page.pop_front().map(|id| Entry { line: None, id: Ok(id) }))
+            }
+        }
+    }
+}
+
+/// `None` for an empty line. A bad line is not quoted: it may be anything.
+fn entry(line: Line) -> Option<Entry> {
+    let (number, text) = match line {
+        Line::Text { number, bytes } => (number, String::from_utf8_lossy(&bytes).trim().to_owned()),
+        // Not an id, and not kept.
+        Line::TooLong { number } => (number, "a line too long".to_owned()),
+    };
+    (!text.is_empty()).then(|| Entry { line: Some(number), id: parse_id(&text).map_err(|why| format!("an id {why}")) })
+}

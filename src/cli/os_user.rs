@@ -1,0 +1,50 @@
+//! Who runs this command, as the operating system knows it: for the audit.
+//!
+//! Refuses to prove anything: whoever may write the database may write any name into it. It tells honest people apart.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+
+/// `user@host`; behind `sudo` also who called it: `root (sudo alice)@host`.
+#[must_use]
+pub fn name() -> String {
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| fs::read_to_string("/etc/hostname"));
+    let host = host.map_or_else(|_| "unknown host".to_owned(), |name| name.trim().to_owned());
+    let user = by_process().unwrap_or_else(|| by_environment("LOGNAME").unwrap_or_else(|| "unknown user".to_owned()));
+    match by_environment("SUDO_USER") {
+        Some(caller) => format!("{user} (sudo {caller})@{host}"),
+        None => format!("{user}@{host}"),
+    }
+}
+
+/// The owner of this process, where there is `/proc`; a number when `/etc/passwd` does not name it.
+fn by_process() -> Option<String> {
+    let uid = fs::metadata("/proc/self").ok()?.uid();
+    let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    Some(named(&passwd, uid).unwrap_or_else(|| uid.to_string()))
+}
+
+fn named(passwd: &str, uid: u32) -> Option<String> {
+    passwd.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let (name, id) = (fields.next()?, fields.nth(1)?);
+        (id.parse() == Ok(uid)).then(|| name.to_owned())
+    })
+}
+
+fn by_environment(variable: &str) -> Option<String> {
+    std::env::var(variable).ok().filter(|name| !name.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_is_named_by_number() {
+        let passwd = "root:x:0:0:root:/root:/bin/sh\nbroken\nalice:x:1000:1000::/home/alice:/bin/sh\n";
+        assert_eq!(named(passwd, 1_000).as_deref(), Some("alice"));
+        assert_eq!(named(passwd, 7), None);
+        assert!(name().contains('@'));
+    }
+}

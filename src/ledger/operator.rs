@@ -1,0 +1,264 @@
+//! The face of the ledger for people: what became of one payment, what waits for a decision, and the decision.
+//!
+//! Refuses to decide for them and to send: a job that shall be sent again becomes `waiting`, and `worker::send_again`
+//! publishes its message. Every verdict is compared with the job's state and fence, and audited; nothing here returns a
+//! payload or the body of a request, only their size and digest.
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use serde::{Serialize, Serializer};
+
+use super::{LedgerError, StateCount};
+use crate::domain::job::{ContentHash, Job, JobId};
+use crate::domain::provider::ProviderName;
+
+/// Every state of the ledger, in the order of a job's way.
+pub const STATES: [&str; 9] =
+    ["waiting", "sending", "unknown", "review", "dead", "succeeded", "declined", "expired", "cancelled"];
+
+/// Most jobs that one list returns.
+pub const LIST_MAX: u32 = 1_000;
+
+/// What a person says about one payment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// `review` → `succeeded`: it was charged, under this reference of the provider.
+    Succeeded { reference: Option<String> },
+    /// `review` → `declined`: it was not charged, and shall not be.
+    Declined,
+    /// `review` → `waiting`: it was surely not charged, and shall be. Same key, same frozen request.
+    Resend,
+    /// `waiting` → `cancelled`: it shall not be sent. A worker that has it in hand loses it.
+    Cancel,
+    /// `dead` → `waiting`: try again.
+    Replay,
+    /// `dead` → `cancelled`: it shall not be tried again.
+    Discard,
+}
+
+impl Verdict {
+    /// The one state that it can be passed on.
+    #[must_use]
+    pub fn from(&self) -> &'static str {
+        match self {
+            Self::Succeeded { .. } | Self::Declined | Self::Resend => "review",
+            Self::Cancel => "waiting",
+            Self::Replay | Self::Discard => "dead",
+        }
+    }
+
+    /// What the job becomes.
+    #[must_use]
+    pub fn to(&self) -> &'static str {
+        match self {
+            Self::Succeeded { .. } => "succeeded",
+            Self::Declined => "declined",
+            Self::Resend | Self::Replay => "waiting",
+            Self::Cancel | Self::Discard => "cancelled",
+        }
+    }
+
+    /// Whether its message must be published afterwards.
+    #[must_use]
+    pub fn sends_again(&self) -> bool {
+        self.to() == "waiting"
+    }
+
+    /// What was done, for the job's reason and for refusals.
+    #[must_use]
+    pub fn done(&self) -> &'static str {
+        match self {
+            Self::Succeeded { .. } | Self::Declined => "settled",
+            Self::Resend => "sent again",
+            Self::Cancel => "cancelled",
+            Self::Replay => "replayed",
+            Self::Discard => "discarded",
+        }
+    }
+}
+
+/// Who passes a verdict, beside the database's own user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct By {
+    /// `user@host`, as the operating system says.
+    pub os_user: String,
+    /// Why, in the person's words; also in the job's reason and its outcome event.
+    pub because: Option<String>,
+}
+
+/// Why a verdict was not passed. Nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("the ledger has no such job")]
+    NoSuchJob,
+    #[error("it is `{state}`; only a job that is `{wanted}` can be {done}")]
+    WrongState { state: String, wanted: &'static str, done: &'static str },
+    #[error("an attempt of it has no end yet")]
+    AttemptOpen,
+    #[error("its `expires_at` has passed: it would expire at once; publish a new payment")]
+    Expired,
+    #[error("its request was emptied (`ledger.scrub_after_days`); publish a new payment")]
+    Emptied,
+    #[error("it changed in the meantime; look again")]
+    Changed,
+}
+
+/// Which jobs to list; all that is given must hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// One of [`STATES`].
+    pub state: Option<&'static str>,
+    pub provider: Option<ProviderName>,
+}
+
+/// A job as a list shows it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct JobLine {
+    pub id: String,
+    pub provider: String,
+    pub state: String,
+    /// Minor units.
+    pub amount: i64,
+    pub currency: String,
+    pub account: Option<String>,
+    pub attempts: u32,
+    pub wake_at: At,
+    pub reason: Option<String>,
+    pub provider_reference: Option<String>,
+    pub created_at: At,
+    pub updated_at: At,
+}
+
+/// Bytes that are not shown.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Digest {
+    pub bytes: u64,
+    /// Lower-case hexadecimal.
+    pub sha256: String,
+}
+
+/// What the first attempt froze, without its body.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RequestLine {
+    pub method: String,
+    pub url: String,
+    pub content_type: String,
+    pub body: Digest,
+}
+
+/// One payment's whole story.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct JobStory {
+    #[serde(flatten)]
+    pub line: JobLine,
+    pub idempotency_key: String,
+    pub reference: Option<String>,
+    pub cost: u32,
+    pub priority: u32,
+    pub not_before: Option<At>,
+    pub expires_at: Option<At>,
+    /// Some attempt's outcome is unknown, and nobody has taken that back.
+    pub maybe_charged: bool,
+    /// The worker that has it in hand, and until when unless it renews.
+    pub lease_owner: Option<String>,
+    pub lease_until: Option<At>,
+    pub first_sent_at: Option<At>,
+    pub revived_at: Option<At>,
+    pub payload: Option<Digest>,
+    pub request: Option<RequestLine>,
+    /// By number.
+    #[serde(rename = "requests")]
+    pub attempts: Vec<AttemptLine>,
+    /// Oldest first.
+    pub events: Vec<EventLine>,
+    /// Oldest first.
+    pub audit: Vec<AuditLine>,
+}
+
+/// One request that was, or may have been, sent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct AttemptLine {
+    pub number: u32,
+    pub began_at: At,
+    pub ended_at: Option<At>,
+    pub outcome: Option<String>,
+    pub status: Option<i64>,
+    pub detail: Option<String>,
+    pub counted: Option<bool>,
+}
+
+/// One event on `payments.outcomes`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct EventLine {
+    pub state: String,
+    pub at: At,
+    pub published_at: Option<At>,
+}
+
+/// One change by somebody who is no worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct AuditLine {
+    pub at: At,
+    /// The database's user.
+    pub who: String,
+    pub os_user: Option<String>,
+    pub program: Option<String>,
+    pub old_state: String,
+    pub new_state: Option<String>,
+    pub cleared_maybe_charged: bool,
+    pub because: Option<String>,
+}
+
+/// Milliseconds since the Unix epoch by the database's clock; written as RFC 3339.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct At(pub i64);
+
+impl std::fmt::Display for At {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match Timestamp::from_millisecond(self.0) {
+            Ok(at) => write!(f, "{at:.3}"),
+            // A year that RFC 3339 cannot write.
+            Err(_) => write!(f, "{} ms", self.0),
+        }
+    }
+}
+
+impl Serialize for At {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// A job as its message said it, to be published once more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recalled {
+    pub job: Job,
+    pub hash: ContentHash,
+    /// For [`Operator::decide`]: what was seen is what is decided on.
+    pub fence: i64,
+}
+
+#[async_trait]
+pub trait Operator: Send + Sync {
+    /// `None`: the ledger has no such job.
+    async fn show(&self, id: &JobId) -> Result<Option<JobStory>, LedgerError>;
+
+    /// Jobs by id, beginning behind `after`; at most `at_most`, and never more than [`LIST_MAX`].
+    async fn list(&self, filter: &Filter, after: Option<&JobId>, at_most: u32) -> Result<Vec<JobLine>, LedgerError>;
+
+    /// Jobs per provider and state.
+    async fn counts(&self) -> Result<Vec<StateCount>, LedgerError>;
+
+    /// What is needed to send a job again, if this verdict could be passed on it now.
+    async fn recall(&self, id: &JobId, verdict: &Verdict) -> Result<Result<Recalled, Refusal>, LedgerError>;
+
+    /// Passes a verdict: the job in its new state, its audit row and, if the state is final, its outcome event, all or
+    /// nothing. `seen_fence` demands that nobody took the job since it was recalled.
+    async fn decide(
+        &self,
+        id: &JobId,
+        verdict: &Verdict,
+        seen_fence: Option<i64>,
+        by: &By,
+    ) -> Result<Result<(), Refusal>, LedgerError>;
+}

@@ -1,0 +1,75 @@
+//! What people ask of the ledger and tell it, over any engine.
+//!
+//! Refuses to be on a worker's path: its questions take what indexes there are, and lock nothing but the one job that a
+//! verdict is passed on.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use super::engine::Engine;
+use super::reports;
+use crate::domain::job::JobId;
+use crate::ledger::operator::{By, Filter, JobLine, JobStory, Operator, Recalled, Refusal, Verdict};
+use crate::ledger::{LedgerError, StateCount};
+
+mod list;
+mod recall;
+mod story;
+mod verdict;
+
+/// The operators' face over any engine.
+pub struct SqlOperator {
+    engine: Arc<dyn Engine>,
+    list: list::Statements,
+    story: story::Statements,
+    recall: recall::Statements,
+    verdict: verdict::Statements,
+    reports: reports::Statements,
+}
+
+impl SqlOperator {
+    pub(in crate::ledger) fn new(engine: Arc<dyn Engine>) -> Self {
+        let dialect = engine.dialect();
+        Self {
+            engine,
+            list: list::Statements::new(dialect),
+            story: story::Statements::new(dialect),
+            recall: recall::Statements::new(dialect),
+            verdict: verdict::Statements::new(dialect),
+            reports: reports::Statements::new(dialect),
+        }
+    }
+}
+
+#[async_trait]
+impl Operator for SqlOperator {
+    async fn show(&self, id: &JobId) -> Result<Option<JobStory>, LedgerError> {
+        self.story.of(&*self.engine, id).await
+    }
+
+    async fn list(&self, filter: &Filter, after: Option<&JobId>, at_most: u32) -> Result<Vec<JobLine>, LedgerError> {
+        self.list.page(&*self.engine, filter, after, at_most).await
+    }
+
+    async fn counts(&self) -> Result<Vec<StateCount>, LedgerError> {
+        self.reports.state_counts(&*self.engine).await
+    }
+
+    async fn recall(&self, id: &JobId, verdict: &Verdict) -> Result<Result<Recalled, Refusal>, LedgerError> {
+        match self.verdict.look(&*self.engine, id, verdict).await? {
+            Ok(_) => self.recall.job(&*self.engine, id).await,
+            Err(refusal) => Ok(Err(refusal)),
+        }
+    }
+
+    async fn decide(
+        &self,
+        id: &JobId,
+        verdict: &Verdict,
+        seen_fence: Option<i64>,
+        by: &By,
+    ) -> Result<Result<(), Refusal>, LedgerError> {
+        self.verdict.pass(&*self.engine, id, verdict, seen_fence, by).await
+    }
+}

@@ -1,0 +1,158 @@
+//! Passing a verdict: looked at first, so that a refusal has its reason; then compared and set, with audit and event.
+//!
+//! Refuses to take a job from a request that is on the wire. A job that a worker has in hand unsent is taken from it: the
+//! fence moves on, so whatever that worker writes or begins afterwards is lost.
+
+use std::sync::Arc;
+
+use super::list::of;
+use crate::domain::job::JobId;
+use crate::ledger::LedgerError;
+use crate::ledger::operator::{By, Refusal, Verdict};
+use crate::ledger::sql::dialect::Dialect;
+use crate::ledger::sql::engine::{Args, Engine, Sql, Step, Value};
+use crate::ledger::sql::storable;
+
+/// How often a verdict looks again when a worker took the job between its statements.
+const LOOKS_MAX: u32 = 4;
+
+/// The trigger on `jobs` writes the audit row; who and why are told before or after, as the database can.
+enum Note {
+    Before(Sql),
+    After(Sql),
+}
+
+pub struct Statements {
+    look: Sql,
+    settle: Sql,
+    revive: Sql,
+    event: Sql,
+    note: Note,
+}
+
+impl Statements {
+    pub fn new(dialect: Dialect) -> Self {
+        let note = match dialect {
+            // For this transaction alone.
+            Dialect::Postgres => Note::Before(dialect.sql(
+                "SELECT set_config('sluicegate.os_user', $2, true) AS os_user, \
+                     set_config('sluicegate.because', COALESCE($3, ''), true) AS because WHERE $1 <> ''",
+            )),
+            Dialect::Sqlite => Note::After(dialect.sql(
+                "UPDATE job_audit SET os_user = $2, because = $3 \
+                 WHERE id = (SELECT max(id) FROM job_audit WHERE job_id = $1)",
+            )),
+        };
+        Self {
+            look: dialect.sql(
+                "SELECT state, fence, maybe_charged, \
+                     CASE WHEN expires_at <= {now} THEN 1 ELSE 0 END AS expired, \
+                     CASE WHEN scrubbed_at IS NOT NULL THEN 1 ELSE 0 END AS emptied, \
+                     (SELECT count(*) FROM attempts WHERE job_id = jobs.id AND ended_at IS NULL) AS attempts_open \
+                 FROM jobs WHERE id = $1",
+            ),
+            settle: dialect.sql(
+                "UPDATE jobs SET state = $4, fence = fence + 1, lease_owner = NULL, lease_until = NULL, reason = $5, \
+                     provider_reference = COALESCE($6, provider_reference), updated_at = {now} \
+                 WHERE id = $1 AND state = $2 AND fence = $3 RETURNING id",
+            ),
+            // What was sent when stays: the provider may have begun to remember the key then.
+            revive: dialect.sql(
+                "UPDATE jobs SET state = $4, fence = fence + 1, reason = $5, maybe_charged = $6, attempts = 0, \
+                     lookups = 0, resend = NULL, wake_at = {now}, revived_at = {now}, updated_at = {now} \
+                 WHERE id = $1 AND state = $2 AND fence = $3 AND lease_until IS NULL \
+                     AND (state = 'review' OR NOT maybe_charged) RETURNING id",
+            ),
+            event: dialect.sql(
+                "INSERT INTO outcome_events (job_id, provider, state, provider_reference, reason, attempts, at) \
+                 SELECT id, provider, state, provider_reference, reason, attempts, updated_at FROM jobs WHERE id = $1",
+            ),
+            note,
+        }
+    }
+
+    /// The fence of a job that the verdict can be passed on, or why it cannot.
+    pub async fn look(
+        &self,
+        engine: &dyn Engine,
+        id: &JobId,
+        verdict: &Verdict,
+    ) -> Result<Result<i64, Refusal>, LedgerError> {
+        let rows = engine.query(&self.look, of(id)).await?;
+        let Some(row) = rows.first() else { return Ok(Err(Refusal::NoSuchJob)) };
+        let state = row.text("state")?;
+        if state != verdict.from() {
+            return Ok(Err(Refusal::WrongState { state, wanted: verdict.from(), done: verdict.done() }));
+        }
+        if row.int("attempts_open")? > 0 {
+            return Ok(Err(Refusal::AttemptOpen));
+        }
+        if verdict.sends_again() && row.int("expired")? != 0 {
+            return Ok(Err(Refusal::Expired));
+        }
+        if verdict.sends_again() && row.int("emptied")? != 0 {
+            return Ok(Err(Refusal::Emptied));
+        }
+        row.int("fence").map(Ok)
+    }
+
+    pub async fn pass(
+        &self,
+        engine: &dyn Engine,
+        id: &JobId,
+        verdict: &Verdict,
+        seen_fence: Option<i64>,
+        by: &By,
+    ) -> Result<Result<(), Refusal>, LedgerError> {
+        for _ in 0..LOOKS_MAX {
+            let fence = match self.look(engine, id, verdict).await? {
+                Ok(fence) => fence,
+                Err(refusal) => return Ok(Err(refusal)),
+            };
+            if seen_fence.is_some_and(|seen| seen != fence) {
+                break;
+            }
+            if engine.atomically(self.steps(id, verdict, fence, by)).await?.is_some() {
+                return Ok(Ok(()));
+            }
+        }
+        Ok(Err(Refusal::Changed))
+    }
+
+    fn steps(&self, id: &JobId, verdict: &Verdict, fence: i64, by: &By) -> Vec<Step> {
+        let because = by.because.as_deref().map(storable);
+        let reason = match &because {
+            Some(because) => format!("{} by a person: {because}", verdict.done()),
+            None => format!("{} by a person", verdict.done()),
+        };
+        let mut change: Vec<Value> = vec![
+            id.as_str().into(),
+            verdict.from().into(),
+            fence.into(),
+            verdict.to().into(),
+            storable(&reason).into(),
+        ];
+        let step = |sql: &Sql, args: Args| Step { sql: sql.clone(), args, must_affect: true };
+        let note_args: Args = Arc::from([id.as_str().into(), storable(&by.os_user).into(), because.into()]);
+        let mut steps = Vec::new();
+        if let Note::Before(sql) = &self.note {
+            steps.push(step(sql, note_args.clone()));
+        }
+        if verdict.sends_again() {
+            change.push(false.into());
+            steps.push(step(&self.revive, Args::from(change)));
+        } else {
+            let reference = match verdict {
+                Verdict::Succeeded { reference } => reference.as_deref().map(storable),
+                _ => None,
+            };
+            change.push(reference.into());
+            steps.push(step(&self.settle, Args::from(change)));
+            steps.push(step(&self.event, of(id)));
+        }
+        if let Note::After(sql) = &self.note {
+            steps.push(step(sql, note_args));
+        }
+        steps
+    }
+}

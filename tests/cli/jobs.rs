@@ -1,0 +1,367 @@
+//! `jobs`, `dlq` and `status` on the embedded engines, in a directory of their own.
+
+use std::io::Write;
+use std::time::Duration;
+
+use clap::Parser as _;
+use serde_json::Value;
+use sluicegate::app::App;
+use sluicegate::cli::connect::Engines as _;
+use sluicegate::cli::console::Shape;
+use sluicegate::cli::{Cli, Console, Exit};
+use sluicegate::config;
+use sluicegate::domain::job::{Job, Token};
+use sluicegate::domain::outcome::FinalState;
+use sluicegate::domain::provider::ProviderName;
+use sluicegate::ledger::database::Database;
+use sluicegate::ledger::{AttemptEnd, Begun, Claim, JobState, Written};
+use sluicegate::provider::FrozenRequest;
+use sluicegate::queue::message::{CardNumbers, decode, encode};
+use sqlx::{AssertSqlSafe, Row as _};
+
+use crate::fakes::{Page, Ran};
+
+const LEASE: Duration = Duration::from_secs(60);
+
+struct Desk {
+    dir: tempfile::TempDir,
+    database: Database,
+}
+
+impl Desk {
+    /// Two providers, no payments.
+    async fn open() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let database = Database::open(&format!("sqlite://{}/ledger.db", dir.path().display()), 1).unwrap();
+        database.migrate().await.unwrap();
+        let desk = Self { dir, database };
+        for provider in ["acme", "bolt"] {
+            desk.sql(&format!("INSERT INTO providers (name, url) VALUES ('{provider}', 'https://x.example/')")).await;
+            desk.sql(&format!(
+                "INSERT INTO provider_limits (provider, name, max_requests, window_ms) \
+                 VALUES ('{provider}', 'per-second', 100, 1000)"
+            ))
+            .await;
+        }
+        desk
+    }
+
+    async fn sql(&self, sql: &str) {
+        let pool = self.database.sqlite_pool().unwrap();
+        sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&pool).await.unwrap();
+    }
+
+    /// A payment, with one attempt, in this state; `waiting` without any.
+    async fn payment(&self, id: &str, provider: &str, state: &str) -> Job {
+        let job = Job {
+            id: Token::new(id).unwrap(),
+            provider: ProviderName::new(provider).unwrap(),
+            amount: 1_299,
+            currency: "EUR".to_owned(),
+            account: None,
+            reference: Some("invoice 7".to_owned()),
+            idempotency_key: None,
+            cost: 1,
+            priority: 0,
+            not_before: None,
+            expires_at: None,
+            payload: Some(r#"{ "token" : "tok_secret" }"#.to_owned()),
+        };
+        let ledger = self.database.ledger();
+        let hash = decode(&encode(&job), &job.provider, CardNumbers::Off).unwrap().hash;
+        let Claim::Claimed(claimed) = ledger.claim(&job, hash, "worker-a", LEASE).await.unwrap() else {
+            panic!("{id} is there already")
+        };
+        let Some(state) = FinalState::from_name(state) else {
+            assert_eq!(ledger.release(&claimed.hold).await.unwrap(), Written::Kept);
+            return job;
+        };
+        let request = FrozenRequest {
+            method: "POST".to_owned(),
+            url: "https://x.example/".to_owned(),
+            idempotency_key: id.to_owned(),
+            content_type: "application/json".to_owned(),
+            body: br#"{"body":"secret"}"#.to_vec(),
+            account: None,
+            credential_fingerprint: "0123456789abcdef".to_owned(),
+        };
+        assert_eq!(ledger.begin_attempt(&claimed.hold, &request).await.unwrap(), Begun::Attempt(1));
+        let outcome = if state == FinalState::Review { "unknown" } else { "not_sent" };
+        let end = AttemptEnd { number: 1, outcome, status: None, detail: "why".to_owned(), counts: true };
+        let next = JobState::Final { state, reason: "gave up".to_owned(), reference: None };
+        assert_eq!(ledger.finish_attempt(&claimed.hold, &end, &next).await.unwrap(), Written::Kept);
+        job
+    }
+
+    async fn run(&self, line: &[&str]) -> Ran {
+        let database = format!("database.url=sqlite://{}/ledger.db", self.dir.path().display());
+        let cli = Cli::try_parse_from(["sluicegate", "--set", &database].iter().chain(line)).unwrap();
+        let config = config::load(None, [], &cli.set).unwrap();
+        let (out, err) = (Page::default(), Page::default());
+        let mut console = Console::new(Box::new(out.clone()), Box::new(err.clone()), Shape::Plain);
+        let app = App::default();
+        let result = sluicegate::cli::execute(&cli.command, &config, &app, &mut console).await;
+        console.flush().unwrap();
+        app.close().await;
+        let (out, err) = (out.text(), err.text());
+        assert!(!out.contains("secret") && !err.contains("secret"), "{line:?}: {out}{err}");
+        Ran { result, out, err }
+    }
+
+    async fn state(&self, id: &str) -> String {
+        let sql = AssertSqlSafe(format!("SELECT state FROM jobs WHERE id = '{id}'"));
+        sqlx::query_scalar(sql).fetch_one(&self.database.sqlite_pool().unwrap()).await.unwrap()
+    }
+
+    /// Bodies of the messages in a lane.
+    async fn queued(&self, provider: &str) -> Vec<Vec<u8>> {
+        let sql = "SELECT body FROM queue_messages WHERE queue = ?1 ORDER BY id";
+        let query = sqlx::query(sql).bind(format!("payments.{provider}"));
+        let rows = query.fetch_all(&self.database.sqlite_pool().unwrap()).await.unwrap();
+        rows.iter().map(|row| row.get(0)).collect()
+    }
+
+    fn file(&self, text: &str) -> String {
+        let path = self.dir.path().join("ids");
+        std::fs::File::create(&path).unwrap().write_all(text.as_bytes()).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+}
+
+fn exit(ran: &Ran) -> Exit {
+    ran.result.as_ref().map_or_else(sluicegate::cli::CommandError::exit, |exit| *exit)
+}
+
+#[tokio::test]
+async fn a_dead_payment_is_replayed_with_the_message_that_it_came_by() {
+    let desk = Desk::open().await;
+    let job = desk.payment("p1", "acme", "dead").await;
+    let ran = desk.run(&["dlq", "replay", "p1", "--because", "the provider is back"]).await;
+    assert_eq!((exit(&ran), ran.out.as_str(), ran.err.as_str()), (Exit::Fine, "p1: dead → waiting\n", ""));
+    let [body] = &desk.queued("acme").await[..] else { panic!("not one message") };
+    let again = decode(body, &job.provider, CardNumbers::Refuse).unwrap();
+    assert_eq!(again, decode(&encode(&job), &job.provider, CardNumbers::Refuse).unwrap());
+    // To its lane and its claim it is the job that it was.
+    let claim = desk.database.ledger().claim(&again.job, again.hash, "worker-b", LEASE).await.unwrap();
+    assert!(matches!(claim, Claim::Claimed(_)), "{claim:?}");
+
+    let again = desk.run(&["dlq", "replay", "p1"]).await;
+    assert_eq!(exit(&again), Exit::Failed);
+    assert_eq!(again.err, "p1: it is `waiting`; only a job that is `dead` can be replayed\n");
+    let unknown = desk.run(&["dlq", "replay", "p2"]).await;
+    assert_eq!((exit(&unknown), unknown.err.as_str()), (Exit::Failed, "p2: the ledger has no such job\n"));
+    assert_eq!(desk.queued("acme").await.len(), 1);
+
+    let story = desk.run(&["jobs", "show", "p1", "--json"]).await.json();
+    let audit = &story["audit"][0];
+    assert_eq!((audit["old_state"].as_str(), audit["because"].as_str()), (Some("dead"), Some("the provider is back")));
+    assert!(audit["os_user"].as_str().unwrap().contains('@'), "{audit}");
+}
+
+#[tokio::test]
+async fn all_dead_payments_or_those_of_a_provider_are_replayed_once_each() {
+    let desk = Desk::open().await;
+    for number in 0..20 {
+        desk.payment(&format!("a{number:02}"), "acme", "dead").await;
+    }
+    for id in ["b1", "b2"] {
+        desk.payment(id, "bolt", "dead").await;
+    }
+    desk.payment("r1", "bolt", "review").await;
+    let dry = desk.run(&["dlq", "replay", "--dry-run", "--json"]).await;
+    assert_eq!(exit(&dry), Exit::Fine);
+    assert_eq!(dry.json()["would_change"], serde_json::json!({ "acme": 20, "bolt": 2 }));
+    let dry = desk.run(&["dlq", "replay", "--dry-run"]).await;
+    assert!(dry.out.contains("acme") && dry.err.contains("nothing was changed"), "{}{}", dry.out, dry.err);
+    assert_eq!((desk.state("a00").await.as_str(), desk.queued("acme").await.len()), ("dead", 0));
+
+    let one = desk.run(&["dlq", "replay", "--provider", "bolt", "--json"]).await;
+    assert_eq!((exit(&one), one.json()["changed"].as_array().unwrap().len()), (Exit::Fine, 2));
+    assert_eq!((desk.queued("acme").await.len(), desk.queued("bolt").await.len()), (0, 2));
+    let rest = desk.run(&["dlq", "replay", "--rate", "1000"]).await;
+    assert_eq!((exit(&rest), rest.out.lines().count()), (Exit::Fine, 20));
+    assert_eq!((desk.queued("acme").await.len(), desk.queued("bolt").await.len()), (20, 2));
+    assert_eq!(desk.state("r1").await, "review");
+    let none = desk.run(&["dlq", "list"]).await;
+    assert_eq!((none.out.as_str(), none.err.as_str()), ("", "no such payments\n"));
+}
+
+#[tokio::test]
+async fn payments_are_sent_again_no_faster_than_asked() {
+    let desk = Desk::open().await;
+    for number in 0..4 {
+        desk.payment(&format!("p{number}"), "acme", "dead").await;
+    }
+    let began = std::time::Instant::now();
+    assert_eq!(exit(&desk.run(&["dlq", "replay", "--rate", "10"]).await), Exit::Fine);
+    // Three turns after the first; a slow machine takes longer, never less.
+    assert!(began.elapsed() >= Duration::from_millis(300), "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn what_cannot_be_sent_again_stays_as_it_was() {
+    let desk = Desk::open().await;
+    for id in ["emptied", "altered", "orphan", "card"] {
+        desk.payment(id, "acme", "dead").await;
+    }
+    desk.sql("UPDATE jobs SET payload = NULL WHERE id = 'emptied'").await;
+    desk.sql("UPDATE jobs SET amount = 9 WHERE id = 'altered'").await;
+    desk.sql("UPDATE jobs SET provider = 'gone' WHERE id = 'orphan'").await;
+    desk.sql(r#"UPDATE jobs SET payload = '{"n":"4242424242424242"}' WHERE id = 'card'"#).await;
+    for (id, part) in [
+        ("emptied", "was emptied"),
+        ("altered", "no longer says what was recorded"),
+        ("orphan", "provider `gone` has no row"),
+        ("card", "card_number"),
+    ] {
+        let ran = desk.run(&["dlq", "replay", id]).await;
+        assert_eq!(exit(&ran), Exit::Failed);
+        assert!(ran.err.starts_with(&format!("{id}: ")) && ran.err.contains(part), "{}", ran.err);
+        assert!(!ran.err.contains("4242"), "{}", ran.err);
+        assert_eq!(desk.state(id).await, "dead");
+    }
+    assert!(desk.queued("acme").await.is_empty());
+}
+
+#[tokio::test]
+async fn a_message_that_is_not_confirmed_is_named_and_ends_the_run() {
+    let desk = Desk::open().await;
+    for id in ["p1", "p2", "p3", "p4"] {
+        desk.payment(id, "acme", "dead").await;
+    }
+    desk.sql(
+        "CREATE TRIGGER full BEFORE INSERT ON queue_messages WHEN instr(NEW.body, '\"p2\"') \
+         BEGIN SELECT raise(ABORT, 'full'); END",
+    )
+    .await;
+    let ran = desk.run(&["dlq", "replay", "--rate", "5", "--json"]).await;
+    assert_eq!(exit(&ran), Exit::Failed);
+    let report = ran.json();
+    assert_eq!((&report["changed"], &report["unpublished"][0]["id"]), (&serde_json::json!(["p1"]), &"p2".into()));
+    assert!(ran.err.contains("p2: waiting in the ledger") && ran.err.contains("stopped"), "{}", ran.err);
+    // The ledger first: the payment waits, and its message is what is missing. Those behind it are as they were.
+    for (id, state) in [("p1", "waiting"), ("p2", "waiting"), ("p3", "dead"), ("p4", "dead")] {
+        assert_eq!(desk.state(id).await, state, "{id}");
+    }
+    assert_eq!(desk.queued("acme").await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_broker_that_is_away_changes_nothing() {
+    let desk = Desk::open().await;
+    desk.payment("p1", "acme", "dead").await;
+    let ran = desk.run(&["--set", "queue.url=amqp://127.0.0.1:1/%2f", "dlq", "replay", "p1"]).await;
+    let (error, code) = ran.failure();
+    assert!(error.contains("broker away") && code == Exit::Failed, "{error}");
+    assert_eq!(desk.state("p1").await, "dead");
+}
+
+#[tokio::test]
+async fn a_review_is_settled_or_sent_again() {
+    let desk = Desk::open().await;
+    for id in ["p1", "p2", "p3"] {
+        desk.payment(id, "acme", "review").await;
+    }
+    let dry = desk.run(&["jobs", "resolve", "p1", "--as", "declined", "--dry-run", "--json"]).await;
+    assert_eq!((&dry.json()["would_change"]["acme"], desk.state("p1").await.as_str()), (&1.into(), "review"));
+    let ran = desk.run(&["jobs", "resolve", "p1", "--as", "succeeded", "--reference", "ch_7"]).await;
+    assert_eq!((exit(&ran), ran.out.as_str()), (Exit::Fine, "p1: review → succeeded\n"));
+    let ran = desk.run(&["jobs", "resolve", "p2", "--as", "declined"]).await;
+    assert_eq!((exit(&ran), ran.out.as_str()), (Exit::Fine, "p2: review → declined\n"));
+    assert!(desk.queued("acme").await.is_empty());
+    let ran = desk.run(&["jobs", "resolve", "p3", "--as", "resend"]).await;
+    assert_eq!((exit(&ran), ran.out.as_str()), (Exit::Fine, "p3: review → waiting\n"));
+    assert_eq!(desk.queued("acme").await.len(), 1);
+    let story = desk.run(&["jobs", "show", "p1", "--json"]).await.json();
+    assert_eq!((&story["state"], &story["provider_reference"]), (&"succeeded".into(), &"ch_7".into()));
+    for finding in ["succeeded", "declined", "resend"] {
+        let ran = desk.run(&["jobs", "resolve", "p1", "--as", finding]).await;
+        assert_eq!(exit(&ran), Exit::Failed);
+        assert!(ran.err.starts_with("p1: it is `succeeded`; only a job that is `review`"), "{}", ran.err);
+    }
+}
+
+#[tokio::test]
+async fn a_file_of_ids_is_cancelled_but_for_its_bad_lines() {
+    let desk = Desk::open().await;
+    for (id, state) in [("p1", "waiting"), ("p2", "waiting"), ("p3", "review"), ("p4", "waiting")] {
+        desk.payment(id, "acme", state).await;
+    }
+    let file = desk.file(&format!("p1\n\n  p2\r\nno id\np3\nnobody\n{}\np1\np4", "x".repeat(2_000)));
+    let ran = desk.run(&["jobs", "cancel", "--file", &file]).await;
+    assert_eq!(exit(&ran), Exit::Failed);
+    let mut out: Vec<&str> = ran.out.lines().collect();
+    out.sort_unstable();
+    assert_eq!(out, ["p1: waiting → cancelled", "p2: waiting → cancelled", "p4: waiting → cancelled"]);
+    let mut numbers: Vec<&str> = ran.err.lines().map(|line| line.split(':').next().unwrap()).collect();
+    numbers.sort_unstable();
+    // One of the two lines of p1 comes second.
+    let second = if ran.err.contains("line 1:") { "line 1" } else { "line 8" };
+    let mut expected = vec!["line 4", "line 5", "line 6", "line 7", second];
+    expected.sort_unstable();
+    assert_eq!(numbers, expected, "{}", ran.err);
+    assert!(ran.err.contains("line 5: p3: it is `review`") && !ran.err.contains("no id"), "{}", ran.err);
+    for (id, state) in [("p1", "cancelled"), ("p2", "cancelled"), ("p3", "review"), ("p4", "cancelled")] {
+        assert_eq!(desk.state(id).await, state);
+    }
+    let json = desk.run(&["jobs", "cancel", "--file", &file, "--json"]).await.json();
+    let refused: Vec<&Value> = json["refused"].as_array().unwrap().iter().map(|bad| &bad["line"]).collect();
+    assert_eq!((refused.len(), json["changed"].as_array().unwrap().len()), (8, 0));
+    let (error, _) = desk.run(&["jobs", "cancel", "--file", "/nonexistent"]).await.failure();
+    assert!(error.contains("/nonexistent"), "{error}");
+}
+
+#[tokio::test]
+async fn lists_are_pages_and_a_story_is_whole() {
+    let desk = Desk::open().await;
+    for (id, provider, state) in
+        [("p1", "acme", "dead"), ("p2", "bolt", "dead"), ("p3", "acme", "review"), ("p4", "acme", "waiting")]
+    {
+        desk.payment(id, provider, state).await;
+    }
+    let ids = |json: &Value| -> Vec<String> {
+        json["jobs"].as_array().unwrap().iter().map(|job| job["id"].as_str().unwrap().to_owned()).collect()
+    };
+    let page = desk.run(&["jobs", "list", "--limit", "3", "--json"]).await.json();
+    assert_eq!((ids(&page), &page["next"]), (vec!["p1".into(), "p2".into(), "p3".into()], &"p3".into()));
+    let page = desk.run(&["jobs", "list", "--limit", "3", "--after", "p3", "--json"]).await.json();
+    assert_eq!((ids(&page), &page["next"]), (vec!["p4".into()], &Value::Null));
+    let page = desk.run(&["jobs", "list", "--state", "review", "--provider", "acme", "--json"]).await.json();
+    assert_eq!(ids(&page), ["p3"]);
+    assert_eq!(ids(&desk.run(&["dlq", "list", "--json"]).await.json()), ["p1", "p2"]);
+    let table = desk.run(&["dlq", "list", "--limit", "1"]).await;
+    assert!(table.out.contains("1299 EUR") && table.err == "more behind `--after p1`\n", "{}{}", table.out, table.err);
+
+    assert_eq!(exit(&desk.run(&["dlq", "discard", "p1", "--yes", "--because", "a test"]).await), Exit::Fine);
+    let story = desk.run(&["jobs", "show", "p1"]).await;
+    for part in ["26 bytes, sha256", "17 bytes, sha256", "not_sent", "cancelled", "discarded by a person: a test"] {
+        assert!(story.out.contains(part), "{part}: {}", story.out);
+    }
+    let (error, code) = desk.run(&["dlq", "show", "p1"]).await.failure();
+    assert!(error.contains("`cancelled`, not `dead`") && code == Exit::Failed, "{error}");
+    assert!(desk.run(&["jobs", "show", "nobody"]).await.failure().0.contains("no such job"));
+    assert_eq!(exit(&desk.run(&["dlq", "show", "p2"]).await), Exit::Fine);
+}
+
+#[tokio::test]
+async fn the_status_counts_every_payment_once() {
+    let desk = Desk::open().await;
+    for (id, provider, state) in
+        [("p1", "acme", "dead"), ("p2", "acme", "dead"), ("p3", "acme", "waiting"), ("p4", "bolt", "review")]
+    {
+        desk.payment(id, provider, state).await;
+    }
+    desk.sql("UPDATE jobs SET provider = 'gone' WHERE id = 'p4'").await;
+    desk.sql("UPDATE providers SET paused = 1 WHERE name = 'bolt'").await;
+    let status = desk.run(&["status", "--json"]).await.json();
+    let line = |at: usize| &status["providers"][at];
+    assert_eq!((&line(0)["provider"], &line(0)["state"]), (&"acme".into(), &"enabled".into()));
+    assert_eq!((&line(0)["jobs"]["dead"], &line(0)["jobs"]["waiting"]), (&2.into(), &1.into()));
+    assert_eq!((&line(1)["state"], &line(1)["limits"]), (&"paused".into(), &"100/1s".into()));
+    assert_eq!((&line(2)["state"], &line(2)["jobs"]["review"]), (&"no row".into(), &1.into()));
+    let all = status["providers"].as_array().unwrap().iter();
+    let jobs = all.flat_map(|line| line["jobs"].as_object().unwrap().values()).filter_map(Value::as_i64).sum::<i64>();
+    assert_eq!(jobs, 4);
+    let table = desk.run(&["status"]).await;
+    assert_eq!(table.out.lines().count(), 4, "{}", table.out);
+}

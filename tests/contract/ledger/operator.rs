@@ -1,0 +1,324 @@
+//! What people ask the ledger and tell it: every verdict on every state, who wins against a worker, what is audited.
+
+use sluicegate::domain::job::JobId;
+use sluicegate::domain::outcome::FinalState;
+use sluicegate::ledger::operator::{By, Filter, JobStory, Operator, Refusal, STATES, Verdict};
+use sluicegate::ledger::{AttemptEnd, Begun, JobState, Written};
+
+use super::*;
+
+mod audit;
+mod races;
+
+on_every_database!(
+    every_verdict_on_every_state,
+    what_is_sent_again_keeps_its_request_and_begins_anew,
+    what_would_expire_or_was_emptied_is_not_sent_again,
+    a_job_is_recalled_as_it_was_recorded,
+    pages_go_by_id_and_leave_nothing_out,
+    a_story_tells_everything_but_the_secrets,
+);
+
+fn verdicts() -> [Verdict; 6] {
+    [
+        Verdict::Succeeded { reference: Some("ch_9".to_owned()) },
+        Verdict::Declined,
+        Verdict::Resend,
+        Verdict::Cancel,
+        Verdict::Replay,
+        Verdict::Discard,
+    ]
+}
+
+fn by() -> By {
+    By { os_user: "alice@desk".to_owned(), because: Some("asked the provider".to_owned()) }
+}
+
+fn id(text: &str) -> JobId {
+    Token::new(text).unwrap()
+}
+
+fn settled(state: FinalState) -> JobState {
+    JobState::Final { state, reason: "settled".to_owned(), reference: None }
+}
+
+impl Fixture {
+    fn operator(&self) -> Arc<dyn Operator> {
+        self.database.operator()
+    }
+
+    async fn decide(&self, text: &str, verdict: &Verdict) -> Result<(), Refusal> {
+        self.operator().decide(&id(text), verdict, None, &by()).await.unwrap()
+    }
+
+    async fn story(&self, text: &str) -> JobStory {
+        self.operator().show(&id(text)).await.unwrap().unwrap()
+    }
+
+    /// One whole attempt of a new job, with this outcome and what follows.
+    async fn attempted(&self, text: &str, outcome: &'static str, next: &JobState) -> Hold {
+        let hold = self.take(&job(text)).await.hold;
+        let Begun::Attempt(number) = self.ledger().begin_attempt(&hold, &request(text)).await.unwrap() else {
+            panic!("lost")
+        };
+        let end = AttemptEnd { number, outcome, status: None, detail: "said so".to_owned(), counts: true };
+        assert_eq!(self.ledger().finish_attempt(&hold, &end, next).await.unwrap(), Written::Kept);
+        hold
+    }
+
+    /// Brings a new job into a situation; its id is the situation's name.
+    async fn bring(&self, situation: &'static str) {
+        let (ledger, wait) = (self.ledger(), Duration::ZERO);
+        match situation {
+            "waiting-in-hand" => drop(self.take(&job(situation)).await),
+            "waiting" => {
+                let hold = self.take(&job(situation)).await.hold;
+                assert_eq!(ledger.release(&hold).await.unwrap(), Written::Kept);
+            }
+            "waiting-throttled" => {
+                let next = JobState::Waiting { wait, reason: "throttled".to_owned() };
+                self.attempted(situation, "throttled", &next).await;
+            }
+            "sending" | "sending-lost" => {
+                let hold = self.take(&job(situation)).await.hold;
+                let begun = ledger.begin_attempt(&hold, &request(situation)).await.unwrap();
+                assert_eq!(begun, Begun::Attempt(1));
+            }
+            "unknown" => {
+                let next = JobState::Unknown { wait, reason: "no answer".to_owned() };
+                self.attempted(situation, "unknown", &next).await;
+            }
+            "review-unknown" => drop(self.attempted(situation, "unknown", &settled(FinalState::Review)).await),
+            "review-rejected" => drop(self.attempted(situation, "rejected", &settled(FinalState::Review)).await),
+            "cancelled" => {
+                self.take(&job(situation)).await;
+                self.decide(situation, &Verdict::Cancel).await.unwrap();
+            }
+            other => {
+                let state = FinalState::from_name(other).unwrap();
+                self.attempted(situation, "not_sent", &settled(state)).await;
+            }
+        }
+    }
+
+    /// All that a refused verdict must leave alone.
+    async fn picture(&self, text: &str) -> String {
+        let job = format!(
+            "SELECT state || fence || attempts || maybe_charged || wake_at || updated_at || coalesce(reason, '') || \
+                 coalesce(lease_owner, '') || coalesce(provider_reference, '') FROM jobs WHERE id = '{text}'"
+        );
+        let beside = format!(
+            "SELECT (SELECT count(*) FROM outcome_events WHERE job_id = '{text}') || '|' || \
+                 (SELECT count(*) FROM job_audit WHERE job_id = '{text}')"
+        );
+        format!("{} {}", self.one(&job).await, self.one(&beside).await)
+    }
+}
+
+const SITUATIONS: [&str; 12] = [
+    "waiting",
+    "waiting-in-hand",
+    "waiting-throttled",
+    "sending",
+    "unknown",
+    "review-unknown",
+    "review-rejected",
+    "dead",
+    "succeeded",
+    "declined",
+    "expired",
+    "cancelled",
+];
+
+/// What becomes of it; `None`: refused.
+fn becomes(situation: &str, verdict: &Verdict) -> Option<&'static str> {
+    match (situation, verdict) {
+        ("review-unknown" | "review-rejected", Verdict::Succeeded { .. }) => Some("succeeded"),
+        ("review-unknown" | "review-rejected", Verdict::Declined) => Some("declined"),
+        ("review-unknown" | "review-rejected", Verdict::Resend) => Some("waiting"),
+        ("waiting" | "waiting-in-hand" | "waiting-throttled", Verdict::Cancel) => Some("cancelled"),
+        ("dead", Verdict::Replay) => Some("waiting"),
+        ("dead", Verdict::Discard) => Some("cancelled"),
+        _ => None,
+    }
+}
+
+async fn every_verdict_on_every_state(kind: Kind) {
+    for verdict in verdicts() {
+        let fixture = Fixture::migrated(kind).await;
+        for situation in SITUATIONS {
+            fixture.bring(situation).await;
+            let before = fixture.story(situation).await;
+            let picture = fixture.picture(situation).await;
+            let decided = fixture.decide(situation, &verdict).await;
+            let after = fixture.story(situation).await;
+            let Some(state) = becomes(situation, &verdict) else {
+                let refusal = decided.expect_err(situation);
+                let named = Refusal::WrongState {
+                    state: before.line.state.clone(),
+                    wanted: verdict.from(),
+                    done: verdict.done(),
+                };
+                assert_eq!(refusal, named, "{situation} {verdict:?}");
+                assert!(refusal.to_string().contains(&format!("`{}`", before.line.state)), "{refusal}");
+                assert_eq!(fixture.picture(situation).await, picture, "{situation} {verdict:?}");
+                continue;
+            };
+            assert_eq!(decided, Ok(()), "{situation} {verdict:?}");
+            assert_eq!(after.line.state, state);
+            let reason = after.line.reason.as_deref().unwrap();
+            assert!(reason.ends_with("by a person: asked the provider"), "{reason}");
+            assert_eq!((after.lease_owner, after.lease_until), (None, None));
+            let [audit] = &after.audit[before.audit.len()..] else { panic!("{:?}", after.audit) };
+            assert_eq!((audit.old_state.as_str(), audit.new_state.as_deref()), (verdict.from(), Some(state)));
+            assert_eq!(audit.os_user.as_deref(), Some("alice@desk"));
+            assert_eq!(audit.because.as_deref(), Some("asked the provider"));
+            assert_eq!(audit.cleared_maybe_charged, situation == "review-unknown" && verdict == Verdict::Resend);
+            let told: Vec<&str> = after.events[before.events.len()..].iter().map(|e| e.state.as_str()).collect();
+            assert_eq!(told, if state == "waiting" { vec![] } else { vec![state] }, "{situation} {verdict:?}");
+            let reference = (state == "succeeded").then(|| "ch_9".to_owned());
+            assert_eq!(after.line.provider_reference, reference);
+        }
+        assert_eq!(fixture.decide("nobody", &verdict).await, Err(Refusal::NoSuchJob));
+        // A second time it is where it went, and nothing else.
+        let fence = "SELECT sum(fence) FROM jobs";
+        let before = fixture.one(fence).await;
+        for situation in SITUATIONS.iter().filter(|s| becomes(s, &verdict).is_some()) {
+            assert!(matches!(fixture.decide(situation, &verdict).await, Err(Refusal::WrongState { .. })));
+        }
+        assert_eq!(fixture.one(fence).await, before);
+    }
+}
+
+async fn what_is_sent_again_keeps_its_request_and_begins_anew(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    for (situation, verdict) in [("review-unknown", Verdict::Resend), ("dead", Verdict::Replay)] {
+        fixture.bring(situation).await;
+        // Long ago, as most reviews are.
+        let old = if kind == Kind::Postgres { "created_at - interval '9 days'" } else { "created_at - 777600000" };
+        fixture.sql(&format!("UPDATE jobs SET created_at = {old} WHERE id = '{situation}'")).await.unwrap();
+        fixture.decide(situation, &verdict).await.unwrap();
+        let story = fixture.story(situation).await;
+        assert_eq!((story.line.attempts, story.maybe_charged), (0, false), "{situation}");
+        assert!(story.revived_at.is_some());
+        let claimed = fixture.take(&job(situation)).await;
+        assert_eq!((claimed.attempts, claimed.unknown, claimed.wait), (0, false, Duration::ZERO), "{situation}");
+        assert!(claimed.age < Duration::from_secs(60), "{situation} is {:?} old", claimed.age);
+        // The provider may still know the key: the same request, and since when it may know it.
+        let (frozen, _) = claimed.frozen.unwrap();
+        assert_eq!(frozen, request(situation));
+        assert_eq!(story.first_sent_at.is_some(), situation == "review-unknown");
+        assert_eq!(fixture.ledger().begin_attempt(&claimed.hold, &frozen).await.unwrap(), Begun::Attempt(2));
+    }
+    // A dead job is surely not charged: the database knows no other.
+    fixture.bring("expired").await;
+    let error = fixture.sql("UPDATE jobs SET state = 'dead', maybe_charged = (1 = 1) WHERE id = 'expired'").await;
+    assert!(error.unwrap_err().contains("maybe_charged_is_never"));
+}
+
+async fn what_would_expire_or_was_emptied_is_not_sent_again(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    for (situation, verdict) in [("review-unknown", Verdict::Resend), ("dead", Verdict::Replay)] {
+        fixture.bring(situation).await;
+        let past = if kind == Kind::Postgres { "now() - interval '1 second'" } else { "unixepoch() * 1000 - 1000" };
+        for (change, refusal) in [
+            (format!("expires_at = {past}"), Refusal::Expired),
+            ("expires_at = NULL, frozen_body = ''".to_owned(), Refusal::Emptied),
+        ] {
+            let change = if kind == Kind::Postgres { change } else { change.replace("''", "x''") };
+            fixture.sql(&format!("UPDATE jobs SET {change} WHERE id = '{situation}'")).await.unwrap();
+            let picture = fixture.picture(situation).await;
+            assert_eq!(fixture.decide(situation, &verdict).await, Err(refusal.clone()), "{situation}");
+            let recalled = fixture.operator().recall(&id(situation), &verdict).await.unwrap();
+            assert_eq!(recalled, Err(refusal));
+            assert_eq!(fixture.picture(situation).await, picture);
+        }
+    }
+    // Settling it says nothing of sending.
+    assert_eq!(fixture.decide("review-unknown", &Verdict::Declined).await, Ok(()));
+    assert_eq!(fixture.decide("dead", &Verdict::Discard).await, Ok(()));
+}
+
+async fn a_job_is_recalled_as_it_was_recorded(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let whole = Job {
+        idempotency_key: Some(Token::new("key-7").unwrap()),
+        cost: 3,
+        priority: 9,
+        not_before: Some(sluicegate::domain::time::EpochMs(1_700_000_000_123)),
+        expires_at: Some(sluicegate::domain::time::EpochMs(4_100_000_000_987)),
+        ..job("whole")
+    };
+    let bare = Job { account: None, reference: None, payload: None, ..job("bare") };
+    for job in [whole, bare] {
+        let hold = fixture.take(&job).await.hold;
+        assert_eq!(fixture.ledger().put_down(&hold, &settled(FinalState::Dead)).await.unwrap(), Written::Kept);
+        let recalled = fixture.operator().recall(&job.id, &Verdict::Replay).await.unwrap().unwrap();
+        assert_eq!((recalled.job, recalled.hash, recalled.fence), (job.clone(), hash(1), hold.fence));
+        // What was seen is what is decided on.
+        let stale = Some(recalled.fence - 1);
+        let decided = fixture.operator().decide(&job.id, &Verdict::Replay, stale, &by()).await.unwrap();
+        assert_eq!(decided, Err(Refusal::Changed));
+        assert_eq!(fixture.state(job.id.as_str()).await, "dead");
+    }
+}
+
+async fn pages_go_by_id_and_leave_nothing_out(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let operator = fixture.operator();
+    assert_eq!(operator.list(&Filter { state: Some("dead"), provider: None }, None, 5).await.unwrap(), []);
+    for number in 0..14 {
+        let provider = ["adyen", "stripe", "wise"][number % 3];
+        let hold = fixture.take(&Job { provider: name(provider), ..job(&format!("p{number:02}")) }).await.hold;
+        if number % 2 == 0 {
+            assert_eq!(fixture.ledger().put_down(&hold, &settled(FinalState::Dead)).await.unwrap(), Written::Kept);
+        }
+    }
+    let all = async |filter: Filter, at_most: u32| {
+        let (mut found, mut after) = (Vec::new(), None);
+        loop {
+            let page = operator.list(&filter, after.as_ref(), at_most).await.unwrap();
+            assert!(page.len() <= at_most as usize);
+            let Some(last) = page.last() else { return found };
+            after = Some(id(&last.id));
+            found.extend(page.into_iter().map(|line| line.id));
+        }
+    };
+    let numbers = |step: fn(&usize) -> bool| (0..14).filter(step).map(|n| format!("p{n:02}")).collect::<Vec<_>>();
+    let wise = Some(name("wise"));
+    for at_most in [1, 3, 100] {
+        assert_eq!(all(Filter::default(), at_most).await, numbers(|_| true));
+        assert_eq!(all(Filter { state: Some("dead"), provider: None }, at_most).await, numbers(|n| n % 2 == 0));
+        assert_eq!(all(Filter { state: None, provider: wise.clone() }, at_most).await, numbers(|n| n % 3 == 2));
+        let both = Filter { state: Some("dead"), provider: wise.clone() };
+        assert_eq!(all(both, at_most).await, numbers(|n| n % 3 == 2 && n % 2 == 0));
+    }
+    let counts = operator.counts().await.unwrap();
+    assert_eq!(counts.iter().map(|count| count.jobs).sum::<i64>(), 14);
+    assert!(counts.iter().all(|count| STATES.contains(&count.state.as_str())));
+}
+
+async fn a_story_tells_everything_but_the_secrets(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    assert_eq!(fixture.operator().show(&id("nobody")).await.unwrap(), None);
+    fixture.bring("review-unknown").await;
+    let story = fixture.story("review-unknown").await;
+    assert_eq!((story.line.amount, story.line.currency.as_str(), story.line.attempts), (1_299, "EUR", 1));
+    let [attempt] = story.attempts.as_slice() else { panic!("{:?}", story.attempts) };
+    assert_eq!((attempt.number, attempt.outcome.as_deref(), attempt.counted), (1, Some("unknown"), Some(true)));
+    assert!(attempt.ended_at >= Some(attempt.began_at) && story.maybe_charged);
+    let payload = story.payload.as_ref().unwrap();
+    assert_eq!(payload.bytes, 18);
+    // Said by sha256sum.
+    assert_eq!(payload.sha256, "88f19ee7db81ace1a300ed953bf662fd91eec7fce84bb315da79def77b0ebc18");
+    let request = story.request.as_ref().unwrap();
+    assert_eq!((request.method.as_str(), request.body.bytes), ("POST", 23));
+    let json = serde_json::to_string(&story).unwrap();
+    for secret in ["tok_1", r#"{\"id\""#, "0123456789abcdef"] {
+        assert!(!json.contains(secret), "{secret} in {json}");
+    }
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&json["state"], &json["requests"][0]["number"]), (&"review".into(), &1.into()));
+    let at = json["created_at"].as_str().unwrap();
+    assert!(at.len() == 24 && at.ends_with('Z'), "{at}");
+}

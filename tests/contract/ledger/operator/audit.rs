@@ -1,0 +1,88 @@
+//! Plain SQL counts as much as a command: it is audited, and what it makes final is told.
+
+use super::*;
+
+on_every_database!(
+    plain_sql_is_audited_and_told,
+    what_workers_do_is_not_audited,
+    a_verdict_whose_audit_fails_is_not_passed,
+);
+
+/// Jobs that somebody else had in hand, too.
+const BY_HAND: [(&str, &str, &str); 7] = [
+    ("review-unknown", "state = 'succeeded', provider_reference = 'ch_1'", "succeeded"),
+    ("review-rejected", "state = 'waiting', maybe_charged = (1 = 0), attempts = 0", "waiting"),
+    ("dead", "state = 'waiting'", "waiting"),
+    ("waiting", "state = 'cancelled'", "cancelled"),
+    ("waiting-in-hand", "state = 'cancelled', lease_owner = NULL, lease_until = NULL", "cancelled"),
+    ("waiting-throttled", "state = 'succeeded'", "succeeded"),
+    ("unknown", "state = 'declined', maybe_charged = (1 = 0)", "declined"),
+];
+
+async fn plain_sql_is_audited_and_told(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    for (situation, change, state) in BY_HAND {
+        fixture.bring(situation).await;
+        let before = fixture.story(situation).await;
+        fixture.sql(&format!("UPDATE jobs SET {change} WHERE id = '{situation}'")).await.unwrap();
+        let after = fixture.story(situation).await;
+        let [audit] = after.audit.as_slice() else { panic!("{situation}: {:?}", after.audit) };
+        assert_eq!((audit.old_state.as_str(), audit.new_state.as_deref()), (&*before.line.state, Some(state)));
+        assert_eq!(audit.cleared_maybe_charged, before.maybe_charged && !after.maybe_charged);
+        let who = if kind == Kind::Postgres { "postgres" } else { "database file" };
+        assert_eq!((audit.who.as_str(), &audit.os_user, &audit.because), (who, &None, &None));
+        let told: Vec<&str> = after.events[before.events.len()..].iter().map(|event| event.state.as_str()).collect();
+        assert_eq!(told, if state == "waiting" { vec![] } else { vec![state] }, "{situation}");
+    }
+    // The lease went, so the worker that had it in hand lost it.
+    fixture.sql("UPDATE jobs SET maybe_charged = (1 = 0) WHERE id = 'review-unknown'").await.unwrap();
+    let audit = fixture.story("review-unknown").await.audit;
+    assert_eq!((audit.len(), audit[1].cleared_maybe_charged), (2, true));
+    fixture.take(&job("deleted")).await;
+    fixture.sql("DELETE FROM jobs WHERE id = 'deleted'").await.unwrap();
+    let deleted = "SELECT old_state || '|' || coalesce(new_state, 'none') FROM job_audit WHERE job_id = 'deleted'";
+    assert_eq!(fixture.one(deleted).await, "waiting|none");
+    if kind == Kind::Postgres {
+        assert!(fixture.sql("TRUNCATE jobs CASCADE").await.unwrap_err().contains("not be audited"));
+    }
+}
+
+async fn what_workers_do_is_not_audited(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    for situation in SITUATIONS.iter().filter(|situation| **situation != "cancelled") {
+        fixture.bring(situation).await;
+    }
+    // A lost worker's job is taken over, and settled from unknown without another request.
+    fixture.bring("sending-lost").await;
+    let hold = Hold { id: id("sending-lost"), fence: 1 };
+    fixture.expire_lease(&hold).await;
+    let taken = fixture.take(&job("sending-lost")).await;
+    assert!(taken.unknown);
+    assert_eq!(fixture.ledger().put_down(&taken.hold, &settled(FinalState::Succeeded)).await.unwrap(), Written::Kept);
+    for state in [FinalState::Dead, FinalState::Expired, FinalState::Review] {
+        let hold = fixture.take(&job(&format!("put-{}", state.name()))).await.hold;
+        assert_eq!(fixture.ledger().put_down(&hold, &settled(state)).await.unwrap(), Written::Kept);
+    }
+    assert_eq!(fixture.one("SELECT count(*) FROM job_audit").await, "0");
+    let doubly = "SELECT count(*) FROM (SELECT job_id FROM outcome_events GROUP BY job_id HAVING count(*) > 1) AS t";
+    assert_eq!(fixture.one(doubly).await, "0");
+}
+
+/// All or nothing.
+async fn a_verdict_whose_audit_fails_is_not_passed(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.bring("dead").await;
+    let picture = fixture.picture("dead").await;
+    match kind {
+        Kind::Postgres => {
+            fixture.sql("ALTER TABLE job_audit ADD CHECK (job_id <> 'dead')").await.unwrap();
+            fixture.operator().decide(&id("dead"), &Verdict::Replay, None, &by()).await.unwrap_err();
+        }
+        _ => {
+            fixture.sql("DROP TRIGGER jobs_record_decision").await.unwrap();
+            let decided = fixture.operator().decide(&id("dead"), &Verdict::Replay, None, &by()).await.unwrap();
+            assert_eq!(decided, Err(Refusal::Changed));
+        }
+    }
+    assert_eq!(fixture.picture("dead").await, picture);
+}

@@ -1,0 +1,98 @@
+//! A person and a worker, or two people, at the same job at once: one of them wins, and the other is told.
+
+use super::*;
+
+on_every_database!(
+    a_worker_loses_a_job_that_is_cancelled_in_its_hands,
+    a_late_worker_writes_nothing_over_a_verdict,
+    a_cancellation_and_a_request_never_both_happen,
+    of_many_verdicts_one_counts,
+);
+
+async fn assert_lost(fixture: &Fixture, hold: &Hold, number: u32) {
+    let ledger = fixture.ledger();
+    let before = fixture.picture(hold.id.as_str()).await;
+    let end = AttemptEnd { number, outcome: "accepted", status: Some(200), detail: String::new(), counts: true };
+    let waiting = JobState::Waiting { wait: SECOND, reason: "x".to_owned() };
+    assert_eq!(ledger.begin_attempt(hold, &request(hold.id.as_str())).await.unwrap(), Begun::Lost);
+    for next in [&settled(FinalState::Succeeded), &waiting] {
+        assert_eq!(ledger.finish_attempt(hold, &end, next).await.unwrap(), Written::Lost);
+        assert_eq!(ledger.put_down(hold, next).await.unwrap(), Written::Lost);
+    }
+    assert_eq!(ledger.release(hold).await.unwrap(), Written::Lost);
+    assert_eq!(ledger.renew(std::slice::from_ref(hold), LEASE).await.unwrap(), std::slice::from_ref(hold));
+    assert_eq!(fixture.picture(hold.id.as_str()).await, before);
+}
+
+async fn a_worker_loses_a_job_that_is_cancelled_in_its_hands(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let hold = fixture.take(&job("p1")).await.hold;
+    fixture.decide("p1", &Verdict::Cancel).await.unwrap();
+    assert_lost(&fixture, &hold, 1).await;
+    assert_eq!(fixture.one("SELECT count(*) FROM attempts").await, "0");
+    // Its message comes round again, and is done with.
+    assert_eq!(fixture.ledger().claim(&job("p1"), hash(1), "worker-b", LEASE).await.unwrap(), Claim::Settled);
+}
+
+async fn a_late_worker_writes_nothing_over_a_verdict(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    for (text, verdict) in [
+        ("settled", Verdict::Succeeded { reference: None }),
+        ("declined", Verdict::Declined),
+        ("again", Verdict::Resend),
+    ] {
+        // It wrote its outcome and never heard that it was kept.
+        let hold = fixture.attempted(text, "unknown", &settled(FinalState::Review)).await;
+        fixture.decide(text, &verdict).await.unwrap();
+        assert_lost(&fixture, &hold, 1).await;
+        assert_eq!(fixture.state(text).await, verdict.to());
+    }
+    let hold = fixture.attempted("replayed", "not_sent", &settled(FinalState::Dead)).await;
+    fixture.decide("replayed", &Verdict::Replay).await.unwrap();
+    assert_lost(&fixture, &hold, 1).await;
+    // Nor over the worker that took it up afterwards.
+    let new = fixture.take(&job("replayed")).await.hold;
+    assert!(new.fence > hold.fence + 1);
+    assert_lost(&fixture, &hold, 1).await;
+}
+
+async fn a_cancellation_and_a_request_never_both_happen(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    for round in 0..30 {
+        let text = format!("p{round}");
+        let hold = fixture.take(&job(&text)).await.hold;
+        let (ledger, operator) = (fixture.ledger(), fixture.operator());
+        let (cancelled, first) = (id(&text), round % 2 == 0);
+        let begin = tokio::spawn(async move { ledger.begin_attempt(&hold, &request("x")).await.unwrap() });
+        if first {
+            tokio::task::yield_now().await;
+        }
+        let cancel =
+            tokio::spawn(async move { operator.decide(&cancelled, &Verdict::Cancel, None, &by()).await.unwrap() });
+        let (begun, cancelled) = (begin.await.unwrap(), cancel.await.unwrap());
+        let attempts = fixture.one(&format!("SELECT count(*) FROM attempts WHERE job_id = '{text}'")).await;
+        match (begun, cancelled) {
+            (Begun::Lost, Ok(())) => assert_eq!((fixture.state(&text).await.as_str(), &*attempts), ("cancelled", "0")),
+            (Begun::Attempt(1), Err(_)) => {
+                assert_eq!((fixture.state(&text).await.as_str(), &*attempts), ("sending", "1"));
+            }
+            both => panic!("{both:?}"),
+        }
+    }
+}
+
+async fn of_many_verdicts_one_counts(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.bring("review-unknown").await;
+    let deciding = (0..16).map(|number| {
+        let operator = fixture.operator();
+        let verdict = [Verdict::Succeeded { reference: None }, Verdict::Declined, Verdict::Resend][number % 3].clone();
+        tokio::spawn(async move { operator.decide(&id("review-unknown"), &verdict, None, &by()).await.unwrap() })
+    });
+    let decided: Vec<_> = futures_util::future::join_all(deciding).await.into_iter().map(Result::unwrap).collect();
+    assert_eq!(decided.iter().filter(|result| result.is_ok()).count(), 1, "{decided:?}");
+    let story = fixture.story("review-unknown").await;
+    assert_eq!(story.audit.len(), 1);
+    let told = usize::from(story.line.state != "waiting");
+    assert_eq!(story.events.len(), 1 + told, "review, and what it became");
+}
