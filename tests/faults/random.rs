@@ -23,7 +23,7 @@ use crate::stand::{DATABASE, Stand, StandOptions};
 use crate::watch::Watch;
 
 /// Whether bravo is asked what became of a payment. Until the program can ask, bravo deduplicates instead.
-const BRAVO_IS_ASKED: bool = false;
+const BRAVO_IS_ASKED: bool = true;
 
 /// What was in a lost worker's hands comes back after its lease (30 s) and two parkings. What came to the end of a delay
 /// while the broker started comes back after 180 s: its dead-letter worker found no exchange yet, and tries again only

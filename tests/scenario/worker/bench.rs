@@ -167,6 +167,7 @@ impl Bench {
             runs: 100,
             running: None,
             store: self.store.clone(),
+            providers: self.providers.clone(),
         }
     }
 
