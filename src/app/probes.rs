@@ -20,7 +20,7 @@ pub fn of(config: &Config) -> Vec<Box<dyn Probe>> {
         LimiterUrl::Embedded => Vec::new(),
         url => vec![Box::new(RedisProbe {
             shown: url.to_string(),
-            limiter: super::redis_limiter(url, &config.limiter.prefix),
+            limiter: super::redis_limiter(config),
         })],
     }
 }

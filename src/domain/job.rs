@@ -114,6 +114,7 @@ pub enum InvalidReason {
     BadField,
     WrongProvider,
     CardNumber,
+    Secret,
     Conflict,
 }
 
@@ -130,6 +131,7 @@ impl InvalidReason {
             Self::BadField => "bad_field",
             Self::WrongProvider => "wrong_provider",
             Self::CardNumber => "card_number",
+            Self::Secret => "secret",
             Self::Conflict => "conflict",
         }
     }

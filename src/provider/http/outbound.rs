@@ -10,6 +10,7 @@ use url::Host;
 
 use super::address::{AddressRule, Network};
 use crate::provider::FreezeError;
+use crate::tls::Authorities;
 
 /// The list `outbound.allow`, as meant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,6 +19,7 @@ pub struct OutboundPolicy {
     networks: Vec<Network>,
     https_targets: BTreeSet<(String, u16)>,
     http_targets: BTreeSet<(String, u16)>,
+    authorities: Authorities,
 }
 
 /// A URL that may be called, with the addresses that it may lead to.
@@ -25,6 +27,8 @@ pub struct OutboundPolicy {
 pub(super) struct Target {
     pub(super) url: Url,
     pub(super) addresses: AddressRule,
+    /// To trust besides the system's.
+    pub(super) authorities: Authorities,
 }
 
 impl Target {
@@ -42,6 +46,13 @@ impl OutboundPolicy {
         let mut policy = Self::default();
         let problems: Vec<String> = entries.iter().filter_map(|entry| policy.add(entry.trim()).err()).collect();
         if problems.is_empty() { Ok(policy) } else { Err(problems) }
+    }
+
+    /// Trusts these authorities of TLS too, for the targets that the list names as `host:port` and for no others: an
+    /// authority of one's own network has no say about the public internet.
+    #[must_use]
+    pub fn trusting(self, authorities: &Authorities) -> Self {
+        Self { authorities: authorities.clone(), ..self }
     }
 
     fn add(&mut self, entry: &str) -> Result<(), String> {
@@ -90,7 +101,9 @@ impl OutboundPolicy {
                 "not on the public internet: add `{entry}` to outbound.allow if it is meant"
             )));
         }
-        Ok(Target { url, addresses })
+        let is_named = self.https_targets.contains(&key);
+        let authorities = if is_named { self.authorities.clone() } else { Authorities::default() };
+        Ok(Target { url, addresses, authorities })
     }
 }
 
