@@ -12,6 +12,7 @@ mod accounts;
 mod file;
 mod limits;
 mod meant;
+mod no_secrets;
 mod statuses;
 mod words;
 

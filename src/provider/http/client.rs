@@ -47,7 +47,7 @@ pub(super) fn build(target: &Target, timeout: Duration, connections: u32) -> Res
         .no_proxy()
         .http1_only()
         .https_only(target.is_encrypted())
-        .dns_resolver(GuardedResolver { rule: target.addresses.clone() })
+        .dns_resolver(GuardedResolver::of_system(target.addresses.clone()))
         // Total: from the call to the last byte of the body.
         .timeout(timeout)
         // Strictly below the total, so that a connection that cannot be made ends as "not sent", not as "no answer".

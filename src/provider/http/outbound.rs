@@ -212,6 +212,53 @@ mod tests {
         }
     }
 
+    /// All the ways in which an address inside can be written; look-ups are admitted by the same function.
+    #[test]
+    fn no_spelling_of_a_private_address_is_admitted() {
+        for host in [
+            "169.254.169.254",
+            "10.0.0.1",
+            "172.16.0.1",
+            "172.31.255.254",
+            "192.168.1.1",
+            "100.64.0.1",
+            "0.0.0.0",
+            "0",
+            "255.255.255.255",
+            "224.0.0.1",
+            "2852039166",           // 169.254.169.254 as one number
+            "0xa9fea9fe",           // the same
+            "0251.0376.0251.0376",  // the same
+            "025177524776",         // the same
+            "169.16689662",         // the same
+            "10.1",                 // 10.0.0.1
+            "0x0a.0.0.1",           // the same
+            "10.0.0.1.",            // with the root's dot
+            "\u{2460}\u{24ea}.0.0.1", // 10 in circles, which IDNA turns into digits
+            "[::]",
+            "[::ffff:169.254.169.254]",
+            "[::ffff:a9fe:a9fe]",
+            "[::10.0.0.1]",
+            "[64:ff9b::a9fe:a9fe]",
+            "[64:ff9b:1::1]",
+            "[2002:a00:1::]",
+            "[fe80::1]",
+            "[fec0::1]",
+            "[fc00::1]",
+            "[fd12:3456::1]",
+            "[ff02::1]",
+            "api.stripe.com@10.0.0.1",
+            "api.stripe.com:443@10.0.0.1",
+        ] {
+            for url in [format!("https://{host}/charges"), format!("https://{host}:8443/"), format!("http://{host}/")] {
+                let answers = [&[] as &[&str], &["loopback"], &["api.stripe.com:443", "fd00:1::/32", "11.0.0.0/8"]];
+                for allow in answers {
+                    assert!(policy(allow).admit(&url).is_err(), "{allow:?} {url}");
+                }
+            }
+        }
+    }
+
     #[test]
     fn names_are_left_to_their_addresses() {
         let resolved = |allow: &[&str], url| policy(allow).admit(url).unwrap().addresses;
