@@ -48,7 +48,10 @@ pub fn explain(error: &(dyn Error + 'static)) -> Option<String> {
         if let Some(tls) = inner.downcast_ref::<rustls::Error>() {
             return Some(format!("TLS: {tls}{}", mend(tls)));
         }
-        // An I/O error does not list what it wraps among its sources.
+        // A shared error hides its type (Redis' driver), and an I/O error does not list what it wraps among its sources.
+        if let Some(shared) = inner.downcast_ref::<Arc<dyn Error + Send + Sync>>() {
+            return explain(&**shared);
+        }
         let wrapped = inner.downcast_ref::<io::Error>().and_then(|io| io.get_ref());
         if let Some(found) = wrapped.and_then(|wrapped| explain(wrapped)) {
             return Some(found);
@@ -63,7 +66,8 @@ pub const NO_TLS_THERE: &str = "; it does not speak TLS there: turn TLS on at th
 
 fn mend(error: &rustls::Error) -> &'static str {
     match error {
-        rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer) => {
+        // The second: an authority of the same name with another key, most likely a renewed one.
+        rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
             "; its authority is not trusted here: name the authority's certificate in tls.ca_file"
         }
         rustls::Error::InvalidCertificate(
@@ -89,6 +93,7 @@ mod tests {
         let wrapped = |tls: rustls::Error| io::Error::other(io::Error::new(io::ErrorKind::InvalidData, tls));
         for (error, part) in [
             (CertificateError::UnknownIssuer, "tls.ca_file"),
+            (CertificateError::BadSignature, "tls.ca_file"),
             (CertificateError::NotValidForName, "as its certificate has it"),
             (CertificateError::Expired, "renewed"),
             (CertificateError::NotValidYet, "clock"),
@@ -96,6 +101,8 @@ mod tests {
             let text = explain(&wrapped(error.into())).unwrap();
             assert!(text.starts_with("TLS: ") && text.contains(part), "{text}");
         }
+        let shared: Arc<dyn Error + Send + Sync> = Arc::new(wrapped(CertificateError::Expired.into()));
+        assert!(explain(&shared).unwrap().contains("renewed"));
         let plain = rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType);
         assert!(explain(&wrapped(plain)).unwrap().contains("does not speak TLS"));
         assert_eq!(explain(&io::Error::from(io::ErrorKind::ConnectionRefused)), None);

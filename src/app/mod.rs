@@ -81,8 +81,7 @@ impl App {
         if matches!(config.limiter.url, LimiterUrl::Embedded) {
             return self.limiter(config).await;
         }
-        let store = redis_limiter(config)
-            .map_err(|error| CommandError::Configuration(error.to_string()))?;
+        let store = redis_limiter(config).map_err(|error| CommandError::Configuration(error.to_string()))?;
         let rows = Arc::new(LedgerRows(database.ledger()));
         Ok(Arc::new(Authorised::new(Arc::new(store), rows, Timing::polled_every(POLL))))
     }

@@ -197,7 +197,8 @@ fn translate_authorities(path: &str, complaints: &mut Complaints) -> Option<Auth
     }
     let read = Authorities::read(Path::new(path));
     let mend = "Name a PEM file with the certificates of your authorities that this process's user may read";
-    complaints.keep("tls.ca_file", read.map_err(|problem| Bad { what: format!("{path} {problem}"), mend: mend.to_owned() }))
+    complaints
+        .keep("tls.ca_file", read.map_err(|problem| Bad { what: format!("{path} {problem}"), mend: mend.to_owned() }))
 }
 
 fn translate_worker(written: &super::written::Worker, complaints: &mut Complaints) -> Option<Worker> {

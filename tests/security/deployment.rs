@@ -123,7 +123,8 @@ impl Deployment {
         self.publish();
         let worker = self.start_worker();
         let invalid = INVALID.len();
-        let wanted = format!("review|1\nsucceeded|1\nrejected|{invalid}\n");
+        // What a paused provider was sent waits.
+        let wanted = format!("review|1\nsucceeded|1\nwaiting|1\nrejected|{invalid}\n");
         let counted = "SELECT state, count(*) FROM jobs GROUP BY state UNION ALL \
                        SELECT 'rejected', count(*) FROM rejected_messages ORDER BY 1";
         let unpublished = "SELECT count(*) FROM outcome_events WHERE published_at IS NULL";
@@ -156,9 +157,7 @@ impl Deployment {
     }
 
     fn publish(&self) {
-        let job = |id: &str, note: &str| {
-            json!({ "id": id, "amount": 1299, "currency": "EUR", "reference": PROVIDER, "payload": { "note": note } })
-        };
+        let job = |id: &str, note: &str| json!({ "id": id, "amount": 1299, "currency": "EUR", "reference": PROVIDER, "payload": { "note": note } });
         let line = |key: &str, body: String| json!({ "key": key, "body": body });
         let mut lines: Vec<Value> = INVALID.iter().map(|(body, _)| line(PROVIDER, (*body).to_owned())).collect();
         lines.push(line(PROVIDER, job("pay-1", "fine").to_string()));

@@ -226,14 +226,14 @@ mod tests {
             "0",
             "255.255.255.255",
             "224.0.0.1",
-            "2852039166",           // 169.254.169.254 as one number
-            "0xa9fea9fe",           // the same
-            "0251.0376.0251.0376",  // the same
-            "025177524776",         // the same
-            "169.16689662",         // the same
-            "10.1",                 // 10.0.0.1
-            "0x0a.0.0.1",           // the same
-            "10.0.0.1.",            // with the root's dot
+            "2852039166",             // 169.254.169.254 as one number
+            "0xa9fea9fe",             // the same
+            "0251.0376.0251.0376",    // the same
+            "025177524776",           // the same
+            "169.16689662",           // the same
+            "10.1",                   // 10.0.0.1
+            "0x0a.0.0.1",             // the same
+            "10.0.0.1.",              // with the root's dot
             "\u{2460}\u{24ea}.0.0.1", // 10 in circles, which IDNA turns into digits
             "[::]",
             "[::ffff:169.254.169.254]",
