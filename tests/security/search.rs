@@ -38,8 +38,8 @@ fn base64_middle(bytes: &[u8], offset: usize) -> Vec<u8> {
     let padded: Vec<u8> = vec![0; offset].into_iter().chain(bytes.iter().copied()).collect();
     let groups = padded.chunks_exact(3).skip(usize::from(offset > 0));
     let digits = groups.flat_map(|group| {
-        let bits = u32::from(group[0]) << 16 | u32::from(group[1]) << 8 | u32::from(group[2]);
-        [18, 12, 6, 0].map(|shift| DIGITS[(bits >> shift & 63) as usize])
+        let bits = (u32::from(group[0]) << 16) | (u32::from(group[1]) << 8) | u32::from(group[2]);
+        [18, 12, 6, 0].map(|shift| DIGITS[((bits >> shift) & 63) as usize])
     });
     digits.collect()
 }
