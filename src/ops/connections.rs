@@ -133,7 +133,8 @@ mod tests {
         // Cut off in the middle of a write is what some of them wait for.
         let _ = stream.write_all(request).await;
         let mut answer = Vec::new();
-        let _ = stream.read_to_end(&mut answer).await;
+        let reading = tokio::time::timeout(Duration::from_secs(30), stream.read_to_end(&mut answer)).await;
+        assert!(reading.is_ok(), "nobody cut it off");
         String::from_utf8_lossy(&answer).into_owned()
     }
 
