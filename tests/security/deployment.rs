@@ -99,8 +99,9 @@ impl Deployment {
             (postgres.join().unwrap(), rabbit.join().unwrap())
         });
         serve_tls(&postgres, &own);
-        let (redis_tls, amqps) = (free_port(), amqps_listener(&rabbit, &own));
-        let redis = Redis::start_in(&dir.join("redis"), tls_options(redis_tls, &own, &authority));
+        let amqps = amqps_listener(&rabbit, &own);
+        let redis = Redis::start_in(&dir.join("redis"), tls_options(&own, &authority));
+        let redis_tls = rediss_listener(&redis);
         let provider = HttpsProvider::start(&own);
         let proxy = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         proxy.set_nonblocking(true).unwrap();
@@ -332,10 +333,16 @@ pub fn amqps_listener(rabbit: &RabbitNode, identity: &Identity) -> u16 {
     port
 }
 
-pub fn tls_options(port: u16, identity: &Identity, authority: &Authority) -> RedisOptions {
+/// Opens the TLS port of a server that has a certificate; chosen last, so that it is none of its own others.
+pub fn rediss_listener(redis: &Redis) -> u16 {
+    let port = free_port();
+    redis.command::<()>(&format!("CONFIG SET tls-port {port}"));
+    port
+}
+
+pub fn tls_options(identity: &Identity, authority: &Authority) -> RedisOptions {
     let path = |path: &Path| path.to_str().unwrap().to_owned();
     let arguments = [
-        ["--tls-port".to_owned(), port.to_string()],
         ["--tls-cert-file".to_owned(), path(&identity.certificate)],
         ["--tls-key-file".to_owned(), path(&identity.key)],
         ["--tls-ca-cert-file".to_owned(), path(&authority.file())],

@@ -18,11 +18,12 @@ use sluicegate::queue::rabbitmq::{RabbitMq, Settings};
 use sluicegate::tls::Authorities;
 
 use crate::authority::Authority;
-use crate::deployment::{DATABASE, Deployment, VHOST, amqps_listener, password, port_of, serve_tls, tls_options};
+use crate::deployment::{
+    DATABASE, Deployment, VHOST, amqps_listener, password, port_of, rediss_listener, serve_tls, tls_options,
+};
 use crate::https::HttpsProvider;
 use crate::page::{Page, plain};
 use crate::support::postgres::Postgres;
-use crate::support::process::free_port;
 use crate::support::redis::Redis;
 
 /// What became of an attempt to do something over the connection.
@@ -132,8 +133,8 @@ async fn every_engine_is_verified_and_a_refusal_names_its_mend() {
     told.push(("postgres expired", &expired, postgres(&bad, &ours).await));
 
     let redis_with = |identity| {
-        let port = free_port();
-        (port, Redis::start_with(tls_options(port, identity, &deployment.authority)))
+        let redis = Redis::start_with(tls_options(identity, &deployment.authority));
+        (rediss_listener(&redis), redis)
     };
     let ((redis_elsewhere, _one), (redis_old, _other)) = (redis_with(&elsewhere), redis_with(&old));
     let amqps_elsewhere = amqps_listener(&deployment.rabbit, &elsewhere);
