@@ -14,4 +14,5 @@ pub mod ops;
 pub mod provider;
 pub mod queue;
 pub mod telemetry;
+pub mod tls;
 pub mod worker;

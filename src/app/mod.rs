@@ -65,7 +65,7 @@ impl App {
     /// When it cannot be opened.
     pub async fn database(&self, config: &Config) -> Result<&Database, CommandError> {
         let open = || async {
-            let database = Database::open(config.database.url.expose(), config.database.max_connections)?;
+            let database = open_database(config)?;
             if matches!(config.database.url, DatabaseUrl::Sqlite { .. }) {
                 database.migrate().await?;
             }
@@ -82,8 +82,7 @@ impl App {
         if matches!(config.limiter.url, LimiterUrl::Embedded) {
             return self.limiter(config).await;
         }
-        let store = redis_limiter(&config.limiter.url, &config.limiter.prefix)
-            .map_err(|error| CommandError::Configuration(error.to_string()))?;
+        let store = redis_limiter(config).map_err(|error| CommandError::Configuration(error.to_string()))?;
         let rows = Arc::new(LedgerRows(database.ledger()));
         Ok(Arc::new(Authorised::new(Arc::new(store), rows, Timing::polled_every(POLL))))
     }
@@ -92,7 +91,8 @@ impl App {
         let open = || async {
             match &config.queue.url {
                 QueueUrl::Amqp(url) => {
-                    let settings = BrokerSettings::new(&SecretString::from(url.expose()), &config.queue.prefix)?;
+                    let settings = BrokerSettings::new(&SecretString::from(url.expose()), &config.queue.prefix)?
+                        .trusting(&config.authorities);
                     Ok(OpenQueue::Rabbit(Arc::new(RabbitMq::connect(settings))))
                 }
                 QueueUrl::Embedded => {
@@ -135,12 +135,19 @@ async fn run_lock(config: &Config, database: &Database) -> Result<RunLock, Comma
     }
 }
 
-/// A limiter on the Redis, or the cluster, that a URL names.
-fn redis_limiter(url: &LimiterUrl, prefix: &str) -> Result<RedisLimiter, LimiterError> {
-    match url {
+fn open_database(config: &Config) -> Result<Database, LedgerError> {
+    let Config { database, authorities, .. } = config;
+    Database::open_trusting(database.url.expose(), database.max_connections, authorities)
+}
+
+/// A limiter on the Redis, or the cluster, that `limiter.url` names.
+fn redis_limiter(config: &Config) -> Result<RedisLimiter, LimiterError> {
+    let prefix = &config.limiter.prefix;
+    let limiter = match &config.limiter.url {
         LimiterUrl::Redis(url) => RedisLimiter::new(url.expose(), prefix),
         cluster => RedisLimiter::cluster(cluster.nodes().iter().map(SecretUrl::expose), prefix),
-    }
+    };
+    limiter?.trusting(&config.authorities)
 }
 
 /// Provider rows over HTTP, within the outbound policy.
@@ -155,7 +162,7 @@ impl ProviderFactory for HttpProviders {
 #[async_trait]
 impl Engines for App {
     async fn migrate(&self, config: &Config) -> Result<bool, CommandError> {
-        let database = Database::open(config.database.url.expose(), config.database.max_connections)?;
+        let database = open_database(config)?;
         let behind = database.schema_state().await? == SchemaState::NotMigrated;
         database.migrate().await?;
         database.close().await;
@@ -178,11 +185,9 @@ impl Engines for App {
         let open = || async {
             match &config.limiter.url {
                 LimiterUrl::Embedded => Ok(Arc::new(EmbeddedLimiter::new()) as Arc<dyn Limiter>),
-                url @ (LimiterUrl::Redis(_) | LimiterUrl::RedisCluster(_)) => {
-                    redis_limiter(url, &config.limiter.prefix)
-                        .map(|limiter| Arc::new(limiter) as Arc<dyn Limiter>)
-                        .map_err(|error| CommandError::Configuration(error.to_string()))
-                }
+                LimiterUrl::Redis(_) | LimiterUrl::RedisCluster(_) => redis_limiter(config)
+                    .map(|limiter| Arc::new(limiter) as Arc<dyn Limiter>)
+                    .map_err(|error| CommandError::Configuration(error.to_string())),
             }
         };
         Ok(Arc::clone(self.limiter.get_or_try_init(open).await?))
@@ -199,7 +204,8 @@ impl Engines for App {
             tracing::debug!(messages, "messages of an earlier run are free again");
         }
         let outbound = OutboundPolicy::parse(&config.outbound_allow)
-            .map_err(|problems| CommandError::Configuration(format!("outbound.allow: {}", problems.join("; "))))?;
+            .map_err(|problems| CommandError::Configuration(format!("outbound.allow: {}", problems.join("; "))))?
+            .trusting(&config.authorities);
         let engines = worker::Engines {
             queue: queue.face(),
             ledger: database.ledger(),

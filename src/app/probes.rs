@@ -18,10 +18,7 @@ const CLOCK_SKEW_MAX: Duration = Duration::from_secs(5);
 pub fn of(config: &Config) -> Vec<Box<dyn Probe>> {
     match &config.limiter.url {
         LimiterUrl::Embedded => Vec::new(),
-        url => vec![Box::new(RedisProbe {
-            shown: url.to_string(),
-            limiter: super::redis_limiter(url, &config.limiter.prefix),
-        })],
+        url => vec![Box::new(RedisProbe { shown: url.to_string(), limiter: super::redis_limiter(config) })],
     }
 }
 

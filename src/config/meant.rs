@@ -4,6 +4,7 @@
 //! among the values that can be meant even when others cannot.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::Duration;
 
 use secrecy::SecretString;
@@ -12,6 +13,7 @@ use super::address::{Bad, DatabaseUrl, LimiterUrl, QueueUrl};
 use super::hazards;
 use super::written::Written;
 pub use crate::queue::message::CardNumbers;
+use crate::tls::Authorities;
 
 /// All that a process is told from outside, apart from provider rows.
 #[derive(Clone, Debug)]
@@ -25,6 +27,8 @@ pub struct Config {
     pub worker: Worker,
     /// Age at which payload and request body of settled jobs are emptied.
     pub scrub_after: Duration,
+    /// Of `tls.ca_file`, read once.
+    pub authorities: Authorities,
     /// Host names that may be spoken to without TLS.
     pub plaintext_hosts: Vec<String>,
     pub log: Log,
@@ -138,6 +142,7 @@ pub fn translate(written: &Written, complaints: &mut Complaints) -> Option<Confi
             complaints.add(key, "has an empty entry or a wildcard", "Name each entry in full");
         }
     }
+    let authorities = translate_authorities(&written.tls.ca_file, complaints);
     let log = translate_log(&written.log, complaints);
     let parts = hazards::Parts {
         database: database.as_ref().map(|database| &database.url),
@@ -155,6 +160,7 @@ pub fn translate(written: &Written, complaints: &mut Complaints) -> Option<Confi
         ops: ops?,
         worker: worker?,
         scrub_after: Duration::from_secs(u64::from(days?) * 86_400),
+        authorities: authorities?,
         plaintext_hosts: written.tls.plaintext_hosts.clone(),
         log: log?,
     })
@@ -183,6 +189,16 @@ fn translate_ops(written: &super::written::Ops, complaints: &mut Complaints) -> 
     }
     let token = (!written.token.is_empty()).then(|| SecretString::from(written.token.as_str()));
     sendable.then_some(Ops { listen: listen?, token })
+}
+
+fn translate_authorities(path: &str, complaints: &mut Complaints) -> Option<Authorities> {
+    if path.is_empty() {
+        return Some(Authorities::default());
+    }
+    let read = Authorities::read(Path::new(path));
+    let mend = "Name a PEM file with the certificates of your authorities that this process's user may read";
+    complaints
+        .keep("tls.ca_file", read.map_err(|problem| Bad { what: format!("{path} {problem}"), mend: mend.to_owned() }))
 }
 
 fn translate_worker(written: &super::written::Worker, complaints: &mut Complaints) -> Option<Worker> {

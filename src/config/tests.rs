@@ -176,6 +176,7 @@ fn hazards_stop_the_start() {
         (vec!["limiter.prefix=pay{1}"], "limiter.prefix", "cannot begin a name"),
         (vec!["limiter.url=rediss://cache.example.com/#insecure"], "limiter.url", "fragment"),
         (vec![broker, "database.url=postgres:///pay"], "database.url", "names no host"),
+        (vec!["tls.ca_file=/nowhere/authorities.pem"], "tls.ca_file", "/nowhere/authorities.pem cannot be read"),
     ] {
         let text = refused(&[], &sets);
         assert!(text.contains(&format!("  {key} (")) && text.contains(part), "{sets:?}: {text}");

@@ -62,6 +62,7 @@ pub struct Ledger {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tls {
+    pub ca_file: String,
     pub plaintext_hosts: Vec<String>,
 }
 

@@ -114,6 +114,7 @@ pub enum InvalidReason {
     BadField,
     WrongProvider,
     CardNumber,
+    Secret,
     Conflict,
     /// The broker gave up on it again and again, and it never became a job.
     Undeliverable,
@@ -132,6 +133,7 @@ impl InvalidReason {
             Self::BadField => "bad_field",
             Self::WrongProvider => "wrong_provider",
             Self::CardNumber => "card_number",
+            Self::Secret => "secret",
             Self::Conflict => "conflict",
             Self::Undeliverable => "undeliverable",
         }

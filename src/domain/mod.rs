@@ -18,4 +18,5 @@ pub mod own_share;
 pub mod provider;
 pub mod quota;
 pub mod quota_spec;
+pub mod secret_text;
 pub mod time;

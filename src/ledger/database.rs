@@ -17,6 +17,7 @@ use super::sql::sqlite::{self, SqliteEngine};
 use super::sql::{SqlLedger, SqlOperator, SqlSettings};
 use super::upkeep::Upkeep;
 use super::{Ledger, LedgerError};
+use crate::tls::Authorities;
 
 static POSTGRES: Migrator = sqlx::migrate!("./migrations/postgres");
 static SQLITE: Migrator = sqlx::migrate!("./migrations/sqlite");
@@ -63,9 +64,17 @@ impl Database {
     /// # Errors
     /// [`LedgerError::Refused`], naming `database.url` and never quoting it.
     pub fn open(url: &str, max_connections: u32) -> Result<Self, LedgerError> {
+        Self::open_trusting(url, max_connections, &Authorities::default())
+    }
+
+    /// The same, trusting these authorities of TLS besides the public ones, unless the URL names its own `sslrootcert`.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_trusting(url: &str, max_connections: u32, trusted: &Authorities) -> Result<Self, LedgerError> {
         match url.split(':').next() {
             Some("postgres" | "postgresql") => {
-                let engine = Arc::new(PostgresEngine::open(url, max_connections)?);
+                let engine = Arc::new(PostgresEngine::open(url, max_connections, trusted)?);
                 let pool = Pool::Postgres(engine.pool().clone());
                 Ok(Self::over(pool, &(engine as Arc<dyn Engine>)))
             }

@@ -99,6 +99,8 @@ pub enum Refusal {
     Expired,
     #[error("its request was emptied (`ledger.scrub_after_days`); publish a new payment")]
     Emptied,
+    #[error("its provider's reference is that of payment {by}, which succeeded: one charge pays one payment")]
+    ReferenceTaken { by: String },
     #[error("it changed in the meantime; look again")]
     Changed,
 }

@@ -1,24 +1,24 @@
 //! The ops server: whether this process lives, whether it is ready, and what only it knows.
 //!
 //! Refuses to be open: it listens on loopback unless told otherwise, asks everybody for the token if there is one
-//! (always, off loopback), and changes nothing.
+//! (always, off loopback), changes nothing, and cuts off who asks too slowly or too much.
 
 use std::sync::Arc;
 
-use axum::extract::{Path, Query, Request, State};
-use axum::http::{StatusCode, header};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
-use secrecy::{ExposeSecret, SecretString};
+use secrecy::SecretString;
 use serde::Deserialize;
 use serde_json::json;
-use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use self::connections::BoundedListener;
 pub use self::conservation::Conserved;
 pub use self::peek::{LimitUsed, PeekError, peek};
 use crate::domain::provider::ProviderName;
@@ -26,7 +26,9 @@ use crate::ledger::upkeep::Upkeep;
 use crate::limiter::Limiter;
 use crate::worker::deployment::Progress;
 
+mod connections;
 mod conservation;
+mod guard;
 mod lanes;
 mod peek;
 
@@ -44,7 +46,7 @@ pub struct OpsState {
 /// # Errors
 /// When the listener fails.
 pub async fn serve(listener: TcpListener, state: OpsState, stop: CancellationToken) -> std::io::Result<()> {
-    axum::serve(listener, router(state)).with_graceful_shutdown(stop.cancelled_owned()).await
+    axum::serve(BoundedListener::new(listener), router(state)).with_graceful_shutdown(stop.cancelled_owned()).await
 }
 
 fn router(state: OpsState) -> Router {
@@ -52,11 +54,12 @@ fn router(state: OpsState) -> Router {
         .route("/api/v1/lanes", get(lanes))
         .route("/api/v1/limits/{provider}", get(limits))
         .route("/api/v1/conservation", get(conservation::show))
-        .route_layer(from_fn_with_state(state.clone(), authorised));
+        .route_layer(from_fn_with_state(state.clone(), guard::authorised));
     Router::new()
         .route("/livez", get(|| async { "alive\n" }))
         .route("/readyz", get(readyz))
         .merge(guarded)
+        .layer(from_fn(guard::bounded))
         .with_state(state)
 }
 
@@ -109,28 +112,13 @@ async fn lanes(State(state): State<OpsState>) -> Response {
     Json(lanes::told(&lanes)).into_response()
 }
 
-async fn authorised(State(state): State<OpsState>, request: Request, next: Next) -> Response {
-    let Some(token) = &state.token else { return next.run(request).await };
-    let given = request
-        .headers()
-        .get(header::AUTHORIZATION)
-        .and_then(|value| value.as_bytes().strip_prefix(b"Bearer "))
-        .unwrap_or_default();
-    // Equal lengths apart, the comparison takes the same time wherever the two differ.
-    if bool::from(given.ct_eq(token.expose_secret().as_bytes())) {
-        return next.run(request).await;
-    }
-    (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], Json(json!({ "error": "ops.token is needed" })))
-        .into_response()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::ledger::database::Database;
     use crate::limiter::embedded::EmbeddedLimiter;
 
-    async fn start(token: Option<&str>) -> (String, watch::Sender<Progress>, CancellationToken) {
+    pub(super) async fn start(token: Option<&str>) -> (String, watch::Sender<Progress>, CancellationToken) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let (progress_tx, progress) = watch::channel(Progress::default());

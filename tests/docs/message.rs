@@ -78,6 +78,7 @@ fn every_reason_is_documented() {
         InvalidReason::BadField,
         InvalidReason::WrongProvider,
         InvalidReason::CardNumber,
+        InvalidReason::Secret,
         InvalidReason::Conflict,
         InvalidReason::Undeliverable,
     ];

@@ -21,7 +21,7 @@ impl Page {
     }
 
     pub fn all() -> Vec<Self> {
-        let docs = ["architecture", "guarantees", "limiter", "message", "providers", "review", "topology"]
+        let docs = ["architecture", "guarantees", "limiter", "message", "providers", "review", "security", "topology"]
             .map(|name| format!("docs/{name}.md"));
         ["README.md".to_owned()].into_iter().chain(docs).map(|path| Self::read(&path)).collect()
     }

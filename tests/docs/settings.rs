@@ -11,7 +11,7 @@ use sluicegate::ledger::provider_row::parse_provider_file;
 use crate::page::{Page, plain};
 
 /// What producers, operators and scripts may rely on: none of these may go or be renamed.
-const PUBLIC_KEYS: [&str; 13] = [
+const PUBLIC_KEYS: [&str; 14] = [
     "database.url",
     "database.max_connections",
     "queue.url",
@@ -24,6 +24,7 @@ const PUBLIC_KEYS: [&str; 13] = [
     "worker.drain_timeout_ms",
     "worker.card_numbers",
     "ledger.scrub_after_days",
+    "tls.ca_file",
     "tls.plaintext_hosts",
 ];
 const SECRETS: [&str; 4] = ["database.url", "queue.url", "limiter.url", "ops.token"];

@@ -48,6 +48,7 @@ impl ProviderRow {
         let quota = self.quota.as_ref().map_or_else(|| name.clone(), |quota| check.name("quota", quota));
         check.one_of("kind", &self.kind, &[("http", ())]);
         check.url("url", &self.url);
+        check.no_secrets(self);
         let mode = check.one_of("mode", &self.mode, &[("blocking", Mode::Blocking), ("requeue", Mode::Requeue)]);
         let transit_jitter = check.ms("transit_jitter_ms", self.transit_jitter_ms, 10..=60_000);
         let releases = [("response", SlotRelease::Response), ("grant", SlotRelease::Grant { transit_jitter })];

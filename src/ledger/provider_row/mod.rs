@@ -13,6 +13,7 @@ mod file;
 mod limits;
 mod lookup;
 mod meant;
+mod no_secrets;
 mod statuses;
 mod words;
 

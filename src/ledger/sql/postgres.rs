@@ -17,6 +17,7 @@ use super::dialect::Dialect;
 use super::engine::{Args, Engine, REPEATS_MAX, Sql, Step, Value, to_the_end};
 use super::row::{Cell, Row};
 use crate::ledger::LedgerError;
+use crate::tls::{self, Authorities};
 
 /// A caller that gets no connection in this time is told that the database is away.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -34,8 +35,8 @@ impl PostgresEngine {
     ///
     /// # Errors
     /// [`LedgerError::Refused`] when the URL cannot be meant or would send payments in plain text.
-    pub fn open(url: &str, max_connections: u32) -> Result<Self, LedgerError> {
-        let options = connect_options(url)?;
+    pub fn open(url: &str, max_connections: u32, trusted: &Authorities) -> Result<Self, LedgerError> {
+        let options = connect_options(url, trusted)?;
         let pool = PgPoolOptions::new()
             .max_connections(max_connections)
             .acquire_timeout(ACQUIRE_TIMEOUT)
@@ -59,13 +60,17 @@ impl PostgresEngine {
     }
 }
 
-fn connect_options(url: &str) -> Result<PgConnectOptions, LedgerError> {
+fn connect_options(url: &str, trusted: &Authorities) -> Result<PgConnectOptions, LedgerError> {
     // The parser's own message may quote the URL, which holds a password.
     let options = PgConnectOptions::from_str(url).map_err(|_| {
         LedgerError::Refused(
             "database.url is not a PostgreSQL URL: write postgres://user@host:5432/database".to_owned(),
         )
     })?;
+    let options = match trusted.pem() {
+        Some(pem) if !names_authority(url) => options.ssl_root_cert_from_pem(pem.as_bytes().to_vec()),
+        _ => options,
+    };
     let named = options.get_application_name().is_some();
     let options = if named { options } else { options.application_name("sluicegate") };
     Ok(options
@@ -79,6 +84,11 @@ fn connect_options(url: &str) -> Result<PgConnectOptions, LedgerError> {
         ])
         // Statements are constants and their timing is a metric; arguments are never logged in any case.
         .disable_statement_logging())
+}
+
+fn names_authority(url: &str) -> bool {
+    let own = ["sslrootcert", "ssl-root-cert", "ssl-ca"];
+    url::Url::parse(url).is_ok_and(|url| url.query_pairs().any(|(key, _)| own.contains(&&*key)))
 }
 
 #[async_trait]
@@ -236,7 +246,11 @@ pub fn away_or_corrupt(error: &sqlx::Error) -> LedgerError {
         sqlx::Error::Configuration(_) | sqlx::Error::InvalidArgument(_) | sqlx::Error::Encode(_) => {
             LedgerError::Refused(error.to_string())
         }
-        _ => LedgerError::Away(error.to_string()),
+        // The server answered that it has no TLS; the driver says so in words alone.
+        sqlx::Error::Tls(cause) if cause.to_string().contains("does not support TLS") => {
+            LedgerError::Away(format!("TLS: {cause}{}", tls::NO_TLS_THERE))
+        }
+        _ => LedgerError::Away(tls::explain(error).unwrap_or_else(|| error.to_string())),
     }
 }
 
@@ -246,7 +260,7 @@ mod tests {
 
     #[test]
     fn a_url_that_cannot_be_read_is_not_repeated() {
-        let error = connect_options("postgres://u:secret@db:port/d").unwrap_err().to_string();
+        let error = connect_options("postgres://u:secret@db:port/d", &Authorities::default()).unwrap_err().to_string();
         assert!(error.contains("database.url") && !error.contains("secret"), "{error}");
     }
 }

@@ -19,6 +19,7 @@ use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::Micros;
 use crate::limiter::{LimitUse, Limiter, LimiterError, Linked, LinkedLimiter, uses};
+use crate::tls::Authorities;
 
 /// A cluster that takes longer to say where a quota is does not answer.
 const SILENT_AFTER: Duration = Duration::from_millis(400);
@@ -67,6 +68,14 @@ impl RedisLimiter {
     /// When a URL is not one of Redis.
     pub fn cluster<'a>(urls: impl IntoIterator<Item = &'a str>, prefix: &str) -> Result<Self, LimiterError> {
         Ok(Self::on(Links::cluster(urls)?, prefix))
+    }
+
+    /// Trusts these authorities of TLS; without any, those of the system.
+    ///
+    /// # Errors
+    /// When the driver cannot read them.
+    pub fn trusting(self, authorities: &Authorities) -> Result<Self, LimiterError> {
+        Ok(Self { links: self.links.trusting(authorities)?, prefix: self.prefix })
     }
 
     fn on(links: Links, prefix: &str) -> Self {

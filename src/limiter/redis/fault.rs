@@ -6,6 +6,7 @@
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use crate::limiter::LimiterError;
+use crate::tls;
 
 /// What stands behind `limiter.url`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +75,9 @@ const PLAIN: &[(&str, Lasts, &str)] = &[
 
 /// Server states that pass or that another connection may not meet count as away; the rest will not mend by itself.
 pub(super) fn fault(error: &RedisError, topology: Topology) -> LimiterError {
+    if let Some(text) = tls::explain(error) {
+        return LimiterError::Away(text);
+    }
     let said = said(error);
     let (lasts, mend) = judge(error, topology);
     let text = if mend.is_empty() { said } else { format!("{said}; {mend}") };

@@ -10,13 +10,14 @@ use std::time::Duration;
 use futures_util::future::select_ok;
 use rand::seq::SliceRandom as _;
 use redis::aio::MultiplexedConnection;
-use redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, RedisError, Value};
+use redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, RedisError, TlsCertificates, Value};
 use tokio::time::{Instant, timeout};
 
 use super::fault::{Topology, ends_link, fault};
 use super::slots::{Endpoint, SlotMap, slot_of};
 use crate::domain::provider::ProviderName;
 use crate::limiter::{LimiterError, Linked};
+use crate::tls::Authorities;
 
 /// Longest wait for one answer. Far above a round trip, far below the send budget that it eats into.
 const ANSWER_TIME_MAX: Duration = Duration::from_millis(400);
@@ -105,6 +106,22 @@ impl Links {
 
     fn new(seeds: Vec<Node>, topology: Topology) -> Self {
         Self { seeds, topology, places: Mutex::default(), map: Mutex::default(), asking: tokio::sync::Mutex::default() }
+    }
+
+    /// Trusts these authorities, and for `rediss` no others.
+    ///
+    /// # Errors
+    /// When the driver cannot read them.
+    pub fn trusting(mut self, authorities: &Authorities) -> Result<Self, LimiterError> {
+        let Some(pem) = authorities.pem() else { return Ok(self) };
+        let is_tls = |node: &&mut Node| matches!(node.info.addr(), ConnectionAddr::TcpTls { .. });
+        for node in self.seeds.iter_mut().filter(is_tls) {
+            let certificates = TlsCertificates { client_tls: None, root_cert: Some(pem.as_bytes().to_vec()) };
+            let client = Client::build_with_tls(node.info.clone(), certificates)
+                .map_err(|error| LimiterError::Refused(format!("tls.ca_file: {error}")))?;
+            node.info = client.get_connection_info().clone();
+        }
+        Ok(self)
     }
 
     /// The server that keeps a quota's keys.

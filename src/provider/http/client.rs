@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderValue, USER_AGENT};
-use reqwest::{Client, Method, Request, Response, redirect, retry};
+use reqwest::{Certificate, Client, Method, Request, Response, redirect, retry};
 use tokio::time::Instant;
 
 use super::classify::{Body, Reading};
@@ -47,7 +47,7 @@ pub(super) fn build(target: &Target, timeout: Duration, connections: u32) -> Res
         .no_proxy()
         .http1_only()
         .https_only(target.is_encrypted())
-        .dns_resolver(GuardedResolver { rule: target.addresses.clone() })
+        .dns_resolver(GuardedResolver::of_system(target.addresses.clone()))
         // Total: from the call to the last byte of the body.
         .timeout(timeout)
         // Strictly below the total, so that a connection that cannot be made ends as "not sent", not as "no answer".
@@ -63,10 +63,13 @@ pub(super) fn build(target: &Target, timeout: Duration, connections: u32) -> Res
         .connection_verbose(false);
     // The platform's verifier fails to build without CA certificates, which a plain target does not need.
     let builder = if target.is_encrypted() { builder } else { builder.tls_certs_only([]) };
-    builder.build().map_err(|error| FreezeError::Url {
+    let refused = |error: reqwest::Error| FreezeError::Url {
         url: printable(target.url.as_str()),
         problem: format!("the client cannot be set up: {}", cause_of(&error)),
-    })
+    };
+    let trusted = target.authorities.pem().unwrap_or_default();
+    let trusted = Certificate::from_pem_bundle(trusted.as_bytes()).map_err(refused)?;
+    builder.tls_certs_merge(trusted).build().map_err(refused)
 }
 
 /// Everything that goes on the wire.

@@ -8,6 +8,7 @@ use std::io;
 use super::resolver::AddressRefused;
 use crate::domain::lookup::Finding;
 use crate::domain::outcome::{Outcome, UnknownCause};
+use crate::tls;
 
 /// The end of a request that got no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,8 +77,8 @@ fn known_cause(error: &(dyn Error + 'static)) -> Option<String> {
     if error.is::<AddressRefused>() {
         return Some(error.to_string());
     }
-    if let Some(tls) = error.downcast_ref::<rustls::Error>() {
-        return Some(format!("TLS: {tls}"));
+    if let Some(text) = tls::explain(error) {
+        return Some(text);
     }
     let io = error.downcast_ref::<io::Error>()?;
     // An I/O error does not list what it wraps among its sources.

@@ -10,6 +10,7 @@ use url::Host;
 
 use super::address::{AddressRule, Network};
 use crate::provider::FreezeError;
+use crate::tls::Authorities;
 
 /// The list `outbound.allow`, as meant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,6 +19,7 @@ pub struct OutboundPolicy {
     networks: Vec<Network>,
     https_targets: BTreeSet<(String, u16)>,
     http_targets: BTreeSet<(String, u16)>,
+    authorities: Authorities,
 }
 
 /// A URL that may be called, with the addresses that it may lead to.
@@ -25,6 +27,8 @@ pub struct OutboundPolicy {
 pub(super) struct Target {
     pub(super) url: Url,
     pub(super) addresses: AddressRule,
+    /// To trust besides the system's.
+    pub(super) authorities: Authorities,
 }
 
 impl Target {
@@ -42,6 +46,13 @@ impl OutboundPolicy {
         let mut policy = Self::default();
         let problems: Vec<String> = entries.iter().filter_map(|entry| policy.add(entry.trim()).err()).collect();
         if problems.is_empty() { Ok(policy) } else { Err(problems) }
+    }
+
+    /// Trusts these authorities of TLS too, for the targets that the list names as `host:port` and for no others: an
+    /// authority of one's own network has no say about the public internet.
+    #[must_use]
+    pub fn trusting(self, authorities: &Authorities) -> Self {
+        Self { authorities: authorities.clone(), ..self }
     }
 
     fn add(&mut self, entry: &str) -> Result<(), String> {
@@ -90,7 +101,9 @@ impl OutboundPolicy {
                 "not on the public internet: add `{entry}` to outbound.allow if it is meant"
             )));
         }
-        Ok(Target { url, addresses })
+        let is_named = self.https_targets.contains(&key);
+        let authorities = if is_named { self.authorities.clone() } else { Authorities::default() };
+        Ok(Target { url, addresses, authorities })
     }
 }
 
@@ -196,6 +209,53 @@ mod tests {
         ];
         for (allow, url, allowed) in table {
             assert_eq!(policy(allow).admit(url).is_ok(), allowed, "{allow:?} {url}");
+        }
+    }
+
+    /// All the ways in which an address inside can be written; look-ups are admitted by the same function.
+    #[test]
+    fn no_spelling_of_a_private_address_is_admitted() {
+        for host in [
+            "169.254.169.254",
+            "10.0.0.1",
+            "172.16.0.1",
+            "172.31.255.254",
+            "192.168.1.1",
+            "100.64.0.1",
+            "0.0.0.0",
+            "0",
+            "255.255.255.255",
+            "224.0.0.1",
+            "2852039166",             // 169.254.169.254 as one number
+            "0xa9fea9fe",             // the same
+            "0251.0376.0251.0376",    // the same
+            "025177524776",           // the same
+            "169.16689662",           // the same
+            "10.1",                   // 10.0.0.1
+            "0x0a.0.0.1",             // the same
+            "10.0.0.1.",              // with the root's dot
+            "\u{2460}\u{24ea}.0.0.1", // 10 in circles, which IDNA turns into digits
+            "[::]",
+            "[::ffff:169.254.169.254]",
+            "[::ffff:a9fe:a9fe]",
+            "[::10.0.0.1]",
+            "[64:ff9b::a9fe:a9fe]",
+            "[64:ff9b:1::1]",
+            "[2002:a00:1::]",
+            "[fe80::1]",
+            "[fec0::1]",
+            "[fc00::1]",
+            "[fd12:3456::1]",
+            "[ff02::1]",
+            "api.stripe.com@10.0.0.1",
+            "api.stripe.com:443@10.0.0.1",
+        ] {
+            for url in [format!("https://{host}/charges"), format!("https://{host}:8443/"), format!("http://{host}/")] {
+                let answers = [&[] as &[&str], &["loopback"], &["api.stripe.com:443", "fd00:1::/32", "11.0.0.0/8"]];
+                for allow in answers {
+                    assert!(policy(allow).admit(&url).is_err(), "{allow:?} {url}");
+                }
+            }
         }
     }
 

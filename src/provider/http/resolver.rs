@@ -3,8 +3,11 @@
 //! Refuses to check and let somebody else resolve again: the addresses that were judged are the ones connected to, so a
 //! name that changes its answer in between (DNS rebinding) gains nothing.
 
+use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
+use async_trait::async_trait;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
 use super::address::AddressRule;
@@ -14,17 +17,40 @@ use super::address::AddressRule;
 #[error("the name leads only to addresses that outbound.allow does not permit")]
 pub(super) struct AddressRefused;
 
-/// The system's resolver behind an [`AddressRule`].
+/// Where addresses of names come from.
+#[async_trait]
+pub(super) trait Lookup: Send + Sync {
+    async fn addresses(&self, name: &str) -> io::Result<Vec<SocketAddr>>;
+}
+
+/// The machine's own resolver.
+struct SystemLookup;
+
+#[async_trait]
+impl Lookup for SystemLookup {
+    async fn addresses(&self, name: &str) -> io::Result<Vec<SocketAddr>> {
+        // Port 0: the client puts the URL's port in its place.
+        Ok(tokio::net::lookup_host((name, 0)).await?.collect())
+    }
+}
+
+/// A resolver behind an [`AddressRule`].
 pub(super) struct GuardedResolver {
-    pub(super) rule: AddressRule,
+    rule: AddressRule,
+    lookup: Arc<dyn Lookup>,
+}
+
+impl GuardedResolver {
+    pub(super) fn of_system(rule: AddressRule) -> Self {
+        Self { rule, lookup: Arc::new(SystemLookup) }
+    }
 }
 
 impl Resolve for GuardedResolver {
     fn resolve(&self, name: Name) -> Resolving {
-        let rule = self.rule.clone();
+        let (rule, lookup) = (self.rule.clone(), Arc::clone(&self.lookup));
         Box::pin(async move {
-            // Port 0: the client puts the URL's port in its place.
-            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
+            let found = lookup.addresses(name.as_str()).await?.into_iter();
             let permitted: Vec<SocketAddr> = found.filter(|address| rule.permits(address.ip())).collect();
             if permitted.is_empty() {
                 return Err(AddressRefused.into());
@@ -40,11 +66,66 @@ mod tests {
 
     #[tokio::test]
     async fn only_permitted_addresses_are_handed_over() {
-        let resolve = |rule| GuardedResolver { rule }.resolve("localhost".parse::<Name>().unwrap());
+        let resolve = |rule| GuardedResolver::of_system(rule).resolve("localhost".parse::<Name>().unwrap());
         let public = AddressRule::Public { loopback: false, networks: vec![] };
         let refused = resolve(public).await.map(Iterator::count).unwrap_err();
         assert!(refused.is::<AddressRefused>(), "{refused}");
         let found: Vec<SocketAddr> = resolve(AddressRule::LoopbackOnly).await.unwrap().collect();
         assert!(!found.is_empty() && found.iter().all(|address| address.ip().is_loopback()));
+    }
+
+    use std::collections::VecDeque;
+    use std::sync::Mutex;
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use crate::provider::http::address::Network;
+
+    /// A name whose answers change from one question to the next.
+    struct Changing(Mutex<VecDeque<Vec<&'static str>>>);
+
+    #[async_trait]
+    impl Lookup for Changing {
+        async fn addresses(&self, _name: &str) -> io::Result<Vec<SocketAddr>> {
+            let answer = self.0.lock().unwrap().pop_front().expect("asked once per connection");
+            Ok(answer.into_iter().map(|ip| SocketAddr::new(ip.parse().unwrap(), 0)).collect())
+        }
+    }
+
+    /// Says which address it was reached at.
+    async fn answering(listener: TcpListener) {
+        let at = listener.local_addr().unwrap().ip().to_string();
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut request = [0; 1_024];
+            stream.read(&mut request).await.unwrap();
+            let head = format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", at.len());
+            stream.write_all(format!("{head}{at}").as_bytes()).await.unwrap();
+        }
+    }
+
+    /// DNS rebinding: 127.0.0.1 stands for an allowed address, 127.0.0.2 for one in our network.
+    #[tokio::test]
+    async fn a_name_that_changes_its_answer_is_judged_at_each_and_connected_as_judged() {
+        let allowed = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = allowed.local_addr().unwrap().port();
+        let private = TcpListener::bind(("127.0.0.2", port)).await.unwrap();
+        tokio::spawn(answering(allowed));
+        tokio::spawn(answering(private));
+        let answers = [vec!["127.0.0.1"], vec!["127.0.0.2"], vec!["127.0.0.2", "127.0.0.1"], vec!["::ffff:127.0.0.2"]];
+        let rule = AddressRule::Public { loopback: false, networks: vec![Network::parse("127.0.0.1/32").unwrap()] };
+        let resolver = GuardedResolver { rule, lookup: Arc::new(Changing(Mutex::new(answers.into()))) };
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let client = reqwest::Client::builder().no_proxy().tls_certs_only([]).dns_resolver(resolver).build().unwrap();
+        let mut reached = Vec::new();
+        for _ in 0..4 {
+            let answer = client.get(format!("http://pay.example:{port}/")).send().await;
+            reached.push(match answer {
+                Ok(answer) => answer.text().await.unwrap(),
+                Err(error) => crate::provider::http::failure::cause_of(&error),
+            });
+        }
+        let refused = AddressRefused.to_string();
+        assert_eq!(reached, ["127.0.0.1", &refused, "127.0.0.1", &refused]);
     }
 }

@@ -5,11 +5,13 @@
 
 use crate::domain::job::{BODY_BYTES_MAX, ContentHash, Invalid, InvalidReason, Job, JobId};
 use crate::domain::provider::ProviderName;
+use crate::domain::secret_text::looks_secret;
 
 mod card;
 mod fields;
 mod hash;
 mod json;
+mod secret;
 mod write;
 
 pub use write::{encode, encode_for_lane, outcome_event_json};
@@ -63,7 +65,8 @@ pub fn decode(body: &[u8], lane: &ProviderName, card_numbers: CardNumbers) -> Re
         return Err(invalid(Invalid::new(InvalidReason::Malformed, "the message must be a JSON object")));
     };
     let fields = Fields::new(&members);
-    let claimed_id = fields.claimed_id();
+    // A rejected message's id is written down and shown.
+    let claimed_id = fields.claimed_id().filter(|id| !looks_secret(id.as_str()));
     let with_id = |invalid| DecodeError::Invalid { invalid, claimed_id: claimed_id.clone() };
     // Before all other fields: a newer format may have more of them.
     let version = fields.version().map_err(with_id)?;
@@ -79,6 +82,11 @@ pub fn decode(body: &[u8], lane: &ProviderName, card_numbers: CardNumbers) -> Re
             return Err(with_id(Invalid::new(InvalidReason::CardNumber, FOUND)));
         }
         warnings.push(FOUND);
+    }
+    if members.iter().any(secret::found_in) {
+        const FOUND: &str = "holds what is obviously a secret; send a reference, and put the secret's reference into the \
+                             provider row's headers";
+        return Err(with_id(Invalid::new(InvalidReason::Secret, FOUND)));
     }
     let hash = hash::content_hash(&job, payload);
     Ok(Decoded { job, hash, warnings })

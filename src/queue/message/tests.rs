@@ -333,3 +333,27 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn obvious_secrets_are_refused_wherever_they_stand_and_never_repeated() {
+    let secret = "sk_live_4eC39HqLyjWDarjtT1zdp7dc";
+    for message in [
+        with("payload", &format!(r#"{{"a":[{{"b":"{secret}"}}]}}"#)),
+        with("payload", &format!(r#"{{"{secret}":0}}"#)),
+        with("payload", r#"{"auth":"Bearer 0123456789abcdefghij"}"#),
+        with("reference", &format!(r#""{secret}""#)),
+        with("account", &format!(r#""{secret}""#)),
+        with("idempotency_key", &format!(r#""{secret}""#)),
+        with("id", &format!(r#""{secret}""#)),
+        with("colour", &format!(r#""{secret}""#)).replace("\"id\"", "\"di\""),
+    ] {
+        for cards in [CardNumbers::Refuse, CardNumbers::Off] {
+            let Err(DecodeError::Invalid { invalid, claimed_id }) = decode(message.as_bytes(), &lane(), cards) else {
+                panic!("{message} was taken");
+            };
+            let told = format!("{invalid} {claimed_id:?}");
+            assert!(!told.contains(secret), "{told}");
+            assert!(message.contains("colour") || invalid.reason == InvalidReason::Secret, "{told}");
+        }
+    }
+}

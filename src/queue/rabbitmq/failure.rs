@@ -9,6 +9,7 @@ use lapin::ErrorKind;
 use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
 
 use crate::queue::QueueError;
+use crate::tls;
 
 /// Longest time that one call to the broker may take.
 pub(super) const CALL_LIMIT: Duration = Duration::from_secs(5);
@@ -69,7 +70,10 @@ impl Failure {
     pub fn describe(&self, doing: &str) -> String {
         match self {
             Self::TimedOut => format!("{doing}: no answer within {} s", CALL_LIMIT.as_secs()),
-            Self::Broker(error) => format!("{doing}: {error}"),
+            Self::Broker(error) => match tls::explain(error) {
+                Some(text) => format!("{doing}: {text}"),
+                None => format!("{doing}: {error}"),
+            },
         }
     }
 }

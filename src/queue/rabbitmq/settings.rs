@@ -11,6 +11,7 @@ use secrecy::{ExposeSecret, SecretString};
 use url::{Host, Url};
 
 use crate::queue::QueueError;
+use crate::tls::Authorities;
 
 /// Seconds between heartbeats unless the URL says otherwise; a dead peer is noticed after two.
 /// <https://www.rabbitmq.com/docs/heartbeats>: 5 to 20 s suits most environments.
@@ -60,6 +61,17 @@ impl Settings {
             )));
         }
         Ok(Self { tls: tls(&parsed)?, uri, connect_limit, prefix: prefix.to_owned() })
+    }
+}
+
+impl Settings {
+    /// Trusts these authorities besides the public ones, unless the URL names a `cacertfile` of its own.
+    #[must_use]
+    pub fn trusting(mut self, authorities: &Authorities) -> Self {
+        if self.tls.cert_chain.is_none() {
+            self.tls.cert_chain = authorities.pem().map(str::to_owned);
+        }
+        self
     }
 }
 

@@ -150,7 +150,7 @@ async fn supervise(settings: Settings, purpose: &'static str, declared: Declared
                     // What was good once will be again, after a rotated password or a limit on connections; callers
                     // take a refusal for final and would give their messages back.
                     QueueError::Refused(text) if !connected_before => State::Refused(text),
-                    QueueError::Refused(text) => State::Away(text),
+                    QueueError::Refused(text) | QueueError::Away(text) => State::Away(text),
                     error => State::Away(error.to_string()),
                 });
                 failed = failed.saturating_add(1);

@@ -11,6 +11,7 @@ mod audit;
 mod races;
 
 on_every_database!(
+    one_charge_pays_one_payment,
     every_verdict_on_every_state,
     what_is_sent_again_keeps_its_request_and_begins_anew,
     what_would_expire_or_was_emptied_is_not_sent_again,
@@ -143,11 +144,35 @@ fn becomes(situation: &str, verdict: &Verdict) -> Option<&'static str> {
     }
 }
 
+/// No two payments have one charge.
+fn charged_as(situation: &str, verdict: &Verdict) -> Verdict {
+    match verdict {
+        Verdict::Succeeded { .. } => Verdict::Succeeded { reference: Some(format!("ch_{situation}")) },
+        other => other.clone(),
+    }
+}
+
+async fn one_charge_pays_one_payment(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let verdict = charged_as("one", &Verdict::Succeeded { reference: None });
+    for situation in ["review-unknown", "review-rejected"] {
+        fixture.bring(situation).await;
+    }
+    assert_eq!(fixture.decide("review-unknown", &verdict).await, Ok(()));
+    let picture = fixture.picture("review-rejected").await;
+    let taken = Refusal::ReferenceTaken { by: "review-unknown".to_owned() };
+    assert_eq!(fixture.decide("review-rejected", &verdict).await, Err(taken));
+    assert_eq!(fixture.picture("review-rejected").await, picture);
+    let other = charged_as("other", &verdict);
+    assert_eq!(fixture.decide("review-rejected", &other).await, Ok(()));
+}
+
 async fn every_verdict_on_every_state(kind: Kind) {
     for verdict in verdicts() {
         let fixture = Fixture::migrated(kind).await;
         for situation in SITUATIONS {
             fixture.bring(situation).await;
+            let verdict = charged_as(situation, &verdict);
             let before = fixture.story(situation).await;
             let picture = fixture.picture(situation).await;
             let decided = fixture.decide(situation, &verdict).await;
@@ -176,7 +201,7 @@ async fn every_verdict_on_every_state(kind: Kind) {
             assert_eq!(audit.cleared_maybe_charged, situation == "review-unknown" && verdict == Verdict::Resend);
             let told: Vec<&str> = after.events[before.events.len()..].iter().map(|e| e.state.as_str()).collect();
             assert_eq!(told, if state == "waiting" { vec![] } else { vec![state] }, "{situation} {verdict:?}");
-            let reference = (state == "succeeded").then(|| "ch_9".to_owned());
+            let reference = (state == "succeeded").then(|| format!("ch_{situation}"));
             assert_eq!(after.line.provider_reference, reference);
         }
         assert_eq!(fixture.decide("nobody", &verdict).await, Err(Refusal::NoSuchJob));

@@ -27,6 +27,7 @@ pub struct Statements {
     settle: Sql,
     revive: Sql,
     event: Sql,
+    charged: Sql,
     note: Note,
 }
 
@@ -47,7 +48,8 @@ impl Statements {
             look: dialect.sql(
                 "SELECT state, fence, maybe_charged, \
                      CASE WHEN expires_at <= {now} THEN 1 ELSE 0 END AS expired, \
-                     CASE WHEN scrubbed_at IS NOT NULL THEN 1 ELSE 0 END AS emptied, \
+                     CASE WHEN scrubbed_at IS NOT NULL OR (frozen_method IS NOT NULL AND length(frozen_body) = 0) \
+                         THEN 1 ELSE 0 END AS emptied, \
                      (SELECT count(*) FROM attempts WHERE job_id = jobs.id AND ended_at IS NULL) AS attempts_open \
                  FROM jobs WHERE id = $1",
             ),
@@ -66,6 +68,11 @@ impl Statements {
             event: dialect.sql(
                 "INSERT INTO outcome_events (job_id, provider, state, provider_reference, reason, attempts, at) \
                  SELECT id, provider, state, provider_reference, reason, attempts, updated_at FROM jobs WHERE id = $1",
+            ),
+            charged: dialect.sql(
+                "SELECT other.id FROM jobs JOIN jobs AS other ON other.provider = jobs.provider \
+                 WHERE jobs.id = $1 AND other.id <> $1 AND other.state = 'succeeded' \
+                     AND other.provider_reference = COALESCE($2, jobs.provider_reference)",
             ),
             note,
         }
@@ -93,7 +100,14 @@ impl Statements {
         if verdict.sends_again() && row.int("emptied")? != 0 {
             return Ok(Err(Refusal::Emptied));
         }
-        row.int("fence").map(Ok)
+        let fence = row.int("fence")?;
+        if let Verdict::Succeeded { reference } = verdict {
+            let args = Arc::from([id.as_str().into(), reference.as_deref().map(storable).into()]);
+            if let Some(row) = engine.query(&self.charged, args).await?.first() {
+                return Ok(Err(Refusal::ReferenceTaken { by: row.text("id")? }));
+            }
+        }
+        Ok(Ok(fence))
     }
 
     pub async fn pass(

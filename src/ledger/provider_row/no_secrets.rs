@@ -1,0 +1,88 @@
+//! A row holds references to secrets (`${env:NAME}`, `${file:PATH}`), never a secret itself: it is in the database, its
+//! audit, its back-ups and in `provider show`.
+//!
+//! Refuses what is obviously one, by its issuer's mark; it cannot know the others.
+
+use serde_json::Value;
+
+use super::ProviderRow;
+use super::meant::Check;
+use crate::domain::secret_text::looks_secret;
+
+impl Check {
+    /// One problem per column that holds a credential.
+    pub(super) fn no_secrets(&mut self, row: &ProviderRow) {
+        let problem = "holds what is obviously a secret: replace it there and at its issuer, and refer to the new one in \
+                       `headers` by ${env:NAME} or ${file:PATH}";
+        for (name, value) in &row.headers {
+            if is_in(value) {
+                self.problem(format!("headers: the value of `{}` {problem}", name.escape_debug()));
+            }
+        }
+        if looks_secret(&row.url) {
+            self.problem(format!("url {problem}"));
+        }
+        for (column, object) in [("request", &row.request), ("lookup", &row.lookup), ("statuses", &row.statuses)] {
+            if object.as_ref().is_some_and(|object| object.values().any(is_in)) {
+                self.problem(format!("{column} {problem}"));
+            }
+        }
+    }
+}
+
+fn is_in(value: &Value) -> bool {
+    match value {
+        Value::String(text) => literals(text).any(looks_secret),
+        Value::Array(items) => items.iter().any(is_in),
+        Value::Object(members) => members.values().any(is_in),
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+    }
+}
+
+/// What stands outside of `${…}`: the name of a reference may well look like what it leads to.
+fn literals(text: &str) -> impl Iterator<Item = &str> {
+    let mut pieces = text.split("${");
+    let first = pieces.next();
+    first.into_iter().chain(pieces.map(|piece| piece.split_once('}').map_or("", |(_, rest)| rest)))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn problems(change: impl FnOnce(&mut ProviderRow)) -> Vec<String> {
+        let url = "https://api.example/charges".to_owned();
+        let mut row = ProviderRow { name: "acme".to_owned(), url, ..ProviderRow::default() };
+        change(&mut row);
+        let mut check = Check::default();
+        check.no_secrets(&row);
+        check.0
+    }
+
+    #[test]
+    fn a_secret_in_a_row_is_refused_without_being_repeated() {
+        let secret = "sk_live_4eC39HqLyjWDarjtT1zdp7dc";
+        let object = |value: serde_json::Value| value.as_object().unwrap().clone();
+        let found = [
+            problems(|row| row.headers = object(json!({ "Authorization": format!("Bearer {secret}") }))),
+            problems(|row| row.headers = object(json!({ "x-key": format!("${{env:A}}{secret}") }))),
+            problems(|row| row.url = format!("https://api.example/charges?key={secret}")),
+            problems(|row| row.request = Some(object(json!({ "body": { "key": [secret] } })))),
+        ];
+        for problems in found {
+            assert_eq!(problems.len(), 1, "{problems:?}");
+            assert!(!problems[0].contains(secret) && problems[0].contains("${env:NAME}"), "{problems:?}");
+        }
+    }
+
+    #[test]
+    fn a_reference_is_none_whatever_its_name() {
+        let headers = json!({
+            "Authorization": "Bearer ${env:sk_live_key_of_production}",
+            "x-key": "${file:/run/secrets/sk_live_key_of_production}",
+        });
+        assert!(problems(|row| row.headers = headers.as_object().unwrap().clone()).is_empty());
+    }
+}

@@ -1,0 +1,164 @@
+//! Who may ask the ops server: whoever has the token, and without one programs on this machine that call it by its name.
+//!
+//! Refuses pages of other sites: browsers send requests for them, and a name that such a page owns may lead here.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use secrecy::ExposeSecret;
+use serde_json::json;
+use subtle::ConstantTimeEq;
+
+use super::OpsState;
+
+/// Longest time that an answer may take.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// For everything: an end in time, and no changes on behalf of other sites.
+pub(super) async fn bounded(request: Request, next: Next) -> Response {
+    if !is_harmless(request.method())
+        && let Some(problem) = foreign(request.headers())
+    {
+        return refused(StatusCode::FORBIDDEN, problem);
+    }
+    match tokio::time::timeout(ANSWER_TIME_MAX, next.run(request)).await {
+        Ok(answer) => answer,
+        Err(_) => refused(StatusCode::SERVICE_UNAVAILABLE, "no answer in time"),
+    }
+}
+
+/// For all but the probes: the token if there is one, else a name of this machine.
+pub(super) async fn authorised(State(state): State<OpsState>, request: Request, next: Next) -> Response {
+    let Some(token) = &state.token else {
+        // Without a token we listen on loopback alone. A page whose own name was made to lead there (DNS rebinding)
+        // shows itself by that name.
+        if request.headers().get(header::HOST).is_none_or(|host| !is_this_machine(host.as_bytes())) {
+            return refused(StatusCode::MISDIRECTED_REQUEST, "call this server by localhost or its address");
+        }
+        return next.run(request).await;
+    };
+    let given = request
+        .headers()
+        .get(header::AUTHORIZATION)
+        .and_then(|value| value.as_bytes().strip_prefix(b"Bearer "))
+        .unwrap_or_default();
+    // Equal lengths apart, the comparison takes the same time wherever the two differ.
+    if bool::from(given.ct_eq(token.expose_secret().as_bytes())) {
+        return next.run(request).await;
+    }
+    let refusal = refused(StatusCode::UNAUTHORIZED, "ops.token is needed");
+    ([(header::WWW_AUTHENTICATE, "Bearer")], refusal).into_response()
+}
+
+fn refused(status: StatusCode, problem: &str) -> Response {
+    (status, Json(json!({ "error": problem }))).into_response()
+}
+
+/// Methods that change nothing, by their definition and by our routes.
+fn is_harmless(method: &Method) -> bool {
+    matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
+}
+
+/// Why a change may have been asked for by another site. Browsers say where a request comes from
+/// (<https://www.w3.org/TR/fetch-metadata/#sec-fetch-site-header>), and a form cannot send JSON.
+fn foreign(headers: &HeaderMap) -> Option<&'static str> {
+    let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or("unreadable"));
+    if text("sec-fetch-site").is_some_and(|site| !matches!(site, "same-origin" | "none")) {
+        return Some("asked for by another site");
+    }
+    let host = text("host").unwrap_or_default();
+    let origin = text("origin").map(|origin| origin.split_once("://").map_or("unreadable", |(_, host)| host));
+    if origin.is_some_and(|origin| origin != host) {
+        return Some("asked for by another origin");
+    }
+    let json = text("content-type").is_some_and(|kind| kind.split(';').next() == Some("application/json"));
+    (!json).then_some("a change needs content-type: application/json")
+}
+
+/// `localhost` or a loopback address, with or without a port.
+fn is_this_machine(host: &[u8]) -> bool {
+    let Ok(host) = std::str::from_utf8(host) else { return false };
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) && !name.ends_with(':') => name,
+        _ => host,
+    };
+    let bare = name.trim_start_matches('[').trim_end_matches(']');
+    name.eq_ignore_ascii_case("localhost") || bare.parse().is_ok_and(|ip: IpAddr| ip.to_canonical().is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::start;
+    use super::*;
+
+    #[test]
+    fn only_names_of_this_machine_are_its_names() {
+        for name in ["localhost", "LOCALHOST:9464", "127.0.0.1", "127.0.0.1:9464", "127.8.8.8", "[::1]", "[::1]:9464"] {
+            assert!(is_this_machine(name.as_bytes()), "{name}");
+        }
+        for name in ["", "evil.example", "localhost.evil.example", "127.0.0.1.evil.example:9464", "10.0.0.1", "0.0.0.0"]
+        {
+            assert!(!is_this_machine(name.as_bytes()), "{name}");
+        }
+    }
+
+    /// Status of one request.
+    async fn asked(method: Method, url: &str, headers: &[(&str, &str)]) -> u16 {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let mut request = reqwest::Client::new().request(method, url);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.send().await.unwrap().status().as_u16()
+    }
+
+    #[tokio::test]
+    async fn a_name_that_was_made_to_lead_here_gets_nothing() {
+        let (address, _progress, stop) = start(None).await;
+        let lanes = format!("{address}/api/v1/lanes");
+        assert_eq!(asked(Method::GET, &lanes, &[]).await, 200);
+        assert_eq!(asked(Method::GET, &lanes, &[("host", "localhost:9464")]).await, 200);
+        assert_eq!(asked(Method::GET, &lanes, &[("host", "evil.example:9464")]).await, 421);
+        assert_eq!(asked(Method::GET, &format!("{address}/livez"), &[("host", "probe.internal")]).await, 200);
+        stop.cancel();
+        // With a token it may be called by any name: another site does not have the token.
+        let (address, _progress, stop) = start(Some("let-me-in")).await;
+        let headers = [("host", "ops.internal"), ("authorization", "Bearer let-me-in")];
+        assert_eq!(asked(Method::GET, &format!("{address}/api/v1/lanes"), &headers).await, 200);
+        assert_eq!(asked(Method::GET, &format!("{address}/api/v1/lanes"), &headers[..1]).await, 401);
+        stop.cancel();
+    }
+
+    /// Every route that exists answers GET alone; whoever adds one that changes something decides here what it refuses.
+    #[tokio::test]
+    async fn nothing_can_be_changed_and_other_sites_could_not() {
+        let (address, _progress, stop) = start(None).await;
+        let json = ("content-type", "application/json");
+        for path in ["/livez", "/readyz", "/api/v1/lanes", "/api/v1/conservation", "/api/v1/limits/stripe"] {
+            let url = format!("{address}{path}");
+            for method in [Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
+                assert_eq!(asked(method.clone(), &url, &[json]).await, 405, "{method} {path}");
+                for headers in [
+                    vec![],
+                    vec![("content-type", "text/plain")],
+                    vec![("content-type", "application/x-www-form-urlencoded")],
+                    vec![json, ("origin", "https://evil.example")],
+                    vec![json, ("origin", "null")],
+                    vec![json, ("sec-fetch-site", "cross-site")],
+                    vec![json, ("sec-fetch-site", "same-site")],
+                ] {
+                    assert_eq!(asked(method.clone(), &url, &headers).await, 403, "{method} {path} {headers:?}");
+                }
+            }
+        }
+        let own = address.trim_start_matches("http://");
+        let headers = [json, ("origin", address.as_str()), ("sec-fetch-site", "same-origin"), ("host", own)];
+        assert_eq!(asked(Method::POST, &format!("{address}/livez"), &headers).await, 405);
+        stop.cancel();
+    }
+}

@@ -1,0 +1,125 @@
+//! Whom TLS trusts beyond what each driver brings along, and what a handshake that failed asks somebody to mend.
+//!
+//! Refuses to weaken anything: there is no word here, nor in any configuration key, for "do not verify".
+
+use std::error::Error;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::CertificateError;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+
+/// Certificates of authorities to trust, as PEM; none by default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Authorities(Option<Arc<str>>);
+
+impl Authorities {
+    /// Reads `tls.ca_file`.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or holds no certificate or something that is none.
+    pub fn read(path: &Path) -> Result<Self, String> {
+        let pem = std::fs::read_to_string(path).map_err(|error| format!("cannot be read: {error}"))?;
+        let certificates = CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
+        let mut store = rustls::RootCertStore::empty();
+        match certificates {
+            Ok(found) if found.is_empty() => Err("holds no certificate in PEM".to_owned()),
+            Ok(found) if found.iter().all(|certificate| store.add(certificate.clone()).is_ok()) => {
+                Ok(Self(Some(pem.into())))
+            }
+            _ => Err("holds a certificate that cannot be read".to_owned()),
+        }
+    }
+
+    /// The file's text, for the driver.
+    #[must_use]
+    pub fn pem(&self) -> Option<&str> {
+        self.0.as_deref()
+    }
+}
+
+/// What a TLS error means and how to mend it; `None` when TLS had no part in the failure.
+#[must_use]
+pub fn explain(error: &(dyn Error + 'static)) -> Option<String> {
+    let mut link = Some(error);
+    while let Some(inner) = link {
+        if let Some(tls) = inner.downcast_ref::<rustls::Error>() {
+            return Some(format!("TLS: {tls}{}", mend(tls)));
+        }
+        // A shared error hides its type (Redis' driver), and an I/O error does not list what it wraps among its sources.
+        if let Some(shared) = inner.downcast_ref::<Arc<dyn Error + Send + Sync>>() {
+            return explain(&**shared);
+        }
+        let wrapped = inner.downcast_ref::<io::Error>().and_then(|io| io.get_ref());
+        if let Some(found) = wrapped.and_then(|wrapped| explain(wrapped)) {
+            return Some(found);
+        }
+        link = inner.source();
+    }
+    None
+}
+
+/// What to do about a server that has no TLS where TLS was asked for.
+pub const NO_TLS_THERE: &str = "; it does not speak TLS there: turn TLS on at the server, or name its TLS port";
+
+fn mend(error: &rustls::Error) -> &'static str {
+    match error {
+        // The second: an authority of the same name with another key, most likely a renewed one.
+        rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
+            "; its authority is not trusted here: name the authority's certificate in tls.ca_file"
+        }
+        rustls::Error::InvalidCertificate(
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+        ) => "; write the host's name as its certificate has it, or have the certificate issued for this name",
+        rustls::Error::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
+            "; have the server's certificate renewed"
+        }
+        rustls::Error::InvalidCertificate(
+            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. },
+        ) => "; set this machine's clock, or wait until the certificate is valid",
+        rustls::Error::InvalidMessage(_) => NO_TLS_THERE,
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tls_error_is_found_wherever_it_is_wrapped_and_has_its_mend() {
+        let wrapped = |tls: rustls::Error| io::Error::other(io::Error::new(io::ErrorKind::InvalidData, tls));
+        for (error, part) in [
+            (CertificateError::UnknownIssuer, "tls.ca_file"),
+            (CertificateError::BadSignature, "tls.ca_file"),
+            (CertificateError::NotValidForName, "as its certificate has it"),
+            (CertificateError::Expired, "renewed"),
+            (CertificateError::NotValidYet, "clock"),
+        ] {
+            let text = explain(&wrapped(error.into())).unwrap();
+            assert!(text.starts_with("TLS: ") && text.contains(part), "{text}");
+        }
+        let shared: Arc<dyn Error + Send + Sync> = Arc::new(wrapped(CertificateError::Expired.into()));
+        assert!(explain(&shared).unwrap().contains("renewed"));
+        let plain = rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType);
+        assert!(explain(&wrapped(plain)).unwrap().contains("does not speak TLS"));
+        assert_eq!(explain(&io::Error::from(io::ErrorKind::ConnectionRefused)), None);
+    }
+
+    #[test]
+    fn a_file_without_a_certificate_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ca.pem");
+        for (text, problem) in [
+            ("", "no certificate"),
+            ("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "cannot be read"),
+            ("-----BEGIN CERTIFICATE-----\n%\n-----END CERTIFICATE-----\n", "cannot be read"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            assert!(Authorities::read(&path).unwrap_err().contains(problem), "{text}");
+        }
+        assert!(Authorities::read(&dir.path().join("missing")).unwrap_err().contains("cannot be read"));
+    }
+}

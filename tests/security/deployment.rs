@@ -1,0 +1,356 @@
+//! One deployment as docs/security.md says: TLS everywhere, a user with the least rights in each engine, secrets by
+//! reference. Started once; by the time that tests see it, its worker has worked everything off and ended.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::authority::{Authority, Identity};
+use crate::https::HttpsProvider;
+use crate::recipes;
+use crate::support::postgres::Postgres;
+use crate::support::process::{Server, free_port, private_dir};
+use crate::support::rabbitmq::RabbitNode;
+use crate::support::redis::{Redis, RedisOptions};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_sluicegate");
+pub const PYTHON: &str = "/usr/bin/python3";
+pub const DATABASE: &str = "sluicegate";
+pub const VHOST: &str = "payments";
+/// Takes jobs; also what every search must find everywhere, or it finds nothing at all.
+pub const PROVIDER: &str = "control-acme";
+/// Paused: its lane keeps what it has.
+pub const PAUSED: &str = "control-bolt";
+
+/// Word of the recipes → the password in its place.
+pub const PASSWORDS: [(&str, &str); 9] = [
+    ("'OWNER-PASSWORD'", "'canary-db-owner-71c0'"),
+    ("'WORKER-PASSWORD'", "'canary-db-worker-52ab'"),
+    ("'OPERATOR-PASSWORD'", "'canary-db-operator-90fe'"),
+    ("'READER-PASSWORD'", "'canary-db-reader-1d37'"),
+    // The same word without quotes is the broker's.
+    ("WORKER-PASSWORD", "canary-amqp-worker-c83e"),
+    ("PRODUCER-PASSWORD", "canary-amqp-producer-b1f2"),
+    ("LISTENER-PASSWORD", "canary-amqp-listener-4a99"),
+    (">PASSWORD", ">canary-redis-e7d5"),
+    ("(the ops token)", "canary-ops-token-66b0"),
+];
+pub const PROVIDER_KEY: &str = "sk_live_canaryProviderKeyOfTheEnvironment1";
+pub const PROVIDER_FILE: &str = "canary-provider-file-93d1";
+
+/// The password that stands for a word of the recipes.
+pub fn password(word: &str) -> &'static str {
+    let (_, password) = PASSWORDS.iter().find(|(known, _)| *known == word).unwrap();
+    password.trim_matches(['\'', '>'])
+}
+
+/// What can never be a job, with its reason; what must not be seen stands in each.
+pub const INVALID: [(&str, &str); 8] = [
+    (r#"{"id":"i-1","amount":1,"currency":"EUR","payload":{"card":"4242 4242 4242 4242"}}"#, "card_number"),
+    (r#"{"id":"i-2","amount":1,"currency":"EUR","payload":{"a":[{"4000056655665556":1}]}}"#, "card_number"),
+    (r#"{"id":"i-3","amount":1,"currency":"EUR","payload":{"key":"sk_live_canaryOfAPayload77"}}"#, "secret"),
+    (r#"{"id":"i-4","amount":1,"currency":"EUR","payload":{"auth":"Bearer canary.bearer.4f1e"}}"#, "secret"),
+    (r#"{"id":"sk_live_canaryAsAnId42","amount":1,"currency":"EUR"}"#, "secret"),
+    (r#"{"id":"i-6","amount":1,"currency":"EUR","colour":"5555555555554444"}"#, "unknown_field"),
+    (r#"{"id":"i-7","amount":"378282246310005","currency":"EUR"}"#, "bad_amount"),
+    (r#"{"id":"i-8","amount":1,"currency":"EUR","payload":{"card":"6011111111111117""#, "malformed"),
+];
+
+pub struct Deployment {
+    pub authority: Authority,
+    pub postgres: Postgres,
+    pub redis: Redis,
+    pub redis_tls: u16,
+    pub rabbit: RabbitNode,
+    pub amqps: u16,
+    pub provider: HttpsProvider,
+    pub dir: PathBuf,
+    /// Nobody listens to it but us; whoever connects used the environment's proxy.
+    proxy: std::net::TcpListener,
+    /// Removes the directory.
+    _keeper: Server,
+}
+
+impl Deployment {
+    /// The one that all tests share.
+    pub fn shared() -> &'static Self {
+        static SHARED: OnceLock<Deployment> = OnceLock::new();
+        SHARED.get_or_init(|| {
+            let deployment = Self::start();
+            deployment.work();
+            deployment
+        })
+    }
+
+    fn start() -> Self {
+        let dir = private_dir("security");
+        let keeper = Server::start(&["sleep", "infinity"], &[], &dir.join("keeper.log"), Some(&dir), "");
+        for name in ["ca", "redis"] {
+            std::fs::create_dir(dir.join(name)).unwrap();
+        }
+        let authority = Authority::create(&dir.join("ca"));
+        let own = authority.issue("own", "localhost");
+        let (postgres, rabbit) = std::thread::scope(|threads| {
+            let postgres = threads.spawn(Postgres::start);
+            let rabbit = threads.spawn(RabbitNode::start);
+            (postgres.join().unwrap(), rabbit.join().unwrap())
+        });
+        serve_tls(&postgres, &own);
+        let amqps = amqps_listener(&rabbit, &own);
+        let redis = Redis::start_in(&dir.join("redis"), tls_options(&own, &authority));
+        let redis_tls = rediss_listener(&redis);
+        let provider = HttpsProvider::start(&own);
+        let proxy = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        proxy.set_nonblocking(true).unwrap();
+        std::fs::write(dir.join("provider-secret"), format!("{PROVIDER_FILE}\n")).unwrap();
+        std::fs::write(dir.join("ops-token"), password("(the ops token)")).unwrap();
+        Self { authority, postgres, redis, redis_tls, rabbit, amqps, provider, dir, proxy, _keeper: keeper }
+    }
+
+    /// The recipes, the schema, providers, messages, a worker until everything is settled.
+    fn work(&self) {
+        recipes::apply_rabbitmq(self);
+        recipes::apply_redis(self);
+        recipes::apply_postgres_roles(self);
+        self.succeed("sluicegate_owner", &["migrate"]);
+        recipes::apply_postgres_grants(self);
+        let file = self.dir.join("providers.toml");
+        std::fs::write(&file, self.rows()).unwrap();
+        self.succeed("sluicegate_operator", &["provider", "apply", file.to_str().unwrap()]);
+        self.python("broker.py", &["bind", &self.amqp("books"), "books.all", "payments.outcomes", "#"], "");
+        self.publish();
+        let worker = self.start_worker();
+        let invalid = INVALID.len();
+        // What a paused provider was sent waits.
+        let wanted = format!("review|1\nsucceeded|1\nwaiting|1\nrejected|{invalid}\n");
+        let counted = "SELECT state, count(*) FROM jobs GROUP BY state UNION ALL \
+                       SELECT 'rejected', count(*) FROM rejected_messages ORDER BY 1";
+        let unpublished = "SELECT count(*) FROM outcome_events WHERE published_at IS NULL";
+        let sorted = |text: &str| -> Vec<String> {
+            let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+            lines.sort();
+            lines
+        };
+        let deadline = Instant::now() + Duration::from_secs(90);
+        while sorted(&self.sql(counted)) != sorted(&wanted) || self.sql(unpublished).trim() != "0" {
+            let log = std::fs::read_to_string(self.dir.join("worker.log")).unwrap_or_default();
+            assert!(Instant::now() < deadline, "{}\n{log}", self.sql(counted));
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        self.stop(worker);
+    }
+
+    fn rows(&self) -> String {
+        let (port, secret) = (self.provider.port, self.dir.join("provider-secret"));
+        let row = |name: &str, paused: bool| {
+            format!(
+                "[[provider]]\nname = \"{name}\"\npaused = {paused}\nurl = \"https://localhost:{port}/charges\"\n\
+                 idempotency_retention_s = 86400\n\
+                 headers = {{ Authorization = \"Bearer ${{env:CANARY_PROVIDER_KEY}}\", X-Own = \"${{file:{}}}\" }}\n\
+                 [[provider.limit]]\nname = \"all\"\nmax_requests = 100\nwindow_ms = 1000\n",
+                secret.display()
+            )
+        };
+        row(PROVIDER, false) + &row(PAUSED, true)
+    }
+
+    fn publish(&self) {
+        let job = |id: &str, note: &str| json!({ "id": id, "amount": 1299, "currency": "EUR", "reference": PROVIDER, "payload": { "note": note } });
+        let line = |key: &str, body: String| json!({ "key": key, "body": body });
+        let mut lines: Vec<Value> = INVALID.iter().map(|(body, _)| line(PROVIDER, (*body).to_owned())).collect();
+        lines.push(line(PROVIDER, job("pay-1", "fine").to_string()));
+        lines.push(line(PROVIDER, job("pay-2", "echo-me").to_string()));
+        lines.push(line(PAUSED, job("pay-3", "stays").to_string()));
+        let input: String = lines.iter().map(|line| format!("{line}\n")).collect();
+        self.python("broker.py", &["publish", &self.amqp("shop")], &input);
+    }
+
+    /// A URL of the broker's plain port, which tests use; the program uses the other.
+    pub fn amqp(&self, user: &str) -> String {
+        let word = match user {
+            "shop" => "PRODUCER-PASSWORD",
+            "books" => "LISTENER-PASSWORD",
+            "sluicegate" => "WORKER-PASSWORD",
+            _ => return self.rabbit.url(VHOST),
+        };
+        format!("amqp://{user}:{}@127.0.0.1:{}/{VHOST}", password(word), self.rabbit.port())
+    }
+
+    /// Of the program, with a role of the database. Everything as loud as an operator can make it.
+    pub fn environment(&self, role: &str, ops: &str) -> Vec<(String, String)> {
+        let word = role.trim_start_matches("sluicegate_").to_uppercase();
+        let database = password(&format!("'{word}-PASSWORD'"));
+        let port = port_of(&self.postgres);
+        let url = format!("postgres://{role}:{database}@localhost:{port}/{DATABASE}?sslmode=verify-full");
+        let file = self.dir.join(format!("{role}.url"));
+        std::fs::write(&file, url).unwrap();
+        let proxy = format!("http://{}", self.proxy.local_addr().unwrap());
+        let path = |path: PathBuf| path.to_str().unwrap().to_owned();
+        let (amqp, redis) = (password("WORKER-PASSWORD"), password(">PASSWORD"));
+        [
+            ("SLUICEGATE_DATABASE__URL_FILE", path(file)),
+            ("SLUICEGATE_QUEUE__URL", format!("amqps://sluicegate:{amqp}@localhost:{}/{VHOST}", self.amqps)),
+            ("SLUICEGATE_LIMITER__URL", format!("rediss://sluicegate:{redis}@localhost:{}", self.redis_tls)),
+            ("SLUICEGATE_TLS__CA_FILE", path(self.authority.file())),
+            ("SLUICEGATE_OUTBOUND__ALLOW", format!("localhost:{}", self.provider.port)),
+            ("SLUICEGATE_OPS__LISTEN", ops.to_owned()),
+            ("SLUICEGATE_OPS__TOKEN_FILE", path(self.dir.join("ops-token"))),
+            ("SLUICEGATE_LOG__LEVEL", "trace".to_owned()),
+            ("RUST_LOG", "trace".to_owned()),
+            ("RUST_BACKTRACE", "full".to_owned()),
+            ("CANARY_PROVIDER_KEY", PROVIDER_KEY.to_owned()),
+            ("http_proxy", proxy.clone()),
+            ("https_proxy", proxy.clone()),
+            ("HTTPS_PROXY", proxy.clone()),
+            ("ALL_PROXY", proxy),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .to_vec()
+    }
+
+    /// Runs a command to its end; what it wrote is kept for the search.
+    pub fn run(&self, environment: &[(String, String)], args: &[&str]) -> Output {
+        let variables = environment.iter().map(|(name, value)| (name, value));
+        let output = Command::new(PROGRAM).args(args).envs(variables).output().unwrap();
+        let mut kept = std::fs::read(self.dir.join("commands.log")).unwrap_or_default();
+        kept.extend([&output.stdout[..], b"\n", &output.stderr].concat());
+        std::fs::write(self.dir.join("commands.log"), kept).unwrap();
+        output
+    }
+
+    fn succeed(&self, role: &str, args: &[&str]) {
+        let output = self.run(&self.environment(role, "none"), args);
+        assert!(output.status.success(), "{args:?}: {}{}", text(&output.stdout), text(&output.stderr));
+    }
+
+    fn start_worker(&self) -> (Server, u16) {
+        let ops = free_port();
+        let environment = self.environment("sluicegate_worker", &format!("127.0.0.1:{ops}"));
+        let environment: Vec<(&str, &str)> =
+            environment.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let server = Server::start(&[PROGRAM, "run"], &environment, &self.dir.join("worker.log"), None, "");
+        server.await_port(ops);
+        // Its command line is anybody's to read.
+        let arguments = std::fs::read_to_string(format!("/proc/{}/cmdline", server.pid)).unwrap();
+        assert!(!arguments.contains("canary"), "{arguments}");
+        (server, ops)
+    }
+
+    /// Lets commands ask it, then SIGTERM.
+    fn stop(&self, (worker, ops): (Server, u16)) {
+        let operator = self.environment("sluicegate_operator", &format!("127.0.0.1:{ops}"));
+        for args in [
+            &["check", "--json"][..],
+            &["provider", "list"],
+            &["provider", "show", PROVIDER],
+            &["limits", "list", "--json"],
+            &["limits", "peek", PROVIDER],
+        ] {
+            let output = self.run(&operator, args);
+            assert!(output.status.success(), "{args:?}: {}{}", text(&output.stdout), text(&output.stderr));
+        }
+        worker.signal("TERM");
+        let deadline = Instant::now() + Duration::from_secs(40);
+        while !worker.log_text().contains("everything was finished or handed back") {
+            assert!(Instant::now() < deadline, "the worker does not stop:\n{}", worker.log_text());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    pub fn sql(&self, statement: &str) -> String {
+        let output = self.postgres.psql(DATABASE).args(["-c", statement]).output().unwrap();
+        assert!(output.status.success(), "{statement}: {}", text(&output.stderr));
+        text(&output.stdout)
+    }
+
+    /// Runs one of the scripts that speak AMQP without us.
+    pub fn python(&self, script: &str, args: &[&str], input: &str) -> String {
+        let folder = if script == "broker.py" { "services" } else { "security" };
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(folder).join(script);
+        let lines = self.dir.join(format!("input-{:?}", std::thread::current().id()));
+        std::fs::write(&lines, input).unwrap();
+        let stdin = std::fs::File::open(&lines).unwrap();
+        let output = Command::new(PYTHON).arg(path).args(args).stdin(stdin).output().unwrap();
+        assert!(output.status.success(), "{script} {}: {}", args[0], text(&output.stderr));
+        text(&output.stdout)
+    }
+
+    /// Whether anybody came by the proxy that the environment names.
+    pub fn proxy_was_used(&self) -> bool {
+        self.proxy.accept().is_ok()
+    }
+}
+
+/// Has PostgreSQL ask for TLS and passwords on its port, with this certificate; the tests' own socket stays open.
+pub fn serve_tls(postgres: &Postgres, identity: &Identity) {
+    let ask = |sql: &str| {
+        let output = postgres.psql("postgres").args(["-c", sql]).output().unwrap();
+        assert!(output.status.success(), "{sql}: {}", text(&output.stderr));
+        text(&output.stdout).trim().to_owned()
+    };
+    let data = PathBuf::from(ask("SHOW data_directory"));
+    let rules = "local all all trust\nhostssl all all 127.0.0.1/32 scram-sha-256\nhostnossl all all all reject\n";
+    std::fs::write(ask("SHOW hba_file"), rules).unwrap();
+    let name = identity.certificate.file_stem().unwrap().to_str().unwrap();
+    for (from, ending) in [(&identity.certificate, "pem"), (&identity.key, "key")] {
+        let to = data.join(format!("{name}.{ending}"));
+        std::fs::copy(from, &to).unwrap();
+        let same_owner = ["--reference", data.join("PG_VERSION").to_str().unwrap()].map(str::to_owned);
+        assert!(Command::new("chown").args(same_owner).arg(&to).status().unwrap().success());
+        assert!(Command::new("chmod").arg("600").arg(&to).status().unwrap().success());
+    }
+    for (setting, value) in
+        [("ssl_cert_file", format!("{name}.pem")), ("ssl_key_file", format!("{name}.key")), ("ssl", "on".to_owned())]
+    {
+        ask(&format!("ALTER SYSTEM SET {setting} = '{value}'"));
+    }
+    ask("SELECT pg_reload_conf()");
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while ask("SHOW ssl_cert_file") != format!("{name}.pem") || ask("SHOW ssl") != "on" {
+        assert!(Instant::now() < deadline, "PostgreSQL does not take the certificate");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+pub fn port_of(postgres: &Postgres) -> String {
+    let url = postgres.url("x");
+    url.rsplit(':').next().unwrap().split('/').next().unwrap().to_owned()
+}
+
+/// One more listener of the broker, with this certificate.
+pub fn amqps_listener(rabbit: &RabbitNode, identity: &Identity) -> u16 {
+    let port = free_port();
+    let (certificate, key) = (identity.certificate.display(), identity.key.display());
+    let program = format!(
+        "application:ensure_all_started(ssl), rabbit_networking:start_ssl_listener({{\"127.0.0.1\", {port}}}, \
+         [{{certfile, \"{certificate}\"}}, {{keyfile, \"{key}\"}}], 1)."
+    );
+    let said = rabbit.ctl(&["eval", &program]);
+    assert!(said.contains("ok"), "{said}");
+    port
+}
+
+/// Opens the TLS port of a server that has a certificate; chosen last, so that it is none of its own others.
+pub fn rediss_listener(redis: &Redis) -> u16 {
+    let port = free_port();
+    redis.command::<()>(&format!("CONFIG SET tls-port {port}"));
+    port
+}
+
+pub fn tls_options(identity: &Identity, authority: &Authority) -> RedisOptions {
+    let path = |path: &Path| path.to_str().unwrap().to_owned();
+    let arguments = [
+        ["--tls-cert-file".to_owned(), path(&identity.certificate)],
+        ["--tls-key-file".to_owned(), path(&identity.key)],
+        ["--tls-ca-cert-file".to_owned(), path(&authority.file())],
+        ["--tls-auth-clients".to_owned(), "no".to_owned()],
+    ];
+    RedisOptions { is_forgetful: true, arguments: arguments.concat(), ..RedisOptions::default() }
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}

@@ -1,0 +1,75 @@
+//! A provider behind TLS that pays, and one that gives back what it was sent, credential and all.
+
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+
+use crate::authority::Identity;
+
+pub struct HttpsProvider {
+    pub port: u16,
+    requests: Arc<Mutex<Vec<String>>>,
+}
+
+impl HttpsProvider {
+    /// Serves for as long as the process lives.
+    pub fn start(identity: &Identity) -> Self {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let chain = vec![CertificateDer::from_pem_file(&identity.certificate).unwrap()];
+        let key = PrivateKeyDer::from_pem_file(&identity.key).unwrap();
+        let config = ServerConfig::builder().with_no_client_auth().with_single_cert(chain, key).unwrap();
+        let (config, requests) = (Arc::new(config), Arc::<Mutex<Vec<String>>>::default());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let record = Arc::clone(&requests);
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (config, record) = (Arc::clone(&config), Arc::clone(&record));
+                std::thread::spawn(move || answer(stream.unwrap(), config, &record));
+            }
+        });
+        Self { port, requests }
+    }
+
+    /// Heads and bodies of the requests so far.
+    pub fn requests(&self) -> Vec<String> {
+        self.requests.lock().unwrap().clone()
+    }
+}
+
+fn answer(stream: TcpStream, config: Arc<ServerConfig>, record: &Mutex<Vec<String>>) {
+    let mut tls = StreamOwned::new(ServerConnection::new(config).unwrap(), stream);
+    let (mut bytes, mut buffer) = (Vec::new(), [0; 4_096]);
+    while !is_whole(&bytes) {
+        match tls.read(&mut buffer) {
+            // Whoever does not trust us hangs up.
+            Err(_) | Ok(0) => return,
+            Ok(read) => bytes.extend_from_slice(&buffer[..read]),
+        }
+    }
+    let request = String::from_utf8(bytes).unwrap();
+    // A careless provider: its error quotes what it was sent.
+    let (status, body) = if request.contains("echo-me") {
+        let message = serde_json::json!({ "error": { "code": "bad", "message": request } });
+        ("400 Bad Request", message.to_string())
+    } else {
+        ("200 OK", r#"{"id":"ch_1","state":"succeeded"}"#.to_owned())
+    };
+    let head = format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close");
+    let quoted = format!("x-quoted: {}", request.lines().find(|line| line.starts_with("authorization")).unwrap_or("-"));
+    record.lock().unwrap().push(request);
+    let _ = write!(tls, "{head}\r\n{quoted}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    tls.conn.send_close_notify();
+    let _ = tls.flush();
+}
+
+fn is_whole(bytes: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(bytes);
+    let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
+    let length = head.lines().find_map(|line| line.to_ascii_lowercase().strip_prefix("content-length: ")?.parse().ok());
+    body.len() >= length.unwrap_or(0)
+}

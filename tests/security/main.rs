@@ -1,0 +1,16 @@
+//! The promises of docs/security.md on real engines: canaries, TLS, and the least rights that the page names.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
+#[path = "../docs/page.rs"]
+#[allow(dead_code, reason = "its other half is for other pages")]
+mod page;
+#[path = "../support/mod.rs"]
+mod support;
+
+mod authority;
+mod canaries;
+mod deployment;
+mod https;
+mod recipes;
+mod search;
+mod tls;

@@ -1,0 +1,175 @@
+//! Real handshakes: each engine and a provider, with the right authority and with each thing that can be wrong.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
+
+use secrecy::SecretString;
+use sluicegate::domain::job::{Job, Token};
+use sluicegate::domain::outcome::Outcome;
+use sluicegate::domain::provider::ProviderName;
+use sluicegate::ledger::database::Database;
+use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
+use sluicegate::limiter::Limiter as _;
+use sluicegate::limiter::redis::client::RedisLimiter;
+use sluicegate::provider::PaymentProvider as _;
+use sluicegate::provider::http::{HttpProvider, OutboundPolicy};
+use sluicegate::queue::Queue as _;
+use sluicegate::queue::rabbitmq::{RabbitMq, Settings};
+use sluicegate::tls::Authorities;
+
+use crate::authority::Authority;
+use crate::deployment::{
+    DATABASE, Deployment, VHOST, amqps_listener, password, port_of, rediss_listener, serve_tls, tls_options,
+};
+use crate::https::HttpsProvider;
+use crate::page::{Page, plain};
+use crate::support::postgres::Postgres;
+use crate::support::redis::Redis;
+
+/// What became of an attempt to do something over the connection.
+type Told = Result<(), String>;
+
+async fn postgres(port: &str, trusted: &Authorities) -> Told {
+    let user = format!("sluicegate_worker:{}", password("'WORKER-PASSWORD'"));
+    let url = format!("postgres://{user}@localhost:{port}/{DATABASE}?sslmode=verify-full");
+    let database = Database::open_trusting(&url, 1, trusted).unwrap();
+    let told = database.schema_state().await;
+    database.close().await;
+    told.map(drop).map_err(|error| error.to_string())
+}
+
+async fn rabbitmq(port: u16, trusted: &Authorities) -> Told {
+    let url = format!("amqps://sluicegate:{}@localhost:{port}/{VHOST}", password("WORKER-PASSWORD"));
+    let settings = Settings::new(&SecretString::from(url), "payments").unwrap().trusting(trusted);
+    RabbitMq::connect(settings).ping().await.map_err(|error| error.to_string())
+}
+
+async fn redis(port: u16, trusted: &Authorities) -> Told {
+    let url = format!("rediss://sluicegate:{}@localhost:{port}", password(">PASSWORD"));
+    let limiter = RedisLimiter::new(&url, "sluicegate").unwrap().trusting(trusted).unwrap();
+    limiter.ping().await.map_err(|error| error.to_string())
+}
+
+async fn provider(port: u16, allow: &str, trusted: &Authorities) -> Told {
+    let policy = OutboundPolicy::parse(&[allow.replace("PORT", &port.to_string())]).unwrap().trusting(trusted);
+    let limit = LimitRow { name: "all".to_owned(), max_requests: 1, window_ms: 1_000, ..LimitRow::default() };
+    let url = format!("https://localhost:{port}/charges");
+    let row = ProviderRow { name: "acme".to_owned(), url, limits: vec![limit], ..ProviderRow::default() };
+    let provider = HttpProvider::new(&row.meant(1).unwrap(), &policy).unwrap();
+    let answer = provider.send(&provider.freeze(&job()).unwrap()).await;
+    match answer.outcome {
+        Outcome::Accepted { .. } => Ok(()),
+        Outcome::NotSent { cause } => Err(cause),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn job() -> Job {
+    Job {
+        id: Token::new("tls-1").unwrap(),
+        provider: ProviderName::new("acme").unwrap(),
+        amount: 1,
+        currency: "EUR".to_owned(),
+        account: None,
+        reference: None,
+        idempotency_key: None,
+        cost: 1,
+        priority: 0,
+        not_before: None,
+        expires_at: None,
+        payload: None,
+    }
+}
+
+/// A server that speaks http where https is asked for; returns its port.
+fn plain_http() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (mut stream, mut buffer) = (stream.unwrap(), [0; 4_096]);
+            let read = stream.read(&mut buffer).unwrap_or(0);
+            // Nothing of a payment may arrive here.
+            assert!(!String::from_utf8_lossy(&buffer[..read]).contains("amount"));
+            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n");
+        }
+    });
+    port
+}
+
+/// What the page promises to say, in the order of its table.
+fn promised() -> [String; 4] {
+    let rows = Page::read("docs/security.md").table("## TLS", "what is wrong");
+    let said: Vec<String> = rows.iter().map(|row| plain(&row[1]).to_owned()).collect();
+    said.try_into().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_engine_is_verified_and_a_refusal_names_its_mend() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let deployment = tokio::task::spawn_blocking(Deployment::shared).await.unwrap();
+    let [unknown, other_host, expired, no_tls] = promised();
+    let ours = deployment.authority.authorities();
+    let dir = tempfile::tempdir().unwrap();
+    let foreign = Authority::create(dir.path()).authorities();
+    let elsewhere = deployment.authority.issue("elsewhere", "elsewhere.example");
+    let old = deployment.authority.issue_expired("old", "localhost");
+    let (good, none) = (port_of(&deployment.postgres), Authorities::default());
+
+    // Right in everything: each does its work. A provider is trusted so only where the list names it.
+    let (paid, port) = ("localhost:PORT", deployment.provider.port);
+    assert_eq!(postgres(&good, &ours).await, Ok(()));
+    assert_eq!(rabbitmq(deployment.amqps, &ours).await, Ok(()));
+    assert_eq!(redis(deployment.redis_tls, &ours).await, Ok(()));
+    assert_eq!(provider(port, paid, &ours).await, Ok(()));
+
+    // One cluster of its own, because a cluster has one certificate at a time.
+    let cluster = tokio::task::spawn_blocking(Postgres::start).await.unwrap();
+    let bad = port_of(&cluster);
+    let mut told = vec![("postgres without TLS", &no_tls, postgres(&bad, &ours).await)];
+    serve_tls(&cluster, &elsewhere);
+    told.push(("postgres of another name", &other_host, postgres(&bad, &ours).await));
+    serve_tls(&cluster, &old);
+    told.push(("postgres expired", &expired, postgres(&bad, &ours).await));
+
+    let redis_with = |identity| {
+        let redis = Redis::start_with(tls_options(identity, &deployment.authority));
+        (rediss_listener(&redis), redis)
+    };
+    let ((redis_elsewhere, _one), (redis_old, _other)) = (redis_with(&elsewhere), redis_with(&old));
+    let amqps_elsewhere = amqps_listener(&deployment.rabbit, &elsewhere);
+    let amqps_old = amqps_listener(&deployment.rabbit, &old);
+    let (https_elsewhere, https_old) = (HttpsProvider::start(&elsewhere), HttpsProvider::start(&old));
+    let answers = tokio::join!(
+        rabbitmq(deployment.amqps, &none),
+        rabbitmq(deployment.amqps, &foreign),
+        rabbitmq(amqps_elsewhere, &ours),
+        rabbitmq(amqps_old, &ours),
+        rabbitmq(deployment.rabbit.port(), &ours),
+    );
+    told.push(("rabbitmq, no authority", &unknown, answers.0));
+    told.push(("rabbitmq, another authority", &unknown, answers.1));
+    told.push(("rabbitmq of another name", &other_host, answers.2));
+    told.push(("rabbitmq expired", &expired, answers.3));
+    told.push(("rabbitmq without TLS", &no_tls, answers.4));
+    told.push(("postgres, no authority", &unknown, postgres(&good, &none).await));
+    told.push(("postgres, another authority", &unknown, postgres(&good, &foreign).await));
+    told.push(("redis, no authority", &unknown, redis(deployment.redis_tls, &none).await));
+    told.push(("redis, another authority", &unknown, redis(deployment.redis_tls, &foreign).await));
+    told.push(("redis of another name", &other_host, redis(redis_elsewhere, &ours).await));
+    told.push(("redis expired", &expired, redis(redis_old, &ours).await));
+    told.push(("provider, no authority", &unknown, provider(port, paid, &none).await));
+    told.push(("provider, another authority", &unknown, provider(port, paid, &foreign).await));
+    told.push(("provider that the list does not name", &unknown, provider(port, "loopback", &ours).await));
+    told.push(("provider of another name", &other_host, provider(https_elsewhere.port, paid, &ours).await));
+    told.push(("provider expired", &expired, provider(https_old.port, paid, &ours).await));
+    told.push(("provider without TLS", &no_tls, provider(plain_http(), paid, &ours).await));
+    let wrong = |(_, words, told): &&(&str, &String, Told)| !told.as_ref().is_err_and(|said| said.contains(*words));
+    let wrong: Vec<_> = told.iter().filter(wrong).collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+
+    // A plain Redis takes a TLS greeting for the beginning of a line, and may wait for its end.
+    let silent = redis(deployment.redis.port, &ours).await.unwrap_err();
+    assert!([&no_tls[..], "no connection in time"].iter().any(|words| silent.contains(words)), "{silent}");
+    assert!(https_elsewhere.requests().is_empty() && https_old.requests().is_empty(), "nothing was sent to them");
+}
