@@ -3,6 +3,7 @@
 //! Refuses a name that it does not know, by dying at the first place that is passed: a mistyped fault must not look like
 //! one that was survived.
 
+use std::borrow::Cow;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -190,7 +191,7 @@ impl Receipt for UsedUp {
 
 /// The limiter's functions, with their bugs.
 #[must_use]
-pub fn patched(source: &str) -> String {
+pub fn patched(source: &str) -> Cow<'_, str> {
     let mut source = source.to_owned();
     for (_, from, to) in PATCHES.iter().filter(|(its, ..)| bug(*its)) {
         if source.matches(from).count() != 1 {
@@ -198,5 +199,5 @@ pub fn patched(source: &str) -> String {
         }
         source = source.replace(from, to);
     }
-    source
+    Cow::Owned(source)
 }

@@ -69,6 +69,8 @@ pub enum Bug {
 
 #[cfg(not(feature = "faults"))]
 mod unarmed {
+    use std::borrow::Cow;
+
     use super::{Bug, Point};
     use crate::provider::FrozenRequest;
     use crate::queue::Receipt;
@@ -105,7 +107,7 @@ mod unarmed {
     /// The limiter's functions, with their bugs.
     #[inline(always)]
     #[must_use]
-    pub const fn patched(source: &str) -> &str {
-        source
+    pub const fn patched(source: &str) -> Cow<'_, str> {
+        Cow::Borrowed(source)
     }
 }

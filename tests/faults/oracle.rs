@@ -63,7 +63,8 @@ fn double(records: &Records) -> Vec<String> {
 
 /// Windows with more requests than the limit allows, whichever instant of a request the provider counts at.
 fn breach(records: &Records) -> Vec<String> {
-    let instants: [(&str, fn(&Call) -> Option<u64>); 4] = [
+    type Instant = fn(&Call) -> Option<u64>;
+    let instants: [(&str, Instant); 4] = [
         ("first byte", |call| Some(call.begun_us)),
         ("receipt", |call| call.received_us),
         ("effect", |call| call.effect_us),

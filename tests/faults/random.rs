@@ -77,8 +77,9 @@ fn stand() -> Stand {
 fn job(provider: usize, number: usize) -> (String, Published, String) {
     let name = PROVIDERS[provider];
     let id = format!("{name}-{number}");
-    let (amount, currency) = (100 + i64::try_from(number).unwrap(), if number % 5 == 0 { "USD" } else { "EUR" });
-    let account = (number % 7 == 0).then(|| format!("account-{}", number % 3));
+    let (amount, currency) =
+        (100 + i64::try_from(number).unwrap(), if number.is_multiple_of(5) { "USD" } else { "EUR" });
+    let account = number.is_multiple_of(7).then(|| format!("account-{}", number % 3));
     let mut body = json!({ "id": id, "amount": amount, "currency": currency, "payload": { "n": number } });
     if let Some(account) = &account {
         body["account"] = json!(account);

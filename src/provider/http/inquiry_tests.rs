@@ -35,7 +35,7 @@ fn read(status: u16, headers: HeaderMap, body: &str, lookup: &Lookup) -> Finding
         (200, vec![StatusCase::always(StatusMeaning::Accepted)]),
     ]);
     let reading = Reading { status, headers, body: Body::Whole(body.as_bytes().to_vec()) };
-    let statuses = if status == 429 && body == "busy" || status != 429 { statuses } else { BTreeMap::new() };
+    let statuses = if status != 429 || body == "busy" { statuses } else { BTreeMap::new() };
     meaning(&reading, &question(), lookup, &statuses, SystemTime::now())
 }
 

@@ -98,7 +98,7 @@ mod tests {
         let at = listener.local_addr().unwrap().ip().to_string();
         while let Ok((mut stream, _)) = listener.accept().await {
             let mut request = [0; 1_024];
-            stream.read(&mut request).await.unwrap();
+            assert!(stream.read(&mut request).await.unwrap() > 0, "a request comes");
             let head = format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", at.len());
             stream.write_all(format!("{head}{at}").as_bytes()).await.unwrap();
         }

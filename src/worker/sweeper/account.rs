@@ -66,7 +66,8 @@ mod tests {
     #[test]
     fn each_way_not_to_add_up_is_told() {
         assert_eq!(account().faults(), Vec::<String>::new());
-        let altered: [(fn(&mut Account), &str); 4] = [
+        type Alter = fn(&mut Account);
+        let altered: [(Alter, &str); 4] = [
             (|account| account.due -= 1, "7 jobs open, 6"),
             (|account| account.parked += 1, "7 jobs open, 8"),
             (|account| account.without_event = 1, "1 settled jobs without an event"),
