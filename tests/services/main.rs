@@ -6,5 +6,6 @@ mod support;
 
 mod billing_day;
 mod drain;
+mod huge;
 mod program;
 mod stand;

@@ -28,7 +28,7 @@ mod failure;
 mod form;
 mod outbound;
 mod placeholder;
-mod request;
+pub mod request;
 mod resolver;
 pub mod retry_after;
 mod secrets;

@@ -13,6 +13,8 @@ use crate::domain::provider::ProviderName;
 mod consumer;
 mod declare;
 mod failure;
+pub mod flatten;
+mod guarded;
 mod handshake;
 mod header_text;
 mod publisher;

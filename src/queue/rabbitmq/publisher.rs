@@ -10,7 +10,7 @@ use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::{Channel, Confirmation};
 use tokio::sync::Semaphore;
 
-use super::failure::limited;
+use super::failure::{limited, limited_with_body};
 use super::supervisor::{Generation, Link};
 use super::topology::{Route, Topology};
 use super::wire;
@@ -47,7 +47,7 @@ impl Publisher {
             // The first await writes, the second is the broker's confirm.
             channel.basic_publish(exchange, key, options, &message.body, properties).await?.await
         };
-        match limited(publishing).await {
+        match limited_with_body(message.body.len(), publishing).await {
             Ok(confirmation) => {
                 // A dropped future never gets here, so a channel in this list has nothing in flight.
                 self.idle().push((generation.number, channel));
