@@ -23,7 +23,7 @@ window_ms = 1000
 
 const MIB: usize = 1024 * 1024;
 const HUGE: usize = 100 * MIB;
-/// The message as it came, its frames on their way out, and what growing a buffer costs; measured 330 MB.
+/// The message as it came, its frames on their way out, and what growing a buffer costs; measured 247 MB.
 const MEMORY_MAX_KB: u64 = 600 * 1_000;
 
 /// Most memory that a process ever had, in kB. <https://man7.org/linux/man-pages/man5/proc_pid_status.5.html>

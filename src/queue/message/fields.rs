@@ -196,6 +196,8 @@ fn is_rfc_3339(text: &str) -> bool {
         None => rest,
     };
     let has_digits = !rest.starts_with('.') || offset.len() + 1 < rest.len();
-    let is_offset = matches!(offset, "Z" | "z") || shape(offset, "+00:00");
+    // jiff takes up to 25 hours.
+    let within_a_day = offset.get(1..3).is_some_and(|hours| hours <= "23");
+    let is_offset = matches!(offset, "Z" | "z") || (shape(offset, "+00:00") && within_a_day);
     shape(moment, "0000-00-00T00:00:00") && has_digits && is_offset
 }
