@@ -136,7 +136,9 @@ async fn claim(lane: &LaneParts, decoded: &Decoded) -> Option<Claim> {
 /// A claimed job whose time has come is executed; one that must wait is put down for that long.
 async fn begin(lane: &LaneParts, decoded: Decoded, claimed: Claimed, delivered_at: Instant) -> End {
     faults::crash(Point::AfterClaim);
-    let wait = claimed.wait;
+    // One that may expire is looked at when it does, however long it was to wait.
+    let expires_in = claimed.expires_in.filter(|_| !claimed.unknown);
+    let wait = expires_in.map_or(claimed.wait, |left| claimed.wait.min(left));
     let job = JobInHand {
         job: decoded.job,
         held: lane.worker.in_hand.hold(claimed.hold.clone()),

@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod bad_lines;
 mod bench;
 mod check;
 mod enqueue;

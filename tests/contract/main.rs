@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod corpus;
 mod ledger;
 mod limiter;
 mod provider;

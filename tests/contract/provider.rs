@@ -1,5 +1,6 @@
 //! The HTTP provider against real sockets that misbehave, counting what reaches the wire.
 
+mod answers;
 mod fake;
 mod raw;
 

@@ -5,6 +5,7 @@
 mod support;
 
 mod architecture;
+mod bad_input;
 mod commands;
 mod faults;
 mod limiter;

@@ -142,6 +142,14 @@ impl Stand {
         self.workers[number] = Some(Worker { server, ops_port });
     }
 
+    pub fn worker_pid(&self, number: usize) -> u32 {
+        self.workers[number].as_ref().unwrap().server.pid
+    }
+
+    pub fn broker_url(&self) -> &str {
+        &self.broker_url
+    }
+
     pub fn kill_worker(&mut self, number: usize) {
         if let Some(worker) = self.workers[number].take() {
             worker.server.kill();

@@ -27,7 +27,7 @@ pub struct Args {
     #[arg(long, required_unless_present = "file")]
     provider: Option<String>,
     /// Amount in minor units (1299 is EUR 12.99).
-    #[arg(long, required_unless_present = "file")]
+    #[arg(long, required_unless_present = "file", value_parser = minor_units, allow_negative_numbers = true)]
     amount: Option<i64>,
     /// ISO 4217 code.
     #[arg(long, required_unless_present = "file")]
@@ -135,6 +135,12 @@ pub async fn run(
         console.line(id.as_str())?;
     }
     Ok(Exit::Fine)
+}
+
+/// The likeliest mistake is an amount with a point, whose mend no number parser knows.
+fn minor_units(text: &str) -> Result<i64, String> {
+    let amount = text.parse().ok().filter(|amount| *amount >= 0);
+    amount.ok_or_else(|| "write minor units, as digits alone: 12.99 EUR is 1299; up to 2^63 - 1".to_owned())
 }
 
 fn body(args: &Args, lane: &ProviderName, amount: i64, currency: &str) -> Result<Bytes, CommandError> {

@@ -3,8 +3,9 @@
 //! Refuses every answer that is not of the announced shape: an unknown code or a missing byte is an error, never a grant.
 //! The layout is the header of `lua/quota.lua`.
 
-use crate::domain::decision::{BATCH_MAX, PassedOver, Refusal, Refused, Reply, Run};
-use crate::domain::time::Micros;
+use crate::domain::decision::{BATCH_MAX, PassedOver, Refusal, Refused, Reply, Run, Want};
+use crate::domain::provider::BOOKING_HORIZON;
+use crate::domain::time::{Micros, micros_up};
 
 /// Most runs that one reply can hold; more is not a reply. Each permit can have a start of its own.
 const RUNS_MAX: u64 = 1_000_000;
@@ -23,6 +24,29 @@ impl Bytes<'_> {
         let value = self.take(width)?;
         usize::try_from(value).map_err(|_| format!("{value} is too large"))
     }
+}
+
+/// Reads the function's answer to these wants: a reply that grants no more than was asked for, and nothing for later than
+/// can be booked.
+///
+/// # Errors
+/// Says what does not fit. Nothing may be taken as granted then.
+pub fn reply_to(wants: &[Want], answer: &[u8], limits: usize, provider_cells: usize) -> Result<Reply, String> {
+    let reply = parse_reply(answer, limits, provider_cells, wants.len())?;
+    let mut left: Vec<u32> = wants.iter().map(|want| want.permits).collect();
+    for run in &reply.granted {
+        let left = left.get_mut(run.want).and_then(|left| {
+            *left = left.checked_sub(run.permits)?;
+            Some(*left)
+        });
+        if left.is_none() || run.permits == 0 {
+            return Err(format!("{} permits for want {}, which asked for fewer", run.permits, run.want));
+        }
+        if run.wait_us > micros_up(BOOKING_HORIZON) {
+            return Err(format!("a permit that begins {} µs from now", run.wait_us));
+        }
+    }
+    Ok(reply)
 }
 
 /// Reads the function's answer to a call of so many wants under limits of which so many are on everything.
@@ -121,5 +145,19 @@ mod tests {
             assert!(parse_reply(&bad, 1, 1, 1).is_err(), "byte {at} as {value}");
         }
         assert!(parse_reply(&good, 1, 1, 0).is_err(), "nothing was wanted");
+    }
+
+    #[test]
+    fn no_more_is_granted_than_was_asked_for_and_nothing_far_ahead() {
+        let asked = |permits, answer: &[u8]| reply_to(&[Want::charges(permits, 1)], answer, 1, 1);
+        let mut answer = answer();
+        assert_eq!(asked(2, &answer).map(|reply| reply.permits()), Ok(2));
+        assert!(asked(1, &answer).is_err());
+        answer[50] = 0;
+        assert!(asked(2, &answer).is_err(), "a run of nothing");
+        answer[50] = 1;
+        let wait = |wait_us: u64| [&answer[..54], &wait_us.to_le_bytes()[..6], &answer[60..]].concat();
+        assert!(asked(2, &wait(250_000)).is_ok());
+        assert!(asked(2, &wait(250_001)).is_err());
     }
 }

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
-use super::answer::parse_reply;
+use super::answer::reply_to;
 use super::argument::argument;
 use super::keys::call_keys;
 use super::library::LIBRARY;
@@ -111,7 +111,7 @@ impl RedisLimiter {
         let (seconds, micros): (u64, u64) = self.links.ask(node, None, time).await?;
         Ok(StoreFacts {
             eviction_policy: policy.unwrap_or("unknown").trim().to_owned(),
-            now: Micros(seconds * 1_000_000 + micros),
+            now: Micros(seconds.saturating_mul(1_000_000).saturating_add(micros)),
         })
     }
 }
@@ -130,7 +130,7 @@ impl Limiter for RedisLimiter {
         // What follows a slash tells terms of the same server apart.
         let run_id = call.run_id.split('/').next();
         let answer: Vec<u8> = self.links.ask(&node, run_id, run).await?;
-        parse_reply(&answer, spec.limits.len(), spec.provider_limits().len(), call.wants.len())
+        reply_to(&call.wants, &answer, spec.limits.len(), spec.provider_limits().len())
             .map_err(|problem| LimiterError::Refused(format!("unreadable reply: {problem}")))
     }
 

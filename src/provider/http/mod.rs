@@ -32,7 +32,7 @@ mod form;
 mod inquiry;
 mod outbound;
 mod placeholder;
-mod request;
+pub mod request;
 mod resolver;
 pub mod retry_after;
 mod secrets;

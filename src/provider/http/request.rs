@@ -19,7 +19,7 @@ const KEY_HEADER: &str = "idempotency-key";
 
 /// How one provider wants to be asked.
 #[derive(Clone, Debug)]
-pub(super) struct RequestPlan {
+pub struct RequestPlan {
     pub(super) method: Method,
     pub(super) key_header: HeaderName,
     pub(super) content_type: String,
@@ -32,7 +32,7 @@ impl RequestPlan {
     ///
     /// # Errors
     /// [`FreezeError`] naming the field of `request` that cannot be meant.
-    pub(super) fn parse(shape: &RequestShape, content_type: Option<&str>) -> Result<Self, FreezeError> {
+    pub fn parse(shape: &RequestShape, content_type: Option<&str>) -> Result<Self, FreezeError> {
         let method = match shape.method.as_deref().unwrap_or("POST") {
             "POST" => Method::POST,
             "PUT" => Method::PUT,
@@ -63,7 +63,7 @@ impl RequestPlan {
     ///
     /// # Errors
     /// [`FreezeError::Template`] when the job's payload is not the JSON that it was checked to be.
-    pub(super) fn body(&self, job: &Job) -> Result<Vec<u8>, FreezeError> {
+    pub fn body(&self, job: &Job) -> Result<Vec<u8>, FreezeError> {
         let json = match &self.template {
             Some(template) => template.render(job),
             None => default_body(job).map_err(|error| FreezeError::Template(format!("payload: {error}")))?,

@@ -158,7 +158,7 @@ impl<'a> Fields<'a> {
             Invalid::new(InvalidReason::BadField, detail)
         };
         let Some(text) = self.text(key)? else { return Ok(None) };
-        if !begins_with_year(text) {
+        if !is_rfc_3339(text) {
             return Err(bad());
         }
         let at: Timestamp = text.parse().map_err(|_| bad())?;
@@ -177,8 +177,27 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// jiff also reads years of six digits with a sign, which neither RFC 3339 nor every database can write.
-/// <https://www.rfc-editor.org/rfc/rfc3339#section-5.6>
-fn begins_with_year(text: &str) -> bool {
-    matches!(text.as_bytes(), [a, b, c, d, b'-', ..] if [a, b, c, d].into_iter().all(u8::is_ascii_digit))
+/// jiff reads more than the standard has: years of six digits with a sign, hours alone, names of zones in brackets. What
+/// lies within its numbers is jiff's to judge. <https://www.rfc-editor.org/rfc/rfc3339#section-5.6>
+fn is_rfc_3339(text: &str) -> bool {
+    let shape = |text: &str, shape: &str| {
+        let fits = |(byte, wanted): (u8, u8)| match wanted {
+            b'0' => byte.is_ascii_digit(),
+            // Blank instead of T by agreement, which is this line.
+            b'T' => matches!(byte, b'T' | b't' | b' '),
+            b'+' => matches!(byte, b'+' | b'-'),
+            _ => byte == wanted,
+        };
+        text.len() == shape.len() && text.bytes().zip(shape.bytes()).all(fits)
+    };
+    let Some((moment, rest)) = text.split_at_checked("0000-00-00T00:00:00".len()) else { return false };
+    let offset = match rest.strip_prefix('.') {
+        Some(fraction) => fraction.trim_start_matches(|c: char| c.is_ascii_digit()),
+        None => rest,
+    };
+    let has_digits = !rest.starts_with('.') || offset.len() + 1 < rest.len();
+    // jiff takes up to 25 hours.
+    let within_a_day = offset.get(1..3).is_some_and(|hours| hours <= "23");
+    let is_offset = matches!(offset, "Z" | "z") || (shape(offset, "+00:00") && within_a_day);
+    shape(moment, "0000-00-00T00:00:00") && has_digits && is_offset
 }

@@ -14,7 +14,7 @@ mod json;
 mod secret;
 mod write;
 
-pub use write::{encode, encode_for_lane, outcome_event_json};
+pub use write::{encode, outcome_event_json};
 
 use fields::Fields;
 use json::Json;

@@ -107,6 +107,19 @@ fn each_field_has_its_reason() {
                 r#""0000-12-31T23:59:59Z""#,
                 r#""0001-01-01T00:00:00+01:00""#,
                 r#""20270131T230000Z""#,
+                r#""2027-01-31T23Z""#,
+                r#""2027-01-31T23:00Z""#,
+                r#""2027-01-31T23:00:00+01""#,
+                r#""2027-01-31T23:00:00+0100""#,
+                r#""2027-01-31T23:00:00,5Z""#,
+                r#""2027-01-31T23:00:00.Z""#,
+                r#""2027-01-31T23:00:00Z[Europe/Oslo]""#,
+                r#""2027-01-31T24:00:00Z""#,
+                r#""2027-02-29T00:00:00Z""#,
+                r#""2027-01-31T23:00:00+24:00""#,
+                r#""2027-01-31T23:00:00+01:60""#,
+                r#""9999-12-31T23:59:59.9999Z""#,
+                r#"" 2027-01-31T23:00:00Z""#,
             ],
             "bad_field",
         ),
@@ -213,6 +226,20 @@ fn the_hash_sees_content_and_not_form() {
     }
 }
 
+/// A job comes back from the ledger in other words than its producer's: they must not make it too long.
+#[test]
+fn the_longest_message_can_be_written_again() {
+    let times = r#""not_before":"2027-01-31T23:00:00Z","expires_at":"2027-01-31T23:00:00.5Z""#;
+    let message = |length| {
+        let payload = format!(r#"{{"a":"{}"}}"#, "x".repeat(length));
+        format!(r#"{{"id":"p-1","amount":1,"currency":"EUR",{times},"payload":{payload}}}"#)
+    };
+    let longest = message(BODY_BYTES_MAX - message(0).len());
+    assert_eq!(longest.len(), BODY_BYTES_MAX);
+    let decoded = read(longest).unwrap();
+    assert_eq!(read(encode(&decoded.job)), Ok(decoded));
+}
+
 #[test]
 fn times_are_rounded_to_the_safe_side() {
     let at = |field: &str, text: &str| {
@@ -222,6 +249,9 @@ fn times_are_rounded_to_the_safe_side() {
     assert_eq!(at("not_before", "1970-01-01T00:00:01.0001Z"), 1_001);
     assert_eq!(at("expires_at", "1970-01-01T01:00:01.0009+01:00"), 1_000);
     assert_eq!(at("not_before", "0001-01-01T00:00:00Z"), -62_135_596_800_000);
+    for same in ["2027-01-31t23:00:00z", "2027-01-31 23:00:00.000000-00:00", "2027-02-01T05:30:00+06:30"] {
+        assert_eq!(at("not_before", same), 1_801_436_400_000, "{same}");
+    }
 }
 
 #[test]

@@ -14,6 +14,9 @@ use crate::tls;
 /// Longest time that one call to the broker may take.
 pub(super) const CALL_LIMIT: Duration = Duration::from_secs(5);
 
+/// Slowest pace at which a broker that works takes a body and writes it to the disks of its nodes.
+const BODY_BYTES_PER_S: usize = 1024 * 1024;
+
 /// Why a call came to nothing.
 #[derive(Debug)]
 pub(super) enum Failure {
@@ -23,7 +26,17 @@ pub(super) enum Failure {
 
 /// Waits for a call to the broker for at most [`CALL_LIMIT`].
 pub(super) async fn limited<T>(call: impl Future<Output = lapin::Result<T>>) -> Result<T, Failure> {
-    match tokio::time::timeout(CALL_LIMIT, call).await {
+    limited_with_body(0, call).await
+}
+
+/// The same for a call that carries a body. One that is cut off too early may have arrived all the same, and would be
+/// published again and again.
+pub(super) async fn limited_with_body<T>(
+    bytes: usize,
+    call: impl Future<Output = lapin::Result<T>>,
+) -> Result<T, Failure> {
+    let transfer = Duration::from_secs((bytes / BODY_BYTES_PER_S) as u64);
+    match tokio::time::timeout(CALL_LIMIT + transfer, call).await {
         Ok(answer) => answer.map_err(Failure::Broker),
         Err(_) => Err(Failure::TimedOut),
     }

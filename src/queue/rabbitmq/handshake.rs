@@ -12,23 +12,25 @@ use lapin::uri::AMQPScheme;
 use lapin::{Connection, ConnectionProperties};
 
 use super::failure::Failure;
+use super::guarded::{Guarded, guarded};
 use super::settings::Settings;
 
 /// Connects; `name` is what the broker's own lists show.
 pub(super) async fn connect(settings: &Settings, name: &str) -> Result<Connection, Failure> {
     // No `enable_auto_recover`: the supervisor rebuilds everything as one generation.
     let properties = ConnectionProperties::default().with_connection_name(name.into());
-    let runtime = lapin::runtime::default_runtime().map_err(Failure::Broker)?;
+    let tokio = lapin::runtime::default_runtime().map_err(Failure::Broker)?;
+    let runtime = guarded(&tokio);
     let (tls, limit) = (settings.tls.clone(), settings.connect_limit);
     let socket: Arc<Mutex<Option<TcpStream>>> = Arc::default();
     let kept = Arc::clone(&socket);
     let connecting = Connection::connector(
         settings.uri.clone(),
         runtime,
-        async move |uri, runtime| {
+        async move |uri, _| {
             let stream = async {
-                let addresses = runtime.to_socket_addrs((uri.authority.host.clone(), uri.authority.port));
-                let stream = AsyncTcpStream::connect(&runtime, addresses).await?;
+                let addresses = tokio.to_socket_addrs((uri.authority.host.clone(), uri.authority.port));
+                let stream = AsyncTcpStream::connect(&tokio, addresses).await?;
                 if let AsyncTcpStream::Plain(tcp) = &stream {
                     let copy = TcpStream::from(tcp.get_ref().as_fd().try_clone_to_owned()?);
                     *kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(copy);
@@ -40,7 +42,7 @@ pub(super) async fn connect(settings: &Settings, name: &str) -> Result<Connectio
             };
             // lapin's own connect knows no time limit; without one this thread would outlive the attempt.
             match tokio::time::timeout(limit, stream).await {
-                Ok(stream) => Ok(stream?),
+                Ok(stream) => Ok(AsyncTcpStream::Plain(Guarded::new(stream?))),
                 Err(_) => Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
             }
         },

@@ -14,6 +14,8 @@ mod consumer;
 mod dead;
 mod declare;
 mod failure;
+pub mod flatten;
+mod guarded;
 mod handshake;
 mod header_text;
 mod publisher;

@@ -10,10 +10,11 @@ use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::{Channel, Confirmation};
 use tokio::sync::Semaphore;
 
-use super::failure::limited;
+use super::failure::{limited, limited_with_body};
 use super::supervisor::{Generation, Link};
 use super::topology::{Route, Topology};
 use super::wire;
+use crate::domain::job::BODY_BYTES_MAX;
 use crate::faults::{self, Bug};
 use crate::queue::{Destination, Outgoing, QueueError, headers};
 
@@ -24,19 +25,26 @@ pub(super) struct Publisher {
     link: Link,
     topology: Topology,
     places: Semaphore,
+    /// For bodies that no job has, one at a time: their frames are a second copy of them.
+    long: Semaphore,
     /// Open channels in confirm mode with nothing in flight, each with the number of its generation.
     idle: Mutex<Vec<(u64, Channel)>>,
 }
 
 impl Publisher {
     pub fn new(link: Link, topology: Topology) -> Self {
-        Self { link, topology, places: Semaphore::new(CHANNELS), idle: Mutex::new(Vec::new()) }
+        Self { link, topology, places: Semaphore::new(CHANNELS), long: Semaphore::new(1), idle: Mutex::new(Vec::new()) }
     }
 
     pub async fn publish(&self, message: &Outgoing) -> Result<(), QueueError> {
         let route = self.topology.route(&message.destination)?;
         // Unbounded in time, yet never for ever: each holder of a place gives it back within a few call limits.
-        let _place = self.places.acquire().await.map_err(|_| QueueError::Away("the publisher has ended".to_owned()))?;
+        let ended = |_| QueueError::Away("the publisher has ended".to_owned());
+        let _alone = match message.body.len() > BODY_BYTES_MAX {
+            true => Some(self.long.acquire().await.map_err(ended)?),
+            false => None,
+        };
+        let _place = self.places.acquire().await.map_err(ended)?;
         let generation = self.link.generation().await?;
         let frame_max = generation.connection.configuration().frame_max();
         let properties = wire::to_amqp(&headers::with_destination(message), frame_max)?;
@@ -52,7 +60,7 @@ impl Publisher {
             }
             confirm.await
         };
-        match limited(publishing).await {
+        match limited_with_body(message.body.len(), publishing).await {
             Ok(confirmation) => {
                 // A dropped future never gets here, so a channel in this list has nothing in flight.
                 self.idle().push((generation.number, channel));

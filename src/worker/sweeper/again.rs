@@ -14,7 +14,7 @@ use crate::domain::provider::{Provider, ProviderName};
 use crate::faults::{self, Point};
 use crate::ledger::Written;
 use crate::ledger::upkeep::Recorded;
-use crate::queue::message::{CardNumbers, decode, encode_for_lane};
+use crate::queue::message::{CardNumbers, decode, encode};
 use crate::queue::{Destination, Outgoing, Properties};
 use crate::worker::Worker;
 use crate::worker::settings_watch::Known;
@@ -81,7 +81,7 @@ async fn publish(worker: &Worker, lane: &ProviderName, recorded: Recorded) -> Re
 /// The job's message, if it says what the recorded one said. A payload that was emptied, or a row that somebody changed,
 /// gives another hash.
 fn message(recorded: &Recorded) -> Option<Bytes> {
-    let body = encode_for_lane(&recorded.job);
+    let body = encode(&recorded.job);
     // The job was judged when it was recorded; rules for new ones must not stop it now.
     let decoded = decode(&body, &recorded.job.provider, CardNumbers::Off).ok()?;
     (decoded.hash == recorded.hash && decoded.job == recorded.job).then(|| body.into())

@@ -110,6 +110,20 @@ async fn no_permit_comes_of_a_reply_that_is_none() {
         "*2\r\n:0\r\n:0\r\n".to_owned(),
         "HTTP/1.1 400 Bad Request\r\n\r\n".to_owned(),
         "-\r\n".to_owned(),
+        // Numbers and lengths that nothing can hold, types of RESP3, nesting without end.
+        ":99999999999999999999999\r\n".to_owned(),
+        "$9223372036854775807\r\nx".to_owned(),
+        "$-5\r\n".to_owned(),
+        "*2147483647\r\n:1\r\n".to_owned(),
+        "*9223372036854775807\r\n:1\r\n".to_owned(),
+        "%9223372036854775807\r\n+a\r\n+b\r\n".to_owned(),
+        "%1\r\n+a\r\n+b\r\n".to_owned(),
+        "#t\r\n".to_owned(),
+        "_\r\n".to_owned(),
+        ",1e999\r\n".to_owned(),
+        "(99999999999999999999\r\n".to_owned(),
+        ">1\r\n+x\r\n".to_owned(),
+        "*1\r\n".repeat(100_000),
         "\r\n".to_owned(),
         String::new(),
     ]
@@ -123,6 +137,11 @@ async fn no_permit_comes_of_a_reply_that_is_none() {
         with(0, 99),
         with(42, 2),
         with(48, 1),
+        // More permits than were asked for, none at all, one for eight years ahead.
+        with(50, 2),
+        with(53, 255),
+        with(50, 0),
+        with(59, 255),
         // Half an answer, and then nothing.
         bulk(&granted)[..20].to_vec(),
     ])

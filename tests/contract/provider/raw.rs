@@ -27,6 +27,8 @@ pub enum Then {
     Drip,
     /// A good head, then a body without end.
     Flood,
+    /// These bytes, then the second ones again and again, with a pause between.
+    Repeat(&'static [u8], &'static [u8], Duration),
 }
 
 impl Then {
@@ -189,6 +191,17 @@ impl Play {
                 let mut written = 0;
                 while let Ok(bytes) = stream.write(&[b' '; 16 * 1024]).await {
                     written += bytes;
+                }
+                self.flooded_to.send_replace(Some(written));
+                false
+            }
+            Then::Repeat(head, piece, pause) => {
+                let mut going = stream.write_all(head).await.is_ok();
+                let mut written = 0;
+                while going {
+                    tokio::time::sleep(*pause).await;
+                    going = stream.write_all(piece).await.is_ok();
+                    written += piece.len();
                 }
                 self.flooded_to.send_replace(Some(written));
                 false

@@ -14,6 +14,7 @@ use super::{
 };
 use crate::support::rabbitmq::RabbitNode;
 
+mod nested;
 mod properties;
 
 struct Bench {

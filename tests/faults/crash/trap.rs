@@ -49,7 +49,8 @@ impl Trap {
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let server = TcpStream::connect((Ipv4Addr::LOCALHOST, server)).await.unwrap();
-                (client.set_nodelay(true).unwrap(), server.set_nodelay(true).unwrap());
+                client.set_nodelay(true).unwrap();
+                server.set_nodelay(true).unwrap();
                 tokio::spawn(trap.clone().carry(client, server));
             }
         });

@@ -30,3 +30,21 @@ async fn a_quota_whose_limits_were_unknown_for_a_while_goes_on() {
         assert_eq!(bench.until_state(id, "succeeded").await.attempts, 1, "{id}");
     }
 }
+
+/// A deployment that forgot a secret declines nobody: the lane rests until the row or the environment is mended.
+#[tokio::test]
+async fn a_secret_that_is_not_there_stops_the_lane_and_not_the_payment() {
+    let header = |name: &str| [(name.to_owned(), "${env:KEY}".into())].into_iter().collect();
+    let bench = Bench::open(&[ProviderRow { headers: header("missing"), ..row("acme") }, row("bolt")]).await;
+    bench.pay("acme", "job").await;
+    let job = bench.until_put_down("job", "the request cannot be built yet").await;
+    assert_eq!((job.state.as_str(), job.attempts), ("waiting", 0));
+    bench.pay("bolt", "other").await;
+    bench.until_state("other", "succeeded").await;
+    assert!(bench.script.sent_to("acme").is_empty());
+    bench.apply(&[ProviderRow { headers: header("authorization"), ..row("acme") }]).await;
+    bench.settings_known().await;
+    bench.sql("UPDATE queue_messages SET visible_at_ms = 0 WHERE queue LIKE 'payments.%' AND taken = 0").await;
+    bench.sql("UPDATE jobs SET wake_at = created_at WHERE id = 'job'").await;
+    assert_eq!(bench.until_state("job", "succeeded").await.attempts, 1);
+}

@@ -146,3 +146,26 @@ async fn the_more_urgent_of_those_that_wait_leaves_first() {
         assert_eq!(bench.script.order(), ["first", "c9", "e5", "b3", "d3", "a0"], "{provider}");
     }
 }
+
+/// Instants at the ends of what can be written wait or expire like any other.
+#[tokio::test]
+async fn the_last_and_the_first_instant_are_instants() {
+    let bench = Bench::open(&[row("acme")]).await;
+    let (first, last) = ("0001-01-01T00:00:00Z", "9999-12-30T22:00:00Z");
+    for (id, not_before, expires_at) in [
+        ("never", last, None),
+        ("never-ever", last, Some(last)),
+        ("late", last, Some(first)),
+        ("now", first, Some(last)),
+    ] {
+        let job =
+            json!({ "id": id, "amount": 1, "currency": "EUR", "not_before": not_before, "expires_at": expires_at });
+        bench.publish("acme", &job.to_string()).await;
+    }
+    bench.until_state("now", "succeeded").await;
+    bench.until_state("late", "expired").await;
+    for id in ["never", "never-ever"] {
+        assert_eq!(bench.until_put_down(id, "waits for its time").await.state, "waiting", "{id}");
+    }
+    assert_eq!((bench.script.order(), bench.parked("acme").await), (vec!["now".to_owned()], 2));
+}

@@ -195,7 +195,11 @@ impl PaymentProvider for Scripted {
         })
     }
 
+    /// A row with a header `missing` names a secret that is not there.
     fn credential_fingerprint(&self, _: Option<&str>) -> Result<String, FreezeError> {
+        if self.row.headers.contains_key("missing") {
+            return Err(FreezeError::Header { header: "missing".to_owned(), problem: "not set".to_owned() });
+        }
         Ok(self.row.headers.get("authorization").map_or_else(|| "none".to_owned(), |value| format!("h-{value}")))
     }
 

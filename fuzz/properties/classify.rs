@@ -1,0 +1,113 @@
+//! The reply classifier: nothing is accepted that neither the contract's table nor the row says is.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use reqwest::header::{HeaderMap, HeaderValue, RETRY_AFTER};
+use sluicegate::domain::outcome::{Outcome, UnknownCause};
+use sluicegate::domain::provider::{CodeIs, HeaderIs, StatusCase, StatusMeaning};
+use sluicegate::provider::http::classify::{Body, Meanings, Reading, classify};
+use sluicegate::provider::http::retry_after::RETRY_AFTER_MAX;
+
+use super::Bytes;
+
+const NAMES: [&str; 4] = ["x-reason", "retry-after", "content-type", "date"];
+const CODES: [&str; 4] = ["lock_timeout", "704", "card_declined", ""];
+const PLACES: [Option<&str>; 4] = [None, Some("/code"), Some("/error/code"), Some("")];
+
+/// Two bytes of status, one of how the body ended, the row's cases (count, then three bytes each), headers (count, then a
+/// line each, the first byte of which chooses the name), the body.
+pub fn holds(bytes: &[u8]) {
+    let mut bytes = Bytes(bytes);
+    let status = 100 + (u16::from(bytes.byte()) << 8 | u16::from(bytes.byte())) % 900;
+    let end = bytes.byte();
+    let cases: Vec<StatusCase> = (0..bytes.byte() % 4).map(|_| case(&mut bytes)).collect();
+    let mut headers = HeaderMap::new();
+    for _ in 0..bytes.byte() % 8 {
+        let name = NAMES[usize::from(bytes.byte()) % NAMES.len()];
+        if let Ok(value) = HeaderValue::from_bytes(bytes.until(b'\n')) {
+            headers.append(name, value);
+        }
+    }
+    let body = match end % 4 {
+        0 | 1 => Body::Whole(bytes.0.to_vec()),
+        2 => Body::TooLarge,
+        _ => Body::Broken(UnknownCause::ConnectionLost),
+    };
+    let reading = Reading { status, headers, body };
+    let pointer = ["/id", "/data/0/ref", ""][usize::from(end >> 2) % 3].to_owned();
+    let row = |statuses| Meanings { statuses, reference_pointer: pointer.clone() };
+    let at = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+    let plain = classify(&reading, &row(BTreeMap::new()), at);
+    by_the_table(&reading, &plain);
+    bounded(&plain);
+    let elsewhere = BTreeMap::from([(if status == 100 { 101 } else { 100 }, cases.clone())]);
+    assert_eq!(classify(&reading, &row(elsewhere), at), plain, "cases of another status");
+    let outcome = classify(&reading, &row(BTreeMap::from([(status, cases.clone())])), at);
+    bounded(&outcome);
+    let said = |means: fn(StatusMeaning) -> bool| cases.iter().any(|case| means(case.means));
+    if outcome != plain {
+        assert!(!cases.is_empty());
+        match outcome {
+            Outcome::Accepted { .. } => assert!(said(|means| means == StatusMeaning::Accepted)),
+            Outcome::Declined { .. } => assert!(said(|means| means == StatusMeaning::Declined)),
+            Outcome::Throttled { .. } => assert!(said(|means| means == StatusMeaning::Throttled)),
+            Outcome::Busy { .. } => assert!(said(|means| means == StatusMeaning::Busy)),
+            _ => {}
+        }
+    }
+}
+
+fn case(bytes: &mut Bytes<'_>) -> StatusCase {
+    let [means, header, code] = [bytes.byte(), bytes.byte(), bytes.byte()].map(usize::from);
+    let name = NAMES[header / 4 % NAMES.len()].to_owned();
+    let at = PLACES[code / 16 % PLACES.len()].map(str::to_owned);
+    StatusCase {
+        means: StatusMeaning::ALL[means % StatusMeaning::ALL.len()],
+        header: (header % 4 > 1).then(|| HeaderIs { name, value: (header % 4 == 3).then(|| "yes".to_owned()) }),
+        code: (code % 2 == 1).then(|| CodeIs { code: CODES[code / 2 % CODES.len()].to_owned(), at }),
+    }
+}
+
+/// The contract, section "Request to the provider".
+fn by_the_table(reading: &Reading, outcome: &Outcome) {
+    let status = reading.status;
+    let readable = match &reading.body {
+        Body::Whole(body) => serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(body).is_ok(),
+        Body::TooLarge | Body::Broken(_) => false,
+    };
+    let fits = match outcome {
+        Outcome::Accepted { .. } => (200..300).contains(&status) && readable,
+        Outcome::Declined { .. } => status == 402,
+        Outcome::Throttled { .. } => status == 429,
+        Outcome::InProgress => status == 409,
+        Outcome::Misconfigured { status: told } => *told == status && matches!(status, 401 | 403 | 404 | 405 | 407),
+        Outcome::Rejected { .. } => (300..500).contains(&status),
+        Outcome::Unknown { retry_after, .. } => {
+            let unread = (200..300).contains(&status) && !readable;
+            let named = reading.headers.contains_key(RETRY_AFTER) && status == 503;
+            (unread || status == 408 || !(200..500).contains(&status)) && (retry_after.is_none() || named)
+        }
+        // An answer is there, so the request was sent; and only a row knows of locks.
+        Outcome::NotSent { .. } | Outcome::Busy { .. } => false,
+    };
+    assert!(fits, "{status} is no {outcome:?}");
+}
+
+/// What goes into ledger, events and logs is short and plain.
+fn bounded(outcome: &Outcome) {
+    match outcome {
+        Outcome::Accepted { reference: Some(reference) } => {
+            assert!((1..=255).contains(&reference.chars().count()) && !reference.chars().any(char::is_control));
+        }
+        Outcome::Declined { reason } | Outcome::Rejected { reason } => {
+            let token = reason.strip_prefix("provider answered ").unwrap();
+            assert!(token.len() <= 53 && token.bytes().filter(u8::is_ascii_digit).count() <= 9, "{reason}");
+            assert!(token.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.: ".contains(&byte)), "{reason}");
+        }
+        Outcome::Throttled { retry_after: Some(wait) }
+        | Outcome::Busy { retry_after: Some(wait) }
+        | Outcome::Unknown { retry_after: Some(wait), .. } => assert!(*wait <= RETRY_AFTER_MAX),
+        _ => {}
+    }
+}

@@ -1,0 +1,35 @@
+//! What holds for every input, one function per target: `holds(bytes)` panics when something does not.
+//!
+//! Refuses to know who calls: libFuzzer with bytes it found, or the test that replays the kept corpus.
+
+pub mod classify;
+pub mod limiter_reply;
+pub mod message;
+pub mod provider_row;
+pub mod retry_after;
+pub mod template;
+
+use sluicegate::domain::provider::ProviderName;
+
+/// Takes numbers and stretches off the front; what is missing is zero or empty.
+pub struct Bytes<'a>(pub &'a [u8]);
+
+impl<'a> Bytes<'a> {
+    pub fn byte(&mut self) -> u8 {
+        let Some((first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        *first
+    }
+
+    /// Up to the next occurrence of this byte, which is dropped.
+    pub fn until(&mut self, end: u8) -> &'a [u8] {
+        let at = self.0.iter().position(|byte| *byte == end).unwrap_or(self.0.len());
+        let (stretch, rest) = self.0.split_at(at);
+        self.0 = rest.get(1..).unwrap_or_default();
+        stretch
+    }
+}
+
+pub fn lane() -> ProviderName {
+    ProviderName::new("acme").unwrap()
+}
