@@ -163,9 +163,11 @@ impl<'a> Fields<'a> {
         }
         let at: Timestamp = text.parse().map_err(|_| bad())?;
         let rounded = at.round(TimestampRound::new().smallest(Unit::Millisecond).mode(mode)).map_err(|_| bad())?;
-        // An offset can lead into the year before; the last year needs no such check, jiff ends there.
+        // An offset can lead into the year before. At the other end jiff reads a second that it cannot make of milliseconds,
+        // and a job must be writable again.
         let at = EpochMs(rounded.as_millisecond());
-        if at < FIRST_INSTANT { Err(bad()) } else { Ok(Some(at)) }
+        let writable = at >= FIRST_INSTANT && Timestamp::from_millisecond(at.0).is_ok();
+        if writable { Ok(Some(at)) } else { Err(bad()) }
     }
 
     fn payload(&self) -> Result<Option<String>, Invalid> {
