@@ -39,7 +39,10 @@ async fn a_frozen_workers_job_is_taken_over_and_what_it_knows_comes_too_late() {
     cell.settled(&heir).await;
     frozen.signal("CONT");
     frozen.says("another worker has taken this job over").await;
-    assert_eq!(outcomes(&cell).await, ["unknown", "accepted"]);
+    let mut outcomes = outcomes(&cell).await;
+    // The heir may ask while the provider still works on the first request.
+    outcomes.retain(|outcome| outcome != "in_progress");
+    assert_eq!(outcomes, ["unknown", "accepted"]);
     let report = cell.fake.report();
     assert!(report.replays >= 1, "{report:?}");
     frozen.stop().await;
