@@ -21,8 +21,18 @@ impl Page {
     }
 
     pub fn all() -> Vec<Self> {
-        let docs = ["architecture", "guarantees", "limiter", "message", "providers", "review", "security", "topology"]
-            .map(|name| format!("docs/{name}.md"));
+        let docs = [
+            "architecture",
+            "failures",
+            "guarantees",
+            "limiter",
+            "message",
+            "providers",
+            "review",
+            "security",
+            "topology",
+        ]
+        .map(|name| format!("docs/{name}.md"));
         ["README.md".to_owned()].into_iter().chain(docs).map(|path| Self::read(&path)).collect()
     }
 
