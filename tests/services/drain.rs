@@ -49,10 +49,10 @@ fn serve(mut connection: TcpStream, requests: &AtomicUsize, answering: &(Mutex<b
     if connection.read(&mut buffer).unwrap_or(0) == 0 {
         return;
     }
-    requests.fetch_add(1, Ordering::SeqCst);
+    let number = requests.fetch_add(1, Ordering::SeqCst);
     let waiting = answering.1.wait_while(answering.0.lock().unwrap(), |go| !*go);
     drop(waiting.unwrap());
-    let body = r#"{"id":"ch_1"}"#;
+    let body = format!(r#"{{"id":"ch_{number}"}}"#);
     let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close";
     // A client that is gone needs no answer.
     let _ = write!(connection, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
