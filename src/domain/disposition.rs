@@ -196,14 +196,19 @@ fn why_not_resent(history: &History, policy: &RetryPolicy) -> Option<String> {
     if history.age > policy.max_age {
         return no(&format!("the job is {TOO_OLD}"));
     }
+    if !surely_remembered(history, retention) {
+        return no("the provider may have forgotten the idempotency key");
+    }
     if history.resend == Resend::Granted {
         return None;
     }
-    if history.first_sent_age.unwrap_or_default() >= retention / 2 {
-        return no("the provider may have forgotten the idempotency key");
-    }
     (history.attempts >= policy.max_attempts)
         .then(|| format!("the outcome is unknown and {} attempts were made", history.attempts))
+}
+
+/// Half of the retention is left for clocks, queues and a request that is long on its way.
+fn surely_remembered(history: &History, retention: Duration) -> bool {
+    history.first_sent_age.unwrap_or_default() < retention / 2
 }
 
 fn after_unknown(

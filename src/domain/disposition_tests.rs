@@ -138,15 +138,16 @@ fn what_is_sent_next_is_what_the_order_says() {
     let (retention, none) = (Some(secs(100)), None);
     // retention, first sent so long ago, attempts of 3, age, resend → without and with a look-up
     type Row = (Option<Duration>, u64, u32, u64, Resend, &'static str, &'static str);
-    let table: [Row; 10] = [
+    let table: [Row; 11] = [
         (retention, 49, 1, 49, Resend::Never, CHARGE, CHARGE),
         (retention, 50, 1, 50, Resend::Never, REVIEW, ASK),
         (retention, 1, 3, 1, Resend::Never, REVIEW, ASK),
         (retention, 49, 2, 3_600, Resend::Never, CHARGE, CHARGE),
         (retention, 49, 2, 3_601, Resend::Never, REVIEW, ASK),
-        (retention, 700, 3, 700, Resend::Granted, CHARGE, CHARGE),
-        (retention, 700, 3, 3_601, Resend::Granted, REVIEW, ASK),
-        (retention, 700, 3, 700, Resend::Used, REVIEW, ASK),
+        (retention, 49, 3, 49, Resend::Granted, CHARGE, CHARGE),
+        (retention, 50, 3, 50, Resend::Granted, REVIEW, ASK),
+        (retention, 49, 3, 3_601, Resend::Granted, REVIEW, ASK),
+        (retention, 49, 3, 49, Resend::Used, REVIEW, ASK),
         (none, 1, 1, 1, Resend::Never, REVIEW, ASK),
         (none, 1, 1, 1, Resend::Granted, REVIEW, ASK),
     ];
@@ -324,9 +325,7 @@ mod histories {
                             let retention = policy.idempotency_retention;
                             prop_assert!(retention.is_some(), "sent again to a provider that does not deduplicate");
                             let age = job.first_sent_age.unwrap_or_default();
-                            if retention.is_some_and(|retention| age >= retention / 2) {
-                                prop_assert_eq!(job.resend, Resend::Granted);
-                            }
+                            prop_assert!(retention.is_some_and(|retention| age < retention / 2), "it may be forgotten");
                         }
                         let Some(outcome) = outcomes.next() else { break };
                         let maybe = matches!(outcome, Outcome::Unknown { .. } | Outcome::InProgress);

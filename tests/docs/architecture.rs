@@ -184,21 +184,28 @@ fn the_second_table_is_what_is_sent_next() {
             probe: false,
         };
         let forgotten = History { first_sent_age: Some(DAY / 2), ..usual };
+        let exhausted = History { attempts: 3, ..usual };
         let situations = [
             ("`expires_at` has passed", usual, Some(DAY), true),
             ("older than `max_age_s`", History { age: HOUR + second, ..usual }, Some(DAY), false),
-            ("`max_attempts` made", History { attempts: 3, ..usual }, Some(DAY), false),
-            ("sent before, the provider does not deduplicate", usual, None, false),
-            ("sent before, half of the retention has passed", forgotten, Some(DAY), false),
+            ("`max_attempts` made", exhausted, Some(DAY), false),
             (
                 "the same, and a look-up has allowed one more request",
-                History { resend: Resend::Granted, ..forgotten },
+                History { resend: Resend::Granted, ..exhausted },
                 Some(DAY),
                 false,
             ),
             (
                 "the same, and that request may have left",
-                History { resend: Resend::Used, ..forgotten },
+                History { resend: Resend::Used, ..exhausted },
+                Some(DAY),
+                false,
+            ),
+            ("sent before, the provider does not deduplicate", usual, None, false),
+            ("sent before, half of the retention has passed", forgotten, Some(DAY), false),
+            (
+                "the same, though a look-up has allowed one more request",
+                History { resend: Resend::Granted, ..forgotten },
                 Some(DAY),
                 false,
             ),

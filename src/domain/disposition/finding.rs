@@ -6,7 +6,10 @@
 
 use std::time::Duration;
 
-use super::{AskPolicy, History, MISCONFIGURED_PAUSE, NAMED_WAIT_MAX, Next, Pause, Resend, RetryPolicy, review};
+use super::{
+    AskPolicy, History, MISCONFIGURED_PAUSE, NAMED_WAIT_MAX, Next, Pause, Resend, RetryPolicy, review,
+    surely_remembered,
+};
 use crate::domain::lookup::Finding;
 use crate::domain::outcome::FinalState;
 
@@ -83,10 +86,11 @@ impl Asking<'_> {
         self.policy.backoff.delay(self.history.lookups.saturating_add(1), self.fraction)
     }
 
-    /// Once, and only after the provider has not known the payment for as long as its not knowing may be an error.
+    /// Once, only after the provider has not known the payment for as long as its not knowing may be an error, and only
+    /// while it surely remembers the key.
     fn may_resend(&self) -> bool {
         self.ask.resend_if_not_found
-            && self.policy.idempotency_retention.is_some()
+            && self.policy.idempotency_retention.is_some_and(|retention| surely_remembered(self.history, retention))
             && self.history.resend == Resend::Never
             && self.history.age <= self.policy.max_age
             && self.first_sent_age() >= self.ask.give_up_after

@@ -13,7 +13,7 @@ fn policy(resend_if_not_found: bool) -> RetryPolicy {
         max_attempts: 3,
         max_age: secs(1_000),
         backoff: BackoffPolicy { base: secs(1), max: secs(60) },
-        idempotency_retention: Some(secs(100)),
+        idempotency_retention: Some(secs(1_300)),
         lookup: Some(AskPolicy { give_up_after: secs(600), resend_if_not_found }),
     }
 }
@@ -127,7 +127,10 @@ fn one_more_request_is_granted_once_and_only_where_the_row_says_so() {
         assert!(!granted(&History { resend, ..asked(600, 9) }, &policy(true)), "{resend:?}");
     }
     assert!(!granted(&History { age: secs(1_001), ..asked(600, 9) }, &policy(true)), "too old to charge");
-    assert!(!granted(&asked(600, 9), &RetryPolicy { idempotency_retention: None, ..policy(true) }));
+    for retention in [None, Some(secs(1_200))] {
+        let policy = RetryPolicy { idempotency_retention: retention, ..policy(true) };
+        assert!(!granted(&asked(600, 9), &policy), "the key may be forgotten: {retention:?}");
+    }
 }
 
 #[test]
