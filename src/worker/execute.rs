@@ -250,6 +250,9 @@ async fn finish_lookup(
     number: u32,
     answer: &Answer<Finding>,
 ) -> End {
+    if let Finding::Misconfigured { status } = answer.outcome {
+        tracing::error!(provider = %lane.name, job = %job.job.id, status, "a look-up was refused: check the credentials in headers");
+    }
     let judged = after_finding(&answer.outcome, &history(job), &retry_policy(&settings.provider), rand::random());
     hold_others_back(lane, judged.pause);
     let end = LookupEnd {

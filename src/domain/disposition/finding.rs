@@ -62,8 +62,8 @@ pub fn after_finding(finding: &Finding, history: &History, policy: &RetryPolicy,
         }
         Finding::Misconfigured { status } => {
             let cause = format!("provider answered a look-up with {status}: check the credentials in headers");
-            let pause = Pause::Lane { wait: MISCONFIGURED_PAUSE, cause: cause.clone() };
-            Judgement { pause: Some(pause), ..asking.put_off(MISCONFIGURED_PAUSE, &cause) }
+            // An address for look-ups that is refused says nothing of charges: nobody else waits.
+            asking.put_off(MISCONFIGURED_PAUSE, &cause)
         }
         Finding::NotSent { cause } => asking.put_off(asking.step(), cause),
     }

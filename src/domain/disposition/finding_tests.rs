@@ -88,13 +88,14 @@ fn waits_grow_and_the_last_question_is_asked_at_the_bound() {
 }
 
 #[test]
-fn limits_and_credentials_hold_others_back_too() {
+fn a_limit_holds_others_back_and_wrong_credentials_for_lookups_do_not() {
     let pause = |finding: &Finding| after_finding(finding, &asked(1, 0), &policy(false), 0.5).pause;
     let throttled = Finding::Throttled { retry_after: Some(secs(9_999)) };
     assert_eq!(pause(&throttled), Some(Pause::Quota { wait: NAMED_WAIT_MAX }));
-    let Some(Pause::Lane { wait, cause }) = pause(&Finding::Misconfigured { status: 403 }) else { panic!("no pause") };
-    assert_eq!((wait, cause.contains("403")), (MISCONFIGURED_PAUSE, true));
-    for finding in [Finding::NotFound, UNKNOWN, Finding::Busy { retry_after: Some(secs(5)) }] {
+    let misconfigured = [401, 403, 407].map(|status| Finding::Misconfigured { status });
+    for finding in
+        misconfigured.into_iter().chain([Finding::NotFound, UNKNOWN, Finding::Busy { retry_after: Some(secs(5)) }])
+    {
         assert_eq!(pause(&finding), None, "{finding:?}");
     }
 }
