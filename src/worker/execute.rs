@@ -193,9 +193,6 @@ async fn send(
             let silence = Finding::Unknown { cause: UnknownCause::Timeout, retry_after: None };
             let answer = answered(in_flight, settings.client.ask(question), silence, Finding::way).await;
             faults::crash(Point::AfterLookup);
-            if !matches!(answer.outcome, Finding::Unknown { .. } | Finding::NotSent { .. }) {
-                lane.pauses.observe_lookup(&job.job.id, began, rand::random());
-            }
             finish_lookup(lane, settings, job, number, &answer).await
         }
     }
