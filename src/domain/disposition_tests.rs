@@ -29,6 +29,7 @@ fn history(attempts: u32, unknown: bool) -> History {
         unknown,
         age: SECOND,
         first_sent_age: unknown.then_some(SECOND),
+        unknown_age: unknown.then_some(SECOND),
         probe: false,
     }
 }
@@ -166,7 +167,9 @@ fn what_is_sent_next_is_what_the_order_says() {
     let known = History { first_sent_age: Some(secs(99)), ..history(9, false) };
     assert_eq!(before_request(&known, &policy(None), false), Step::Charge);
     // Look-ups that never end are not begun for ever.
-    let endless = History { age: secs(3_601), first_sent_age: Some(secs(3_601)), lookups: 5, ..history(3, true) };
+    let long_ago = Some(secs(3_601));
+    let endless =
+        History { age: secs(3_601), first_sent_age: long_ago, unknown_age: long_ago, lookups: 5, ..history(3, true) };
     assert!(matches!(before_request(&endless, &asking(None), false), Step::Put(next) if settled(&next).is_some()));
 }
 
@@ -312,7 +315,7 @@ mod histories {
             expired in any::<bool>(),
         ) {
             let (mut outcomes, mut findings) = (outcomes.into_iter(), findings.into_iter());
-            let mut job = History { age: Duration::ZERO, first_sent_age: None, ..history(0, false) };
+            let mut job = History { age: Duration::ZERO, ..history(0, false) };
             let mut landed_on_a_grant = 0;
             let mut end = None;
             // Every wait is followed by a delay that nobody chose; a job ends within them all.
@@ -337,6 +340,7 @@ mod histories {
                         job.attempts += u32::from(after.counts_attempt);
                         if maybe {
                             job.unknown = true;
+                            job.unknown_age = Some(Duration::ZERO);
                             if job.resend == Resend::Granted {
                                 job.resend = Resend::Used;
                                 landed_on_a_grant += 1;
@@ -352,6 +356,8 @@ mod histories {
                         job.lookups += 1;
                         if after.grants_resend {
                             prop_assert_eq!((job.resend, finding), (Resend::Never, Finding::NotFound));
+                            let ask = policy.lookup.map(|ask| ask.give_up_after);
+                            prop_assert!(job.unknown_age >= ask, "it may still appear");
                             job.resend = Resend::Granted;
                         }
                         after.next
@@ -369,6 +375,7 @@ mod histories {
                         let passed = after + Duration::from_secs(delay_s);
                         job.age += passed;
                         job.first_sent_age = job.first_sent_age.map(|age| age + passed);
+                        job.unknown_age = job.unknown_age.map(|age| age + passed);
                     }
                 }
             }

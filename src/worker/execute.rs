@@ -300,6 +300,7 @@ fn history(job: &JobInHand) -> History {
         unknown: claimed.unknown,
         age: claimed.age + since_claim,
         first_sent_age: claimed.frozen.as_ref().map(|(_, age)| *age + since_claim),
+        unknown_age: claimed.unknown_age.map(|age| age + since_claim),
         probe: false,
     }
 }

@@ -77,8 +77,8 @@ struct Asking<'a> {
 }
 
 impl Asking<'_> {
-    fn first_sent_age(&self) -> Duration {
-        self.history.first_sent_age.unwrap_or_default()
+    fn unknown_age(&self) -> Duration {
+        self.history.unknown_age.unwrap_or_default()
     }
 
     /// Longer with each look-up.
@@ -93,12 +93,12 @@ impl Asking<'_> {
             && self.policy.idempotency_retention.is_some_and(|retention| surely_remembered(self.history, retention))
             && self.history.resend == Resend::Never
             && self.history.age <= self.policy.max_age
-            && self.first_sent_age() >= self.ask.give_up_after
+            && self.unknown_age() >= self.ask.give_up_after
     }
 
     /// The last time exactly when the bound is reached.
     fn again(&self, reason: &str, named_wait: Option<Duration>) -> Judgement {
-        let left = self.ask.give_up_after.saturating_sub(self.first_sent_age());
+        let left = self.ask.give_up_after.saturating_sub(self.unknown_age());
         if left.is_zero() {
             return given_up(reason, "give_up_after_s");
         }
@@ -107,7 +107,7 @@ impl Asking<'_> {
 
     fn put_off(&self, wait: Duration, reason: &str) -> Judgement {
         let too_old = self.history.age.saturating_add(wait) > self.policy.max_age;
-        if too_old && self.first_sent_age().saturating_add(wait) > self.ask.give_up_after {
+        if too_old && self.unknown_age().saturating_add(wait) > self.ask.give_up_after {
             return given_up(reason, "max_age_s");
         }
         next_ask(wait, reason)

@@ -1,5 +1,6 @@
 //! The table of findings, row by row.
 
+use super::super::ask_or_review;
 use super::*;
 use crate::domain::backoff::BackoffPolicy;
 use crate::domain::outcome::UnknownCause;
@@ -27,6 +28,7 @@ fn asked(first_sent_s: u64, lookups: u32) -> History {
         unknown: true,
         age: secs(first_sent_s),
         first_sent_age: Some(secs(first_sent_s)),
+        unknown_age: Some(secs(first_sent_s)),
         probe: false,
     }
 }
@@ -132,6 +134,25 @@ fn one_more_request_is_granted_once_and_only_where_the_row_says_so() {
         let policy = RetryPolicy { idempotency_retention: retention, ..policy(true) };
         assert!(!granted(&asked(600, 9), &policy), "the key may be forgotten: {retention:?}");
     }
+}
+
+/// What was charged a moment ago may not be found yet, however long ago the first request was.
+#[test]
+fn the_bound_counts_from_the_last_charge_of_unknown_outcome() {
+    let late = |unknown_s| History { unknown_age: Some(secs(unknown_s)), ..asked(640, 2) };
+    for finding in [Finding::NotFound, Finding::InProgress, UNKNOWN] {
+        for (unknown_s, wanted) in [(0, Err(4)), (10, Err(4)), (598, Err(2))] {
+            let judged = after_finding(&finding, &late(unknown_s), &policy(true), 1.0);
+            assert_eq!((outcome(&judged), judged.grants_resend), (wanted, false), "{finding:?} after {unknown_s} s");
+        }
+    }
+    assert!(after_finding(&Finding::NotFound, &late(600), &policy(true), 1.0).grants_resend);
+    let old = |unknown_s| History { age: secs(1_001), first_sent_age: Some(secs(1_001)), ..late(unknown_s) };
+    let busy = Finding::Busy { retry_after: Some(secs(5)) };
+    assert_eq!(outcome(&after_finding(&busy, &old(590), &policy(false), 1.0)), Err(5));
+    assert_eq!(outcome(&after_finding(&busy, &old(596), &policy(false), 1.0)), Ok(FinalState::Review));
+    assert_eq!(ask_or_review(&old(600), &policy(false), "x"), None);
+    assert!(ask_or_review(&old(601), &policy(false), "x").is_some());
 }
 
 #[test]
