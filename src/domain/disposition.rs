@@ -33,6 +33,8 @@ pub struct History {
     pub age: Duration,
     /// Since the first byte that may have left; `None` when nothing was ever sent.
     pub first_sent_age: Option<Duration>,
+    /// Since the last charge whose outcome is unknown was begun; `None` when there is none.
+    pub unknown_age: Option<Duration>,
     /// The provider was found down, and this request was to find out whether it still is: its failure counts nothing.
     pub probe: bool,
 }
@@ -62,7 +64,7 @@ impl Resend {
 /// What the provider row says about asking for payments of unknown outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AskPolicy {
-    /// Since the first request that may have left.
+    /// Since the last charge of unknown outcome.
     pub give_up_after: Duration,
     pub resend_if_not_found: bool,
 }
@@ -182,8 +184,8 @@ pub fn before_request(history: &History, policy: &RetryPolicy, expired: bool) ->
 pub fn ask_or_review(history: &History, policy: &RetryPolicy, reason: &str) -> Option<Next> {
     let Some(ask) = policy.lookup else { return Some(review(reason)) };
     // Every look-up that ends is bounded by what it found; this bounds those that never do.
-    let first_sent_age = history.first_sent_age.unwrap_or_default();
-    let overdue = history.lookups > 0 && history.age > policy.max_age && first_sent_age > ask.give_up_after;
+    let unknown_age = history.unknown_age.unwrap_or_default();
+    let overdue = history.lookups > 0 && history.age > policy.max_age && unknown_age > ask.give_up_after;
     overdue.then(|| review(&format!("{reason}; asked {} times without an end", history.lookups)))
 }
 
@@ -196,14 +198,19 @@ fn why_not_resent(history: &History, policy: &RetryPolicy) -> Option<String> {
     if history.age > policy.max_age {
         return no(&format!("the job is {TOO_OLD}"));
     }
+    if !surely_remembered(history, retention) {
+        return no("the provider may have forgotten the idempotency key");
+    }
     if history.resend == Resend::Granted {
         return None;
     }
-    if history.first_sent_age.unwrap_or_default() >= retention / 2 {
-        return no("the provider may have forgotten the idempotency key");
-    }
     (history.attempts >= policy.max_attempts)
         .then(|| format!("the outcome is unknown and {} attempts were made", history.attempts))
+}
+
+/// Half of the retention is left for clocks, queues and a request that is long on its way.
+fn surely_remembered(history: &History, retention: Duration) -> bool {
+    history.first_sent_age.unwrap_or_default() < retention / 2
 }
 
 fn after_unknown(

@@ -25,7 +25,7 @@ pub struct Lookup {
     /// JSON pointer to the currency's ISO 4217 code, in any case of letters; `None`: not compared.
     pub currency: Option<String>,
     pub not_found: WhenNotFound,
-    /// Since the first request that may have left: a payment that is then still undecided goes to a person.
+    /// Since the last charge of unknown outcome was begun: a payment that is then still undecided goes to a person.
     pub give_up_after: Duration,
 }
 

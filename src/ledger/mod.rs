@@ -70,6 +70,8 @@ pub struct Claimed {
     /// Look-ups begun so far.
     pub lookups: u32,
     pub resend: Resend,
+    /// Since the last charge whose outcome is unknown, or that was on the wire when its worker was lost, was begun.
+    pub unknown_age: Option<Duration>,
     /// What the first attempt froze, and how long ago the first request that may have left was begun; zero when every
     /// request so far surely stayed unsent.
     pub frozen: Option<(FrozenRequest, Duration)>,

@@ -115,18 +115,30 @@ fn next_call(settings: &LaneSettings, job: &JobInHand) -> Result<Result<Call, Ne
         Step::Put(next) => Ok(Err(next)),
         Step::Ask => Ok(question(settings, job)),
         Step::Charge => {
-            let Some((frozen, _)) = &job.claimed.frozen else {
-                return settings.client.freeze(&job.job).map(|request| Ok(Call::Charge(request)));
+            let fresh = settings.client.freeze(&job.job)?;
+            let Some((frozen, _)) = &job.claimed.frozen else { return Ok(Ok(Call::Charge(fresh))) };
+            let Some(difference) = difference(frozen, &fresh, job.claimed.unknown) else {
+                return Ok(Ok(Call::Charge(frozen.clone())));
             };
-            let now = settings.client.credential_fingerprint(frozen.account.as_deref())?;
-            if job.claimed.unknown && now != frozen.credential_fingerprint {
-                let reason = "the outcome is unknown and the credential has changed since";
-                let next = ask_or_review(&history(job), &retry_policy(&settings.provider), reason);
-                return Ok(next.map_or_else(|| question(settings, job), Err));
+            if !job.claimed.unknown {
+                let reason = format!("surely not charged; {difference}");
+                return Ok(Err(Next::Settle { state: FinalState::Review, reason, reference: None }));
             }
-            Ok(Ok(Call::Charge(frozen.clone())))
+            let reason = format!("the outcome is unknown and {difference}");
+            let next = ask_or_review(&history(job), &retry_policy(&settings.provider), &reason);
+            Ok(next.map_or_else(|| question(settings, job), Err))
         }
     }
+}
+
+/// Why the frozen request is not sent again. At an address that the row no longer has, nobody's answer says anything of
+/// this lane, and yet it would rest it. Credentials may change while nothing can have been charged with the old ones.
+fn difference(frozen: &FrozenRequest, fresh: &FrozenRequest, unknown: bool) -> Option<&'static str> {
+    if (&frozen.method, &frozen.url) != (&fresh.method, &fresh.url) {
+        return Some("the request is frozen for an address that the row no longer has (url or method changed)");
+    }
+    (unknown && frozen.credential_fingerprint != fresh.credential_fingerprint)
+        .then_some("the credential has changed since")
 }
 
 fn question(settings: &LaneSettings, job: &JobInHand) -> Result<Call, Next> {
@@ -193,9 +205,6 @@ async fn send(
             let silence = Finding::Unknown { cause: UnknownCause::Timeout, retry_after: None };
             let answer = answered(in_flight, settings.client.ask(question), silence, Finding::way).await;
             faults::crash(Point::AfterLookup);
-            if !matches!(answer.outcome, Finding::Unknown { .. } | Finding::NotSent { .. }) {
-                lane.pauses.observe_lookup(&job.job.id, began, rand::random());
-            }
             finish_lookup(lane, settings, job, number, &answer).await
         }
     }
@@ -250,6 +259,9 @@ async fn finish_lookup(
     number: u32,
     answer: &Answer<Finding>,
 ) -> End {
+    if let Finding::Misconfigured { status } = answer.outcome {
+        tracing::error!(provider = %lane.name, job = %job.job.id, status, "a look-up was refused: check the credentials in headers");
+    }
     let judged = after_finding(&answer.outcome, &history(job), &retry_policy(&settings.provider), rand::random());
     hold_others_back(lane, judged.pause);
     let end = LookupEnd {
@@ -288,6 +300,7 @@ fn history(job: &JobInHand) -> History {
         unknown: claimed.unknown,
         age: claimed.age + since_claim,
         first_sent_age: claimed.frozen.as_ref().map(|(_, age)| *age + since_claim),
+        unknown_age: claimed.unknown_age.map(|age| age + since_claim),
         probe: false,
     }
 }

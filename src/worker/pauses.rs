@@ -148,17 +148,6 @@ impl Pauses {
         self.follow(change, outcome);
     }
 
-    /// Takes note of a look-up that was answered. Only while the provider may be down: an address for look-ups that fails
-    /// says nothing of charges, and one that answers hides no charges that fail.
-    pub fn observe_lookup(&self, job: &JobId, began: Instant, fraction: f64) {
-        if self.is_probing() {
-            let since = |instant: Instant| instant.saturating_duration_since(self.origin);
-            let instants = (since(began), since(Instant::now()));
-            let change = self.breaker().observe(job, Sign::Alive, instants, fraction);
-            self.follow(change, &Outcome::InProgress);
-        }
-    }
-
     fn follow(&self, change: Option<Change>, outcome: &Outcome) {
         match change {
             Some(Change::Opens { rest }) => {

@@ -89,6 +89,7 @@ impl Situation {
             unknown: self.unknown,
             age: if self.too_old { HOUR } else { second },
             first_sent_age: self.unknown.then_some(second),
+            unknown_age: self.unknown.then_some(second),
             probe: false,
         };
         after_outcome(&outcome, &history, &policy(self.deduplicates.then_some(DAY), self.asked), 0.5)
@@ -181,24 +182,32 @@ fn the_second_table_is_what_is_sent_next() {
             unknown,
             age: 2 * second,
             first_sent_age: Some(second),
+            unknown_age: unknown.then_some(second),
             probe: false,
         };
         let forgotten = History { first_sent_age: Some(DAY / 2), ..usual };
+        let exhausted = History { attempts: 3, ..usual };
         let situations = [
             ("`expires_at` has passed", usual, Some(DAY), true),
             ("older than `max_age_s`", History { age: HOUR + second, ..usual }, Some(DAY), false),
-            ("`max_attempts` made", History { attempts: 3, ..usual }, Some(DAY), false),
-            ("sent before, the provider does not deduplicate", usual, None, false),
-            ("sent before, half of the retention has passed", forgotten, Some(DAY), false),
+            ("`max_attempts` made", exhausted, Some(DAY), false),
             (
                 "the same, and a look-up has allowed one more request",
-                History { resend: Resend::Granted, ..forgotten },
+                History { resend: Resend::Granted, ..exhausted },
                 Some(DAY),
                 false,
             ),
             (
                 "the same, and that request may have left",
-                History { resend: Resend::Used, ..forgotten },
+                History { resend: Resend::Used, ..exhausted },
+                Some(DAY),
+                false,
+            ),
+            ("sent before, the provider does not deduplicate", usual, None, false),
+            ("sent before, half of the retention has passed", forgotten, Some(DAY), false),
+            (
+                "the same, though a look-up has allowed one more request",
+                History { resend: Resend::Granted, ..forgotten },
                 Some(DAY),
                 false,
             ),
@@ -255,15 +264,16 @@ fn the_third_table_is_what_follows_from_a_lookup() {
         policy.lookup = Some(AskPolicy { give_up_after: HOUR / 2, resend_if_not_found });
         assert_eq!(row[0], name);
         let mut pauses = Vec::new();
-        for (column, first_sent_age) in [(1, HOUR / 2 - Duration::from_secs(1)), (2, HOUR / 2)] {
+        for (column, unknown_age) in [(1, HOUR / 2 - Duration::from_secs(1)), (2, HOUR / 2)] {
             let history = History {
                 attempts: 3,
                 requests: 3,
                 lookups: 1,
                 resend,
                 unknown: true,
-                age: first_sent_age,
-                first_sent_age: Some(first_sent_age),
+                age: unknown_age,
+                first_sent_age: Some(unknown_age),
+                unknown_age: Some(unknown_age),
                 probe: false,
             };
             let judged = after_finding(&finding, &history, &policy, 0.5);

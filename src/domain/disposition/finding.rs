@@ -6,7 +6,10 @@
 
 use std::time::Duration;
 
-use super::{AskPolicy, History, MISCONFIGURED_PAUSE, NAMED_WAIT_MAX, Next, Pause, Resend, RetryPolicy, review};
+use super::{
+    AskPolicy, History, MISCONFIGURED_PAUSE, NAMED_WAIT_MAX, Next, Pause, Resend, RetryPolicy, review,
+    surely_remembered,
+};
 use crate::domain::lookup::Finding;
 use crate::domain::outcome::FinalState;
 
@@ -59,8 +62,8 @@ pub fn after_finding(finding: &Finding, history: &History, policy: &RetryPolicy,
         }
         Finding::Misconfigured { status } => {
             let cause = format!("provider answered a look-up with {status}: check the credentials in headers");
-            let pause = Pause::Lane { wait: MISCONFIGURED_PAUSE, cause: cause.clone() };
-            Judgement { pause: Some(pause), ..asking.put_off(MISCONFIGURED_PAUSE, &cause) }
+            // An address for look-ups that is refused says nothing of charges: nobody else waits.
+            asking.put_off(MISCONFIGURED_PAUSE, &cause)
         }
         Finding::NotSent { cause } => asking.put_off(asking.step(), cause),
     }
@@ -74,8 +77,8 @@ struct Asking<'a> {
 }
 
 impl Asking<'_> {
-    fn first_sent_age(&self) -> Duration {
-        self.history.first_sent_age.unwrap_or_default()
+    fn unknown_age(&self) -> Duration {
+        self.history.unknown_age.unwrap_or_default()
     }
 
     /// Longer with each look-up.
@@ -83,18 +86,19 @@ impl Asking<'_> {
         self.policy.backoff.delay(self.history.lookups.saturating_add(1), self.fraction)
     }
 
-    /// Once, and only after the provider has not known the payment for as long as its not knowing may be an error.
+    /// Once, only after the provider has not known the payment for as long as its not knowing may be an error, and only
+    /// while it surely remembers the key.
     fn may_resend(&self) -> bool {
         self.ask.resend_if_not_found
-            && self.policy.idempotency_retention.is_some()
+            && self.policy.idempotency_retention.is_some_and(|retention| surely_remembered(self.history, retention))
             && self.history.resend == Resend::Never
             && self.history.age <= self.policy.max_age
-            && self.first_sent_age() >= self.ask.give_up_after
+            && self.unknown_age() >= self.ask.give_up_after
     }
 
     /// The last time exactly when the bound is reached.
     fn again(&self, reason: &str, named_wait: Option<Duration>) -> Judgement {
-        let left = self.ask.give_up_after.saturating_sub(self.first_sent_age());
+        let left = self.ask.give_up_after.saturating_sub(self.unknown_age());
         if left.is_zero() {
             return given_up(reason, "give_up_after_s");
         }
@@ -103,7 +107,7 @@ impl Asking<'_> {
 
     fn put_off(&self, wait: Duration, reason: &str) -> Judgement {
         let too_old = self.history.age.saturating_add(wait) > self.policy.max_age;
-        if too_old && self.first_sent_age().saturating_add(wait) > self.ask.give_up_after {
+        if too_old && self.unknown_age().saturating_add(wait) > self.ask.give_up_after {
             return given_up(reason, "max_age_s");
         }
         next_ask(wait, reason)

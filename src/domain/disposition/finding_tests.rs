@@ -1,5 +1,6 @@
 //! The table of findings, row by row.
 
+use super::super::ask_or_review;
 use super::*;
 use crate::domain::backoff::BackoffPolicy;
 use crate::domain::outcome::UnknownCause;
@@ -13,7 +14,7 @@ fn policy(resend_if_not_found: bool) -> RetryPolicy {
         max_attempts: 3,
         max_age: secs(1_000),
         backoff: BackoffPolicy { base: secs(1), max: secs(60) },
-        idempotency_retention: Some(secs(100)),
+        idempotency_retention: Some(secs(1_300)),
         lookup: Some(AskPolicy { give_up_after: secs(600), resend_if_not_found }),
     }
 }
@@ -27,6 +28,7 @@ fn asked(first_sent_s: u64, lookups: u32) -> History {
         unknown: true,
         age: secs(first_sent_s),
         first_sent_age: Some(secs(first_sent_s)),
+        unknown_age: Some(secs(first_sent_s)),
         probe: false,
     }
 }
@@ -88,13 +90,14 @@ fn waits_grow_and_the_last_question_is_asked_at_the_bound() {
 }
 
 #[test]
-fn limits_and_credentials_hold_others_back_too() {
+fn a_limit_holds_others_back_and_wrong_credentials_for_lookups_do_not() {
     let pause = |finding: &Finding| after_finding(finding, &asked(1, 0), &policy(false), 0.5).pause;
     let throttled = Finding::Throttled { retry_after: Some(secs(9_999)) };
     assert_eq!(pause(&throttled), Some(Pause::Quota { wait: NAMED_WAIT_MAX }));
-    let Some(Pause::Lane { wait, cause }) = pause(&Finding::Misconfigured { status: 403 }) else { panic!("no pause") };
-    assert_eq!((wait, cause.contains("403")), (MISCONFIGURED_PAUSE, true));
-    for finding in [Finding::NotFound, UNKNOWN, Finding::Busy { retry_after: Some(secs(5)) }] {
+    let misconfigured = [401, 403, 407].map(|status| Finding::Misconfigured { status });
+    for finding in
+        misconfigured.into_iter().chain([Finding::NotFound, UNKNOWN, Finding::Busy { retry_after: Some(secs(5)) }])
+    {
         assert_eq!(pause(&finding), None, "{finding:?}");
     }
 }
@@ -127,7 +130,29 @@ fn one_more_request_is_granted_once_and_only_where_the_row_says_so() {
         assert!(!granted(&History { resend, ..asked(600, 9) }, &policy(true)), "{resend:?}");
     }
     assert!(!granted(&History { age: secs(1_001), ..asked(600, 9) }, &policy(true)), "too old to charge");
-    assert!(!granted(&asked(600, 9), &RetryPolicy { idempotency_retention: None, ..policy(true) }));
+    for retention in [None, Some(secs(1_200))] {
+        let policy = RetryPolicy { idempotency_retention: retention, ..policy(true) };
+        assert!(!granted(&asked(600, 9), &policy), "the key may be forgotten: {retention:?}");
+    }
+}
+
+/// What was charged a moment ago may not be found yet, however long ago the first request was.
+#[test]
+fn the_bound_counts_from_the_last_charge_of_unknown_outcome() {
+    let late = |unknown_s| History { unknown_age: Some(secs(unknown_s)), ..asked(640, 2) };
+    for finding in [Finding::NotFound, Finding::InProgress, UNKNOWN] {
+        for (unknown_s, wanted) in [(0, Err(4)), (10, Err(4)), (598, Err(2))] {
+            let judged = after_finding(&finding, &late(unknown_s), &policy(true), 1.0);
+            assert_eq!((outcome(&judged), judged.grants_resend), (wanted, false), "{finding:?} after {unknown_s} s");
+        }
+    }
+    assert!(after_finding(&Finding::NotFound, &late(600), &policy(true), 1.0).grants_resend);
+    let old = |unknown_s| History { age: secs(1_001), first_sent_age: Some(secs(1_001)), ..late(unknown_s) };
+    let busy = Finding::Busy { retry_after: Some(secs(5)) };
+    assert_eq!(outcome(&after_finding(&busy, &old(590), &policy(false), 1.0)), Err(5));
+    assert_eq!(outcome(&after_finding(&busy, &old(596), &policy(false), 1.0)), Ok(FinalState::Review));
+    assert_eq!(ask_or_review(&old(600), &policy(false), "x"), None);
+    assert!(ask_or_review(&old(601), &policy(false), "x").is_some());
 }
 
 #[test]

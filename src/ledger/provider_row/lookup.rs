@@ -32,7 +32,7 @@ struct LookupRow {
 const GIVE_UP_AFTER_S: i64 = 3_600;
 
 impl Check {
-    pub(super) fn lookup(&mut self, object: &Object, deduplicates: bool) -> Option<Lookup> {
+    pub(super) fn lookup(&mut self, object: &Object, retention: Option<Duration>) -> Option<Lookup> {
         // The keys one by one, so that each problem names its own.
         let mut readable = true;
         for (key, value) in object {
@@ -58,7 +58,7 @@ impl Check {
         ]);
         let endings = [("review", WhenNotFound::Review), ("resend", WhenNotFound::Resend)];
         let not_found = self.one_of("lookup.not_found", row.not_found.as_deref().unwrap_or("review"), &endings);
-        if not_found == Some(WhenNotFound::Resend) && !deduplicates {
+        if not_found == Some(WhenNotFound::Resend) && retention.is_none() {
             self.problem(
                 "lookup.not_found is `resend`: a provider that does not deduplicate could charge twice; use review, or set \
                  idempotency_retention_s if it does"
@@ -72,6 +72,9 @@ impl Check {
         let (amount, currency) = (self.pointer("amount", row.amount), self.pointer("currency", row.currency));
         let give_up_after: Duration =
             self.seconds("lookup.give_up_after_s", row.give_up_after_s.unwrap_or(GIVE_UP_AFTER_S));
+        if let (Some(WhenNotFound::Resend), Some(retention)) = (not_found, retention) {
+            self.remembered_until(give_up_after, retention);
+        }
         Some(Lookup {
             url: url?,
             method: method?,
@@ -85,6 +88,18 @@ impl Check {
             not_found: not_found?,
             give_up_after,
         })
+    }
+
+    /// Nothing is sent again once half of the retention has passed.
+    fn remembered_until(&mut self, give_up_after: Duration, retention: Duration) {
+        if give_up_after >= retention / 2 {
+            self.problem(format!(
+                "lookup.give_up_after_s is {}, and not_found is `resend`: by then the idempotency key may be forgotten; set it \
+                 below half of idempotency_retention_s ({}), or use review",
+                give_up_after.as_secs(),
+                retention.as_secs()
+            ));
+        }
     }
 
     fn lookup_url(&mut self, text: Option<&str>) -> Option<LookupUrl> {
@@ -171,7 +186,7 @@ mod tests {
 
     #[test]
     fn everything_can_be_said() {
-        let row = with(json!({"idempotency_retention_s": 60, "lookup": {
+        let row = with(json!({"idempotency_retention_s": 121, "lookup": {
             "url": URL, "method": "POST", "state": "/data/0/status", "accepted": ["paid", "captured"], "declined": [],
             "in_progress": ["pending"], "reference": "/data/0/id", "amount": "/data/0/amount",
             "currency": "/data/0/currency", "not_found": "resend", "give_up_after_s": 60,
@@ -222,5 +237,19 @@ mod tests {
             assert!(!said[0].contains("secret"));
         }
         assert_eq!(problems(json!({"url": 1, "state": 2, "uri": 3})).len(), 3, "every problem at once");
+    }
+
+    /// By the time that not found is believed, the key must surely still be remembered.
+    #[test]
+    fn sending_once_more_needs_a_key_that_is_remembered_by_then() {
+        let judged = |not_found: &str, give_up_after_s: i64| {
+            let lookup = json!({"url": URL, "not_found": not_found, "give_up_after_s": give_up_after_s});
+            with(json!({"idempotency_retention_s": 120, "lookup": lookup})).meant(1)
+        };
+        judged("resend", 59).unwrap();
+        judged("review", 60).unwrap();
+        let said = judged("resend", 60).unwrap_err().problems.join("; ");
+        let mend = "set it below half of idempotency_retention_s (120), or use review";
+        assert!(said.contains("lookup.give_up_after_s is 60") && said.contains(mend), "{said}");
     }
 }

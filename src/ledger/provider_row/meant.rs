@@ -71,7 +71,7 @@ impl ProviderRow {
         let headers = check.headers(&self.headers);
         let request = check.request(self.request.as_ref());
         let statuses = check.statuses(self.statuses.as_ref());
-        let lookup = self.lookup.as_ref().and_then(|lookup| check.lookup(lookup, retention.is_some()));
+        let lookup = self.lookup.as_ref().and_then(|lookup| check.lookup(lookup, retention));
         let limits = check.limits(&self.limits);
         let account_rules = check.accounts(&self.accounts, &self.limits);
         Some(Provider {

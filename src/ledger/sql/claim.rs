@@ -19,13 +19,16 @@ use crate::provider::FrozenRequest;
 /// How often a claim looks again when the row changed between its statements.
 const LOOKS_MAX: u32 = 4;
 
+/// A charge that has not ended is one of the worker that was lost: it is closed as unknown in this same stroke. `$1` is the id.
 const CLAIMED_COLUMNS: &str = "fence, attempts, maybe_charged, \
      {until:CASE WHEN not_before > wake_at THEN not_before ELSE wake_at END} AS wait_ms, \
      {since:CASE WHEN not_before > COALESCE(revived_at, created_at) THEN not_before \
          ELSE COALESCE(revived_at, created_at) END} AS age_ms, \
      {until:expires_at} AS expires_in_ms, last_attempt, lookups, resend, \
      frozen_method, frozen_url, frozen_key, frozen_content_type, frozen_body, frozen_account, frozen_fingerprint, \
-     {since:first_sent_at} AS sent_age_ms";
+     {since:first_sent_at} AS sent_age_ms, \
+     {since:(SELECT max(began_at) FROM attempts WHERE attempts.job_id = $1 AND kind = 'charge' \
+         AND (ended_at IS NULL OR outcome IN ('unknown', 'in_progress')))} AS unknown_age_ms";
 
 pub struct Statements {
     record: Sql,
@@ -168,6 +171,7 @@ fn claimed(job: &Job, row: &Row) -> Result<Claim, LedgerError> {
         lookups: row.count("lookups")?,
         resend: Resend::from_name(row.opt_text("resend")?.as_deref())
             .ok_or_else(|| corrupt("resend", "is no word of ours"))?,
+        unknown_age: row.opt_ms("unknown_age_ms")?,
         frozen: frozen(row)?,
     })))
 }

@@ -11,6 +11,7 @@ on_every_database!(
     only_an_unknown_job_is_asked_about_and_once_at_a_time,
     a_lost_workers_lookup_changes_nothing,
     one_more_request_is_granted_and_used,
+    the_last_charge_of_unknown_outcome_has_an_age_of_its_own,
     a_charge_belongs_to_one_payment,
     two_payments_settled_at_once_do_not_share_a_charge,
     lookups_count_as_one_permit_each,
@@ -170,6 +171,46 @@ async fn one_more_request_is_granted_and_used(kind: Kind) {
         error = fixture.sql(&format!("UPDATE jobs SET resend = {word}")).await.unwrap_err();
     }
     assert!(error.contains("resend_is_granted_or_used"), "{error}");
+}
+
+/// What surely charged nothing, and look-ups, leave that age as it is.
+async fn the_last_charge_of_unknown_outcome_has_an_age_of_its_own(kind: Kind) {
+    const HOUR: Duration = Duration::from_secs(3_600);
+    let fixture = Fixture::migrated(kind).await;
+    let (ledger, job) = (fixture.ledger(), job("p1"));
+    let earlier = if kind == Kind::Postgres { "interval '1 hour'" } else { "3600000" };
+    let let_go = "UPDATE jobs SET lease_until = created_at WHERE lease_until IS NOT NULL";
+    let an_hour_passes = async || {
+        fixture.sql(&format!("UPDATE attempts SET began_at = began_at - {earlier}")).await.unwrap();
+        fixture.sql(let_go).await.unwrap();
+        fixture.take(&job).await
+    };
+    let fresh = fixture.take(&job).await;
+    assert_eq!(fresh.unknown_age, None);
+    let number = fixture.begin_charge(&fresh.hold).await;
+    let waiting = JobState::Waiting { wait: Duration::ZERO, reason: "x".to_owned() };
+    let kept = ledger.finish_attempt(&fresh.hold, &charged(number, "throttled"), &waiting).await.unwrap();
+    assert_eq!((kept, an_hour_passes().await.unknown_age), (Written::Kept, None));
+    fixture.sql(let_go).await.unwrap();
+    fixture.unknown_in_hand(&job).await;
+    let mut claimed = an_hour_passes().await;
+    for (outcome, moves) in [("throttled", false), ("not_sent", false), ("in_progress", true), ("unknown", true)] {
+        assert!(claimed.unknown_age >= Some(HOUR), "{claimed:?}");
+        let number = fixture.begin_lookup(&claimed.hold).await;
+        let kept = ledger.finish_lookup(&claimed.hold, &found(number, "unknown"), &unknown("x")).await.unwrap();
+        claimed = fixture.take(&job).await;
+        assert!(kept == Written::Kept && claimed.unknown_age >= Some(HOUR), "{claimed:?}");
+        let number = fixture.begin_charge(&claimed.hold).await;
+        let kept = ledger.finish_attempt(&claimed.hold, &charged(number, outcome), &unknown("x")).await.unwrap();
+        claimed = fixture.take(&job).await;
+        assert_eq!((kept, claimed.unknown_age < Some(HOUR)), (Written::Kept, moves), "{outcome}");
+        claimed = an_hour_passes().await;
+    }
+    fixture.begin_charge(&claimed.hold).await;
+    fixture.expire_lease(&claimed.hold).await;
+    claimed = fixture.take(&job).await;
+    assert!(claimed.unknown_age < Some(HOUR), "its worker was lost: {claimed:?}");
+    assert!(claimed.unknown && claimed.unknown_age.is_some());
 }
 
 async fn a_charge_belongs_to_one_payment(kind: Kind) {

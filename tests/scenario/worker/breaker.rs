@@ -1,6 +1,8 @@
 //! A provider that is down: the lane takes no more, no job loses an attempt by it, one job at a time finds out.
 
+use serde_json::json;
 use sluicegate::domain::breaker::{IN_A_ROW_MAX, PROBES_TO_CLOSE};
+use sluicegate::domain::lookup::Finding;
 use sluicegate::ledger::provider_row::ProviderRow;
 use sluicegate::worker::pauses::LaneState;
 
@@ -87,4 +89,33 @@ async fn one_job_at_a_time_finds_out_whether_it_is_up_again() {
         bench.until_state(&format!("job-{number}"), "succeeded").await;
     }
     assert!(JOBS > PROBES_TO_CLOSE as usize);
+}
+
+/// Charges fail while look-ups are answered: that the provider can be asked says nothing of whether it can charge.
+#[tokio::test]
+async fn answered_lookups_do_not_close_the_breaker() {
+    let lookup = json!({"url": "https://acme.test/charges?id=${job:id}"}).as_object().cloned();
+    let forgetful = ProviderRow { workers: 1, idempotency_retention_s: None, lookup, ..row("acme") };
+    let bench = Bench::open(&[forgetful]).await;
+    let ids: Vec<_> = (0..IN_A_ROW_MAX).map(|number| format!("job-{number}")).collect();
+    for id in &ids {
+        bench.script.plan(id, [Act::ChargeAndLose]);
+        // Whatever was asked before it opened, enough is asked afterwards.
+        bench.script.plan_lookups(id, vec![Finding::InProgress; PROBES_TO_CLOSE as usize]);
+        bench.pay("acme", id).await;
+    }
+    bench.until("the breaker is open", async || state(&bench).await != LaneState::Running).await;
+    let asked = bench.script.asked().len();
+    bench.settings().set_paused(&name("acme"), true).await.unwrap();
+    bench.settings().set_paused(&name("acme"), false).await.unwrap();
+    for id in &ids {
+        bench.until_state(id, "succeeded").await;
+    }
+    assert!(bench.script.asked().len() >= asked + PROBES_TO_CLOSE as usize);
+    assert!(matches!(state(&bench).await, LaneState::Probing { .. }), "{:?}", state(&bench).await);
+    for number in 0..PROBES_TO_CLOSE {
+        bench.pay("acme", &format!("charge-{number}")).await;
+        bench.until_state(&format!("charge-{number}"), "succeeded").await;
+    }
+    bench.until("answered charges close it", async || state(&bench).await == LaneState::Running).await;
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use serde_json::json;
 use sluicegate::domain::outcome::{Outcome, UnknownCause};
 use sluicegate::ledger::provider_row::ProviderRow;
 use sluicegate::provider::FrozenRequest;
@@ -312,12 +313,46 @@ async fn a_re_send_is_the_first_request_to_the_byte() {
     bench.script.plan("job", [Act::ChargeAndLose]);
     bench.pay("acme", "job").await;
     bench.until_state("job", "unknown").await;
-    bench.apply(&[ProviderRow { url: "https://moved.test/".to_owned(), ..slow }]).await;
+    bench.apply(&[ProviderRow { workers: 7, ..slow }]).await;
     bench.settings_known().await;
     bench.until_state("job", "succeeded").await;
     let sent = bench.script.sent_for("job");
     assert_eq!((sent.len(), sent[0].request == sent[1].request), (2, true), "{sent:?}");
     bench.pay("acme", "new").await;
     bench.until_state("new", "succeeded").await;
+    assert_ne!(bench.script.sent_for("new")[0].request.content_type, sent[0].request.content_type);
+}
+
+/// Requests frozen for an address that the row no longer has are not sent there: they would only rest the mended lane.
+#[tokio::test]
+async fn what_is_frozen_for_another_address_is_asked_about_or_reviewed() {
+    let slow = |name| ProviderRow { backoff_base_ms: 3_000, backoff_max_ms: 3_000, ..row(name) };
+    let lookup = json!({"url": "https://bolt.test/charges?id=${job:id}"}).as_object().cloned();
+    let rows = [slow("acme"), ProviderRow { lookup, ..slow("bolt") }];
+    let bench = Bench::open(&rows).await;
+    bench.script.plan("unsent", [Act::Answer(not_sent())]);
+    for (provider, id) in [("acme", "unsent"), ("acme", "lost"), ("bolt", "asked")] {
+        if id != "unsent" {
+            bench.script.plan(id, [Act::ChargeAndLose]);
+        }
+        bench.pay(provider, id).await;
+    }
+    bench.until_put_down("unsent", "connection refused").await;
+    bench.until_put_down("lost", "no answer in time").await;
+    bench.until_put_down("asked", "no answer in time").await;
+    // Only the new address takes anything from now on.
+    for provider in ["acme", "bolt"] {
+        bench.script.always(provider, Act::Answer(Outcome::Misconfigured { status: 404 }));
+    }
+    bench.script.plan("new", [Act::Answer(accepted())]);
+    bench.apply(&rows.map(|row| ProviderRow { url: "https://moved.test/".to_owned(), ..row })).await;
+    for id in ["unsent", "lost"] {
+        let job = bench.until_state(id, "review").await;
+        assert!(job.reason.contains("frozen for an address that the row no longer has"), "{}", job.reason);
+    }
+    bench.until_state("asked", "succeeded").await;
+    bench.pay("acme", "new").await;
+    bench.until_state("new", "succeeded").await;
     assert_eq!(bench.script.sent_for("new")[0].request.url, "https://moved.test/");
+    assert_eq!(bench.script.sent().len(), 4, "none of them was sent once more");
 }

@@ -188,7 +188,8 @@ impl PaymentProvider for Scripted {
             method: "POST".to_owned(),
             url: self.row.url.clone(),
             idempotency_key: job.effective_key().as_str().to_owned(),
-            content_type: "text/plain".to_owned(),
+            // So that a changed row would freeze something else.
+            content_type: format!("text/plain; workers={}", self.row.workers),
             body: job.id.as_str().as_bytes().to_vec(),
             account: None,
             credential_fingerprint: self.credential_fingerprint(None)?,
