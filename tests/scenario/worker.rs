@@ -16,4 +16,5 @@ mod messages;
 mod outcomes;
 mod pauses;
 mod script;
+mod stricter;
 mod sweeps;

@@ -8,11 +8,12 @@ use crate::domain::job::{Invalid, InvalidReason, JobId};
 use crate::domain::provider::ProviderName;
 use crate::ledger::Written;
 use crate::ledger::upkeep::Standing;
-use crate::queue::message::{DecodeError, decode};
+use crate::queue::message::DecodeError;
 use crate::queue::{DeadLetter, Destination, Outgoing, headers};
 use crate::worker::Worker;
 use crate::worker::intake::{NEWER_VERSION_WAIT, rejection};
 use crate::worker::park::Copy;
+use crate::worker::reading::read;
 
 /// How often a message is published again. Each round is a thousand deliveries, so that one which comes back after
 /// three of them is not the victim of an outage.
@@ -82,7 +83,7 @@ async fn carry_out(worker: &Worker, letter: &DeadLetter) -> Result<bool, Trouble
         return reject(worker, letter, &Invalid::new(InvalidReason::Undeliverable, unknown), None).await;
     };
     let rounds = rounds(letter);
-    let decoded = match decode(&letter.body, lane, worker.options.card_numbers) {
+    let decoded = match read(worker, &letter.body, lane).await? {
         Ok(decoded) => decoded,
         Err(DecodeError::Invalid { invalid, claimed_id }) => return reject(worker, letter, &invalid, claimed_id).await,
         Err(DecodeError::NewerVersion(version)) => {

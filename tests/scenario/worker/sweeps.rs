@@ -167,7 +167,7 @@ async fn a_waiting_job_expires_without_a_delivery() {
 }
 
 /// What a message looks like that its lane has given up.
-async fn give_up(bench: &Bench, body: &str, lane: &str, rounds: u32) {
+pub(super) async fn give_up(bench: &Bench, body: &str, lane: &str, rounds: u32) {
     let headers = if rounds > 0 { json!({ "x-sluicegate-dead-rounds": rounds.to_string() }) } else { json!({}) };
     let properties = json!({ "message_id": "m", "headers": headers });
     bench
@@ -178,7 +178,7 @@ async fn give_up(bench: &Bench, body: &str, lane: &str, rounds: u32) {
         .await;
 }
 
-const DEAD: &str = "SELECT count(*) FROM queue_messages WHERE queue = 'payments.dead'";
+pub(super) const DEAD: &str = "SELECT count(*) FROM queue_messages WHERE queue = 'payments.dead'";
 
 #[tokio::test]
 async fn what_the_queue_gave_up_is_judged_by_the_ledger() {
