@@ -10,6 +10,7 @@ mod breaker;
 mod drain;
 mod faults;
 mod lanes;
+mod late_answers;
 mod lookups;
 mod lookups_over_http;
 mod messages;
