@@ -91,8 +91,7 @@ fn tell_lost(job: &JobInHand, closing: &Closing, state: &JobState) {
         JobState::Waiting { .. } | JobState::Unknown { .. } => None,
     };
     if matches!(outcome, "accepted" | "declined") {
-        let lost =
-            "another has taken this job over, and this answer is not written down: what the job comes to must agree";
+        let lost = "another worker has taken this job over; what it comes to must agree with this answer";
         tracing::error!(job = %id, outcome, status, reference, "{lost}");
     } else {
         tracing::warn!(job = %id, outcome, status, reference, "another worker has taken this job over");
