@@ -16,10 +16,11 @@ use super::in_hand::LEASE;
 use super::lane::LaneParts;
 use super::park::{Copy, publish_copy};
 use super::patience::until_back;
+use super::reading::read;
 use crate::domain::job::{Invalid, JobId};
 use crate::faults::{self, Point};
 use crate::ledger::{Claim, Claimed, JobState, RejectedMessage, Written};
-use crate::queue::message::{DecodeError, Decoded, decode};
+use crate::queue::message::{DecodeError, Decoded};
 use crate::queue::{DELAY_STEPS, Delivery, Destination, Outgoing};
 
 /// How long a message of a newer format waits before it is looked at again: about a rolling deployment's step.
@@ -105,13 +106,18 @@ async fn pause_after_fault(lane: &LaneParts) {
 }
 
 async fn steps(lane: &LaneParts, copy: &Copy, delivered_at: Instant) -> End {
-    let decoded = match decode(&copy.body, &lane.name, lane.worker.options.card_numbers) {
-        Ok(decoded) => decoded,
-        Err(DecodeError::NewerVersion(version)) => {
+    let read = until_back("read a message", &lane.stop, || read(&lane.worker, &copy.body, &lane.name)).await;
+    let decoded = match read {
+        Ok(Ok(decoded)) => decoded,
+        Ok(Err(DecodeError::NewerVersion(version))) => {
             tracing::error!(provider = %lane.name, version, "message of a newer format waits for a newer worker");
             return End::Park(NEWER_VERSION_WAIT);
         }
-        Err(DecodeError::Invalid { invalid, claimed_id: id }) => return reject(lane, copy, &invalid, id).await,
+        Ok(Err(DecodeError::Invalid { invalid, claimed_id: id })) => return reject(lane, copy, &invalid, id).await,
+        Err(error) => {
+            tracing::warn!(provider = %lane.name, ?error, "not known whether a message's job is recorded; it goes back");
+            return if lane.worker.stop.is_cancelled() { End::HandBack } else { End::Refused };
+        }
     };
     match claim(lane, &decoded).await {
         Some(Claim::Claimed(claimed)) => begin(lane, decoded, *claimed, delivered_at).await,

@@ -28,6 +28,7 @@ pub mod patience;
 pub mod pauses;
 pub mod pool;
 pub mod quotas;
+pub mod reading;
 pub mod send_again;
 pub mod settings_watch;
 pub mod sweeper;

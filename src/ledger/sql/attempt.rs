@@ -17,9 +17,11 @@ use crate::provider::FrozenRequest;
 pub(super) const WRITE_EVENT: &str = "INSERT INTO outcome_events (job_id, provider, state, provider_reference, reason, attempts, at) \
      SELECT job.id, job.provider, job.state, job.provider_reference, job.reason, job.attempts, job.updated_at FROM {job}";
 
-/// Another payment of this provider that succeeded by the charge that $10 names, if there is one.
+/// Another payment of this provider that succeeded by the charge that this one will have, if there is one: the charge
+/// that $10 names, or the one that the row has already.
 pub(super) const SAME_CHARGE: &str = "(SELECT min(other.id) FROM jobs AS other WHERE other.provider = jobs.provider \
-     AND other.state = 'succeeded' AND other.provider_reference = $10 AND other.id <> jobs.id)";
+     AND other.state = 'succeeded' AND other.provider_reference = COALESCE($10, jobs.provider_reference) \
+     AND other.id <> jobs.id)";
 
 /// A charge is one payment's: who comes second goes to a person. Two that come at the same moment are told apart by the
 /// index `jobs_one_payment_per_charge`.
@@ -30,8 +32,8 @@ pub(super) fn settled_state(state: &str) -> String {
 pub(super) fn settled_reason(state: &str, reason: &str) -> String {
     format!(
         "CASE WHEN {state} = 'succeeded' AND {SAME_CHARGE} IS NOT NULL THEN \
-             'the provider''s reference ' || $10 || ' is that of payment ' || {SAME_CHARGE} || ' too: see both at the \
-              provider; if references are not unique there, let request.reference (lookup.reference) point elsewhere' \
+             'the provider''s reference ' || COALESCE($10, jobs.provider_reference) || ' is that of payment ' \
+              || {SAME_CHARGE} || ' too: see both at the provider; if references are not unique there, let request.reference (lookup.reference) point elsewhere' \
          ELSE {reason} END"
     )
 }

@@ -17,7 +17,7 @@ mod write;
 pub use write::{encode, outcome_event_json};
 
 use fields::Fields;
-use json::Json;
+use json::{Json, Member};
 
 /// The version of the message format that this program writes and reads.
 pub const VERSION: u64 = 1;
@@ -54,6 +54,20 @@ pub enum DecodeError {
 /// # Errors
 /// [`DecodeError::Invalid`] names the field and the mend; [`DecodeError::NewerVersion`] when `v` is above [`VERSION`].
 pub fn decode(body: &[u8], lane: &ProviderName, card_numbers: CardNumbers) -> Result<Decoded, DecodeError> {
+    read(body, lane, Some(card_numbers))
+}
+
+/// Reads the message of a job that was judged when it was recorded: what a new job's content must not hold, which may
+/// have become more since then, is no matter.
+///
+/// # Errors
+/// As [`decode`], but never for a card number or a secret.
+pub fn decode_recorded(body: &[u8], lane: &ProviderName) -> Result<Decoded, DecodeError> {
+    read(body, lane, None)
+}
+
+/// With `rules` as one of a new job, whose content is judged.
+fn read(body: &[u8], lane: &ProviderName, rules: Option<CardNumbers>) -> Result<Decoded, DecodeError> {
     // Size first: nothing longer is ever parsed.
     if body.len() > BODY_BYTES_MAX {
         let detail = format!("the message has {} bytes: at most {BODY_BYTES_MAX} are taken", body.len());
@@ -75,21 +89,34 @@ pub fn decode(body: &[u8], lane: &ProviderName, card_numbers: CardNumbers) -> Re
     }
     let job = fields.job(lane).map_err(with_id)?;
     let payload = fields.payload_json();
+    let warnings = match rules {
+        Some(card_numbers) => judge_content(&members, payload, card_numbers).map_err(with_id)?,
+        None => Vec::new(),
+    };
+    let hash = hash::content_hash(&job, payload);
+    Ok(Decoded { job, hash, warnings })
+}
+
+/// What is let through but should be looked at.
+fn judge_content(
+    members: &[Member<'_>],
+    payload: Option<&Json<'_>>,
+    card_numbers: CardNumbers,
+) -> Result<Vec<&'static str>, Invalid> {
     let mut warnings = Vec::new();
     if card_numbers != CardNumbers::Off && payload.is_some_and(card::found_in) {
         const FOUND: &str = "payload: holds what looks like a card number; send a token of the provider instead";
         if card_numbers == CardNumbers::Refuse {
-            return Err(with_id(Invalid::new(InvalidReason::CardNumber, FOUND)));
+            return Err(Invalid::new(InvalidReason::CardNumber, FOUND));
         }
         warnings.push(FOUND);
     }
     if members.iter().any(secret::found_in) {
         const FOUND: &str = "holds what is obviously a secret; send a reference, and put the secret's reference into the \
                              provider row's headers";
-        return Err(with_id(Invalid::new(InvalidReason::Secret, FOUND)));
+        return Err(Invalid::new(InvalidReason::Secret, FOUND));
     }
-    let hash = hash::content_hash(&job, payload);
-    Ok(Decoded { job, hash, warnings })
+    Ok(warnings)
 }
 
 fn text_of(body: &[u8]) -> Result<&str, Invalid> {

@@ -388,3 +388,18 @@ fn obvious_secrets_are_refused_wherever_they_stand_and_never_repeated() {
         }
     }
 }
+
+/// Whoever was recorded before there was a rule says what it said then; all else is refused as ever.
+#[test]
+fn a_recorded_job_is_read_whatever_new_ones_must_not_hold() {
+    let card = with("payload", r#"{"card":"4242424242424242"}"#);
+    let secret = with("payload", r#"{"auth":"Bearer 0123456789abcdefghij"}"#);
+    let recorded = |message: &str| decode_recorded(message.as_bytes(), &lane());
+    let before = decode(card.as_bytes(), &lane(), CardNumbers::Off).unwrap();
+    assert_eq!(recorded(&card), Ok(before));
+    assert!(decode(secret.as_bytes(), &lane(), CardNumbers::Off).is_err());
+    assert_ne!(recorded(&secret).unwrap().hash, recorded(&card).unwrap().hash);
+    for other in [with("colour", "1"), with("amount", "0"), "{".to_owned()] {
+        assert_eq!(recorded(&other), decode(other.as_bytes(), &lane(), CardNumbers::Refuse), "{other}");
+    }
+}

@@ -38,6 +38,14 @@ impl Closing {
         }
     }
 
+    /// The word for it, and the status it came with.
+    fn answer(&self) -> (&'static str, Option<u16>) {
+        match self {
+            Self::Charge(end) => (end.outcome, end.status),
+            Self::Lookup(end) => (end.outcome, end.status),
+        }
+    }
+
     async fn write(&self, lane: &LaneParts, hold: &Hold, state: &JobState) -> Result<Written, LedgerError> {
         let ledger = &lane.worker.engines.ledger;
         match self {
@@ -64,7 +72,7 @@ pub(super) async fn write_end(lane: &LaneParts, job: &JobInHand, closing: &Closi
     match written {
         Ok(Written::Kept) => kept(lane, &state),
         Ok(Written::Lost) => {
-            tracing::warn!(job = %job.job.id, "another worker has taken this job over");
+            tell_lost(job, closing, &state);
             End::HandBack
         }
         Err(GivenUp::Stopped) => End::HandBack,
@@ -72,6 +80,21 @@ pub(super) async fn write_end(lane: &LaneParts, job: &JobInHand, closing: &Closi
             tracing::error!(job = %job.job.id, %error, "outcome not written down; the ledger says the request is open");
             End::Refused
         }
+    }
+}
+
+/// The answer is in no ledger: a person can use what is known of it, above all when it says what became of the money.
+fn tell_lost(job: &JobInHand, closing: &Closing, state: &JobState) {
+    let (id, (outcome, status)) = (&job.job.id, closing.answer());
+    let reference = match state {
+        JobState::Final { reference, .. } => reference.as_deref(),
+        JobState::Waiting { .. } | JobState::Unknown { .. } => None,
+    };
+    if matches!(outcome, "accepted" | "declined") {
+        let lost = "another worker has taken this job over; what it comes to must agree with this answer";
+        tracing::error!(job = %id, outcome, status, reference, "{lost}");
+    } else {
+        tracing::warn!(job = %id, outcome, status, reference, "another worker has taken this job over");
     }
 }
 

@@ -8,17 +8,20 @@ use crate::domain::job::{Invalid, InvalidReason, JobId};
 use crate::domain::provider::ProviderName;
 use crate::ledger::Written;
 use crate::ledger::upkeep::Standing;
-use crate::queue::message::{DecodeError, decode};
-use crate::queue::{DeadLetter, Destination, Outgoing, headers};
+use crate::queue::message::DecodeError;
+use crate::queue::{DeadLetter, Destination, Outgoing, Receipt, headers};
 use crate::worker::Worker;
 use crate::worker::intake::{NEWER_VERSION_WAIT, rejection};
 use crate::worker::park::Copy;
+use crate::worker::reading::read;
 
 /// How often a message is published again. Each round is a thousand deliveries, so that one which comes back after
 /// three of them is not the victim of an outage.
 pub const ROUNDS_MAX: u32 = 3;
 /// Dead letters that one sweep judges at most.
 const BATCH: usize = 100;
+/// Those among them that cannot be judged yet: each keeps a channel open until the sweep ends.
+const NOT_YET_MAX: usize = 16;
 const GIVEN_UP: &str = "the broker gave up on its message again and again; workers may die of it";
 
 /// What becomes of one dead letter.
@@ -52,27 +55,39 @@ fn rounds(letter: &DeadLetter) -> u32 {
     letter.properties.headers.get(headers::DEAD_ROUNDS).and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
+/// Judges what is there. What cannot be judged yet is kept until the end, because a letter that is handed back is the
+/// next one again; then it goes back for another sweep.
 pub async fn judge_all(worker: &Worker) -> Result<(), Trouble> {
+    let mut not_yet = Vec::new();
+    let judged = judge_each(worker, &mut not_yet).await;
+    for receipt in not_yet {
+        hand_back(receipt).await;
+    }
+    judged
+}
+
+async fn judge_each(worker: &Worker, not_yet: &mut Vec<Box<dyn Receipt>>) -> Result<(), Trouble> {
     for _ in 0..BATCH {
+        if not_yet.len() >= NOT_YET_MAX {
+            break;
+        }
         let Some(letter) = worker.engines.queue.take_dead().await? else { break };
-        judge(worker, letter).await?;
+        match carry_out(worker, &letter).await {
+            Ok(true) => letter.receipt.ack().await?,
+            Ok(false) => not_yet.push(letter.receipt),
+            Err(error) => {
+                not_yet.push(letter.receipt);
+                return Err(error);
+            }
+        }
     }
     Ok(())
 }
 
-/// Carries one verdict out, then acknowledges; whatever fails, the letter goes back.
-async fn judge(worker: &Worker, letter: DeadLetter) -> Result<(), Trouble> {
-    match carry_out(worker, &letter).await {
-        Ok(true) => letter.receipt.ack().await?,
-        Ok(false) => letter.receipt.hand_back().await?,
-        Err(error) => {
-            if let Err(error) = letter.receipt.hand_back().await {
-                tracing::debug!(%error, "dead letter not handed back; the broker will do it");
-            }
-            return Err(error);
-        }
+async fn hand_back(receipt: Box<dyn Receipt>) {
+    if let Err(error) = receipt.hand_back().await {
+        tracing::debug!(%error, "dead letter not handed back; the broker will do it");
     }
-    Ok(())
 }
 
 /// Whether the letter is done with.
@@ -82,7 +97,7 @@ async fn carry_out(worker: &Worker, letter: &DeadLetter) -> Result<bool, Trouble
         return reject(worker, letter, &Invalid::new(InvalidReason::Undeliverable, unknown), None).await;
     };
     let rounds = rounds(letter);
-    let decoded = match decode(&letter.body, lane, worker.options.card_numbers) {
+    let decoded = match read(worker, &letter.body, lane).await? {
         Ok(decoded) => decoded,
         Err(DecodeError::Invalid { invalid, claimed_id }) => return reject(worker, letter, &invalid, claimed_id).await,
         Err(DecodeError::NewerVersion(version)) => {

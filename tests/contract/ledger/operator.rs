@@ -12,6 +12,7 @@ mod races;
 
 on_every_database!(
     one_charge_pays_one_payment,
+    what_is_sent_again_forgets_the_reference_that_was_anothers,
     every_verdict_on_every_state,
     what_is_sent_again_keeps_its_request_and_begins_anew,
     what_would_expire_or_was_emptied_is_not_sent_again,
@@ -165,6 +166,34 @@ async fn one_charge_pays_one_payment(kind: Kind) {
     assert_eq!(fixture.picture("review-rejected").await, picture);
     let other = charged_as("other", &verdict);
     assert_eq!(fixture.decide("review-rejected", &other).await, Ok(()));
+}
+
+async fn what_is_sent_again_forgets_the_reference_that_was_anothers(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let accepted = |reference: Option<&str>| JobState::Final {
+        state: FinalState::Succeeded,
+        reason: "accepted".to_owned(),
+        reference: reference.map(str::to_owned),
+    };
+    let stands = async |text: &str| {
+        let line = fixture.story(text).await.line;
+        (line.state, line.provider_reference)
+    };
+    let (succeeded, review, ch_1) = ("succeeded".to_owned(), "review".to_owned(), Some("ch_1".to_owned()));
+    fixture.attempted("b", "accepted", &accepted(Some("ch_1"))).await;
+    fixture.attempted("a", "accepted", &accepted(Some("ch_1"))).await;
+    assert_eq!(stands("a").await, (review.clone(), ch_1.clone()));
+    fixture.decide("a", &Verdict::Resend).await.unwrap();
+    assert_eq!(stands("a").await, ("waiting".to_owned(), None));
+    fixture.attempted("a", "accepted", &accepted(None)).await;
+    assert_eq!(stands("a").await, (succeeded, None));
+    // A row that has a reference already is judged by it when the answer brings none.
+    fixture.bring("waiting").await;
+    fixture.sql("UPDATE jobs SET provider_reference = 'ch_1' WHERE id = 'waiting'").await.unwrap();
+    fixture.attempted("waiting", "accepted", &accepted(None)).await;
+    assert_eq!(stands("waiting").await, (review, ch_1));
+    let reason = fixture.story("waiting").await.line.reason.unwrap();
+    assert!(reason.starts_with("the provider's reference ch_1 is that of payment b too: "), "{reason}");
 }
 
 async fn every_verdict_on_every_state(kind: Kind) {

@@ -43,6 +43,8 @@ pub struct Bench {
     store: Option<Arc<EmbeddedLimiter>>,
     /// Instead of the script.
     pub providers: Option<Arc<dyn ProviderFactory>>,
+    /// What the next worker makes of them.
+    pub card_numbers: CardNumbers,
 }
 
 struct Running {
@@ -117,6 +119,7 @@ impl Bench {
             running: None,
             store: None,
             providers: None,
+            card_numbers: CardNumbers::Refuse,
         };
         bench.apply(rows).await;
         bench
@@ -144,7 +147,7 @@ impl Bench {
         };
         let options = WorkerOptions {
             owner: format!("worker-{}", self.runs),
-            card_numbers: CardNumbers::Refuse,
+            card_numbers: self.card_numbers,
             drain_timeout: self.drain_timeout,
             settings_poll: Duration::from_millis(20),
             sweep_every: Duration::from_millis(100),
@@ -168,6 +171,7 @@ impl Bench {
             running: None,
             store: self.store.clone(),
             providers: self.providers.clone(),
+            card_numbers: self.card_numbers,
         }
     }
 

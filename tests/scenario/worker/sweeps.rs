@@ -167,7 +167,7 @@ async fn a_waiting_job_expires_without_a_delivery() {
 }
 
 /// What a message looks like that its lane has given up.
-async fn give_up(bench: &Bench, body: &str, lane: &str, rounds: u32) {
+pub(super) async fn give_up(bench: &Bench, body: &str, lane: &str, rounds: u32) {
     let headers = if rounds > 0 { json!({ "x-sluicegate-dead-rounds": rounds.to_string() }) } else { json!({}) };
     let properties = json!({ "message_id": "m", "headers": headers });
     bench
@@ -178,7 +178,7 @@ async fn give_up(bench: &Bench, body: &str, lane: &str, rounds: u32) {
         .await;
 }
 
-const DEAD: &str = "SELECT count(*) FROM queue_messages WHERE queue = 'payments.dead'";
+pub(super) const DEAD: &str = "SELECT count(*) FROM queue_messages WHERE queue = 'payments.dead'";
 
 #[tokio::test]
 async fn what_the_queue_gave_up_is_judged_by_the_ledger() {
@@ -224,6 +224,38 @@ async fn a_job_whose_message_is_given_up_again_and_again_goes_to_a_person() {
     assert!(job.reason.contains("gave up"), "{job:?}");
     bench.until("the letter is done with", async || bench.count(DEAD).await == 0).await;
     bench.until("the event", async || bench.events_of("job").await.len() == 1).await;
+}
+
+/// What cannot be judged yet is not asked for again and again, and does not stand before those behind it.
+#[tokio::test]
+async fn a_letter_whose_job_is_in_hand_is_looked_at_once_a_sweep() {
+    let bench = Bench::open(&[row("acme")]).await;
+    bench.script.plan("held", [Act::Hold]);
+    bench.pay("acme", "held").await;
+    bench.until_sent("acme", 1).await;
+    bench
+        .sql(
+            "CREATE TABLE looks (at TEXT); \
+             CREATE TRIGGER turns AFTER UPDATE ON upkeep_turns WHEN NEW.duty = 'sweep' \
+                 BEGIN INSERT INTO looks VALUES ('sweep'); END; \
+             CREATE TRIGGER letters AFTER UPDATE OF taken ON queue_messages \
+                 WHEN NEW.queue = 'payments.dead' AND NEW.taken <> 0 AND CAST(NEW.body AS text) LIKE '%\"held\"%' \
+                 BEGIN INSERT INTO looks VALUES ('letter'); END",
+        )
+        .await;
+    let body = |id: &str| json!({ "id": id, "amount": 1299, "currency": "EUR" }).to_string();
+    give_up(&bench, &body("held"), "payments.acme", 3).await;
+    give_up(&bench, &body("behind"), "payments.acme", 0).await;
+    sweeps(&bench, 4).await;
+    assert!(bench.count("SELECT count(*) FROM looks WHERE at = 'letter'").await >= 3);
+    // A sweep that had begun before it was counted may have looked, too.
+    assert!(bench.count("SELECT sum(at = 'letter') - sum(at = 'sweep') FROM looks").await <= 1);
+    bench.until_state("behind", "succeeded").await;
+    assert_eq!(bench.count(DEAD).await, 1);
+    bench.script.let_go();
+    bench.until_state("held", "succeeded").await;
+    bench.until("the letter is done with", async || bench.count(DEAD).await == 0).await;
+    assert!(bench.published("payments.invalid").await.is_empty());
 }
 
 /// The queue's own limit, from the first delivery to the ledger's verdict.

@@ -58,10 +58,12 @@ impl Statements {
                      provider_reference = COALESCE($6, provider_reference), updated_at = {now} \
                  WHERE id = $1 AND state = $2 AND fence = $3 RETURNING id",
             ),
-            // What was sent when stays: the provider may have begun to remember the key then.
+            // What was sent when stays: the provider may have begun to remember the key then. The reference goes: the next
+            // answer brings its own, and what it was until now may be another payment's.
             revive: dialect.sql(
                 "UPDATE jobs SET state = $4, fence = fence + 1, reason = $5, maybe_charged = $6, attempts = 0, \
-                     lookups = 0, resend = NULL, wake_at = {now}, revived_at = {now}, updated_at = {now} \
+                     lookups = 0, resend = NULL, provider_reference = NULL, wake_at = {now}, revived_at = {now}, \
+                     updated_at = {now} \
                  WHERE id = $1 AND state = $2 AND fence = $3 AND lease_until IS NULL \
                      AND (state = 'review' OR NOT maybe_charged) RETURNING id",
             ),

@@ -1,0 +1,41 @@
+//! Reading a message as a worker must: by the rules for new jobs, unless the ledger has its job already.
+//!
+//! Refuses to judge a recorded job anew: a rule may have become stricter since, and whoever may have been charged must
+//! come to an end. Refuses to believe a message that it is recorded: id and content must be the ledger's.
+
+use super::Worker;
+use crate::domain::job::InvalidReason;
+use crate::domain::provider::ProviderName;
+use crate::ledger::LedgerError;
+use crate::ledger::upkeep::Standing;
+use crate::queue::message::{DecodeError, Decoded, decode, decode_recorded};
+
+/// Whether what was refused for this may have been taken when the rules were laxer.
+fn may_have_been_taken(reason: InvalidReason) -> bool {
+    matches!(reason, InvalidReason::CardNumber | InvalidReason::Secret)
+}
+
+/// Reads one message of a lane. Asks the ledger only of those that a stricter rule refuses.
+///
+/// # Errors
+/// The ledger's; what is wrong with the message is the inner result.
+pub async fn read(
+    worker: &Worker,
+    body: &[u8],
+    lane: &ProviderName,
+) -> Result<Result<Decoded, DecodeError>, LedgerError> {
+    let judged = decode(body, lane, worker.options.card_numbers);
+    let reason = match &judged {
+        Err(DecodeError::Invalid { invalid, .. }) if may_have_been_taken(invalid.reason) => invalid.reason,
+        _ => return Ok(judged),
+    };
+    let Ok(decoded) = decode_recorded(body, lane) else { return Ok(judged) };
+    match worker.engines.upkeep.standing(&decoded.job, decoded.hash).await? {
+        Standing::Open | Standing::Settled => {
+            let rule = reason.code();
+            tracing::warn!(provider = %lane, rule, "a new job would be refused by this rule; this one was recorded before");
+            Ok(Ok(decoded))
+        }
+        Standing::NotRecorded | Standing::Conflict => Ok(judged),
+    }
+}
