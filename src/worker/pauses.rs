@@ -144,12 +144,9 @@ impl Pauses {
     pub fn observe(&self, job: &JobId, outcome: &Outcome, began: Instant, fraction: f64) {
         self.count_rejected(matches!(outcome, Outcome::Rejected { .. }));
         let since = |instant: Instant| instant.saturating_duration_since(self.origin);
-        let change = self.breaker().observe(job, Sign::of(outcome), (since(began), since(Instant::now())), fraction);
-        self.follow(change, outcome);
-    }
-
-    fn follow(&self, change: Option<Change>, outcome: &Outcome) {
-        match change {
+        // Held until it is followed, so that of two changes the later one is the one that stays.
+        let mut breaker = self.breaker();
+        match breaker.observe(job, Sign::of(outcome), (since(began), since(Instant::now())), fraction) {
             Some(Change::Opens { rest }) => {
                 let cause = format!("the provider is down: {}", failure(outcome));
                 tracing::error!(rest_ms = rest.as_millis(), cause, "the lane's circuit breaker opens");
