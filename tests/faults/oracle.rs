@@ -61,7 +61,8 @@ fn double(records: &Records) -> Vec<String> {
         .collect()
 }
 
-/// Windows with more requests than the limit allows, whichever instant of a request the provider counts at.
+/// Windows with more requests than the limit allows, whichever instant of a request the provider counts at, where slots
+/// are held until the answer.
 fn breach(records: &Records) -> Vec<String> {
     type Instant = fn(&Call) -> Option<u64>;
     let instants: [(&str, Instant); 4] = [
@@ -71,7 +72,7 @@ fn breach(records: &Records) -> Vec<String> {
         ("answer", |call| call.answered_us),
     ];
     let mut found = Vec::new();
-    for (name, record) in &records.providers {
+    for (name, record) in records.providers.iter().filter(|(_, record)| !record.by_grant) {
         for (allowed, window_us) in &record.limits {
             for (instant, of) in instants {
                 let mut sorted: Vec<u64> = record.calls.iter().filter_map(of).collect();

@@ -26,7 +26,7 @@ fn honest() -> Records {
     let calls = vec![call("p1", 0, true), call("p2", 10, false), call("p3", SECOND_US, true)];
     let mut records = Records::default();
     let limits = vec![(2, SECOND_US)];
-    records.providers.insert("acme".to_owned(), ProviderRecord { calls, limits });
+    records.providers.insert("acme".to_owned(), ProviderRecord { calls, limits, by_grant: false });
     for (id, state) in [("p1", "succeeded"), ("p2", "declined"), ("p3", "review")] {
         let (provider, currency) = ("acme".to_owned(), "EUR".to_owned());
         let message = Published {
@@ -117,7 +117,7 @@ fn doubles_are_found_at_one_provider_and_at_two() {
     assert_eq!(planted(again), only("O2", 1));
     let elsewhere = |records: &mut Records| {
         let calls = vec![calls(records)[0].clone()];
-        records.providers.insert("bolt".to_owned(), ProviderRecord { calls, limits: Vec::new() });
+        records.providers.insert("bolt".to_owned(), ProviderRecord { calls, ..ProviderRecord::default() });
     };
     assert_eq!(planted(elsewhere), BTreeMap::from([("O2", 1), ("O4", 1)]));
 }
@@ -141,6 +141,14 @@ fn breaches_are_found_at_every_instant() {
         calls(records)[2].effect_us = Some(SECOND_US - 1);
     };
     assert_eq!(planted(charged), only("O3", 1));
+    let by_grant = |records: &mut Records| {
+        calls(records)[2].received_us = Some(SECOND_US - 1);
+        let record = records.providers.get_mut("acme").unwrap();
+        record.by_grant = true;
+        let (allowed, window_us) = record.limits[0];
+        assert_eq!((record.broken_windows(allowed, window_us), record.largest_window(window_us)), (1, 3));
+    };
+    assert_eq!(planted(by_grant), BTreeMap::new(), "lanes by grant are counted, not judged");
 }
 
 #[test]

@@ -15,7 +15,11 @@ use crate::proxy::{Flow, Rules};
 pub const WORKERS: usize = 4;
 /// Response-held; deduplicates and cannot be asked · can be asked · neither.
 pub const PROVIDERS: [&str; 3] = ["alpha", "bravo", "carol"];
-/// Jobs of each among ten: the slow ones have work for most of the run, the fast one comes in bursts.
+/// All lanes: the providers, and one with `slot_release = "grant"`, which no fault is aimed at. It is reported and not held
+/// to its limit: whoever is frozen between grant and request breaks it, as the theorem says.
+pub const LANES: [&str; 4] = [PROVIDERS[0], PROVIDERS[1], PROVIDERS[2], "delta"];
+pub const GRANT_LANE: usize = 3;
+/// Jobs of each provider among ten: the slow ones have work for most of the run, the fast one comes in bursts.
 const SHARES: [usize; 3] = [4, 3, 3];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,10 +84,11 @@ pub struct Planned {
     pub fault: Fault,
 }
 
-/// Jobs that are published at one instant: `jobs` of the provider's, beginning with number `first`.
+/// Jobs that are published at one instant: `jobs` of the lane's, beginning with number `first`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wave {
     pub at: Duration,
+    /// Its number in [`LANES`].
     pub provider: usize,
     pub first: usize,
     pub jobs: usize,
@@ -92,6 +97,7 @@ pub struct Wave {
 /// How much of everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
+    /// For the three providers together.
     pub jobs: usize,
     pub worker_kills: usize,
     pub engine_kills: usize,
@@ -131,6 +137,11 @@ impl Size {
         others: 100,
         every: Duration::from_millis(1_800),
     };
+
+    /// Jobs of the grant lane, beside the others.
+    pub fn grant_jobs(&self) -> usize {
+        self.jobs / 10
+    }
 
     pub fn faults(&self) -> usize {
         self.worker_kills + self.engine_kills + self.freezes + self.cuts + self.others
@@ -281,8 +292,21 @@ fn waves(rng: &mut StdRng, size: &Size, faults: &[Planned]) -> Vec<Wave> {
             wave(whole(fault.at.saturating_sub(ahead)), at_once + (jobs - at_once) * (number + 1) / faults.len());
         }
     }
+    waves.extend(grant_waves(size, faults));
     waves.sort_by_key(|wave| wave.at);
     waves
+}
+
+/// The same number of jobs with every fault.
+fn grant_waves(size: &Size, faults: &[Planned]) -> Vec<Wave> {
+    let up_to = |number: usize| size.grant_jobs() * number / faults.len().max(1);
+    let wave = |(number, at): (usize, Duration)| {
+        let first = up_to(number);
+        Wave { at, provider: GRANT_LANE, first, jobs: up_to(number + 1) - first }
+    };
+    let instants = faults.iter().map(|fault| fault.at.saturating_sub(Duration::from_millis(500)));
+    let instants = if faults.is_empty() { vec![Duration::ZERO] } else { instants.collect() };
+    instants.into_iter().enumerate().map(wave).filter(|wave| wave.jobs > 0).collect()
 }
 
 fn whole(duration: Duration) -> Duration {

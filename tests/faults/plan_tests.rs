@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::mem::discriminant;
 
-use crate::plan::{Alarm, Engine, Fault, PROVIDERS, Peer, Size, WORKERS, plan};
+use crate::plan::{Alarm, Engine, Fault, GRANT_LANE, LANES, PROVIDERS, Peer, Size, WORKERS, plan};
 use crate::proxy::{Flow, Rules};
 
 #[test]
@@ -31,8 +31,8 @@ fn every_job_is_published_once_and_every_fault_has_its_place() {
     for (seed, size) in [(1, Size::SMALL), (2, Size::LARGE), (3, Size::SMALL.with_faults(0)), (4, Size::HUGE)] {
         let plan = plan(seed, &size);
         assert_eq!(plan.faults.len(), size.faults());
-        let mut jobs = 0;
-        for provider in 0..PROVIDERS.len() {
+        let mut jobs = [0; LANES.len()];
+        for (provider, jobs) in jobs.iter_mut().enumerate() {
             let mut next = 0;
             let mut waves: Vec<_> = plan.waves.iter().filter(|wave| wave.provider == provider).collect();
             waves.sort_by_key(|wave| wave.first);
@@ -40,9 +40,10 @@ fn every_job_is_published_once_and_every_fault_has_its_place() {
                 assert_eq!(wave.first, next, "neither a gap nor a job twice");
                 next += wave.jobs;
             }
-            jobs += next;
+            *jobs = next;
         }
-        assert_eq!(jobs, size.jobs);
+        let granted = jobs[GRANT_LANE];
+        assert_eq!((jobs.iter().sum::<usize>() - granted, granted), (size.jobs, size.grant_jobs()));
         let ordered = |instants: Vec<_>| instants.is_sorted();
         assert!(ordered(plan.faults.iter().map(|planned| planned.at).collect()));
         assert!(ordered(plan.waves.iter().map(|wave| wave.at).collect()));

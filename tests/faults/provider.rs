@@ -25,6 +25,8 @@ pub struct ProviderOptions {
     /// Requests per window.
     pub limits: Vec<(usize, Duration)>,
     pub latency: (Duration, Duration),
+    /// Its row frees slots after the grant.
+    pub by_grant: bool,
 }
 
 /// What ails it now.
@@ -119,7 +121,7 @@ impl Provider {
     pub fn record(&self) -> ProviderRecord {
         let micros = |window: Duration| u64::try_from(window.as_micros()).unwrap();
         let limits = self.options.limits.iter().map(|(requests, window)| (*requests, micros(*window)));
-        ProviderRecord { calls: self.books().calls.clone(), limits: limits.collect() }
+        ProviderRecord { calls: self.books().calls.clone(), limits: limits.collect(), by_grant: self.options.by_grant }
     }
 
     fn books(&self) -> MutexGuard<'_, Books> {

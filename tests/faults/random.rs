@@ -16,7 +16,7 @@ use serde_json::json;
 use crate::coverage::{Coverage, sample_births};
 use crate::inject::{Standstill, Timeline, happen};
 use crate::oracle::{ORACLES, Violation, judge};
-use crate::plan::{PROVIDERS, Plan, Size, WORKERS, Wave, plan};
+use crate::plan::{GRANT_LANE, LANES, PROVIDERS, Plan, Size, WORKERS, Wave, plan};
 use crate::provider::ProviderOptions;
 use crate::records::{Call, Published, Records};
 use crate::stand::{DATABASE, Stand, StandOptions};
@@ -48,6 +48,7 @@ fn rows() -> String {
     row(PROVIDERS[0], true, 200, 1_000, "")
         + &row(PROVIDERS[1], false, 50, 2_000, bravo)
         + &row(PROVIDERS[2], false, 30, 1_000, "")
+        + &row(LANES[GRANT_LANE], true, 40, 1_000, "slot_release = \"grant\"\n")
 }
 
 fn stand() -> Stand {
@@ -58,8 +59,10 @@ fn stand() -> Stand {
         (PROVIDERS[0], true, false, limit(200, 1_000)),
         (PROVIDERS[1], false, true, limit(50, 2_000)),
         (PROVIDERS[2], false, false, limit(30, 1_000)),
+        (LANES[GRANT_LANE], true, false, limit(40, 1_000)),
     ] {
-        stand.add_provider(name, ProviderOptions { deduplicates, can_be_asked, limits, latency });
+        let by_grant = name == LANES[GRANT_LANE];
+        stand.add_provider(name, ProviderOptions { deduplicates, can_be_asked, limits, latency, by_grant });
     }
     stand.apply(&rows());
     for _ in 0..WORKERS {
@@ -70,7 +73,7 @@ fn stand() -> Stand {
 
 /// The job with this number at this provider: id, what it is, and its message.
 fn job(provider: usize, number: usize) -> (String, Published, String) {
-    let name = PROVIDERS[provider];
+    let name = LANES[provider];
     let id = format!("{name}-{number}");
     let (amount, currency) =
         (100 + i64::try_from(number).unwrap(), if number.is_multiple_of(5) { "USD" } else { "EUR" });
@@ -95,7 +98,7 @@ fn publish(stand: &Stand, wave: &Wave, published: &Messages) {
     let mut bodies: Vec<String> = jobs.iter().map(|(_, _, body)| body.clone()).collect();
     // Some twice: the same id may be published at any time.
     bodies.extend(bodies.clone().into_iter().step_by(40));
-    stand.runtime.block_on(stand.client.publish(PROVIDERS[wave.provider], &bodies));
+    stand.runtime.block_on(stand.client.publish(LANES[wave.provider], &bodies));
     all(true);
 }
 
@@ -187,7 +190,11 @@ fn summary(records: &Records, violations: &[Violation], coverage: &Coverage) -> 
         let _ = writeln!(text, "{name}: {calls} requests, {charged} charges; ledger {states:?}");
         for (allowed, window_us) in &record.limits {
             let largest = record.largest_window(*window_us);
-            let _ = writeln!(text, "  at most {largest} of {allowed} in {} ms", window_us / 1_000);
+            let _ = write!(text, "  at most {largest} of {allowed} in {} ms", window_us / 1_000);
+            let _ = match (record.by_grant, record.broken_windows(*allowed, *window_us)) {
+                (true, broken) => writeln!(text, "; by grant, reported alone: {broken} windows of {calls} broken"),
+                (false, _) => writeln!(text),
+            };
         }
     }
     for (oracle, _) in ORACLES {

@@ -36,9 +36,18 @@ pub struct ProviderRecord {
     pub calls: Vec<Call>,
     /// Requests, and the window in microseconds.
     pub limits: Vec<(usize, u64)>,
+    /// Slots are free again after the grant, not after the answer: its windows are reported, not judged.
+    pub by_grant: bool,
 }
 
 impl ProviderRecord {
+    /// Windows with more requests received than the limit allows.
+    pub fn broken_windows(&self, allowed: usize, window_us: u64) -> usize {
+        let mut received: Vec<u64> = self.calls.iter().filter_map(|call| call.received_us).collect();
+        received.sort_unstable();
+        received.windows(allowed + 1).filter(|w| w[allowed] - w[0] < window_us).count()
+    }
+
     /// Most requests received within less than the window.
     pub fn largest_window(&self, window_us: u64) -> usize {
         let mut received: Vec<u64> = self.calls.iter().filter_map(|call| call.received_us).collect();

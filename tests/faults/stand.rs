@@ -303,11 +303,11 @@ impl Stand {
         &self.providers[name].provider
     }
 
-    /// Everything that every process of every worker has written.
-    pub fn logs(&self) -> Vec<(PathBuf, String)> {
-        let of = |worker: usize| (1..=self.slot(worker).starts).map(move |start| self.log(worker, start));
+    /// Everything that every process of every worker has written, one at a time: together they may be gigabytes.
+    pub fn logs(&self) -> impl Iterator<Item = (PathBuf, String)> {
+        let of = move |worker: usize| (1..=self.slot(worker).starts).map(move |start| self.log(worker, start));
         let logs = (0..self.workers.len()).flat_map(of);
-        logs.map(|path| (path.clone(), std::fs::read_to_string(path).unwrap_or_default())).collect()
+        logs.map(|path| (path.clone(), std::fs::read_to_string(path).unwrap_or_default()))
     }
 
     fn log(&self, worker: usize, start: usize) -> PathBuf {
