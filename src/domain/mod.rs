@@ -7,6 +7,7 @@
 pub mod backoff;
 pub mod breaker;
 pub mod clock_comparison;
+pub mod clock_witness;
 pub mod decision;
 pub mod disposition;
 pub mod job;

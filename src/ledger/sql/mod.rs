@@ -13,6 +13,7 @@ use super::{
     AttemptEnd, Authority, Begun, Claim, Hold, JobState, Ledger, LedgerError, LookupEnd, OutcomeEvent, RecentUses,
     RejectedMessage, StateCount, Written,
 };
+use crate::domain::clock_witness::Word;
 use crate::domain::job::{ContentHash, Job};
 use crate::domain::provider::ProviderName;
 use crate::provider::FrozenRequest;
@@ -132,6 +133,10 @@ impl Ledger for SqlLedger {
         to: &str,
     ) -> Result<Authority, LedgerError> {
         self.authority.take(&*self.engine, quota, from, to).await
+    }
+
+    async fn note_clock(&self, quota: &ProviderName, term: i64, word: &Word) -> Result<(), LedgerError> {
+        self.authority.note_clock(&*self.engine, quota, term, word).await
     }
 
     async fn state_counts(&self) -> Result<Vec<StateCount>, LedgerError> {

@@ -22,6 +22,7 @@ mod permit;
 mod settle;
 mod standing;
 mod task;
+mod trust;
 mod warm;
 
 pub use permit::{InFlight, Late, Permit};
