@@ -111,11 +111,14 @@ impl ClockComparison {
         self.known.is_some()
     }
 
-    /// What the store's clock reads at `at` of ours: no less and no more than this, in nanoseconds.
+    /// What the store's clock reads at `at` of ours: no less and no more than this, in nanoseconds. No less even by the
+    /// clock as it went at any time in the last `over`, so that a step that may be hidden from us is hidden from nobody who
+    /// goes by our word.
     #[must_use]
-    pub fn reading(&self, at: Duration) -> Option<(i128, i128)> {
+    pub fn reading(&self, at: Duration, over: Duration) -> Option<(i128, i128)> {
         let known = self.known?.aged_to(at);
-        Some((known.least + ns(at), known.most + ns(at)))
+        let least = self.floor_since(at.saturating_sub(over)).map_or(known.least, |floor| floor.least.min(known.least));
+        Some((least + ns(at), known.most + ns(at)))
     }
 
     /// Takes somebody's word that no step forward longer than this was made before the first exchange.
@@ -138,9 +141,13 @@ impl ClockComparison {
     /// settled already: the padded window, and where leases run out, with the longest hold.
     #[must_use]
     pub fn not_before(&self, arrived: Duration, due: Micros, over: Duration) -> Duration {
-        let since = arrived.saturating_sub(over);
-        let first = self.floors.partition_point(|floor| floor.until < since);
-        self.floors.get(first).map_or(Duration::ZERO, |floor| duration(nanos(due) - floor.least))
+        let floor = self.floor_since(arrived.saturating_sub(over));
+        floor.map_or(Duration::ZERO, |floor| duration(nanos(due) - floor.least))
+    }
+
+    /// The lowest bound since then.
+    fn floor_since(&self, since: Duration) -> Option<&Floor> {
+        self.floors.get(self.floors.partition_point(|floor| floor.until < since))
     }
 
     /// Only the lowest bound since any instant is ever asked for, so those that a later one undercuts are dropped.

@@ -108,7 +108,8 @@ impl GateTask {
     /// is begun anew. Once it is trusted, our own word is kept for others.
     fn seek_trust(&mut self, outgoing: &Outgoing, reply: &Reply, arrived: Instant) {
         let since_origin = arrived.saturating_duration_since(self.origin);
-        let Some((least_ns, most_ns)) = self.clock.reading(since_origin) else { return };
+        let over = Duration::from_micros(outgoing.spec.longest_us()) + outgoing.spec.hold_max;
+        let Some((least_ns, most_ns)) = self.clock.reading(since_origin, over) else { return };
         let (quota, read) = (&outgoing.spec.quota, StoreReading { at: arrived, least_ns, most_ns });
         let limiter = &self.parts.limiter;
         match self.trust.seek(reply.born, arrived, || limiter.witness(quota, &read)) {
