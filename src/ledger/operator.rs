@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use serde::{Serialize, Serializer};
 
+use super::surroundings::Surroundings;
 use super::{LedgerError, StateCount};
 use crate::domain::job::{ContentHash, Job, JobId};
 use crate::domain::provider::ProviderName;
@@ -244,6 +245,9 @@ pub struct Recalled {
 pub trait Operator: Send + Sync {
     /// `None`: the ledger has no such job.
     async fn show(&self, id: &JobId) -> Result<Option<JobStory>, LedgerError>;
+
+    /// What stands around a job, whether the ledger has it or not. `sharing`: the providers of its quota.
+    async fn surroundings(&self, id: &JobId, sharing: &[ProviderName]) -> Result<Surroundings, LedgerError>;
 
     /// Jobs by id, beginning behind `after`; at most `at_most`, and never more than [`LIST_MAX`].
     async fn list(&self, filter: &Filter, after: Option<&JobId>, at_most: u32) -> Result<Vec<JobLine>, LedgerError>;
