@@ -9,6 +9,7 @@ pub mod breaker;
 pub mod clock_comparison;
 pub mod decision;
 pub mod disposition;
+pub mod explain;
 pub mod job;
 pub mod leaky_bucket;
 pub mod limit;

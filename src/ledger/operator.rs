@@ -4,12 +4,14 @@
 //! publishes its message. Every verdict is compared with the job's state and fence, and audited; nothing here returns a
 //! payload or the body of a request, only their size and digest.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use jiff::Timestamp;
 use serde::{Serialize, Serializer};
 
 use super::surroundings::Surroundings;
-use super::{LedgerError, StateCount};
+use super::{LedgerError, RecentUses, StateCount};
 use crate::domain::job::{ContentHash, Job, JobId};
 use crate::domain::provider::ProviderName;
 
@@ -248,6 +250,9 @@ pub trait Operator: Send + Sync {
 
     /// What stands around a job, whether the ledger has it or not. `sharing`: the providers of its quota.
     async fn surroundings(&self, id: &JobId, sharing: &[ProviderName]) -> Result<Surroundings, LedgerError>;
+
+    /// As [`super::Ledger::recent_uses`].
+    async fn recent_uses(&self, quota: &ProviderName, within: Duration) -> Result<RecentUses, LedgerError>;
 
     /// Jobs by id, beginning behind `after`; at most `at_most`, and never more than [`LIST_MAX`].
     async fn list(&self, filter: &Filter, after: Option<&JobId>, at_most: u32) -> Result<Vec<JobLine>, LedgerError>;

@@ -4,16 +4,17 @@
 //! verdict is passed on.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 
 use super::engine::Engine;
-use super::reports;
+use super::{recent, reports};
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::ledger::operator::{By, Filter, JobLine, JobStory, Operator, Recalled, Refusal, Verdict};
 use crate::ledger::surroundings::Surroundings;
-use crate::ledger::{LedgerError, StateCount};
+use crate::ledger::{LedgerError, RecentUses, StateCount};
 
 mod list;
 mod recall;
@@ -30,6 +31,7 @@ pub struct SqlOperator {
     recall: recall::Statements,
     verdict: verdict::Statements,
     reports: reports::Statements,
+    recent: recent::Statements,
 }
 
 impl SqlOperator {
@@ -43,6 +45,7 @@ impl SqlOperator {
             recall: recall::Statements::new(dialect),
             verdict: verdict::Statements::new(dialect),
             reports: reports::Statements::new(dialect),
+            recent: recent::Statements::new(dialect),
         }
     }
 }
@@ -55,6 +58,10 @@ impl Operator for SqlOperator {
 
     async fn surroundings(&self, id: &JobId, sharing: &[ProviderName]) -> Result<Surroundings, LedgerError> {
         self.surroundings.of(&*self.engine, id, sharing).await
+    }
+
+    async fn recent_uses(&self, quota: &ProviderName, within: Duration) -> Result<RecentUses, LedgerError> {
+        self.recent.uses(&*self.engine, quota, within).await
     }
 
     async fn list(&self, filter: &Filter, after: Option<&JobId>, at_most: u32) -> Result<Vec<JobLine>, LedgerError> {
