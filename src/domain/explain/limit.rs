@@ -10,7 +10,7 @@ use super::turn::{self, Ahead};
 use super::{StandsAt, Verdict, words};
 use crate::domain::decision::CallKind;
 use crate::domain::limit::{AppliesTo, Scope};
-use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
+use crate::domain::quota_spec::{LimitSpec, PACING, QuotaSpec};
 use crate::domain::time::format_duration;
 
 /// How the reason of a job begins that a limit has parked; the limit's name follows.
@@ -153,13 +153,18 @@ pub(super) fn limit(facts: &Facts, job: &JobFacts, kind: CallKind, outlook: &Out
     let named = outlook.by.as_deref().filter(|_| waits);
     match named.and_then(|name| spec.limits.iter().find(|limit| limit.name == name)) {
         Some(refusing) => stands("limit", facts, job, refusing, (outlook.turn_in, Some(outlook.before), outlook.exact)),
-        None if named.is_some() => {
-            let (mut at, mut words) = (StandsAt { gate: "limit", ..StandsAt::default() }, String::new());
-            words.push_str(&format!("waits for the even pacing of {}", job.provider));
-            at.before_it = Some(outlook.before);
-            at.turn_in = outlook.turn_in;
-            at.exact = outlook.exact;
-            words.push_str(&turn_words(facts, at.turn_in, at.before_it, at.exact));
+        None if named == Some(PACING) => {
+            let turn = turn_words(facts, outlook.turn_in, Some(outlook.before), outlook.exact);
+            let words = format!("waits for the even pacing of {}{turn}", job.provider);
+            let (turn_in, before_it) = (outlook.turn_in, Some(outlook.before));
+            let at = StandsAt { gate: "limit", turn_in, before_it, exact: outlook.exact, ..StandsAt::default() };
+            Verdict::Stands(Box::new(at), words)
+        }
+        // Parked by a limit that its row no longer has: its time comes all the same.
+        None if named.is_some() && is_parked(facts, job) => {
+            let until = words::when(job.wake_at, facts.now);
+            let words = format!("parked until {until} by a limit that is no longer there");
+            let at = StandsAt { gate: "limit", turn_in: outlook.turn_in, ..StandsAt::default() };
             Verdict::Stands(Box::new(at), words)
         }
         None => Verdict::passed("every limit has room for it and for those before it"),

@@ -75,6 +75,7 @@ pub fn turn(spec: &QuotaSpec, now: Micros, past: &Past, ahead: &Ahead) -> Option
         return None;
     }
     let mut forecast = Forecast::new(spec, now, past);
+    let own_us = let_out_at(ahead).map(|at| now.0.saturating_add(at));
     let grain_us = (spec.longest_us() / u64::from(GRAINS)).clamp(1_000, 1_000_000);
     let (mut served, mut by, mut half) = (0_u64, None, (now.0, 0_u64));
     while forecast.calls < CALLS_MAX {
@@ -98,7 +99,7 @@ pub fn turn(spec: &QuotaSpec, now: Micros, past: &Past, ahead: &Ahead) -> Option
         if forecast.calls == CALLS_MAX / 2 {
             half = (forecast.now_us, served);
         }
-        forecast.go_on(refused_us, grain_us);
+        forecast.go_on(refused_us, grain_us, own_us);
     }
     // Far behind: at the rate at which those before it were served lately.
     let (since_us, served_since) = (forecast.now_us - half.0, served - half.1);
@@ -123,6 +124,12 @@ fn before(mut left: u64) -> Vec<Want> {
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not negative, and saturates")]
 fn let_out(jobs_per_second: Option<f64>, since: Duration) -> u64 {
     jobs_per_second.map_or(u64::MAX, |rate| 1 + (rate * since.as_secs_f64()) as u64)
+}
+
+/// When the steady outflow lets it out, in microseconds from now.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "saturates")]
+fn let_out_at(ahead: &Ahead) -> Option<u64> {
+    ahead.jobs_per_second.map(|rate| (ahead.cost_before as f64 * 1e6 / rate).ceil() as u64)
 }
 
 /// How long the reply says that those who were refused must wait, and whether exactly; notes which limit refuses.
@@ -192,7 +199,7 @@ impl<'a> Forecast<'a> {
     }
 
     /// To the instant at which asking again is worth it.
-    fn go_on(&mut self, refused: Option<(u64, bool)>, grain_us: u64) {
+    fn go_on(&mut self, refused: Option<(u64, bool)>, grain_us: u64, own_us: Option<u64>) {
         let answer_us = self.answers.front().map(|(at_us, ..)| (*at_us).max(self.now_us + 1_000));
         let next_us = match refused {
             Some((wait_us, true)) => self.now_us + wait_us.max(1),
@@ -201,7 +208,10 @@ impl<'a> Forecast<'a> {
                 let at_latest_us = self.now_us + wait_us.max(1_000);
                 answer_us.map_or(at_latest_us, |answer_us| answer_us.min(at_latest_us))
             }
-            None => self.now_us + grain_us,
+            None => {
+                let next_us = self.now_us + grain_us;
+                own_us.filter(|own_us| *own_us > self.now_us).map_or(next_us, |own_us| own_us.min(next_us))
+            }
         };
         self.now_us = next_us;
     }
