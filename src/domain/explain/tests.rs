@@ -387,7 +387,7 @@ fn an_unknown_outcome_says_what_is_done_next() {
     let asked = with(|row| {
         row.idempotency_retention = None;
         row.lookup = Some(crate::domain::lookup::Lookup {
-            url: crate::domain::lookup::LookupUrl::parse("https://pay.example/x/${key}").unwrap(),
+            url: crate::domain::lookup::LookupUrl::parse("https://pay.example/x/${job:id}").unwrap(),
             method: crate::domain::lookup::LookupMethod::Get,
             state: "/state".to_owned(),
             accepted: vec!["ok".to_owned()],
