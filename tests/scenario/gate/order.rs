@@ -113,6 +113,8 @@ async fn a_job_in_line_is_told_how_many_go_before_it() {
         waiting.push(wait(id, priority, cost));
         sleep(Duration::from_millis(1)).await;
     }
+    // The urgent one has been asked for, too.
+    sleep(Duration::from_millis(20)).await;
     let place = async |id: &str| gate.place_of(Token::new(id).unwrap()).await;
     for (id, before, cost_before) in [("urgent", 0, 0), ("first", 1, 2), ("second", 2, 3), ("third", 3, 6)] {
         let told = place(id).await.unwrap();
