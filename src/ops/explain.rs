@@ -327,3 +327,28 @@ fn written(id: &JobId, facts: &Facts, explanation: Explanation, from: &str) -> E
         }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::start;
+    use super::*;
+
+    #[tokio::test]
+    async fn a_job_is_explained_to_whoever_may_ask() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let (address, _progress, stop) = start(Some("let-me-in")).await;
+        let ask = async |id: &str, token: &str| {
+            let url = format!("{address}/api/v1/jobs/{id}/explain");
+            let answer = reqwest::Client::new().get(url).bearer_auth(token).send().await.unwrap();
+            (answer.status().as_u16(), answer.text().await.unwrap())
+        };
+        assert_eq!(ask("nobody", "let-me-out").await.0, 401);
+        let (status, body) = ask("a%20b", "let-me-in").await;
+        assert!(status == 400 && body.contains("must be 1 to 64 characters"), "{status} {body}");
+        let (status, body) = ask("nobody", "let-me-in").await;
+        let told: Explained = serde_json::from_str(&body).unwrap();
+        assert_eq!((status, told.state.as_str(), told.explained_from.as_str()), (200, "unrecorded", "process"));
+        assert_eq!((told.id.as_str(), told.stands_at), ("nobody", None));
+        stop.cancel();
+    }
+}
