@@ -12,7 +12,7 @@ on_every_database!(
 );
 
 async fn those_before_a_job_are_due_earlier_or_more_urgent(kind: Kind) {
-    let fixture = Fixture::open(kind).await;
+    let fixture = Fixture::migrated(kind).await;
     let ledger = fixture.ledger();
     let put = async |job: Job, wait: Duration| {
         let hold = fixture.take(&job).await.hold;
@@ -49,7 +49,7 @@ async fn those_before_a_job_are_due_earlier_or_more_urgent(kind: Kind) {
 }
 
 async fn a_requests_past_is_told(kind: Kind) {
-    let fixture = Fixture::open(kind).await;
+    let fixture = Fixture::migrated(kind).await;
     let none = fixture.operator().surroundings(&id("unknown"), &[name("stripe")]).await.unwrap();
     assert_eq!((none.hold, none.unknown_since, none.lookups, none.resend), (None, None, 0, Resend::Never));
     fixture.bring("unknown").await;
@@ -60,7 +60,7 @@ async fn a_requests_past_is_told(kind: Kind) {
 }
 
 async fn what_never_became_a_job_is_found_by_its_id(kind: Kind) {
-    let fixture = Fixture::open(kind).await;
+    let fixture = Fixture::migrated(kind).await;
     for (job_id, reason) in
         [(Some("odd"), "bad_amount"), (Some("other"), "bad_field"), (None, "malformed"), (Some("odd"), "conflict")]
     {
