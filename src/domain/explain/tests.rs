@@ -144,6 +144,7 @@ fn a_limit_is_told_with_its_use_its_turn_and_those_before() {
 
 /// Change of the plain case, the gate that it must stand at, and what its sentence must hold.
 #[test]
+#[allow(clippy::too_many_lines, reason = "one table")]
 fn every_state_and_gate_has_its_words() {
     let other = |at: &str| Some(at.to_owned());
     let second = Duration::from_secs(1);
