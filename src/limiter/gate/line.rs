@@ -229,7 +229,10 @@ impl Line {
     /// Where a job stands, and what it waits for: something of its own, its kind's standing, or everybody's.
     pub fn place_of(&self, job: &JobId, standing: Option<&Standing>, kinds: &Kinds) -> Option<LinePlace> {
         let (place, waiter) = self.waiters.iter().find(|(_, waiter)| waiter.job.as_ref() == Some(job))?;
-        let goes_first = |elder: &&Waiter| elder.aside.is_none() || elder.holds(&waiter.of);
+        let goes_first = |elder: &&Waiter| {
+            let has_gone = elder.reply.is_closed();
+            !has_gone && (elder.aside.is_none() || elder.holds(&waiter.of))
+        };
         let (mut before, mut cost_before) = (0, 0);
         for elder in self.waiters.range(..place).map(|(_, elder)| elder).filter(goes_first) {
             before += 1;
