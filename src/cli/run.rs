@@ -30,6 +30,7 @@ pub async fn run(config: &Config, engines: &dyn Engines, console: &mut Console) 
             CommandError::Configuration(format!("ops.listen: {address}: {error}; choose another address, or `none`"))
         })?),
     };
+    let operator = engines.operator(config).await?;
     let (engines, _lock) = engines.worker(config).await?;
     let (progress, progress_rx) = watch::channel(Progress::default());
     if let Some(listener) = listener {
@@ -38,6 +39,8 @@ pub async fn run(config: &Config, engines: &dyn Engines, console: &mut Console) 
             progress: progress_rx,
             limiter: engines.limiter.clone(),
             upkeep: engines.upkeep.clone(),
+            operator,
+            queue: engines.queue.clone(),
             token: config.ops.token.clone(),
         };
         let server_stop = stop.clone();

@@ -10,6 +10,7 @@ pub mod clock_comparison;
 pub mod clock_witness;
 pub mod decision;
 pub mod disposition;
+pub mod explain;
 pub mod job;
 pub mod leaky_bucket;
 pub mod limit;

@@ -21,6 +21,7 @@ pub mod operator;
 pub mod provider_row;
 pub mod settings;
 pub mod sql;
+pub mod surroundings;
 pub mod upkeep;
 
 #[derive(Debug, thiserror::Error)]

@@ -4,11 +4,14 @@
 //! publishes its message. Every verdict is compared with the job's state and fence, and audited; nothing here returns a
 //! payload or the body of a request, only their size and digest.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use jiff::Timestamp;
 use serde::{Serialize, Serializer};
 
-use super::{LedgerError, StateCount};
+use super::surroundings::Surroundings;
+use super::{LedgerError, RecentUses, StateCount};
 use crate::domain::job::{ContentHash, Job, JobId};
 use crate::domain::provider::ProviderName;
 
@@ -244,6 +247,12 @@ pub struct Recalled {
 pub trait Operator: Send + Sync {
     /// `None`: the ledger has no such job.
     async fn show(&self, id: &JobId) -> Result<Option<JobStory>, LedgerError>;
+
+    /// What stands around a job, whether the ledger has it or not. `sharing`: the providers of its quota.
+    async fn surroundings(&self, id: &JobId, sharing: &[ProviderName]) -> Result<Surroundings, LedgerError>;
+
+    /// As [`super::Ledger::recent_uses`].
+    async fn recent_uses(&self, quota: &ProviderName, within: Duration) -> Result<RecentUses, LedgerError>;
 
     /// Jobs by id, beginning behind `after`; at most `at_most`, and never more than [`LIST_MAX`].
     async fn list(&self, filter: &Filter, after: Option<&JobId>, at_most: u32) -> Result<Vec<JobLine>, LedgerError>;

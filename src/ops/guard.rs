@@ -139,7 +139,14 @@ mod tests {
     async fn nothing_can_be_changed_and_other_sites_could_not() {
         let (address, _progress, stop) = start(None).await;
         let json = ("content-type", "application/json");
-        for path in ["/livez", "/readyz", "/api/v1/lanes", "/api/v1/conservation", "/api/v1/limits/stripe"] {
+        for path in [
+            "/livez",
+            "/readyz",
+            "/api/v1/lanes",
+            "/api/v1/conservation",
+            "/api/v1/limits/stripe",
+            "/api/v1/jobs/a/explain",
+        ] {
             let url = format!("{address}{path}");
             for method in [Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
                 assert_eq!(asked(method.clone(), &url, &[json]).await, 405, "{method} {path}");

@@ -22,12 +22,15 @@ use self::connections::BoundedListener;
 pub use self::conservation::Conserved;
 pub use self::peek::{LimitUsed, PeekError, peek};
 use crate::domain::provider::ProviderName;
+use crate::ledger::operator::Operator;
 use crate::ledger::upkeep::Upkeep;
 use crate::limiter::Limiter;
+use crate::queue::Queue;
 use crate::worker::deployment::Progress;
 
 mod connections;
 mod conservation;
+pub mod explain;
 mod guard;
 mod lanes;
 mod peek;
@@ -38,6 +41,8 @@ pub struct OpsState {
     pub progress: watch::Receiver<Progress>,
     pub limiter: Arc<dyn Limiter>,
     pub upkeep: Arc<dyn Upkeep>,
+    pub operator: Arc<dyn Operator>,
+    pub queue: Arc<dyn Queue>,
     pub token: Option<SecretString>,
 }
 
@@ -54,6 +59,7 @@ fn router(state: OpsState) -> Router {
         .route("/api/v1/lanes", get(lanes))
         .route("/api/v1/limits/{provider}", get(limits))
         .route("/api/v1/conservation", get(conservation::show))
+        .route("/api/v1/jobs/{id}/explain", get(explain::show))
         .route_layer(from_fn_with_state(state.clone(), guard::authorised));
     Router::new()
         .route("/livez", get(|| async { "alive\n" }))
@@ -117,6 +123,7 @@ mod tests {
     use super::*;
     use crate::ledger::database::Database;
     use crate::limiter::embedded::EmbeddedLimiter;
+    use crate::queue::embedded::EmbeddedQueue;
 
     pub(super) async fn start(token: Option<&str>) -> (String, watch::Sender<Progress>, CancellationToken) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -128,6 +135,8 @@ mod tests {
             progress,
             limiter: Arc::new(EmbeddedLimiter::new()),
             upkeep: database.upkeep(),
+            operator: database.operator(),
+            queue: Arc::new(EmbeddedQueue::new(database.sqlite_pool().unwrap())),
             token: token.map(SecretString::from),
         };
         let stop = CancellationToken::new();

@@ -22,6 +22,7 @@ use super::settings_watch::{self, Known};
 use super::{Engines, Worker, WorkerOptions, outbox, sweeper, topology};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
+use crate::limiter::gate::Gate;
 
 /// Longest time after the drain for settling permits and publishing events, even when the drain took all of its own.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(3);
@@ -35,6 +36,9 @@ pub struct Progress {
     pub known: Arc<Known>,
     /// The lanes that run, by their provider.
     pub lanes: Arc<BTreeMap<ProviderName, Arc<Pauses>>>,
+    /// The gates where the jobs of these lanes wait.
+    pub gates: Arc<BTreeMap<ProviderName, Gate>>,
+    pub in_hand: Arc<InHand>,
 }
 
 /// What the drain left.
@@ -145,7 +149,12 @@ async fn lanes(
             }
         }
         let lanes = running.iter().map(|(name, lane)| (name.clone(), Arc::clone(&lane.parts.pauses))).collect();
-        progress.send_modify(|progress| progress.lanes = Arc::new(lanes));
+        let gates = running.iter().map(|(name, lane)| (name.clone(), lane.parts.gate.clone())).collect();
+        progress.send_modify(|progress| {
+            progress.lanes = Arc::new(lanes);
+            progress.gates = Arc::new(gates);
+            progress.in_hand = Arc::clone(&worker.in_hand);
+        });
         tokio::select! {
             () = worker.stop.cancelled() => {}
             changed = known.changed() => if changed.is_err() { worker.stop.cancelled().await },

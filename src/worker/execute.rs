@@ -18,11 +18,10 @@ use super::pauses::Turn;
 use crate::domain::decision::CallKind;
 use crate::domain::disposition::finding::after_finding;
 use crate::domain::disposition::{
-    AskPolicy, History, MISCONFIGURED_PAUSE, Next, Pause, RetryPolicy, Step, after_outcome, ask_or_review,
-    before_request,
+    History, MISCONFIGURED_PAUSE, Next, Pause, Step, after_outcome, ask_or_review, before_request,
 };
 use crate::domain::job::Job;
-use crate::domain::lookup::{Finding, WhenNotFound};
+use crate::domain::lookup::Finding;
 use crate::domain::outcome::{FinalState, Outcome, UnknownCause, Way};
 use crate::domain::provider::Provider;
 use crate::faults::{self, Point};
@@ -106,7 +105,7 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand) -> End {
 fn step(job: &JobInHand, provider: &Provider) -> Step {
     let since_claim = job.claimed_at.elapsed();
     let expired = job.claimed.expires_in.is_some_and(|left| left <= since_claim);
-    before_request(&history(job), &retry_policy(provider), expired)
+    before_request(&history(job), &provider.retry_policy(), expired)
 }
 
 /// The request to make, or what becomes of the job without one.
@@ -125,7 +124,7 @@ fn next_call(settings: &LaneSettings, job: &JobInHand) -> Result<Result<Call, Ne
                 return Ok(Err(Next::Settle { state: FinalState::Review, reason, reference: None }));
             }
             let reason = format!("the outcome is unknown and {difference}");
-            let next = ask_or_review(&history(job), &retry_policy(&settings.provider), &reason);
+            let next = ask_or_review(&history(job), &settings.provider.retry_policy(), &reason);
             Ok(next.map_or_else(|| question(settings, job), Err))
         }
     }
@@ -240,7 +239,7 @@ async fn finish_charge(
     if matches!(answer.outcome, Outcome::Unknown { .. } | Outcome::InProgress) {
         history.first_sent_age.get_or_insert_default();
     }
-    let disposition = after_outcome(&answer.outcome, &history, &retry_policy(&settings.provider), rand::random());
+    let disposition = after_outcome(&answer.outcome, &history, &settings.provider.retry_policy(), rand::random());
     hold_others_back(lane, disposition.pause);
     let end = AttemptEnd {
         number,
@@ -262,7 +261,7 @@ async fn finish_lookup(
     if let Finding::Misconfigured { status } = answer.outcome {
         tracing::error!(provider = %lane.name, job = %job.job.id, status, "a look-up was refused: check the credentials in headers");
     }
-    let judged = after_finding(&answer.outcome, &history(job), &retry_policy(&settings.provider), rand::random());
+    let judged = after_finding(&answer.outcome, &history(job), &settings.provider.retry_policy(), rand::random());
     hold_others_back(lane, judged.pause);
     let end = LookupEnd {
         number,
@@ -302,18 +301,5 @@ fn history(job: &JobInHand) -> History {
         first_sent_age: claimed.frozen.as_ref().map(|(_, age)| *age + since_claim),
         unknown_age: claimed.unknown_age.map(|age| age + since_claim),
         probe: false,
-    }
-}
-
-fn retry_policy(provider: &Provider) -> RetryPolicy {
-    RetryPolicy {
-        max_attempts: provider.max_attempts,
-        max_age: provider.max_age,
-        backoff: provider.backoff,
-        idempotency_retention: provider.idempotency_retention,
-        lookup: provider.lookup.as_ref().map(|lookup| AskPolicy {
-            give_up_after: lookup.give_up_after,
-            resend_if_not_found: lookup.not_found == WhenNotFound::Resend,
-        }),
     }
 }

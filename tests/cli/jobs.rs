@@ -23,14 +23,14 @@ use crate::fakes::{Page, Ran};
 
 const LEASE: Duration = Duration::from_secs(60);
 
-struct Desk {
+pub struct Desk {
     dir: tempfile::TempDir,
     database: Database,
 }
 
 impl Desk {
     /// Two providers, no payments.
-    async fn open() -> Self {
+    pub async fn open() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let database = Database::open(&format!("sqlite://{}/ledger.db", dir.path().display()), 1).unwrap();
         database.migrate().await.unwrap();
@@ -46,13 +46,13 @@ impl Desk {
         desk
     }
 
-    async fn sql(&self, sql: &str) {
+    pub async fn sql(&self, sql: &str) {
         let pool = self.database.sqlite_pool().unwrap();
         sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&pool).await.unwrap();
     }
 
     /// A payment, with one attempt, in this state; `waiting` without any.
-    async fn payment(&self, id: &str, provider: &str, state: &str) -> Job {
+    pub async fn payment(&self, id: &str, provider: &str, state: &str) -> Job {
         let job = Job {
             id: Token::new(id).unwrap(),
             provider: ProviderName::new(provider).unwrap(),
@@ -93,7 +93,7 @@ impl Desk {
         job
     }
 
-    async fn run(&self, line: &[&str]) -> Ran {
+    pub async fn run(&self, line: &[&str]) -> Ran {
         let database = format!("database.url=sqlite://{}/ledger.db", self.dir.path().display());
         let cli = Cli::try_parse_from(["sluicegate", "--set", &database].iter().chain(line)).unwrap();
         let config = config::load(None, [], &cli.set).unwrap();
@@ -108,7 +108,7 @@ impl Desk {
         Ran { result, out, err }
     }
 
-    async fn state(&self, id: &str) -> String {
+    pub async fn state(&self, id: &str) -> String {
         let sql = AssertSqlSafe(format!("SELECT state FROM jobs WHERE id = '{id}'"));
         sqlx::query_scalar(sql).fetch_one(&self.database.sqlite_pool().unwrap()).await.unwrap()
     }
@@ -128,7 +128,7 @@ impl Desk {
     }
 }
 
-fn exit(ran: &Ran) -> Exit {
+pub fn exit(ran: &Ran) -> Exit {
     ran.result.as_ref().map_or_else(sluicegate::cli::CommandError::exit, |exit| *exit)
 }
 

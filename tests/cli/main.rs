@@ -8,6 +8,7 @@ mod bad_lines;
 mod bench;
 mod check;
 mod enqueue;
+mod explain;
 mod fakes;
 mod faultless;
 mod jobs;

@@ -7,6 +7,7 @@ mod support;
 mod architecture;
 mod bad_input;
 mod commands;
+mod explain;
 mod faults;
 mod limiter;
 mod lua;

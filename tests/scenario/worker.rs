@@ -8,6 +8,7 @@ mod bad_rows;
 mod bench;
 mod breaker;
 mod drain;
+mod explain;
 mod faults;
 mod lanes;
 mod late_answers;

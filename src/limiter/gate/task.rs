@@ -146,6 +146,10 @@ impl GateTask {
     fn take(&mut self, message: Message) {
         match message {
             Message::Want(waiter) => self.join(waiter),
+            Message::Where { job, reply } => {
+                // Whoever asked and has gone away needs no answer.
+                let _ = reply.send(self.line.place_of(&job, self.standing.as_ref(), &self.kinds));
+            }
             Message::Settled(settled) => {
                 self.settled.push(settled);
                 self.settle_at.get_or_insert_with(|| Instant::now() + SETTLE_AFTER);

@@ -31,7 +31,7 @@ pub(super) async fn permit(lane: &LaneParts, provider: &Provider, job: &JobInHan
     let mut sending = lane.pauses.watch_sending();
     let mut settings = lane.settings.clone();
     settings.mark_unchanged();
-    let asked = lane.gate.permit(Ask {
+    let ask = Ask {
         // A job's cost is what its charge uses.
         cost: if kind == CallKind::Charge { u32::from(job.job.cost) } else { 1 },
         kind,
@@ -39,7 +39,8 @@ pub(super) async fn permit(lane: &LaneParts, provider: &Provider, job: &JobInHan
         account: job.job.account.as_ref().map(|account| account.as_str().to_owned()),
         reference: job.job.reference.clone(),
         wait_until,
-    });
+    };
+    let asked = lane.gate.permit_for(Some(job.job.id.clone()), ask);
     tokio::pin!(asked);
     loop {
         sending.mark_unchanged();

@@ -9,6 +9,7 @@ use super::*;
 
 mod audit;
 mod races;
+mod surroundings;
 
 on_every_database!(
     one_charge_pays_one_payment,

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use sluicegate::domain::provider::ProviderName;
 use sluicegate::ledger::LedgerError;
 use sluicegate::ledger::database::Database;
+use sluicegate::ledger::operator::Operator;
 use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
 use sluicegate::ledger::settings::Settings;
 use sluicegate::ledger::upkeep::Upkeep;
@@ -178,6 +179,14 @@ impl Bench {
     /// What `run` does with messages that a process before it had taken.
     pub async fn recover(&self) {
         self.queue.recover().await.unwrap();
+    }
+
+    pub fn operator(&self) -> Arc<dyn Operator> {
+        self.database.operator()
+    }
+
+    pub fn queue(&self) -> Arc<dyn Queue> {
+        self.queue.clone()
     }
 
     pub fn upkeep(&self) -> Arc<dyn Upkeep> {

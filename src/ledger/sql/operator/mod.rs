@@ -4,18 +4,22 @@
 //! verdict is passed on.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 
 use super::engine::Engine;
-use super::reports;
+use super::{recent, reports};
 use crate::domain::job::JobId;
+use crate::domain::provider::ProviderName;
 use crate::ledger::operator::{By, Filter, JobLine, JobStory, Operator, Recalled, Refusal, Verdict};
-use crate::ledger::{LedgerError, StateCount};
+use crate::ledger::surroundings::Surroundings;
+use crate::ledger::{LedgerError, RecentUses, StateCount};
 
 mod list;
 mod recall;
 mod story;
+mod surroundings;
 mod verdict;
 
 /// The operators' face over any engine.
@@ -23,9 +27,11 @@ pub struct SqlOperator {
     engine: Arc<dyn Engine>,
     list: list::Statements,
     story: story::Statements,
+    surroundings: surroundings::Statements,
     recall: recall::Statements,
     verdict: verdict::Statements,
     reports: reports::Statements,
+    recent: recent::Statements,
 }
 
 impl SqlOperator {
@@ -35,9 +41,11 @@ impl SqlOperator {
             engine,
             list: list::Statements::new(dialect),
             story: story::Statements::new(dialect),
+            surroundings: surroundings::Statements::new(dialect),
             recall: recall::Statements::new(dialect),
             verdict: verdict::Statements::new(dialect),
             reports: reports::Statements::new(dialect),
+            recent: recent::Statements::new(dialect),
         }
     }
 }
@@ -46,6 +54,14 @@ impl SqlOperator {
 impl Operator for SqlOperator {
     async fn show(&self, id: &JobId) -> Result<Option<JobStory>, LedgerError> {
         self.story.of(&*self.engine, id).await
+    }
+
+    async fn surroundings(&self, id: &JobId, sharing: &[ProviderName]) -> Result<Surroundings, LedgerError> {
+        self.surroundings.of(&*self.engine, id, sharing).await
+    }
+
+    async fn recent_uses(&self, quota: &ProviderName, within: Duration) -> Result<RecentUses, LedgerError> {
+        self.recent.uses(&*self.engine, quota, within).await
     }
 
     async fn list(&self, filter: &Filter, after: Option<&JobId>, at_most: u32) -> Result<Vec<JobLine>, LedgerError> {
