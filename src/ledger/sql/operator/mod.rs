@@ -10,9 +10,11 @@ use async_trait::async_trait;
 use super::engine::Engine;
 use super::reports;
 use crate::domain::job::JobId;
-use crate::ledger::operator::{By, Filter, JobLine, JobStory, Operator, Recalled, Refusal, Verdict};
+use crate::domain::provider::ProviderName;
+use crate::ledger::operator::{At, By, Filter, JobLine, JobStory, Operator, PastArrival, Recalled, Refusal, Verdict};
 use crate::ledger::{LedgerError, StateCount};
 
+mod history;
 mod list;
 mod recall;
 mod story;
@@ -21,6 +23,7 @@ mod verdict;
 /// The operators' face over any engine.
 pub struct SqlOperator {
     engine: Arc<dyn Engine>,
+    history: history::Statements,
     list: list::Statements,
     story: story::Statements,
     recall: recall::Statements,
@@ -33,6 +36,7 @@ impl SqlOperator {
         let dialect = engine.dialect();
         Self {
             engine,
+            history: history::Statements::new(dialect),
             list: list::Statements::new(dialect),
             story: story::Statements::new(dialect),
             recall: recall::Statements::new(dialect),
@@ -50,6 +54,16 @@ impl Operator for SqlOperator {
 
     async fn list(&self, filter: &Filter, after: Option<&JobId>, at_most: u32) -> Result<Vec<JobLine>, LedgerError> {
         self.list.page(&*self.engine, filter, after, at_most).await
+    }
+
+    async fn arrivals(
+        &self,
+        provider: &ProviderName,
+        from: At,
+        to: At,
+        at_most: usize,
+    ) -> Result<Vec<PastArrival>, LedgerError> {
+        self.history.of(&*self.engine, provider, (from, to), at_most).await
     }
 
     async fn counts(&self) -> Result<Vec<StateCount>, LedgerError> {
