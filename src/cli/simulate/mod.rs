@@ -109,6 +109,7 @@ pub async fn run(
     } else {
         print::table(&columns, start, console)?;
         let jobs: usize = columns.len() * come.arrivals.jobs().len();
+        console.flush()?;
         console.message(&format!("{jobs} jobs simulated in {:.1} s", began.elapsed().as_secs_f64()))?;
     }
     Ok(if columns.iter().all(|column| column.figures.holds()) { Exit::Fine } else { Exit::Failed })

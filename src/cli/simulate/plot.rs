@@ -38,7 +38,7 @@ fn draw(columns: &[Column], start: Timestamp) -> Result<String, Box<dyn std::err
         root.fill(&WHITE)?;
         let provider = columns.first().map_or("", |column| column.model.provider.name.as_str());
         let title = format!("{provider}: simulated from {}", start.strftime("%Y-%m-%d %H:%M:%S UTC"));
-        let root = root.titled(&title, ("sans-serif", 22))?;
+        let root = root.margin(10, 0, 0, 0).titled(&title, ("sans-serif", 20))?;
         let (upper, lower) = root.split_vertically(360);
         let last_s = columns.iter().flat_map(|column| column.figures.series.points.last()).map(|point| point.at_s);
         let (unit, per_unit_s) = unit(last_s.fold(0.0, f64::max));
@@ -56,7 +56,7 @@ fn draw(columns: &[Column], start: Timestamp) -> Result<String, Box<dyn std::err
             let line = column.figures.series.points.iter().map(|point| (x(point), point.waiting as f64));
             (format!("{}: {ends}", column.name), line.collect::<Line>(), None)
         });
-        chart(&upper, (&format!("time since the start ({unit})"), "waiting (jobs)"), waiting.collect())?;
+        chart(&upper, (&format!("time since the start ({unit})"), "not settled yet (jobs)"), waiting.collect())?;
         let rates = columns.iter().map(|column| {
             let limit = column.model.provider.tightest_rate();
             let named = limit.map_or_else(String::new, |limit| format!(", limit {limit} (dashed)"));
@@ -90,6 +90,11 @@ fn smooth(column: &Column) -> Line {
     series.points.windows(steps).filter_map(|points| Some((points.last()?.at_s, mean(points)))).collect()
 }
 
+/// Whole numbers without decimals.
+fn label(value: &f64) -> String {
+    if value.fract().abs() < 1e-9 { format!("{value:.0}") } else { format!("{value:.1}") }
+}
+
 /// Lines with their names, some with a level to compare with.
 fn chart(
     area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
@@ -114,16 +119,20 @@ fn chart(
         .y_desc(y_desc)
         .label_style(("sans-serif", 14))
         .axis_desc_style(("sans-serif", 15))
-        .y_label_formatter(&|y| if *y >= 10.0 { format!("{y:.0}") } else { format!("{y:.1}") })
+        .x_label_formatter(&label)
+        .y_label_formatter(&label)
         .draw()?;
-    for (index, (name, line, level)) in lines.into_iter().enumerate() {
-        let colour = COLOURS[index % COLOURS.len()];
+    let count = u32::try_from(lines.len()).unwrap_or(6);
+    for (index, (name, line, level)) in (0_u32..).zip(lines) {
+        let colour = COLOURS[index as usize % COLOURS.len()];
+        // Where lines are the same, each shows beside the next.
+        let width = 2 + 2 * (count - 1 - index).min(3);
         if let Some(level) = level {
             let ends = [(0.0, level), (x_max, level)];
             chart.draw_series(DashedLineSeries::new(ends, 7, 5, colour.stroke_width(1)))?;
         }
         chart
-            .draw_series(LineSeries::new(line, colour.stroke_width(2)))?
+            .draw_series(LineSeries::new(line, colour.stroke_width(width)))?
             .label(name)
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 22, y)], colour.stroke_width(3)));
     }
