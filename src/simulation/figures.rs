@@ -74,9 +74,11 @@ impl Figures {
 
 pub(super) fn of(model: &Model, arrivals: &Arrivals, record: &Record) -> Figures {
     let count = |end: End| record.jobs.iter().filter(|job| job.end.is_some_and(|(_, it)| it == end)).count() as u64;
-    let waits = record.jobs.iter().zip(arrivals.jobs()).filter_map(|(job, arrival)| {
-        Some(job.first_start_us?.saturating_sub(model.start_us + arrival.at_us))
-    });
+    let waits = record
+        .jobs
+        .iter()
+        .zip(arrivals.jobs())
+        .filter_map(|(job, arrival)| Some(job.first_start_us?.saturating_sub(model.start_us + arrival.at_us)));
     let last_us = record.jobs.iter().filter_map(|job| job.end).map(|(at_us, _)| at_us).max();
     let unfinished = record.jobs.iter().filter(|job| job.end.is_none()).count() as u64;
     let mut arrivals_us: Vec<u64> = Vec::with_capacity(record.uses.len());
@@ -132,9 +134,11 @@ fn utilisation(model: &Model, arrivals_us: &[u64], hold: Duration) -> (f64, f64)
         };
         f64::from(limit.max_requests) / (limit.window + beyond).as_secs_f64()
     };
-    let all = model.spec.limits.iter().filter(|limit| {
-        limit.scope == Scope::Provider && !limit.shadow && limit.applies_to != AppliesTo::Lookup
-    });
+    let all = model
+        .spec
+        .limits
+        .iter()
+        .filter(|limit| limit.scope == Scope::Provider && !limit.shadow && limit.applies_to != AppliesTo::Lookup);
     let Some(tightest) = all.min_by(|a, b| possible(a).total_cmp(&possible(b))) else { return (0.0, 0.0) };
     let Ok(rate) = Rate::new(tightest.max_requests, tightest.window) else { return (0.0, 0.0) };
     let per_second = steady_rate(arrivals_us, rate);

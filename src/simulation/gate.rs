@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use super::event::JobIndex;
 use crate::domain::decision::{
-    BATCH_MAX, Call, CallKind, Fate, PERMITS_MAX, PassedOver, Rebuild, Refusal, Reply, Settlement, SlotInstant, Subject,
-    Want,
+    BATCH_MAX, Call, CallKind, Fate, PERMITS_MAX, PassedOver, Rebuild, Refusal, Reply, Settlement, SlotInstant,
+    Subject, Want,
 };
 use crate::domain::limit::Scope;
+use crate::domain::provider::BOOKING_HORIZON;
 use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::{Micros, micros_up};
 use crate::limiter::gate::{ASK_AHEAD, ASK_PAUSE, SETTLE_AFTER};
@@ -56,7 +57,11 @@ pub(super) struct Granted {
 #[derive(Debug)]
 pub(super) enum Verdict {
     Granted(JobIndex, Granted),
-    Refused { job: JobIndex, wait_us: u64, of_its_own: bool },
+    Refused {
+        job: JobIndex,
+        wait_us: u64,
+        of_its_own: bool,
+    },
     /// No window can ever admit its cost.
     TooCostly(JobIndex),
 }
@@ -108,6 +113,10 @@ pub(super) struct Gate {
     ask_at_us: u64,
     replied_at_us: u64,
     outgoing: Option<Outgoing>,
+    /// Since when the limiter has been known to have no memory.
+    cold_since_us: Option<u64>,
+    /// What the ledger knows of a past that there was not.
+    rebuild: Option<Rebuild>,
     /// For when its next wake-up is on the agenda.
     pub woken_at_us: Option<u64>,
 }
@@ -128,6 +137,8 @@ impl Gate {
             ask_at_us: now_us,
             replied_at_us: now_us,
             outgoing: None,
+            cold_since_us: None,
+            rebuild: None,
             woken_at_us: None,
         }
     }
@@ -137,7 +148,14 @@ impl Gate {
         self.settle_at_us.get_or_insert(now_us + micros_up(SETTLE_AFTER));
     }
 
-    pub fn join(&mut self, now_us: u64, wish: Wish, of: Option<&OfAccount>, cost_max: u32, verdicts: &mut Vec<Verdict>) {
+    pub fn join(
+        &mut self,
+        now_us: u64,
+        wish: Wish,
+        of: Option<&OfAccount>,
+        cost_max: u32,
+        verdicts: &mut Vec<Verdict>,
+    ) {
         let cost_max = of.map_or(cost_max, |of| of.cost_max);
         // A quota that is closed for now is waited for.
         if cost_max > 0 && u32::from(wish.cost) > cost_max {
@@ -188,7 +206,7 @@ impl Gate {
             wants,
             settlements: settlements(&settled, now_us, of_account),
             pause: None,
-            rebuild: None,
+            rebuild: self.rebuild.take(),
             distrust: None,
             run_id: "simulated".to_owned(),
         };
@@ -229,7 +247,9 @@ impl Gate {
                 self.pass_over(now_us, spec, passed, places, verdicts);
             }
         }
-        if let Some(refused) = reply.refused {
+        if let Some(refused) = reply.refused.filter(|refused| refused.by == Refusal::Cold) {
+            self.stand_cold(now_us, spec, refused.wait_us, reply.born);
+        } else if let Some(refused) = reply.refused {
             let limited = matches!(refused.by, Refusal::Limit { .. });
             let first = self.ready.first().copied().filter(|_| limited);
             self.stand(now_us, refused.wait_us, refused.exact, first);
@@ -243,6 +263,16 @@ impl Gate {
         let ahead = if exact { ASK_AHEAD } else { Duration::ZERO };
         self.ask_at_us = until_us.saturating_sub(micros_up(ahead)).max(now_us + micros_up(ASK_PAUSE));
         self.standing = Some(Standing { until_us, first });
+    }
+
+    /// Until no permit of a lost state can be in hands any more; then the ledger is asked.
+    fn stand_cold(&mut self, now_us: u64, spec: &QuotaSpec, wait_us: u64, born: Micros) {
+        let since_us = *self.cold_since_us.get_or_insert(now_us);
+        let asked_us = since_us + micros_up(BOOKING_HORIZON + spec.send_budget);
+        if now_us >= asked_us {
+            self.rebuild = Some(unused(born));
+        }
+        self.stand(now_us, wait_us.min(asked_us.saturating_sub(now_us)), false, None);
     }
 
     fn pass_over(
@@ -282,8 +312,9 @@ impl Gate {
     }
 
     fn elder_aside(&self, place: Place, account: Option<u32>) -> Option<u64> {
-        let elder =
-            |(_, other): &&(u64, Place)| *other < place && self.line.get(other).is_some_and(|it| it.wish.account == account);
+        let elder = |(_, other): &&(u64, Place)| {
+            *other < place && self.line.get(other).is_some_and(|it| it.wish.account == account)
+        };
         account.and_then(|_| self.aside.iter().rev().find(elder)).map(|(until_us, _)| *until_us)
     }
 
@@ -301,7 +332,9 @@ impl Gate {
     fn refuse_impatient(&mut self, now_us: u64, verdicts: &mut Vec<Verdict>) {
         self.standing.take_if(|standing| standing.until_us <= now_us);
         let Some(Standing { until_us, .. }) = self.standing else { return };
-        while let Some((_, place)) = self.by_patience.first().copied().filter(|(patience_us, _)| *patience_us < until_us) {
+        while let Some((_, place)) =
+            self.by_patience.first().copied().filter(|(patience_us, _)| *patience_us < until_us)
+        {
             let Some(waiter) = self.leave(place) else { break };
             verdicts.push(refused(waiter.wish.job, until_us - now_us, false));
         }
@@ -338,10 +371,14 @@ pub(super) fn warming(now_us: u64) -> Call {
         wants: Vec::new(),
         settlements: Vec::new(),
         pause: None,
-        rebuild: Some(Rebuild { born: Micros(now_us), ended: Vec::new(), open: 0 }),
+        rebuild: Some(unused(Micros(now_us))),
         distrust: None,
         run_id: "simulated".to_owned(),
     }
+}
+
+fn unused(born: Micros) -> Rebuild {
+    Rebuild { born, ended: Vec::new(), open: 0 }
 }
 
 fn refused(job: JobIndex, wait_us: u64, of_its_own: bool) -> Verdict {

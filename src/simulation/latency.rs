@@ -75,8 +75,7 @@ impl FromStr for Latency {
             return Ok(Self::Uniform { least_us, most_us });
         }
         let Some(rest) = text.strip_prefix("p50=") else { return micros(text).map(Self::Constant) };
-        let (median, high) =
-            rest.split_once(",p95=").ok_or_else(|| format!("`{text}`: write p50=80ms,p95=300ms"))?;
+        let (median, high) = rest.split_once(",p95=").ok_or_else(|| format!("`{text}`: write p50=80ms,p95=300ms"))?;
         let (median_us, high_us) = (micros(median)?, micros(high)?);
         if median_us == 0 || high_us < median_us {
             return Err(format!("`{text}`: p50 must be above 0 and p95 not below it"));
@@ -94,7 +93,11 @@ fn micros(text: &str) -> Result<u64, String> {
     }
 }
 
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped; an hour is longer than any timeout")]
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "clamped; an hour is longer than any timeout"
+)]
 fn rounded(us: f64) -> u64 {
     us.round().clamp(0.0, 3.6e9) as u64
 }

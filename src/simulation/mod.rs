@@ -51,6 +51,8 @@ pub struct Model {
     pub commit: Duration,
     /// Share of requests that are answered 500, 0 to 1.
     pub faults: f64,
+    /// The limiter begins without memory, as in a process that has just started, and must ask the ledger first.
+    pub cold: bool,
 }
 
 impl Model {

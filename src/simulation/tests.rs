@@ -38,6 +38,7 @@ fn model(row: &ProviderRow) -> Model {
         round_trip: Duration::ZERO,
         commit: Duration::ZERO,
         faults: 0.0,
+        cold: false,
     }
 }
 
@@ -82,6 +83,14 @@ fn a_slot_is_held_until_the_answer() {
 }
 
 #[test]
+fn a_cold_limiter_grants_nothing_until_no_older_permit_can_be_in_hands() {
+    let cold = Model { cold: true, ..model(&row(vec![limit("all", 1, 1_000)])) };
+    let starts = starts_ms(&run(&cold, &Arrivals::burst(2)));
+    // 250 ms of booking and 500 ms of send budget; then the ledger knows of nothing.
+    assert!(near(&starts, &[750, 750 + SECOND_MS], 10), "{starts:?}");
+}
+
+#[test]
 fn the_tighter_of_two_limits_decides_in_its_time() {
     let mut both = row(vec![limit("minute", 3, 60_000), limit("second", 2, 1_000)]);
     both.leak_per_second = Some(1_000.0);
@@ -115,10 +124,8 @@ fn even_pacing_leaves_the_same_gap_everywhere() {
 
 #[test]
 fn one_account_at_its_limit_holds_nobody_else() {
-    let mut rows = row(vec![
-        limit("all", 100, 1_000),
-        LimitRow { scope: "account".to_owned(), ..limit("each", 1, 60_000) },
-    ]);
+    let mut rows =
+        row(vec![limit("all", 100, 1_000), LimitRow { scope: "account".to_owned(), ..limit("each", 1, 60_000) }]);
     rows.accounts = vec![
         AccountRow { account: "free".to_owned(), rule: "exempt".to_owned(), ..AccountRow::default() },
         AccountRow { account: "shut".to_owned(), rule: "blocked".to_owned(), ..AccountRow::default() },
@@ -165,7 +172,8 @@ fn a_closed_limit_never_ends_and_says_so() {
 
 #[test]
 fn faults_are_sent_again_under_the_same_limit() {
-    let faulty = Model { faults: 0.3, latency: "20ms..80ms".parse().unwrap(), ..model(&row(vec![limit("all", 50, 1_000)])) };
+    let faulty =
+        Model { faults: 0.3, latency: "20ms..80ms".parse().unwrap(), ..model(&row(vec![limit("all", 50, 1_000)])) };
     let figures = run(&faulty, &Arrivals::burst(500));
     assert_eq!((figures.succeeded + figures.review, figures.unfinished), (500, 0));
     assert!(figures.succeeded >= 498 && figures.requests > 600, "{} {}", figures.succeeded, figures.requests);
@@ -200,7 +208,7 @@ proptest! {
         transit_ms in (0..20_u64, 0..200_u64),
         (round_trip_ms, commit_ms) in (0..40_u64, 0..40_u64),
         faults in prop_oneof![Just(0.0), 0.0..0.4_f64],
-        (requeue, even, seed) in (any::<bool>(), any::<bool>(), any::<u64>()),
+        (requeue, even, cold, seed) in (any::<bool>(), any::<bool>(), any::<bool>(), any::<u64>()),
         arrivals in prop::collection::vec((0..20_000_u64, 1..4_u16, 0..10_u8, 0..3_u32), 1..120),
     ) {
         let mut limits: Vec<LimitRow> =
@@ -220,6 +228,7 @@ proptest! {
             round_trip: Duration::from_millis(round_trip_ms),
             commit: Duration::from_millis(commit_ms),
             faults,
+            cold,
             ..model(&any)
         };
         let mut come = Arrivals::default();

@@ -59,7 +59,8 @@ fn variants_stand_side_by_side_and_say_when_the_backlog_clears() {
     assert!(of("clears at").contains("12:00:2") && of("clears at").contains("UTC"), "{out}");
     let svg = std::fs::read_to_string(desk.0.path().join("p.svg")).unwrap();
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
-    for text in ["not settled yet (jobs)", "rate at the provider (requests/s)", "at 50/s: clears at 12:00:", "seconds"] {
+    for text in ["not settled yet (jobs)", "rate at the provider (requests/s)", "at 50/s: clears at 12:00:", "seconds"]
+    {
         assert!(svg.contains(text), "{text}");
     }
 }

@@ -132,7 +132,7 @@ fn bans_see_code_and_no_more() {
         ("src/tests.rs", "fn f() { x.unwrap() }", panics, 0),
         ("src/a.rs", "fn f() { SystemTime::now(); }\nfn g() { tokio::time::Instant::now(); }", clocks, 2),
         ("src/cli/simulate/mod.rs", "says when a backlog clears if it is there now"),
-    ("src/cli/check/mod.rs", "fn f() { Instant::now(); }", clocks, 0),
+        ("src/cli/check/mod.rs", "fn f() { Instant::now(); }", clocks, 0),
         ("src/worker/a.rs", "use tokio::time::{Instant, sleep};\nfn f() { Instant::now(); }", clocks, 0),
         ("src/worker/a.rs", "use tokio::time::Instant;\nfn f() { SystemTime::now(); }", clocks, 1),
         ("src/domain/a.rs", "use tokio::time::Instant;\nfn f() { Instant::now(); }", clocks, 1),

@@ -54,7 +54,9 @@ pub(super) struct Come {
 /// `50/s` is `50/1s`.
 fn rate(text: &str) -> Result<Rate, String> {
     match text.split_once('/') {
-        Some((count, unit)) if unit.starts_with(|c: char| c.is_ascii_alphabetic()) => format!("{count}/1{unit}").parse(),
+        Some((count, unit)) if unit.starts_with(|c: char| c.is_ascii_alphabetic()) => {
+            format!("{count}/1{unit}").parse()
+        }
         _ => text.parse(),
     }
 }
@@ -200,8 +202,7 @@ mod tests {
     fn a_trace_begins_at_its_earliest_job() {
         let arrivals = trace("at_ms,account,cost,priority,expires_at_ms\n2000,acme,3,9,2500\n1000,,,,\n").unwrap();
         assert_eq!(arrivals.accounts(), ["acme"]);
-        let urgent =
-            Arrival { at_us: 1_000_000, account: Some(0), cost: 3, priority: 9, expires_us: Some(1_500_000) };
+        let urgent = Arrival { at_us: 1_000_000, account: Some(0), cost: 3, priority: 9, expires_us: Some(1_500_000) };
         assert_eq!(arrivals.jobs(), [Arrival::at(0), urgent]);
     }
 

@@ -28,6 +28,7 @@ pub(super) struct Setup {
     round_trip: Duration,
     commit: Duration,
     faults: f64,
+    cold: bool,
 }
 
 /// The name and the changes of `NAME: KEY=VALUE …`; without a name, the changes are the name.
@@ -52,6 +53,7 @@ impl Setup {
             round_trip: Duration::ZERO,
             commit: Duration::ZERO,
             faults: 0.0,
+            cold: args.cold,
         };
         let named = [
             ("latency", &args.latency),
@@ -150,11 +152,13 @@ impl Setup {
         }
         let provider = mine.ok_or_else(|| "there is no row".to_owned())?;
         if provider.paused || !provider.enabled {
-            let what = if provider.paused { "paused: add --with paused=false" } else { "disabled: add --with enabled=true" };
+            let what =
+                if provider.paused { "paused: add --with paused=false" } else { "disabled: add --with enabled=true" };
             return Err(format!("{} is {what}", provider.name));
         }
-        let spec = quota_spec(&known, &provider.quota)
-            .ok_or_else(|| format!("a row of quota {} cannot be meant, so that its limits are unknown", provider.quota))?;
+        let spec = quota_spec(&known, &provider.quota).ok_or_else(|| {
+            format!("a row of quota {} cannot be meant, so that its limits are unknown", provider.quota)
+        })?;
         let start_us = u64::try_from(start.as_microsecond()).map_err(|_| "the start lies before 1970".to_owned())?;
         Ok(Model {
             spec,
@@ -166,6 +170,7 @@ impl Setup {
             round_trip: self.round_trip,
             commit: self.commit,
             faults: self.faults,
+            cold: self.cold,
         })
     }
 }
@@ -192,7 +197,10 @@ mod tests {
     #[test]
     fn a_variant_has_a_name_or_is_its_own() {
         let of = |text| variant(text).unwrap();
-        assert_eq!(of("at 50/s: limit=50/1s processes=2"), ("at 50/s".into(), vec!["limit=50/1s".into(), "processes=2".into()]));
+        assert_eq!(
+            of("at 50/s: limit=50/1s processes=2"),
+            ("at 50/s".into(), vec!["limit=50/1s".into(), "processes=2".into()])
+        );
         assert_eq!(of("limit=50/1s"), ("limit=50/1s".into(), vec!["limit=50/1s".into()]));
         assert!(variant("slow: ").is_err());
     }

@@ -57,6 +57,9 @@ pub struct Args {
     /// Share of requests that the provider answers with 500, 0 to 1.
     #[arg(long, default_value = "0")]
     faults: String,
+    /// The limiter begins without memory, as the embedded one of a process that has just started.
+    #[arg(long)]
+    cold: bool,
     /// When the first instant of the arrivals is (RFC 3339); default: now, or the begin of the history.
     #[arg(long, value_name = "TIME")]
     start: Option<Timestamp>,
@@ -136,9 +139,8 @@ fn columns(
             let said = |problem| CommandError::Configuration(format!("variant `{name}`: {change}: {problem}"));
             setup.change(change).map_err(said)?;
         }
-        let model = setup.model(start, engines).map_err(|problem| {
-            CommandError::Configuration(format!("{name}: {problem}"))
-        })?;
+        let model =
+            setup.model(start, engines).map_err(|problem| CommandError::Configuration(format!("{name}: {problem}")))?;
         // Every column meets the same draws as far as it makes the same requests.
         let figures = simulate(&model, arrivals, &mut StdRng::seed_from_u64(args.seed));
         columns.push(Column { name, changes, model, figures });

@@ -63,7 +63,11 @@ fn draw(columns: &[Column], start: Timestamp) -> Result<String, Box<dyn std::err
             let line = smooth(column).into_iter().map(|(at_s, rate)| (at_s / per_unit_s, rate));
             (format!("{}{named}", column.name), line.collect::<Line>(), limit.map(|limit| limit.per_second()))
         });
-        chart(&lower, (&format!("time since the start ({unit})"), "rate at the provider (requests/s)"), rates.collect())?;
+        chart(
+            &lower,
+            (&format!("time since the start ({unit})"), "rate at the provider (requests/s)"),
+            rates.collect(),
+        )?;
         root.present()?;
     }
     Ok(text)

@@ -129,10 +129,7 @@ mod tests {
     #[test]
     fn times_and_counts_read_like_a_person_writes_them() {
         let shown = [0, 999, 1_250, 59_990, 60_000, 3_599_000, 3_600_000, 90_000_000].map(time);
-        assert_eq!(
-            shown,
-            ["0 ms", "999 ms", "1.2 s", "59.9 s", "1 min 00 s", "59 min 59 s", "1 h 00 min", "1 d 01 h"]
-        );
+        assert_eq!(shown, ["0 ms", "999 ms", "1.2 s", "59.9 s", "1 min 00 s", "59 min 59 s", "1 h 00 min", "1 d 01 h"]);
         assert_eq!([0, 999, 1_000, 1_234_567].map(thousands), ["0", "999", "1,000", "1,234,567"]);
         let at = |text: &str| text.parse::<Timestamp>().unwrap();
         let start = at("2026-11-30T23:00:00Z");

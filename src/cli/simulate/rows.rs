@@ -3,9 +3,9 @@
 //! Refuses to guess which provider is meant when there are several.
 
 use super::Args;
+use crate::cli::CommandError;
 use crate::cli::connect::Engines;
 use crate::cli::provider::unknown;
-use crate::cli::CommandError;
 use crate::config::Config;
 use crate::ledger::provider_row::ProviderRow;
 

@@ -130,7 +130,9 @@ impl<'a> World<'a> {
         });
         let process = |index| Process::new(&model.provider, u64::from(index) + 1, model.start_us);
         let mut quota = Quota::default();
-        quota.call(Micros(model.start_us), &model.spec, &gate::warming(model.start_us));
+        if !model.cold {
+            quota.call(Micros(model.start_us), &model.spec, &gate::warming(model.start_us));
+        }
         Self {
             policy: model.retry_policy(),
             quota,

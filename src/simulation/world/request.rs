@@ -42,7 +42,11 @@ impl World<'_> {
         let took_us = there_us + model.latency.draw(self.rng) + model.transit.draw(self.rng);
         let failed = self.rng.random::<f64>() < model.faults;
         let timeout_us = micros_up(model.provider.timeout);
-        self.record.uses.push(Use { at_us: now_us + there_us.min(timeout_us), cost: arrival.cost, account: arrival.account });
+        self.record.uses.push(Use {
+            at_us: now_us + there_us.min(timeout_us),
+            cost: arrival.cost,
+            account: arrival.account,
+        });
         let answer = if took_us > timeout_us {
             self.record.timeouts += 1;
             Answer::None

@@ -40,7 +40,9 @@ impl Statements {
                 found.push(arrival(row)?);
             }
             match rows.last() {
-                Some(last) if rows.len() >= usize::try_from(LIST_MAX).unwrap_or(usize::MAX) => after = last.text("id")?,
+                Some(last) if rows.len() >= usize::try_from(LIST_MAX).unwrap_or(usize::MAX) => {
+                    after = last.text("id")?
+                }
                 _ => break,
             }
         }
