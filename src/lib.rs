@@ -13,6 +13,7 @@ pub mod limiter;
 pub mod ops;
 pub mod provider;
 pub mod queue;
+pub mod simulation;
 pub mod telemetry;
 pub mod tls;
 pub mod worker;

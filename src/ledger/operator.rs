@@ -243,6 +243,16 @@ pub struct Recalled {
     pub fence: i64,
 }
 
+/// A job as it came, for rehearsals.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PastArrival {
+    pub created_at: At,
+    pub expires_at: Option<At>,
+    pub account: Option<String>,
+    pub cost: u32,
+    pub priority: u32,
+}
+
 #[async_trait]
 pub trait Operator: Send + Sync {
     /// `None`: the ledger has no such job.
@@ -256,6 +266,15 @@ pub trait Operator: Send + Sync {
 
     /// Jobs by id, beginning behind `after`; at most `at_most`, and never more than [`LIST_MAX`].
     async fn list(&self, filter: &Filter, after: Option<&JobId>, at_most: u32) -> Result<Vec<JobLine>, LedgerError>;
+
+    /// Jobs of a provider that the ledger first saw from `from` until before `to`, in any order; at most `at_most` of them.
+    async fn arrivals(
+        &self,
+        provider: &ProviderName,
+        from: At,
+        to: At,
+        at_most: usize,
+    ) -> Result<Vec<PastArrival>, LedgerError>;
 
     /// Jobs per provider and state.
     async fn counts(&self) -> Result<Vec<StateCount>, LedgerError>;

@@ -37,9 +37,9 @@ mod record;
 const HELD_WAIT: Duration = Duration::from_secs(5);
 
 /// How long a job is parked for which the bucket had no place in time.
-const BUCKET_WAIT: Duration = Duration::from_secs(5);
+pub const BUCKET_WAIT: Duration = Duration::from_secs(5);
 /// How long a lane takes nothing after a permit came too late to be used: what is slow must catch up first.
-const LATE_REST: Duration = Duration::from_secs(1);
+pub const LATE_REST: Duration = Duration::from_secs(1);
 
 /// A job that this process holds.
 pub struct JobInHand {

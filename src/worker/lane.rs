@@ -25,7 +25,7 @@ const PLACES_MIN: u32 = 4;
 /// Share of `max_wait` that a full lane's jobs may have to wait, if this process were alone: others hold jobs too.
 const WAIT_SHARE: f64 = 0.2;
 /// Taking begins this long before a pause ends, so that the first job is ready when it does.
-const TAKE_AHEAD: Duration = Duration::from_millis(50);
+pub const TAKE_AHEAD: Duration = Duration::from_millis(50);
 const REOPEN: BackoffPolicy = BackoffPolicy { base: Duration::from_millis(100), max: Duration::from_secs(5) };
 
 /// A provider row and the client made from it.

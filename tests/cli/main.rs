@@ -14,3 +14,4 @@ mod faultless;
 mod jobs;
 mod process;
 mod providers;
+mod simulate;

@@ -17,6 +17,7 @@ mod lookups_over_http;
 mod messages;
 mod outcomes;
 mod pauses;
+mod rehearsed;
 mod script;
 mod stricter;
 mod sweeps;

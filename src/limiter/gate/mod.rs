@@ -27,6 +27,8 @@ mod trust;
 mod warm;
 
 pub use permit::{InFlight, Late, Permit};
+pub use standing::{ASK_AHEAD, ASK_PAUSE};
+pub use task::SETTLE_AFTER;
 
 /// Longest time by which a pause is prolonged to spread those who waited.
 const PAUSE_SPREAD_MAX: Duration = Duration::from_secs(1);

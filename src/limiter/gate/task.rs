@@ -27,7 +27,7 @@ mod reply;
 /// Longest time between two exchanges with the store: the comparison of the clocks wears off.
 const IDLE_MAX: Duration = Duration::from_secs(30);
 /// How long settlements wait for company.
-const SETTLE_AFTER: Duration = Duration::from_millis(10);
+pub const SETTLE_AFTER: Duration = Duration::from_millis(10);
 /// Most calls that a gate makes before it leaves: ten thousand settlements.
 const LAST_CALLS_MAX: u32 = 10;
 const RETRY_FIRST: Duration = Duration::from_millis(50);

@@ -8,6 +8,7 @@ use sluicegate::ledger::{AttemptEnd, Begun, JobState, Written};
 use super::*;
 
 mod audit;
+mod history;
 mod races;
 mod surroundings;
 

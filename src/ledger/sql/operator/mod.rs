@@ -12,10 +12,11 @@ use super::engine::Engine;
 use super::{recent, reports};
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
-use crate::ledger::operator::{By, Filter, JobLine, JobStory, Operator, Recalled, Refusal, Verdict};
+use crate::ledger::operator::{At, By, Filter, JobLine, JobStory, Operator, PastArrival, Recalled, Refusal, Verdict};
 use crate::ledger::surroundings::Surroundings;
 use crate::ledger::{LedgerError, RecentUses, StateCount};
 
+mod history;
 mod list;
 mod recall;
 mod story;
@@ -25,6 +26,7 @@ mod verdict;
 /// The operators' face over any engine.
 pub struct SqlOperator {
     engine: Arc<dyn Engine>,
+    history: history::Statements,
     list: list::Statements,
     story: story::Statements,
     surroundings: surroundings::Statements,
@@ -39,6 +41,7 @@ impl SqlOperator {
         let dialect = engine.dialect();
         Self {
             engine,
+            history: history::Statements::new(dialect),
             list: list::Statements::new(dialect),
             story: story::Statements::new(dialect),
             surroundings: surroundings::Statements::new(dialect),
@@ -66,6 +69,16 @@ impl Operator for SqlOperator {
 
     async fn list(&self, filter: &Filter, after: Option<&JobId>, at_most: u32) -> Result<Vec<JobLine>, LedgerError> {
         self.list.page(&*self.engine, filter, after, at_most).await
+    }
+
+    async fn arrivals(
+        &self,
+        provider: &ProviderName,
+        from: At,
+        to: At,
+        at_most: usize,
+    ) -> Result<Vec<PastArrival>, LedgerError> {
+        self.history.of(&*self.engine, provider, (from, to), at_most).await
     }
 
     async fn counts(&self) -> Result<Vec<StateCount>, LedgerError> {
