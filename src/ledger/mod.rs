@@ -14,6 +14,7 @@ use crate::domain::outcome::FinalState;
 use crate::domain::provider::ProviderName;
 use crate::provider::FrozenRequest;
 
+pub mod audited;
 pub mod database;
 pub mod operator;
 pub mod provider_row;

@@ -6,6 +6,8 @@
 use async_trait::async_trait;
 
 use super::LedgerError;
+use super::audited::AuditedChange;
+use super::operator::By;
 use super::provider_row::ProviderRow;
 use crate::domain::limit::Rate;
 use crate::domain::provider::{Provider, ProviderName};
@@ -38,6 +40,23 @@ pub struct Change {
     pub what: String,
 }
 
+/// Wakes whoever follows the settings. A hint, never a promise: it may come without a change and stay away with one.
+#[async_trait]
+pub trait Hints: Send {
+    /// Returns when somebody may have changed the settings. Never fails; what it stands on is mended meanwhile.
+    async fn next(&mut self);
+}
+
+/// Where the database tells nobody anything: followers poll.
+pub struct NoHints;
+
+#[async_trait]
+impl Hints for NoHints {
+    async fn next(&mut self) {
+        std::future::pending().await
+    }
+}
+
 #[async_trait]
 pub trait Settings: Send + Sync {
     /// The current settings version; cheap, for polling.
@@ -62,4 +81,28 @@ pub trait Settings: Send + Sync {
 
     /// Returns whether the provider exists.
     async fn set_paused(&self, provider: &ProviderName, paused: bool) -> Result<bool, LedgerError>;
+
+    /// As [`Settings::apply`], with a name and a reason in the audit.
+    async fn apply_by(&self, rows: &[ProviderRow], by: &By) -> Result<Vec<Change>, LedgerError>;
+
+    /// As [`Settings::set_rate`], with a name and a reason in the audit.
+    async fn set_rate_by(
+        &self,
+        provider: &ProviderName,
+        limit: &str,
+        rate: Rate,
+        by: &By,
+    ) -> Result<Option<Rate>, LedgerError>;
+
+    /// As [`Settings::set_paused`], with a name and a reason in the audit.
+    async fn set_paused_by(&self, provider: &ProviderName, paused: bool, by: &By) -> Result<bool, LedgerError>;
+
+    /// The last changes of a provider's rows (row, limits, account rules), or of all settings; newest first, at most
+    /// `at_most`. Those made by SQL stand there like those made by commands.
+    async fn audit(&self, provider: Option<&ProviderName>, at_most: u32) -> Result<Vec<AuditedChange>, LedgerError>;
+
+    /// Hints for one follower, for as long as it keeps them.
+    fn hints(&self) -> Box<dyn Hints> {
+        Box::new(NoHints)
+    }
 }

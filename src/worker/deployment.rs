@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -87,7 +87,9 @@ pub async fn run(
     let leases_end = CancellationToken::new();
     let (store_version, store_versions) = settings_watch::StoreVersion::channel();
     let (poll, stop) = (worker.options.settings_poll, worker.stop.clone());
-    services.spawn(settings_watch::follow(Arc::clone(&settings), poll, stop, known_tx, store_versions));
+    let hinted = Arc::new(Notify::new());
+    services.spawn(settings_watch::heed(settings.hints(), Arc::clone(&hinted), stop.clone()));
+    services.spawn(settings_watch::follow(Arc::clone(&settings), poll, stop, known_tx, store_versions, hinted));
     services.spawn(outbox::run(worker.clone()));
     services.spawn(Arc::clone(&worker.in_hand).keep(Arc::clone(&worker.engines.ledger), leases_end.clone()));
     let (limiter, ledger) = (Arc::clone(&worker.engines.limiter), Arc::clone(&worker.engines.ledger));

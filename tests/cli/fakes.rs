@@ -14,7 +14,8 @@ use sluicegate::domain::job::Token;
 use sluicegate::domain::limit::Rate;
 use sluicegate::domain::provider::{Provider, ProviderName};
 use sluicegate::ledger::LedgerError;
-use sluicegate::ledger::operator::Operator;
+use sluicegate::ledger::audited::AuditedChange;
+use sluicegate::ledger::operator::{By, Operator};
 use sluicegate::ledger::provider_row::ProviderRow;
 use sluicegate::ledger::settings::{BadRow, Change, Settings, Snapshot};
 use sluicegate::limiter::Limiter;
@@ -29,6 +30,8 @@ pub struct State {
     pub rows: Vec<ProviderRow>,
     pub rates: BTreeMap<(String, String), Rate>,
     pub paused: Vec<(String, bool)>,
+    /// Who changed settings, one per change.
+    pub by: Vec<By>,
     pub declared: Vec<ProviderName>,
     pub published: Vec<Outgoing>,
     pub in_flight: usize,
@@ -222,6 +225,31 @@ impl Settings for Engine {
         let mut state = self.state();
         state.paused.push((provider.as_str().to_owned(), paused));
         Ok(state.rows.iter().any(|row| row.name == provider.as_str()))
+    }
+
+    async fn apply_by(&self, rows: &[ProviderRow], by: &By) -> Result<Vec<Change>, LedgerError> {
+        self.state().by.push(by.clone());
+        self.apply(rows, false).await
+    }
+
+    async fn set_rate_by(
+        &self,
+        provider: &ProviderName,
+        limit: &str,
+        rate: Rate,
+        by: &By,
+    ) -> Result<Option<Rate>, LedgerError> {
+        self.state().by.push(by.clone());
+        self.set_rate(provider, limit, rate).await
+    }
+
+    async fn set_paused_by(&self, provider: &ProviderName, paused: bool, by: &By) -> Result<bool, LedgerError> {
+        self.state().by.push(by.clone());
+        self.set_paused(provider, paused).await
+    }
+
+    async fn audit(&self, _: Option<&ProviderName>, _: u32) -> Result<Vec<AuditedChange>, LedgerError> {
+        Ok(Vec::new())
     }
 }
 
