@@ -23,14 +23,14 @@ use crate::fakes::{Page, Ran};
 
 const LEASE: Duration = Duration::from_secs(60);
 
-struct Desk {
-    dir: tempfile::TempDir,
+pub struct Desk {
+    pub dir: tempfile::TempDir,
     database: Database,
 }
 
 impl Desk {
     /// Two providers, no payments.
-    async fn open() -> Self {
+    pub async fn open() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let database = Database::open(&format!("sqlite://{}/ledger.db", dir.path().display()), 1).unwrap();
         database.migrate().await.unwrap();
@@ -46,13 +46,13 @@ impl Desk {
         desk
     }
 
-    async fn sql(&self, sql: &str) {
+    pub async fn sql(&self, sql: &str) {
         let pool = self.database.sqlite_pool().unwrap();
         sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&pool).await.unwrap();
     }
 
     /// A payment, with one attempt, in this state; `waiting` without any.
-    async fn payment(&self, id: &str, provider: &str, state: &str) -> Job {
+    pub async fn payment(&self, id: &str, provider: &str, state: &str) -> Job {
         let job = Job {
             id: Token::new(id).unwrap(),
             provider: ProviderName::new(provider).unwrap(),
@@ -93,12 +93,16 @@ impl Desk {
         job
     }
 
-    async fn run(&self, line: &[&str]) -> Ran {
+    pub async fn run(&self, line: &[&str]) -> Ran {
+        self.run_in(Shape::Plain, line).await
+    }
+
+    pub async fn run_in(&self, shape: Shape, line: &[&str]) -> Ran {
         let database = format!("database.url=sqlite://{}/ledger.db", self.dir.path().display());
         let cli = Cli::try_parse_from(["sluicegate", "--set", &database].iter().chain(line)).unwrap();
         let config = config::load(None, [], &cli.set).unwrap();
         let (out, err) = (Page::default(), Page::default());
-        let mut console = Console::new(Box::new(out.clone()), Box::new(err.clone()), Shape::Plain);
+        let mut console = Console::new(Box::new(out.clone()), Box::new(err.clone()), shape);
         let app = App::default();
         let result = sluicegate::cli::execute(&cli.command, &config, &app, &mut console).await;
         console.flush().unwrap();
@@ -128,7 +132,7 @@ impl Desk {
     }
 }
 
-fn exit(ran: &Ran) -> Exit {
+pub fn exit(ran: &Ran) -> Exit {
     ran.result.as_ref().map_or_else(sluicegate::cli::CommandError::exit, |exit| *exit)
 }
 

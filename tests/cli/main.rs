@@ -13,3 +13,4 @@ mod faultless;
 mod jobs;
 mod process;
 mod providers;
+mod walk;

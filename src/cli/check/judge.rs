@@ -59,7 +59,7 @@ pub fn snapshot(snapshot: &Snapshot, config: &Config) -> Vec<Finding> {
                 Finding::error(
                     format!("provider {}", bad.provider),
                     problem,
-                    "Mend the row; until then it is not served",
+                    "Mend the row: workers go on by its last good one, and one that starts now has no lane for it",
                 )
             };
             bad.problems.iter().map(error).collect()
