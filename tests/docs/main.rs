@@ -7,6 +7,8 @@ mod support;
 mod architecture;
 mod bad_input;
 mod commands;
+mod configuration;
+mod deploy;
 mod faults;
 mod limiter;
 mod lua;

@@ -22,13 +22,19 @@ impl Page {
 
     pub fn all() -> Vec<Self> {
         let docs = [
+            "README",
             "architecture",
+            "concepts",
+            "configuration",
+            "deploying",
             "failures",
+            "getting-started",
             "guarantees",
             "limiter",
             "message",
             "providers",
             "review",
+            "runbook",
             "security",
             "topology",
         ]
