@@ -91,7 +91,8 @@ async fn every_column_is_explained_with_its_default_and_its_range() {
             let boolean = schema.contains(&format!("{name}_is_0_or_1"));
             let in_schema = match column.get::<Option<String>, _>("dflt_value") {
                 Some(value) if boolean => (value == "1").to_string(),
-                Some(value) if value.contains("unixepoch") => "(now)".to_owned(),
+                // PostgreSQL writes it by default, SQLite by trigger.
+                Some(_) if name == "updated_at" => "(now)".to_owned(),
                 Some(value) => value.trim_matches('\'').to_owned(),
                 None if column.get::<bool, _>("notnull") => "(required)".to_owned(),
                 None => "(none)".to_owned(),

@@ -10,6 +10,7 @@ mod commands;
 mod configuration;
 mod deploy;
 mod faults;
+mod index;
 mod limiter;
 mod lua;
 mod message;

@@ -20,6 +20,9 @@ on_every_database!(
 /// From the commit of a change until it is in force: the contract's G6.
 const IN_FORCE_MAX: Duration = Duration::from_secs(2);
 
+/// A test that would wait for ever ends here.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 /// The settings of one worker, with a database connection of its own.
 struct Follower {
     known: watch::Receiver<Arc<Known>>,
@@ -44,7 +47,8 @@ impl Follower {
         let rate: Rate = rate.parse().unwrap();
         let mut known = self.known.clone();
         let allows = |known: &Arc<Known>| known.providers[&name("acme")].limits[0].rate == rate;
-        known.wait_for(allows).await.unwrap();
+        let loaded = tokio::time::timeout(PATIENCE, known.wait_for(allows)).await;
+        drop(loaded.unwrap_or_else(|_| panic!("{rate} is not in force after {PATIENCE:?}")).unwrap());
         Instant::now()
     }
 }
