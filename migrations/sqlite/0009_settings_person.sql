@@ -9,12 +9,14 @@ ALTER TABLE settings_audit ADD COLUMN because TEXT;
 CREATE TABLE settings_person (
     only_row INTEGER PRIMARY KEY DEFAULT 1 CONSTRAINT settings_person_has_one_row CHECK (only_row = 1),
     os_user TEXT,
-    because TEXT
+    because TEXT,
+    program TEXT
 ) STRICT;
 INSERT INTO settings_person DEFAULT VALUES;
 
 CREATE TRIGGER settings_audit_person AFTER INSERT ON settings_audit
 BEGIN
     UPDATE settings_audit SET os_user = (SELECT os_user FROM settings_person),
-        because = (SELECT because FROM settings_person) WHERE id = NEW.id;
+        because = (SELECT because FROM settings_person), program = (SELECT program FROM settings_person)
+    WHERE id = NEW.id;
 END;

@@ -77,7 +77,7 @@ pub async fn run(
         Action::History(args) => history::run(args, settings.as_ref(), console).await,
         Action::Set { provider, limit, rate, because, json } => {
             let name = parse_name(provider)?;
-            let Some(old) = settings.set_rate_by(&name, limit, *rate, &by(because.as_deref())).await? else {
+            let Some(old) = settings.set_rate_by(&name, limit, *rate, Some(&by(because.as_deref()))).await? else {
                 return Err(no_such_limit(settings.as_ref(), provider, limit).await?);
             };
             if *json {

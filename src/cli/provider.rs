@@ -205,7 +205,7 @@ async fn set_paused(
     paused: bool,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    if !settings.set_paused_by(&parse_name(name)?, paused, &by(because.as_deref())).await? {
+    if !settings.set_paused_by(&parse_name(name)?, paused, Some(&by(because.as_deref()))).await? {
         return Err(unknown(name));
     }
     let state = if paused { "paused: its queue keeps collecting" } else { "resumed" };

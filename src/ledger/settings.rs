@@ -77,25 +77,29 @@ pub trait Settings: Send + Sync {
     async fn apply(&self, rows: &[ProviderRow], dry_run: bool) -> Result<Vec<Change>, LedgerError>;
 
     /// Changes a limit's rate, keeping everything else. `None` when the limit does not exist.
-    async fn set_rate(&self, provider: &ProviderName, limit: &str, rate: Rate) -> Result<Option<Rate>, LedgerError>;
+    async fn set_rate(&self, provider: &ProviderName, limit: &str, rate: Rate) -> Result<Option<Rate>, LedgerError> {
+        self.set_rate_by(provider, limit, rate, None).await
+    }
 
-    /// Returns whether the provider exists.
-    async fn set_paused(&self, provider: &ProviderName, paused: bool) -> Result<bool, LedgerError>;
-
-    /// As [`Settings::apply`], with a name and a reason in the audit.
-    async fn apply_by(&self, rows: &[ProviderRow], by: &By) -> Result<Vec<Change>, LedgerError>;
-
-    /// As [`Settings::set_rate`], with a name and a reason in the audit.
+    /// The same; with `by`, the audit says in the same transaction who did it and why.
     async fn set_rate_by(
         &self,
         provider: &ProviderName,
         limit: &str,
         rate: Rate,
-        by: &By,
+        by: Option<&By>,
     ) -> Result<Option<Rate>, LedgerError>;
 
-    /// As [`Settings::set_paused`], with a name and a reason in the audit.
-    async fn set_paused_by(&self, provider: &ProviderName, paused: bool, by: &By) -> Result<bool, LedgerError>;
+    /// Returns whether the provider exists.
+    async fn set_paused(&self, provider: &ProviderName, paused: bool) -> Result<bool, LedgerError> {
+        self.set_paused_by(provider, paused, None).await
+    }
+
+    /// The same; with `by`, the audit says in the same transaction who did it and why.
+    async fn set_paused_by(&self, provider: &ProviderName, paused: bool, by: Option<&By>) -> Result<bool, LedgerError>;
+
+    /// As [`Settings::apply`], with a name and a reason in the audit.
+    async fn apply_by(&self, rows: &[ProviderRow], by: &By) -> Result<Vec<Change>, LedgerError>;
 
     /// The last changes of a provider's rows (row, limits, account rules), or of all settings; newest first, at most
     /// `at_most`. Those made by SQL stand there like those made by commands.

@@ -157,6 +157,10 @@ impl Engines for Engine {
         }
     }
 
+    fn usable(&self, _: &Provider, _: &Config) -> Result<(), String> {
+        Ok(())
+    }
+
     fn meant(&self, row: &ProviderRow) -> Result<Provider, BadRow> {
         let state = self.state();
         if let Some(bad) = state.bad_rows.iter().find(|bad| bad.provider == row.name) {
@@ -216,13 +220,22 @@ impl Settings for Engine {
         Ok(changes)
     }
 
-    async fn set_rate(&self, provider: &ProviderName, limit: &str, rate: Rate) -> Result<Option<Rate>, LedgerError> {
+    async fn set_rate_by(
+        &self,
+        provider: &ProviderName,
+        limit: &str,
+        rate: Rate,
+        by: Option<&By>,
+    ) -> Result<Option<Rate>, LedgerError> {
         let key = (provider.as_str().to_owned(), limit.to_owned());
-        Ok(self.state().rates.get_mut(&key).map(|old| std::mem::replace(old, rate)))
+        let mut state = self.state();
+        state.by.extend(by.cloned());
+        Ok(state.rates.get_mut(&key).map(|old| std::mem::replace(old, rate)))
     }
 
-    async fn set_paused(&self, provider: &ProviderName, paused: bool) -> Result<bool, LedgerError> {
+    async fn set_paused_by(&self, provider: &ProviderName, paused: bool, by: Option<&By>) -> Result<bool, LedgerError> {
         let mut state = self.state();
+        state.by.extend(by.cloned());
         state.paused.push((provider.as_str().to_owned(), paused));
         Ok(state.rows.iter().any(|row| row.name == provider.as_str()))
     }
@@ -230,22 +243,6 @@ impl Settings for Engine {
     async fn apply_by(&self, rows: &[ProviderRow], by: &By) -> Result<Vec<Change>, LedgerError> {
         self.state().by.push(by.clone());
         self.apply(rows, false).await
-    }
-
-    async fn set_rate_by(
-        &self,
-        provider: &ProviderName,
-        limit: &str,
-        rate: Rate,
-        by: &By,
-    ) -> Result<Option<Rate>, LedgerError> {
-        self.state().by.push(by.clone());
-        self.set_rate(provider, limit, rate).await
-    }
-
-    async fn set_paused_by(&self, provider: &ProviderName, paused: bool, by: &By) -> Result<bool, LedgerError> {
-        self.state().by.push(by.clone());
-        self.set_paused(provider, paused).await
     }
 
     async fn audit(&self, _: Option<&ProviderName>, _: u32) -> Result<Vec<AuditedChange>, LedgerError> {

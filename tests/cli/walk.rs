@@ -207,4 +207,10 @@ async fn a_bad_row_is_named_by_check() {
     let bad = findings.as_array().unwrap().iter().find(|finding| finding["subject"] == "provider acme").unwrap();
     assert_eq!(bad["level"], "error");
     assert!(bad["mend"].as_str().unwrap().contains("last good one"), "{bad}");
+    // One that can be meant, but that this configuration may not call.
+    desk.sql("UPDATE providers SET url = 'http://10.1.2.3/charges' WHERE name = 'bolt'").await;
+    let findings = desk.run(&["check", "--json"]).await.json();
+    let refused = |finding: &&serde_json::Value| finding["subject"] == "provider bolt" && finding["level"] == "error";
+    let bad = findings.as_array().unwrap().iter().find(refused).unwrap();
+    assert!(bad["what"].to_string().contains("10.1.2.3"), "{bad}");
 }

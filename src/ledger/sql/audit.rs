@@ -30,8 +30,8 @@ impl Statements {
                 None,
             ),
             Dialect::Sqlite => (
-                "UPDATE settings_person SET os_user = $1, because = $2",
-                Some(dialect.sql("UPDATE settings_person SET os_user = NULL, because = NULL")),
+                "UPDATE settings_person SET os_user = $1, because = $2, program = 'sluicegate'",
+                Some(dialect.sql("UPDATE settings_person SET os_user = NULL, because = NULL, program = NULL")),
             ),
         };
         Self {

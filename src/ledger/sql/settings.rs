@@ -147,14 +147,6 @@ impl Settings for SqlSettings {
         self.make(rows, dry_run, None).await
     }
 
-    async fn set_rate(&self, provider: &ProviderName, limit: &str, rate: Rate) -> Result<Option<Rate>, LedgerError> {
-        self.change_rate(provider, limit, rate, None).await
-    }
-
-    async fn set_paused(&self, provider: &ProviderName, paused: bool) -> Result<bool, LedgerError> {
-        self.change_paused(provider, paused, None).await
-    }
-
     async fn apply_by(&self, rows: &[ProviderRow], by: &By) -> Result<Vec<Change>, LedgerError> {
         self.make(rows, false, Some(by)).await
     }
@@ -164,13 +156,28 @@ impl Settings for SqlSettings {
         provider: &ProviderName,
         limit: &str,
         rate: Rate,
-        by: &By,
+        by: Option<&By>,
     ) -> Result<Option<Rate>, LedgerError> {
-        self.change_rate(provider, limit, rate, Some(by)).await
+        let key = [provider.as_str().into(), limit.into()];
+        let [name, limit] = key.clone();
+        let steps = vec![
+            Step { sql: self.rate.clone(), args: Arc::from(key), must_affect: false },
+            Step {
+                sql: self.set_rate.clone(),
+                args: Arc::from([name, limit, rate.max_requests().into(), rate.window().into()]),
+                must_affect: true,
+            },
+        ];
+        let Some(rows) = self.atomically(steps, by).await? else { return Ok(None) };
+        let row = rows.iter().flatten().next().ok_or_else(|| corrupt("max_requests", "is missing"))?;
+        let window = Duration::from_millis(u64::try_from(row.int("window_ms")?).unwrap_or_default());
+        Rate::new(row.count("max_requests")?, window).map(Some).map_err(|problem| corrupt("window_ms", &problem))
     }
 
-    async fn set_paused_by(&self, provider: &ProviderName, paused: bool, by: &By) -> Result<bool, LedgerError> {
-        self.change_paused(provider, paused, Some(by)).await
+    async fn set_paused_by(&self, provider: &ProviderName, paused: bool, by: Option<&By>) -> Result<bool, LedgerError> {
+        let args: Args = Arc::from([provider.as_str().into(), paused.into()]);
+        let steps = vec![Step { sql: self.set_paused.clone(), args, must_affect: true }];
+        Ok(self.atomically(steps, by).await?.is_some())
     }
 
     async fn audit(&self, provider: Option<&ProviderName>, at_most: u32) -> Result<Vec<AuditedChange>, LedgerError> {
@@ -210,35 +217,6 @@ impl SqlSettings {
             }
         }
         Err(LedgerError::Away("settings change faster than they can be applied".to_owned()))
-    }
-
-    async fn change_rate(
-        &self,
-        provider: &ProviderName,
-        limit: &str,
-        rate: Rate,
-        by: Option<&By>,
-    ) -> Result<Option<Rate>, LedgerError> {
-        let key = [provider.as_str().into(), limit.into()];
-        let [name, limit] = key.clone();
-        let steps = vec![
-            Step { sql: self.rate.clone(), args: Arc::from(key), must_affect: false },
-            Step {
-                sql: self.set_rate.clone(),
-                args: Arc::from([name, limit, rate.max_requests().into(), rate.window().into()]),
-                must_affect: true,
-            },
-        ];
-        let Some(rows) = self.atomically(steps, by).await? else { return Ok(None) };
-        let row = rows.iter().flatten().next().ok_or_else(|| corrupt("max_requests", "is missing"))?;
-        let window = Duration::from_millis(u64::try_from(row.int("window_ms")?).unwrap_or_default());
-        Rate::new(row.count("max_requests")?, window).map(Some).map_err(|problem| corrupt("window_ms", &problem))
-    }
-
-    async fn change_paused(&self, provider: &ProviderName, paused: bool, by: Option<&By>) -> Result<bool, LedgerError> {
-        let args: Args = Arc::from([provider.as_str().into(), paused.into()]);
-        let steps = vec![Step { sql: self.set_paused.clone(), args, must_affect: true }];
-        Ok(self.atomically(steps, by).await?.is_some())
     }
 }
 
