@@ -150,6 +150,12 @@ fn redis_limiter(config: &Config) -> Result<RedisLimiter, LimiterError> {
     limiter?.trusting(&config.authorities)
 }
 
+fn outbound(config: &Config) -> Result<OutboundPolicy, String> {
+    let policy = OutboundPolicy::parse(&config.outbound_allow)
+        .map_err(|problems| format!("outbound.allow: {}", problems.join("; ")))?;
+    Ok(policy.trusting(&config.authorities))
+}
+
 /// Provider rows over HTTP, within the outbound policy.
 struct HttpProviders(OutboundPolicy);
 
@@ -203,9 +209,7 @@ impl Engines for App {
             let messages = queue.recover().await?;
             tracing::debug!(messages, "messages of an earlier run are free again");
         }
-        let outbound = OutboundPolicy::parse(&config.outbound_allow)
-            .map_err(|problems| CommandError::Configuration(format!("outbound.allow: {}", problems.join("; "))))?
-            .trusting(&config.authorities);
+        let outbound = outbound(config).map_err(CommandError::Configuration)?;
         let engines = worker::Engines {
             queue: queue.face(),
             ledger: database.ledger(),
@@ -227,6 +231,10 @@ impl Engines for App {
 
     fn meant(&self, row: &ProviderRow) -> Result<Provider, BadRow> {
         row.meant(0)
+    }
+
+    fn usable(&self, provider: &Provider, config: &Config) -> Result<(), String> {
+        HttpProvider::new(provider, &outbound(config)?).map(drop).map_err(|error| error.to_string())
     }
 
     fn check_message(

@@ -65,6 +65,9 @@ pub trait Engines: Send + Sync {
     /// What a row means.
     fn meant(&self, row: &ProviderRow) -> Result<Provider, BadRow>;
 
+    /// Whether a worker of this configuration could call the provider; the error holds no secret.
+    fn usable(&self, provider: &Provider, config: &Config) -> Result<(), String>;
+
     /// Reads a message as the worker will; the error is for the terminal and holds no value of the message.
     fn check_message(
         &self,

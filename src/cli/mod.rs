@@ -89,7 +89,7 @@ pub enum Command {
     Check(check::Args),
     /// Payment providers: apply a file, list, show, pause, resume.
     Provider(provider::Args),
-    /// Limits of the providers: list, set, peek.
+    /// Limits of the providers: list, set, peek, history.
     Limits(limits::Args),
     /// Publish jobs, one from flags or many from a file.
     Enqueue(Box<enqueue::Args>),

@@ -16,6 +16,7 @@ use crate::domain::provider::ProviderName;
 use crate::domain::time::Micros;
 use crate::provider::FrozenRequest;
 
+pub mod audited;
 pub mod database;
 pub mod operator;
 pub mod provider_row;

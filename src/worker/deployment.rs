@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -22,7 +22,9 @@ use super::settings_watch::{self, Known};
 use super::{Engines, Worker, WorkerOptions, outbox, sweeper, topology};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
+use crate::ledger::settings::BadRow;
 use crate::limiter::gate::Gate;
+use crate::provider::FreezeError;
 
 /// Longest time after the drain for settling permits and publishing events, even when the drain took all of its own.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(3);
@@ -91,7 +93,9 @@ pub async fn run(
     let leases_end = CancellationToken::new();
     let (store_version, store_versions) = settings_watch::StoreVersion::channel();
     let (poll, stop) = (worker.options.settings_poll, worker.stop.clone());
-    services.spawn(settings_watch::follow(Arc::clone(&settings), poll, stop, known_tx, store_versions));
+    let hinted = Arc::new(Notify::new());
+    services.spawn(settings_watch::heed(settings.hints(), Arc::clone(&hinted), stop.clone()));
+    services.spawn(settings_watch::follow(Arc::clone(&settings), poll, stop, known_tx, store_versions, hinted));
     services.spawn(outbox::run(worker.clone()));
     services.spawn(Arc::clone(&worker.in_hand).keep(Arc::clone(&worker.engines.ledger), leases_end.clone()));
     let (limiter, ledger) = (Arc::clone(&worker.engines.limiter), Arc::clone(&worker.engines.ledger));
@@ -141,12 +145,17 @@ async fn lanes(
             }
             goes_on
         });
+        let mut told = Known::clone(&now);
         for row in now.providers.values().filter(|row| row.enabled) {
-            if let Some(lane) = running.get(&row.name) {
-                follow_row(worker, lane, row);
-            } else if let Some(lane) = start_lane(worker, quotas, row) {
-                running.insert(row.name.clone(), lane);
-            }
+            let used = match running.get(&row.name) {
+                Some(lane) => follow_row(worker, lane, row),
+                None => start_lane(worker, quotas, row)
+                    .map(|lane| running.extend(lane.map(|lane| (row.name.clone(), lane)))),
+            };
+            told.bad.extend(used.err().map(|error| unusable(row, &error)));
+        }
+        if told.bad.len() > now.bad.len() {
+            progress.send_modify(|progress| progress.known = Arc::new(told));
         }
         let lanes = running.iter().map(|(name, lane)| (name.clone(), Arc::clone(&lane.parts.pauses))).collect();
         let gates = running.iter().map(|(name, lane)| (name.clone(), lane.parts.gate.clone())).collect();
@@ -162,28 +171,38 @@ async fn lanes(
     }
 }
 
-fn follow_row(worker: &Worker, lane: &RunningLane, row: &Arc<Provider>) {
-    if lane.settings.borrow().provider == *row {
-        return;
-    }
-    match worker.engines.providers.build(row) {
-        Ok(client) => {
-            lane.pool.set(row.workers, row.outflow_per_second());
-            lane.settings.send_replace(Arc::new(LaneSettings { provider: Arc::clone(row), client }));
-            lane.parts.pauses.lift();
-        }
-        Err(error) => tracing::error!(provider = %row.name, %error, "row cannot be used; the last good one stays"),
-    }
+/// A row that can be meant, but not called from here: it is told like any other bad row.
+fn unusable(row: &Provider, error: &FreezeError) -> BadRow {
+    let (provider, quota) = (row.name.to_string(), row.quota.to_string());
+    BadRow { provider, quota, stopped: row.paused, problems: vec![error.to_string()] }
 }
 
-fn start_lane(worker: &Worker, quotas: &Quotas, row: &Arc<Provider>) -> Option<RunningLane> {
-    let client = worker
-        .engines
-        .providers
-        .build(row)
-        .map_err(|error| tracing::error!(provider = %row.name, %error, "no lane: the row cannot be used"))
-        .ok()?;
-    let gate = quotas.gate(&row.quota)?;
+fn follow_row(worker: &Worker, lane: &RunningLane, row: &Arc<Provider>) -> Result<(), FreezeError> {
+    if lane.settings.borrow().provider == *row {
+        return Ok(());
+    }
+    let unusable = |error: &FreezeError| {
+        tracing::error!(provider = %row.name, %error, "row cannot be used; the last good one stays");
+        // That nothing shall be sent is obeyed, whatever else the row says.
+        let good = lane.settings.borrow().clone();
+        if row.paused && !good.provider.paused {
+            let provider = Arc::new(Provider { paused: true, ..Provider::clone(&good.provider) });
+            lane.settings.send_replace(Arc::new(LaneSettings { provider, client: Arc::clone(&good.client) }));
+        }
+    };
+    let client = worker.engines.providers.build(row).inspect_err(unusable)?;
+    lane.pool.set(row.workers, row.outflow_per_second());
+    lane.settings.send_replace(Arc::new(LaneSettings { provider: Arc::clone(row), client }));
+    lane.parts.pauses.lift();
+    Ok(())
+}
+
+/// No lane without a gate.
+fn start_lane(worker: &Worker, quotas: &Quotas, row: &Arc<Provider>) -> Result<Option<RunningLane>, FreezeError> {
+    let unusable =
+        |error: &FreezeError| tracing::error!(provider = %row.name, %error, "no lane: the row cannot be used");
+    let client = worker.engines.providers.build(row).inspect_err(unusable)?;
+    let Some(gate) = quotas.gate(&row.quota) else { return Ok(None) };
     let stop = worker.stop.child_token();
     let pool_stop = CancellationToken::new();
     let (pool, pool_task) = Pool::new(row.workers, row.outflow_per_second(), pool_stop.clone());
@@ -203,7 +222,7 @@ fn start_lane(worker: &Worker, quotas: &Quotas, row: &Arc<Provider>) -> Option<R
         lane.await;
         pool_stop.cancel();
     });
-    Some(RunningLane { settings, pool, parts, stop })
+    Ok(Some(RunningLane { settings, pool, parts, stop }))
 }
 
 /// Intake has stopped; waits for what is in hand, at most until the drain's time is over, then says what was left.

@@ -14,7 +14,8 @@ use sluicegate::domain::job::Token;
 use sluicegate::domain::limit::Rate;
 use sluicegate::domain::provider::{Provider, ProviderName};
 use sluicegate::ledger::LedgerError;
-use sluicegate::ledger::operator::Operator;
+use sluicegate::ledger::audited::AuditedChange;
+use sluicegate::ledger::operator::{By, Operator};
 use sluicegate::ledger::provider_row::ProviderRow;
 use sluicegate::ledger::settings::{BadRow, Change, Settings, Snapshot};
 use sluicegate::limiter::Limiter;
@@ -29,6 +30,8 @@ pub struct State {
     pub rows: Vec<ProviderRow>,
     pub rates: BTreeMap<(String, String), Rate>,
     pub paused: Vec<(String, bool)>,
+    /// Who changed settings, one per change.
+    pub by: Vec<By>,
     pub declared: Vec<ProviderName>,
     pub published: Vec<Outgoing>,
     pub in_flight: usize,
@@ -154,6 +157,10 @@ impl Engines for Engine {
         }
     }
 
+    fn usable(&self, _: &Provider, _: &Config) -> Result<(), String> {
+        Ok(())
+    }
+
     fn meant(&self, row: &ProviderRow) -> Result<Provider, BadRow> {
         let state = self.state();
         if let Some(bad) = state.bad_rows.iter().find(|bad| bad.provider == row.name) {
@@ -213,15 +220,33 @@ impl Settings for Engine {
         Ok(changes)
     }
 
-    async fn set_rate(&self, provider: &ProviderName, limit: &str, rate: Rate) -> Result<Option<Rate>, LedgerError> {
+    async fn set_rate_by(
+        &self,
+        provider: &ProviderName,
+        limit: &str,
+        rate: Rate,
+        by: Option<&By>,
+    ) -> Result<Option<Rate>, LedgerError> {
         let key = (provider.as_str().to_owned(), limit.to_owned());
-        Ok(self.state().rates.get_mut(&key).map(|old| std::mem::replace(old, rate)))
+        let mut state = self.state();
+        state.by.extend(by.cloned());
+        Ok(state.rates.get_mut(&key).map(|old| std::mem::replace(old, rate)))
     }
 
-    async fn set_paused(&self, provider: &ProviderName, paused: bool) -> Result<bool, LedgerError> {
+    async fn set_paused_by(&self, provider: &ProviderName, paused: bool, by: Option<&By>) -> Result<bool, LedgerError> {
         let mut state = self.state();
+        state.by.extend(by.cloned());
         state.paused.push((provider.as_str().to_owned(), paused));
         Ok(state.rows.iter().any(|row| row.name == provider.as_str()))
+    }
+
+    async fn apply_by(&self, rows: &[ProviderRow], by: &By) -> Result<Vec<Change>, LedgerError> {
+        self.state().by.push(by.clone());
+        self.apply(rows, false).await
+    }
+
+    async fn audit(&self, _: Option<&ProviderName>, _: u32) -> Result<Vec<AuditedChange>, LedgerError> {
+        Ok(Vec::new())
     }
 }
 

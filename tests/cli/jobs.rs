@@ -24,7 +24,7 @@ use crate::fakes::{Page, Ran};
 const LEASE: Duration = Duration::from_secs(60);
 
 pub struct Desk {
-    dir: tempfile::TempDir,
+    pub dir: tempfile::TempDir,
     database: Database,
 }
 
@@ -94,11 +94,15 @@ impl Desk {
     }
 
     pub async fn run(&self, line: &[&str]) -> Ran {
+        self.run_in(Shape::Plain, line).await
+    }
+
+    pub async fn run_in(&self, shape: Shape, line: &[&str]) -> Ran {
         let database = format!("database.url=sqlite://{}/ledger.db", self.dir.path().display());
         let cli = Cli::try_parse_from(["sluicegate", "--set", &database].iter().chain(line)).unwrap();
         let config = config::load(None, [], &cli.set).unwrap();
         let (out, err) = (Page::default(), Page::default());
-        let mut console = Console::new(Box::new(out.clone()), Box::new(err.clone()), Shape::Plain);
+        let mut console = Console::new(Box::new(out.clone()), Box::new(err.clone()), shape);
         let app = App::default();
         let result = sluicegate::cli::execute(&cli.command, &config, &app, &mut console).await;
         console.flush().unwrap();

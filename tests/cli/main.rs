@@ -15,3 +15,4 @@ mod jobs;
 mod process;
 mod providers;
 mod simulate;
+mod walk;

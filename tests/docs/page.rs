@@ -22,15 +22,22 @@ impl Page {
 
     pub fn all() -> Vec<Self> {
         let docs = [
+            "README",
             "architecture",
+            "concepts",
+            "configuration",
+            "deploying",
             "explain",
             "failures",
+            "getting-started",
             "guarantees",
             "limiter",
             "message",
             "providers",
             "review",
+            "runbook",
             "security",
+            "simulate",
             "topology",
         ]
         .map(|name| format!("docs/{name}.md"));

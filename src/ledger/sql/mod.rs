@@ -20,10 +20,12 @@ use crate::provider::FrozenRequest;
 
 mod apply;
 mod attempt;
+mod audit;
 mod authority;
 mod claim;
 mod dialect;
 pub(super) mod engine;
+mod hints;
 mod hold;
 mod lookup;
 mod operator;

@@ -224,6 +224,14 @@ impl Bench {
         tokio::time::timeout(PATIENCE, known).await.expect("settings not loaded").unwrap().clone()
     }
 
+    /// Waits until the worker tells of this many bad rows, and returns their problems.
+    pub async fn bad_rows(&self, count: usize) -> Vec<String> {
+        let mut progress = self.running.as_ref().unwrap().progress.clone();
+        let told = tokio::time::timeout(PATIENCE, progress.wait_for(|progress| progress.known.bad.len() == count));
+        let known = told.await.expect("bad rows are not told").unwrap().known.clone();
+        known.bad.iter().flat_map(|bad| bad.problems.clone()).collect()
+    }
+
     /// Publishes a plain job.
     pub async fn pay(&self, provider: &str, id: &str) {
         self.publish(provider, &json!({ "id": id, "amount": 1299, "currency": "EUR" }).to_string()).await;
