@@ -30,6 +30,7 @@ mod connections;
 mod conservation;
 mod guard;
 mod lanes;
+pub mod metrics;
 mod peek;
 
 /// What the server can tell.
@@ -37,6 +38,7 @@ mod peek;
 pub struct OpsState {
     pub progress: watch::Receiver<Progress>,
     pub limiter: Arc<dyn Limiter>,
+    pub metrics: Arc<metrics::Metrics>,
     pub upkeep: Arc<dyn Upkeep>,
     pub token: Option<SecretString>,
 }
@@ -51,6 +53,7 @@ pub async fn serve(listener: TcpListener, state: OpsState, stop: CancellationTok
 
 fn router(state: OpsState) -> Router {
     let guarded = Router::new()
+        .route("/metrics", get(metrics::show))
         .route("/api/v1/lanes", get(lanes))
         .route("/api/v1/limits/{provider}", get(limits))
         .route("/api/v1/conservation", get(conservation::show))
@@ -117,6 +120,7 @@ mod tests {
     use super::*;
     use crate::ledger::database::Database;
     use crate::limiter::embedded::EmbeddedLimiter;
+    use crate::queue::embedded::EmbeddedQueue;
 
     pub(super) async fn start(token: Option<&str>) -> (String, watch::Sender<Progress>, CancellationToken) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -124,9 +128,17 @@ mod tests {
         let (progress_tx, progress) = watch::channel(Progress::default());
         let database = Database::open("sqlite::memory:", 1).unwrap();
         database.migrate().await.unwrap();
+        let limiter = Arc::new(EmbeddedLimiter::new());
+        let looked = metrics::Looked {
+            settings: database.settings(),
+            queue: Arc::new(EmbeddedQueue::new(database.sqlite_pool().unwrap())),
+            limiter: limiter.clone(),
+            upkeep: database.upkeep(),
+        };
         let state = OpsState {
+            metrics: Arc::new(metrics::Metrics::new(progress.clone(), looked)),
             progress,
-            limiter: Arc::new(EmbeddedLimiter::new()),
+            limiter,
             upkeep: database.upkeep(),
             token: token.map(SecretString::from),
         };
