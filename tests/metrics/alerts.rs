@@ -64,8 +64,8 @@ fn alerts_name_metrics_that_exist() {
     for expression in expressions {
         assert_eq!(unknown(&expression), Vec::<String>::new(), "{expression}");
     }
-    assert_eq!(unknown("rate(sluicegate_jobs_sum[5m]) + sluicegate_hold_seconds"), [
-        "sluicegate_hold_seconds",
-        "sluicegate_jobs_sum"
-    ]);
+    assert_eq!(
+        unknown("rate(sluicegate_jobs_sum[5m]) + sluicegate_hold_seconds"),
+        ["sluicegate_hold_seconds", "sluicegate_jobs_sum"]
+    );
 }

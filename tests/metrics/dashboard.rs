@@ -18,7 +18,7 @@ struct Prometheus {
 
 impl Prometheus {
     /// Scrapes every second; its data go with it.
-    fn start(target: u16) -> Self {
+    async fn start(target: u16) -> Self {
         let (dir, port) = (private_dir("prometheus"), free_port());
         let rules = folder().join("alerts.yml");
         let config = format!(
@@ -36,6 +36,11 @@ impl Prometheus {
         let command = ["prometheus", &config, &data, &listen, "--log.level=warn"];
         let server = Server::start(&command, &[], &dir.join("log"), Some(&dir), "");
         server.await_port(port);
+        let deadline = Instant::now() + PATIENCE;
+        while !reqwest::get(format!("http://127.0.0.1:{port}/-/ready")).await.is_ok_and(|it| it.status() == 200) {
+            assert!(Instant::now() < deadline, "not ready:\n{}", server.log_text());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
         Self { _server: server, port }
     }
 
@@ -83,8 +88,7 @@ fn expressions() -> Vec<(String, String)> {
 
 /// As Grafana would ask at this scrape interval.
 fn filled(expression: &str) -> String {
-    let filled =
-        expression.replace("$__rate_interval", "10s").replace("$__range", "1m").replace("$provider", ".*");
+    let filled = expression.replace("$__rate_interval", "10s").replace("$__range", "1m").replace("$provider", ".*");
     assert!(!filled.contains('$'), "{filled}");
     filled
 }
@@ -97,7 +101,7 @@ async fn every_expression_has_an_answer() {
     rig.publish(jobs("crate", 12)).await;
     rig.publish([("acme", "no job".to_owned())]).await;
     rig.run();
-    let prometheus = Prometheus::start(rig.port);
+    let prometheus = Prometheus::start(rig.port).await;
     prometheus.until("up{job=\"sluicegate\"} == 1").await;
     prometheus.until("rate(sluicegate_jobs_total{provider=\"acme\", outcome=\"succeeded\"}[10s]) > 1").await;
     prometheus.until("sluicegate_permits_refused_total > 0 and sluicegate_requeues_total > 0").await;

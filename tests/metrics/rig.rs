@@ -92,7 +92,8 @@ impl Rig {
     }
 
     fn sluicegate(&self, args: &[&str]) {
-        let output = Command::new(PROGRAM).args(args).env("SLUICEGATE_DATABASE__URL", self.database()).output().unwrap();
+        let output =
+            Command::new(PROGRAM).args(args).env("SLUICEGATE_DATABASE__URL", self.database()).output().unwrap();
         assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
@@ -148,8 +149,6 @@ impl Drop for Rig {
 
 /// So many payments for a lane. Ids and accounts begin with words that no metric may show.
 pub fn jobs(lane: &'static str, count: u32) -> Vec<(&'static str, String)> {
-    let job = |number| {
-        json!({"id": format!("payment-{lane}-{number}"), "amount": 100 + number, "currency": "EUR", "account": "customer-1"})
-    };
+    let job = |number| json!({"id": format!("payment-{lane}-{number}"), "amount": 100 + number, "currency": "EUR", "account": "customer-1"});
     (0..count).map(|number| (lane, job(number).to_string())).collect()
 }

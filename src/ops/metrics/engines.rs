@@ -164,3 +164,58 @@ pub(super) fn write(writer: &mut Writer<'_>, seen: &EnginesSeen) -> Result<(), f
         seen.limits.iter().filter_map(|seen| Some((labels(seen), float(seen.used?)))),
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use async_trait::async_trait;
+
+    use super::*;
+    use crate::domain::decision::{Call, Reply, Subject};
+    use crate::ledger::database::Database;
+    use crate::limiter::LimiterError;
+    use crate::ops::peek::tests::known;
+    use crate::queue::embedded::EmbeddedQueue;
+
+    /// A store that never answers.
+    #[derive(Default)]
+    struct Silent(AtomicU32);
+
+    #[async_trait]
+    impl Limiter for Silent {
+        async fn run_id(&self, _quota: &ProviderName) -> Result<String, LimiterError> {
+            std::future::pending().await
+        }
+
+        async fn call(&self, _spec: &QuotaSpec, _call: &Call) -> Result<Reply, LimiterError> {
+            std::future::pending().await
+        }
+
+        async fn peek(&self, _spec: &QuotaSpec, _of: Option<&Subject>) -> Result<Vec<LimitUse>, LimiterError> {
+            std::future::pending().await
+        }
+
+        async fn ping(&self) -> Result<(), LimiterError> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            std::future::pending().await
+        }
+    }
+
+    #[tokio::test]
+    async fn an_engine_that_does_not_answer_is_away_and_is_not_asked_again_at_once() {
+        let database = Database::open("sqlite::memory:", 1).unwrap();
+        database.migrate().await.unwrap();
+        let queue = Arc::new(EmbeddedQueue::new(database.sqlite_pool().unwrap()));
+        let limiter = Arc::new(Silent::default());
+        let engines = Engines::new(database.settings(), queue, limiter.clone());
+        let rows = known();
+        let (one, other) = tokio::join!(engines.look(&rows), engines.look(&rows));
+        assert!(Arc::ptr_eq(&one, &other), "two scrapes at once are one look");
+        let up: Vec<bool> = one.dependencies.iter().map(|(_, took)| took.is_some()).collect();
+        assert_eq!((up.as_slice(), limiter.0.load(Ordering::Relaxed)), ([true, true, false].as_slice(), 1));
+        // The limits are known all the same; what they hold is not.
+        let limits: Vec<_> = one.limits.iter().map(|it| (it.provider.as_str(), it.limit.as_str(), it.used)).collect();
+        assert_eq!(limits, [("plain", "all", None), ("scoped", "all", None), ("scoped", "each", None)]);
+    }
+}

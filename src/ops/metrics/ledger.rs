@@ -130,3 +130,22 @@ pub(super) fn write(writer: &mut Writer<'_>, known: &Known, seen: &LedgerSeen) -
 fn jobs(account: &Account, state: &str) -> u64 {
     account.states.iter().find(|(name, _)| name == state).map_or(0, |(_, jobs)| *jobs)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::database::Database;
+
+    #[tokio::test]
+    async fn an_account_is_shown_again_for_a_while() {
+        let database = Database::open("sqlite::memory:", 1).unwrap();
+        database.migrate().await.unwrap();
+        let ledger = Ledger::new(database.upkeep());
+        let (first, second) = (ledger.look().await.unwrap(), ledger.look().await.unwrap());
+        assert!(Arc::ptr_eq(&first, &second));
+        // Gone for good: what was known stays for a while, and the scrape goes on.
+        database.close().await;
+        ledger.state.lock().await.not_before = None;
+        assert!(Arc::ptr_eq(&first, &ledger.look().await.unwrap()));
+    }
+}
