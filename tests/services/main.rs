@@ -8,6 +8,7 @@ mod billing_day;
 mod decisions;
 mod drain;
 mod huge;
+mod metrics;
 mod program;
 mod stand;
 mod sweeper;

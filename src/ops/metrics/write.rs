@@ -28,7 +28,7 @@ impl Writer<'_> {
         help: &str,
         values: impl IntoIterator<Item = (Labels, u64)>,
     ) -> Result<(), fmt::Error> {
-        self.family(name, help, MetricType::Counter, values, |mut one, value| one.encode_counter(&value, NO_EXEMPLAR))
+        self.family(name, help, MetricType::Counter, values, |one, value| one.encode_counter(&value, NO_EXEMPLAR))
     }
 
     pub fn gauge(
@@ -37,7 +37,7 @@ impl Writer<'_> {
         help: &str,
         values: impl IntoIterator<Item = (Labels, f64)>,
     ) -> Result<(), fmt::Error> {
-        self.family(name, help, MetricType::Gauge, values, |mut one, value| one.encode_gauge(&value))
+        self.family(name, help, MetricType::Gauge, values, |one, value| one.encode_gauge(&value))
     }
 
     /// In seconds.
@@ -47,7 +47,7 @@ impl Writer<'_> {
         help: &str,
         values: impl IntoIterator<Item = (Labels, Distribution)>,
     ) -> Result<(), fmt::Error> {
-        self.family(name, help, MetricType::Histogram, values, |mut one, value| {
+        self.family(name, help, MetricType::Histogram, values, |one, value| {
             let bounds = value.bounds_us.iter().map(|us| float(*us) / US_PER_S).chain([f64::INFINITY]);
             let buckets: Vec<(f64, u64)> = bounds.zip(value.counts.iter().copied()).collect();
             let count = value.counts.iter().sum();
@@ -61,11 +61,15 @@ impl Writer<'_> {
         help: &str,
         kind: MetricType,
         values: impl IntoIterator<Item = (Labels, V)>,
-        write: impl Fn(MetricEncoder<'_>, V) -> Result<(), fmt::Error>,
+        write: impl Fn(&mut MetricEncoder<'_>, V) -> Result<(), fmt::Error>,
     ) -> Result<(), fmt::Error> {
         let mut family = self.0.encode_descriptor(name, help, None, kind)?;
         for (labels, value) in values {
-            write(family.encode_family(&labels)?, value)?;
+            if labels.is_empty() {
+                write(&mut family, value)?;
+            } else {
+                write(&mut family.encode_family(&labels)?, value)?;
+            }
         }
         Ok(())
     }
