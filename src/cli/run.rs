@@ -2,6 +2,8 @@
 //!
 //! Refuses to start on a database that is not migrated, on a taken port, or beside another embedded `run`.
 
+use std::sync::Arc;
+
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -10,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::connect::Engines;
 use super::{CommandError, Console, Exit};
 use crate::config::Config;
+use crate::ops::metrics::{Looked, Metrics};
 use crate::ops::{self, OpsState};
 use crate::worker::deployment::{self, DrainReport, Progress};
 use crate::worker::{WorkerOptions, settings_watch, sweeper};
@@ -35,7 +38,14 @@ pub async fn run(config: &Config, engines: &dyn Engines, console: &mut Console) 
     let (progress, progress_rx) = watch::channel(Progress::default());
     if let Some(listener) = listener {
         console.message(&format!("ops server on http://{}", listener.local_addr()?))?;
+        let looked = Looked {
+            settings: engines.settings.clone(),
+            queue: engines.queue.clone(),
+            limiter: engines.limiter.clone(),
+            upkeep: engines.upkeep.clone(),
+        };
         let state = OpsState {
+            metrics: Arc::new(Metrics::new(progress_rx.clone(), looked)),
             progress: progress_rx,
             limiter: engines.limiter.clone(),
             upkeep: engines.upkeep.clone(),

@@ -33,6 +33,7 @@ mod conservation;
 pub mod explain;
 mod guard;
 mod lanes;
+pub mod metrics;
 mod peek;
 
 /// What the server can tell.
@@ -40,6 +41,7 @@ mod peek;
 pub struct OpsState {
     pub progress: watch::Receiver<Progress>,
     pub limiter: Arc<dyn Limiter>,
+    pub metrics: Arc<metrics::Metrics>,
     pub upkeep: Arc<dyn Upkeep>,
     pub operator: Arc<dyn Operator>,
     pub queue: Arc<dyn Queue>,
@@ -56,6 +58,7 @@ pub async fn serve(listener: TcpListener, state: OpsState, stop: CancellationTok
 
 fn router(state: OpsState) -> Router {
     let guarded = Router::new()
+        .route("/metrics", get(metrics::show))
         .route("/api/v1/lanes", get(lanes))
         .route("/api/v1/limits/{provider}", get(limits))
         .route("/api/v1/conservation", get(conservation::show))
@@ -131,9 +134,17 @@ mod tests {
         let (progress_tx, progress) = watch::channel(Progress::default());
         let database = Database::open("sqlite::memory:", 1).unwrap();
         database.migrate().await.unwrap();
+        let limiter = Arc::new(EmbeddedLimiter::new());
+        let looked = metrics::Looked {
+            settings: database.settings(),
+            queue: Arc::new(EmbeddedQueue::new(database.sqlite_pool().unwrap())),
+            limiter: limiter.clone(),
+            upkeep: database.upkeep(),
+        };
         let state = OpsState {
+            metrics: Arc::new(metrics::Metrics::new(progress.clone(), looked)),
             progress,
-            limiter: Arc::new(EmbeddedLimiter::new()),
+            limiter,
             upkeep: database.upkeep(),
             operator: database.operator(),
             queue: Arc::new(EmbeddedQueue::new(database.sqlite_pool().unwrap())),

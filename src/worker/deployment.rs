@@ -14,6 +14,7 @@ use tokio_util::task::TaskTracker;
 
 use super::in_hand::InHand;
 use super::lane::{self, LaneParts, LaneSettings};
+use super::meter::{Decision, DecisionKind, Meter};
 use super::patience::{GivenUp, until_back};
 use super::pauses::Pauses;
 use super::pool::Pool;
@@ -41,6 +42,8 @@ pub struct Progress {
     /// The gates where the jobs of these lanes wait.
     pub gates: Arc<BTreeMap<ProviderName, Gate>>,
     pub in_hand: Arc<InHand>,
+    /// What this process has counted; the same from its beginning to its end.
+    pub meter: Arc<Meter>,
 }
 
 /// What the drain left.
@@ -75,6 +78,7 @@ pub async fn run(
         engines,
         options: Arc::new(options),
         in_hand: Arc::new(InHand::default()),
+        meter: Arc::clone(&progress.borrow().meter),
         outbox: Arc::default(),
         stop,
         abandon: CancellationToken::new(),
@@ -88,14 +92,15 @@ pub async fn run(
         Err(GivenUp::Stopped) => return Ok(DrainReport::default()),
         Err(GivenUp::Failed(error)) => return Err(error),
     };
+    worker.meter.reloaded();
     let services = TaskTracker::new();
     let (known_tx, known_rx) = watch::channel(Arc::clone(&known));
     let leases_end = CancellationToken::new();
     let (store_version, store_versions) = settings_watch::StoreVersion::channel();
-    let (poll, stop) = (worker.options.settings_poll, worker.stop.clone());
+    let (poll, stop, meter) = (worker.options.settings_poll, worker.stop.clone(), Arc::clone(&worker.meter));
     let hinted = Arc::new(Notify::new());
     services.spawn(settings_watch::heed(settings.hints(), Arc::clone(&hinted), stop.clone()));
-    services.spawn(settings_watch::follow(Arc::clone(&settings), poll, stop, known_tx, store_versions, hinted));
+    services.spawn(settings_watch::follow(Arc::clone(&settings), poll, stop, known_tx, store_versions, hinted, meter));
     services.spawn(outbox::run(worker.clone()));
     services.spawn(Arc::clone(&worker.in_hand).keep(Arc::clone(&worker.engines.ledger), leases_end.clone()));
     let (limiter, ledger) = (Arc::clone(&worker.engines.limiter), Arc::clone(&worker.engines.ledger));
@@ -188,13 +193,25 @@ fn follow_row(worker: &Worker, lane: &RunningLane, row: &Arc<Provider>) -> Resul
         if row.paused && !good.provider.paused {
             let provider = Arc::new(Provider { paused: true, ..Provider::clone(&good.provider) });
             lane.settings.send_replace(Arc::new(LaneSettings { provider, client: Arc::clone(&good.client) }));
+            tell_of_row(&lane.parts, false, true);
         }
     };
     let client = worker.engines.providers.build(row).inspect_err(unusable)?;
     lane.pool.set(row.workers, row.outflow_per_second());
-    lane.settings.send_replace(Arc::new(LaneSettings { provider: Arc::clone(row), client }));
+    let before = lane.settings.send_replace(Arc::new(LaneSettings { provider: Arc::clone(row), client }));
     lane.parts.pauses.lift();
+    tell_of_row(&lane.parts, before.provider.paused, row.paused);
     Ok(())
+}
+
+/// What a changed row means for those who look at the lane's decisions.
+fn tell_of_row(lane: &LaneParts, paused_before: bool, paused: bool) {
+    let decision = match (paused_before, paused) {
+        (false, true) => Decision::new(DecisionKind::Paused, "its row says so"),
+        (true, false) => Decision::new(DecisionKind::Resumed, "its row says so"),
+        _ => return,
+    };
+    lane.meter.decision(decision);
 }
 
 /// No lane without a gate.
@@ -210,6 +227,7 @@ fn start_lane(worker: &Worker, quotas: &Quotas, row: &Arc<Provider>) -> Result<O
     let parts = Arc::new(LaneParts {
         worker: worker.clone(),
         name: row.name.clone(),
+        meter: worker.meter.lane(&row.name),
         settings: settings_rx,
         gate,
         pool: pool.clone(),

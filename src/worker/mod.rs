@@ -22,6 +22,7 @@ pub mod execute;
 pub mod in_hand;
 pub mod intake;
 pub mod lane;
+pub mod meter;
 pub mod outbox;
 pub mod park;
 pub mod patience;
@@ -66,6 +67,7 @@ pub struct Worker {
     pub engines: Engines,
     pub options: Arc<WorkerOptions>,
     pub in_hand: Arc<in_hand::InHand>,
+    pub meter: Arc<meter::Meter>,
     pub outbox: Arc<tokio::sync::Notify>,
     /// Fires when intake ends: what only waits is handed back.
     pub stop: CancellationToken,

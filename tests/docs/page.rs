@@ -33,6 +33,7 @@ impl Page {
             "guarantees",
             "limiter",
             "message",
+            "metrics",
             "providers",
             "review",
             "runbook",

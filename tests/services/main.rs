@@ -9,6 +9,7 @@ mod decisions;
 mod drain;
 mod huge;
 mod live_limits;
+mod metrics;
 mod program;
 mod stand;
 mod sweeper;

@@ -146,6 +146,10 @@ impl Stand {
         self.workers[number].as_ref().unwrap().server.pid
     }
 
+    pub fn ops_port(&self, number: usize) -> u16 {
+        self.workers[number].as_ref().unwrap().ops_port
+    }
+
     pub fn broker_url(&self) -> &str {
         &self.broker_url
     }

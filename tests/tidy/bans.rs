@@ -15,6 +15,7 @@ const CLOCK_READERS: [(&str, &str); 7] = [
     ("src/provider/http/mod.rs", "reads a Retry-After date when the answer has no Date of its own"),
     ("src/cli/simulate/mod.rs", "says when a backlog clears if it is there now"),
     ("src/cli/check/mod.rs", "shows how long the database takes to answer"),
+    ("src/worker/meter/decisions.rs", "stamps what people look at with the time of day"),
     ("src/queue/embedded/store.rs", "is the embedded broker, whose delays need its own clock"),
     ("src/queue/rabbitmq/supervisor.rs", "measures how long the broker blocks publishers, to say so"),
 ];
