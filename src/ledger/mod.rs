@@ -15,6 +15,7 @@ use crate::domain::provider::ProviderName;
 use crate::provider::FrozenRequest;
 
 pub mod database;
+pub mod fleet;
 pub mod operator;
 pub mod provider_row;
 pub mod settings;

@@ -18,6 +18,7 @@ mod attempts;
 mod authority;
 mod claims;
 mod faults;
+mod fleet;
 mod lookups;
 mod operator;
 mod outbox;

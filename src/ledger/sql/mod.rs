@@ -23,6 +23,7 @@ mod authority;
 mod claim;
 mod dialect;
 pub(super) mod engine;
+mod fleet;
 mod hold;
 mod lookup;
 mod operator;
@@ -49,6 +50,7 @@ pub struct SqlLedger {
     outbox: outbox::Statements,
     recent: recent::Statements,
     authority: authority::Statements,
+    fleet: fleet::Statements,
     reports: reports::Statements,
     upkeep: upkeep::Statements,
 }
@@ -65,6 +67,7 @@ impl SqlLedger {
             outbox: outbox::Statements::new(dialect),
             recent: recent::Statements::new(dialect),
             authority: authority::Statements::new(dialect),
+            fleet: fleet::Statements::new(dialect),
             reports: reports::Statements::new(dialect),
             upkeep: upkeep::Statements::new(dialect),
         }
