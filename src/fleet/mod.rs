@@ -7,8 +7,9 @@ pub mod conserved;
 pub mod drain;
 pub mod overview;
 pub mod report;
-mod standing;
+pub mod standing;
 pub mod workers;
 
 pub use conserved::Conserved;
 pub use overview::{Evidence, Overview, ProviderOverview, overview};
+pub use standing::State;

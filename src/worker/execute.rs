@@ -26,6 +26,7 @@ use crate::domain::lookup::{Finding, WhenNotFound};
 use crate::domain::outcome::{FinalState, Outcome, UnknownCause, Way};
 use crate::domain::provider::Provider;
 use crate::faults::{self, Point};
+use crate::fleet::report::By;
 use crate::ledger::{AttemptEnd, Begun, Claimed, LookupEnd};
 use crate::limiter::gate::{InFlight, Permit};
 use crate::provider::{Answer, FreezeError, FrozenRequest, Question};
@@ -73,7 +74,7 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand) -> End {
         Ok(Ok(call)) => call,
         Ok(Err(next)) => return put_down_next(lane, job, next).await,
         Err(error) => {
-            lane.pauses.stop_sending(MISCONFIGURED_PAUSE, &error.to_string());
+            lane.pauses.stop_sending(MISCONFIGURED_PAUSE, By::Setup, &error.to_string());
             tracing::error!(provider = %lane.name, %error, "requests cannot be built; the lane rests");
             return park(lane, job, MISCONFIGURED_PAUSE, "the request cannot be built yet").await;
         }
@@ -190,7 +191,7 @@ async fn send(
     let began = Instant::now();
     let Ok(in_flight) = permit.begin() else {
         tracing::warn!(provider = %lane.name, "a request was written down too slowly for its permit; nothing was sent");
-        lane.pauses.stop_taking(LATE_REST, "the ledger is slower than the send budget");
+        lane.pauses.stop_taking(LATE_REST, By::Engine, "the ledger is slower than the send budget");
         return finish_unsent(lane, job, call.kind(), number).await;
     };
     match call {
@@ -241,7 +242,8 @@ async fn finish_charge(
         history.first_sent_age.get_or_insert_default();
     }
     let disposition = after_outcome(&answer.outcome, &history, &retry_policy(&settings.provider), rand::random());
-    hold_others_back(lane, disposition.pause);
+    let misconfigured = matches!(answer.outcome, Outcome::Misconfigured { .. });
+    hold_others_back(lane, disposition.pause, if misconfigured { By::Setup } else { By::Provider });
     let end = AttemptEnd {
         number,
         outcome: answer.outcome.word(),
@@ -263,7 +265,7 @@ async fn finish_lookup(
         tracing::error!(provider = %lane.name, job = %job.job.id, status, "a look-up was refused: check the credentials in headers");
     }
     let judged = after_finding(&answer.outcome, &history(job), &retry_policy(&settings.provider), rand::random());
-    hold_others_back(lane, judged.pause);
+    hold_others_back(lane, judged.pause, By::Provider);
     let end = LookupEnd {
         number,
         outcome: answer.outcome.word(),
@@ -274,16 +276,16 @@ async fn finish_lookup(
     write_end(lane, job, &Closing::Lookup(end), judged.next).await
 }
 
-fn hold_others_back(lane: &LaneParts, pause: Option<Pause>) {
+fn hold_others_back(lane: &LaneParts, pause: Option<Pause>, by: By) {
     match pause {
         Some(Pause::Quota { wait }) => {
             tracing::warn!(provider = %lane.name, wait_ms = wait.as_millis(), "the provider refused what we allowed");
             lane.gate.pause(wait, rand::random());
-            lane.pauses.stop_taking(wait, "the provider asked for a pause");
+            lane.pauses.stop_taking(wait, By::Provider, "the provider asked for a pause");
         }
         Some(Pause::Lane { wait, cause }) => {
             tracing::warn!(provider = %lane.name, wait_ms = wait.as_millis(), cause, "the lane rests");
-            lane.pauses.stop_sending(wait, &cause);
+            lane.pauses.stop_sending(wait, by, &cause);
         }
         None => {}
     }
