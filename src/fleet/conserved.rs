@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::ledger::upkeep::Account;
 
 /// One provider's account; the fields are [`Account`]'s.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Conserved {
     pub provider: String,
     pub recorded: u64,

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::Conserved;
 use super::drain::{Used, drained_in, limit_per_second};
 use super::report::{Decision, Lane, Waits};
-use super::standing::{RowSays, State, Standing, Subject, standing};
+use super::standing::{RowSays, Standing, State, Subject, standing};
 use super::workers::Worker;
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::operator::At;
@@ -357,15 +357,14 @@ fn drained_ms(
     if !told.state.drains() {
         return None;
     }
-    let others = evidence.providers.values().filter(|other| other.quota == provider.quota && other.name != provider.name);
+    let others =
+        evidence.providers.values().filter(|other| other.quota == provider.quota && other.name != provider.name);
     let others = others.filter(|other| other.enabled && !other.paused);
     let theirs: u64 = others.map(|other| Counted::of(evidence, other.name.as_str()).backlog()).sum();
     let own = counted.backlog();
     let backlog = if own == 0 { 0 } else { own + theirs };
-    let used: Vec<Used> = limits
-        .iter()
-        .filter_map(|limit| Some(Used { limit: limit.name.clone(), free: limit.free? }))
-        .collect();
+    let used: Vec<Used> =
+        limits.iter().filter_map(|limit| Some(Used { limit: limit.name.clone(), free: limit.free? })).collect();
     let through = drained_in(provider, backlog, &used, counted.hold(provider))?;
     let rest = match told.state {
         State::BreakerOpen | State::Cold | State::PausedByProvider if backlog > 0 => told.ends_in_ms.unwrap_or(0),

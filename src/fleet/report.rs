@@ -71,15 +71,15 @@ pub struct Lane {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Does {
-    #[default]
-    #[serde(other)]
-    Running,
     /// Takes no more; jobs in hand go on.
     Resting,
     /// Neither takes nor sends.
     Stopped,
     /// One job at a time finds out whether the provider is up again.
     Probing,
+    #[default]
+    #[serde(other)]
+    Running,
 }
 
 /// What holds a lane or its gate.

@@ -142,13 +142,23 @@ mod tests {
             (1, 2, r#"{"ready": "otherwise"}"#, "ready", 0, true),
             (1, 1, r#"{"ready": "otherwise"}"#, "ready", 0, true),
             // A later program's fields and words.
-            (1, 1, r#"{"ready": true, "new": 1, "lanes": {"a": {"does": "dancing", "in_hand": 1}}}"#, "ready", 1, false),
+            (
+                1,
+                1,
+                r#"{"ready": true, "new": 1, "lanes": {"a": {"does": "dancing", "in_hand": 1}}}"#,
+                "ready",
+                1,
+                false,
+            ),
         ] {
             let line = WorkerLine::of(&Worker::of(&row(age_s, format, body)));
             let told = (line.state.as_str(), line.in_hand, !line.warnings.is_empty());
             assert_eq!(told, (state, in_hand, warned), "{age_s} {format} {body}");
         }
         let line = WorkerLine::of(&Worker::of(&row(1, 1, "{}")));
-        assert_eq!((line.started_at.as_str(), line.seen_at.as_str()), ("2027-01-15T08:00:00.000Z", "2027-01-15T08:01:40.000Z"));
+        assert_eq!(
+            (line.started_at.as_str(), line.seen_at.as_str()),
+            ("2027-01-15T08:00:00.000Z", "2027-01-15T08:01:40.000Z")
+        );
     }
 }

@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::connections::BoundedListener;
 pub use self::conservation::Conserved;
+pub use self::overview::{Lookout, Sources, unix_ms};
 pub use self::peek::{LimitUsed, PeekError, peek};
 use crate::domain::provider::ProviderName;
 use crate::ledger::upkeep::Upkeep;
@@ -30,6 +31,7 @@ mod connections;
 mod conservation;
 mod guard;
 mod lanes;
+mod overview;
 mod peek;
 
 /// What the server can tell.
@@ -39,6 +41,7 @@ pub struct OpsState {
     pub limiter: Arc<dyn Limiter>,
     pub upkeep: Arc<dyn Upkeep>,
     pub token: Option<SecretString>,
+    pub lookout: Arc<Lookout>,
 }
 
 /// Serves until the token fires.
@@ -54,6 +57,7 @@ fn router(state: OpsState) -> Router {
         .route("/api/v1/lanes", get(lanes))
         .route("/api/v1/limits/{provider}", get(limits))
         .route("/api/v1/conservation", get(conservation::show))
+        .merge(overview::routes())
         .route_layer(from_fn_with_state(state.clone(), guard::authorised));
     Router::new()
         .route("/livez", get(|| async { "alive\n" }))
@@ -124,12 +128,10 @@ mod tests {
         let (progress_tx, progress) = watch::channel(Progress::default());
         let database = Database::open("sqlite::memory:", 1).unwrap();
         database.migrate().await.unwrap();
-        let state = OpsState {
-            progress,
-            limiter: Arc::new(EmbeddedLimiter::new()),
-            upkeep: database.upkeep(),
-            token: token.map(SecretString::from),
-        };
+        let limiter = Arc::new(EmbeddedLimiter::new());
+        let lookout = overview::tests::lookout(&database, progress.clone(), limiter.clone());
+        let state =
+            OpsState { progress, limiter, upkeep: database.upkeep(), token: token.map(SecretString::from), lookout };
         let stop = CancellationToken::new();
         tokio::spawn(serve(listener, state, stop.clone()));
         (address, progress_tx, stop)

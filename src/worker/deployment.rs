@@ -14,6 +14,7 @@ use tokio_util::task::TaskTracker;
 
 use super::in_hand::InHand;
 use super::lane::{self, LaneParts, LaneSettings};
+use super::meter::{Decision, DecisionKind, Meter};
 use super::patience::{GivenUp, until_back};
 use super::pauses::Pauses;
 use super::pool::Pool;
@@ -22,6 +23,7 @@ use super::settings_watch::{self, Known};
 use super::{Engines, Worker, WorkerOptions, outbox, sweeper, topology};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
+use crate::limiter::gate::GateView;
 
 /// Longest time after the drain for settling permits and publishing events, even when the drain took all of its own.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(3);
@@ -35,6 +37,10 @@ pub struct Progress {
     pub known: Arc<Known>,
     /// The lanes that run, by their provider.
     pub lanes: Arc<BTreeMap<ProviderName, Arc<Pauses>>>,
+    /// What their gates wait for.
+    pub gates: Arc<BTreeMap<ProviderName, watch::Receiver<GateView>>>,
+    /// What this process has counted; the same from its beginning to its end.
+    pub meter: Arc<Meter>,
 }
 
 /// What the drain left.
@@ -69,6 +75,7 @@ pub async fn run(
         engines,
         options: Arc::new(options),
         in_hand: Arc::new(InHand::default()),
+        meter: Arc::clone(&progress.borrow().meter),
         outbox: Arc::default(),
         stop,
         abandon: CancellationToken::new(),
@@ -82,12 +89,13 @@ pub async fn run(
         Err(GivenUp::Stopped) => return Ok(DrainReport::default()),
         Err(GivenUp::Failed(error)) => return Err(error),
     };
+    worker.meter.reloaded();
     let services = TaskTracker::new();
     let (known_tx, known_rx) = watch::channel(Arc::clone(&known));
     let leases_end = CancellationToken::new();
     let (store_version, store_versions) = settings_watch::StoreVersion::channel();
-    let (poll, stop) = (worker.options.settings_poll, worker.stop.clone());
-    services.spawn(settings_watch::follow(Arc::clone(&settings), poll, stop, known_tx, store_versions));
+    let (poll, stop, meter) = (worker.options.settings_poll, worker.stop.clone(), Arc::clone(&worker.meter));
+    services.spawn(settings_watch::follow(Arc::clone(&settings), poll, stop, known_tx, store_versions, meter));
     services.spawn(outbox::run(worker.clone()));
     services.spawn(Arc::clone(&worker.in_hand).keep(Arc::clone(&worker.engines.ledger), leases_end.clone()));
     let (limiter, ledger) = (Arc::clone(&worker.engines.limiter), Arc::clone(&worker.engines.ledger));
@@ -145,7 +153,8 @@ async fn lanes(
             }
         }
         let lanes = running.iter().map(|(name, lane)| (name.clone(), Arc::clone(&lane.parts.pauses))).collect();
-        progress.send_modify(|progress| progress.lanes = Arc::new(lanes));
+        let gates = running.iter().map(|(name, lane)| (name.clone(), lane.parts.gate.view())).collect();
+        progress.send_modify(|progress| (progress.lanes, progress.gates) = (Arc::new(lanes), Arc::new(gates)));
         tokio::select! {
             () = worker.stop.cancelled() => {}
             changed = known.changed() => if changed.is_err() { worker.stop.cancelled().await },
@@ -160,11 +169,22 @@ fn follow_row(worker: &Worker, lane: &RunningLane, row: &Arc<Provider>) {
     match worker.engines.providers.build(row) {
         Ok(client) => {
             lane.pool.set(row.workers, row.outflow_per_second());
-            lane.settings.send_replace(Arc::new(LaneSettings { provider: Arc::clone(row), client }));
+            let before = lane.settings.send_replace(Arc::new(LaneSettings { provider: Arc::clone(row), client }));
             lane.parts.pauses.lift();
+            tell_of_row(&lane.parts, before.provider.paused, row.paused);
         }
         Err(error) => tracing::error!(provider = %row.name, %error, "row cannot be used; the last good one stays"),
     }
+}
+
+/// What a changed row means for those who look at the lane's decisions.
+fn tell_of_row(lane: &LaneParts, paused_before: bool, paused: bool) {
+    let decision = match (paused_before, paused) {
+        (false, true) => Decision::new(DecisionKind::Paused, "its row says so"),
+        (true, false) => Decision::new(DecisionKind::Resumed, "its row says so"),
+        _ => return,
+    };
+    lane.meter.decision(decision);
 }
 
 fn start_lane(worker: &Worker, quotas: &Quotas, row: &Arc<Provider>) -> Option<RunningLane> {
@@ -182,6 +202,7 @@ fn start_lane(worker: &Worker, quotas: &Quotas, row: &Arc<Provider>) -> Option<R
     let parts = Arc::new(LaneParts {
         worker: worker.clone(),
         name: row.name.clone(),
+        meter: worker.meter.lane(&row.name),
         settings: settings_rx,
         gate,
         pool: pool.clone(),

@@ -8,13 +8,16 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout_at};
 
+pub(super) use self::permit::held_by;
 use self::permit::{Pass, permit, refused};
 pub use self::record::put_down;
 use self::record::{Closing, finish_unsent, give_back, park, put_down_next, retract, write_end};
 use super::in_hand::Held;
 use super::intake::End;
 use super::lane::{LaneParts, LaneSettings};
+use super::meter::{Decision, DecisionKind};
 use super::pauses::Turn;
+use crate::domain::breaker::Change;
 use crate::domain::decision::CallKind;
 use crate::domain::disposition::finding::after_finding;
 use crate::domain::disposition::{
@@ -72,11 +75,11 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand) -> End {
     let settings = lane.settings.borrow().clone();
     let call = match next_call(&settings, job) {
         Ok(Ok(call)) => call,
-        Ok(Err(next)) => return put_down_next(lane, job, next).await,
+        Ok(Err(next)) => return put_down_next(lane, job, next, "again").await,
         Err(error) => {
             lane.pauses.stop_sending(MISCONFIGURED_PAUSE, By::Setup, &error.to_string());
             tracing::error!(provider = %lane.name, %error, "requests cannot be built; the lane rests");
-            return park(lane, job, MISCONFIGURED_PAUSE, "the request cannot be built yet").await;
+            return park(lane, job, MISCONFIGURED_PAUSE, ("misconfigured", "the request cannot be built yet")).await;
         }
     };
     let turn = tokio::select! {
@@ -86,19 +89,26 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand) -> End {
     let _turn = match turn {
         Ok(Some(turn)) => turn,
         Ok(None) => return give_back(lane, job).await,
-        Err(_) => return park(lane, job, BUCKET_WAIT, "waits for a place in the steady outflow").await,
+        Err(_) => return park(lane, job, BUCKET_WAIT, ("outflow", "waits for a place in the steady outflow")).await,
     };
     match permit(lane, &settings.provider, job, call.kind()).await {
         Pass::Granted(permit) => match no_longer(&call, job, &settings.provider) {
             // Its time has passed while it waited; the permit drops and goes back.
-            Some(next) => put_down_next(lane, job, next).await,
+            Some(next) => {
+                lane.meter.permit_returned();
+                put_down_next(lane, job, next, "again").await
+            }
             None => match lane.pauses.turn() {
                 Some(turn) => send(lane, &settings, job, &call, (permit, &turn)).await,
-                None => park(lane, job, HELD_WAIT, "another job finds out whether the provider is up again").await,
+                None => {
+                    lane.meter.permit_returned();
+                    let reason = "another job finds out whether the provider is up again";
+                    park(lane, job, HELD_WAIT, ("probing", reason)).await
+                }
             },
         },
         Pass::Refused(refusal) => refused(lane, job, &refusal).await,
-        Pass::Held(cause) => park(lane, job, HELD_WAIT, &cause).await,
+        Pass::Held(cause) => park(lane, job, HELD_WAIT, ("held", &cause)).await,
         Pass::Stopping => give_back(lane, job).await,
     }
 }
@@ -179,32 +189,42 @@ async fn send(
     };
     let number = match begun {
         Ok(Begun::Attempt(number)) => number,
-        Ok(Begun::Lost) => return End::HandBack,
+        Ok(Begun::Lost) => {
+            lane.meter.permit_returned();
+            return End::HandBack;
+        }
         Err(error) => {
             drop(permit);
+            lane.meter.permit_returned();
             tracing::warn!(job = %job.job.id, %error, "request not written down; nothing was sent");
             return retract(lane, job, call.kind()).await;
         }
     };
     faults::crash(Point::AfterSending);
     sleep_until(permit.start_at).await;
-    let began = Instant::now();
+    let (began, lateness) = (Instant::now(), permit.start_at.elapsed());
     let Ok(in_flight) = permit.begin() else {
+        lane.meter.permit_returned();
         tracing::warn!(provider = %lane.name, "a request was written down too slowly for its permit; nothing was sent");
         lane.pauses.stop_taking(LATE_REST, By::Engine, "the ledger is slower than the send budget");
         return finish_unsent(lane, job, call.kind(), number).await;
     };
+    let started = lane.meter.started(lateness);
     match call {
         Call::Charge(request) => {
             let silence = Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None };
             let sent = faults::on_the_wire(request, settings.client.send(request));
-            let answer = answered(in_flight, sent, silence, Outcome::way).await;
-            lane.pauses.observe(&job.job.id, &answer.outcome, began, rand::random());
+            let answer = answered((lane, began), in_flight, sent, (silence, Outcome::way)).await;
+            drop(started);
+            let change = lane.pauses.observe(&job.job.id, &answer.outcome, began, rand::random());
+            tell_of_breaker(lane, change, &answer.outcome);
             finish_charge(lane, settings, job, (number, turn.is_probe()), &answer).await
         }
         Call::Lookup(question) => {
             let silence = Finding::Unknown { cause: UnknownCause::Timeout, retry_after: None };
-            let answer = answered(in_flight, settings.client.ask(question), silence, Finding::way).await;
+            let asked = settings.client.ask(question);
+            let answer = answered((lane, began), in_flight, asked, (silence, Finding::way)).await;
+            drop(started);
             faults::crash(Point::AfterLookup);
             finish_lookup(lane, settings, job, number, &answer).await
         }
@@ -213,21 +233,44 @@ async fn send(
 
 /// The answer of the one request that a permit is for, and the permit settled by how far it got.
 async fn answered<T>(
+    (lane, began): (&LaneParts, Instant),
     in_flight: InFlight,
     request: impl Future<Output = Answer<T>>,
-    silence: T,
-    way: fn(&T) -> Way,
+    (silence, way): (T, fn(&T) -> Way),
 ) -> Answer<T> {
     // The row's own timeout ends a request before this, unless the row changed since the permit was asked for.
-    let answer = timeout_at(in_flight.answer_before, request).await;
+    let answer_before = in_flight.answer_before;
+    let answer = timeout_at(answer_before, request).await;
     let answer = answer.unwrap_or(Answer { outcome: silence, status: None, answer_age: Duration::ZERO });
     faults::crash(Point::AfterAnswer);
-    match way(&answer.outcome) {
+    let way = way(&answer.outcome);
+    match way {
         Way::NotSent => in_flight.not_sent(),
-        Way::Lost => in_flight.unknown(),
-        Way::Answered => in_flight.answered(Instant::now() - answer.answer_age),
+        Way::Lost => {
+            in_flight.unknown();
+            lane.meter.hold(answer_before.saturating_duration_since(began));
+        }
+        Way::Answered => {
+            let read_at = Instant::now() - answer.answer_age;
+            in_flight.answered(read_at);
+            lane.meter.hold(read_at.saturating_duration_since(began));
+        }
     }
+    lane.meter.answered(answer.status, way != Way::NotSent, began.elapsed());
     answer
+}
+
+fn tell_of_breaker(lane: &LaneParts, change: Option<Change>, outcome: &Outcome) {
+    let decision = match change {
+        Some(Change::Opens { rest }) => {
+            let words =
+                format!("{}: the provider is down, nothing is sent for {:.1} s", outcome.word(), rest.as_secs_f64());
+            Decision { about: String::new(), ..Decision::new(DecisionKind::BreakerOpened, &words) }
+        }
+        Some(Change::Closes) => Decision::new(DecisionKind::BreakerClosed, "the provider answers again"),
+        None => return,
+    };
+    lane.meter.decision(decision);
 }
 
 async fn finish_charge(
@@ -242,6 +285,9 @@ async fn finish_charge(
         history.first_sent_age.get_or_insert_default();
     }
     let disposition = after_outcome(&answer.outcome, &history, &retry_policy(&settings.provider), rand::random());
+    if matches!(answer.outcome, Outcome::Throttled { .. }) {
+        lane.meter.throttled();
+    }
     let misconfigured = matches!(answer.outcome, Outcome::Misconfigured { .. });
     hold_others_back(lane, disposition.pause, if misconfigured { By::Setup } else { By::Provider });
     let end = AttemptEnd {
@@ -251,7 +297,7 @@ async fn finish_charge(
         detail: answer.outcome.detail(),
         counts: disposition.counts_attempt,
     };
-    write_end(lane, job, &Closing::Charge(end), disposition.next).await
+    write_end(lane, job, &Closing::Charge(end), (disposition.next, answer.outcome.word())).await
 }
 
 async fn finish_lookup(
@@ -265,6 +311,9 @@ async fn finish_lookup(
         tracing::error!(provider = %lane.name, job = %job.job.id, status, "a look-up was refused: check the credentials in headers");
     }
     let judged = after_finding(&answer.outcome, &history(job), &retry_policy(&settings.provider), rand::random());
+    if matches!(answer.outcome, Finding::Throttled { .. }) {
+        lane.meter.throttled();
+    }
     hold_others_back(lane, judged.pause, By::Provider);
     let end = LookupEnd {
         number,
@@ -273,18 +322,22 @@ async fn finish_lookup(
         detail: answer.outcome.detail(),
         grants_resend: judged.grants_resend,
     };
-    write_end(lane, job, &Closing::Lookup(end), judged.next).await
+    write_end(lane, job, &Closing::Lookup(end), (judged.next, answer.outcome.word())).await
 }
 
 fn hold_others_back(lane: &LaneParts, pause: Option<Pause>, by: By) {
     match pause {
         Some(Pause::Quota { wait }) => {
             tracing::warn!(provider = %lane.name, wait_ms = wait.as_millis(), "the provider refused what we allowed");
+            let words =
+                format!("the provider refused what we allowed; nothing is sent for {:.1} s", wait.as_secs_f64());
+            lane.meter.decision(Decision { about: String::new(), ..Decision::new(DecisionKind::Throttled, &words) });
             lane.gate.pause(wait, rand::random());
             lane.pauses.stop_taking(wait, By::Provider, "the provider asked for a pause");
         }
         Some(Pause::Lane { wait, cause }) => {
             tracing::warn!(provider = %lane.name, wait_ms = wait.as_millis(), cause, "the lane rests");
+            lane.meter.decision(Decision::new(DecisionKind::Paused, &cause));
             lane.pauses.stop_sending(wait, by, &cause);
         }
         None => {}

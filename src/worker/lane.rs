@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::meter::LaneMeter;
 use super::pauses::{Pause, Pauses};
 use super::pool::Pool;
 use super::{Worker, intake};
@@ -38,6 +39,7 @@ pub struct LaneSettings {
 pub struct LaneParts {
     pub worker: Worker,
     pub name: ProviderName,
+    pub meter: Arc<LaneMeter>,
     pub settings: watch::Receiver<Arc<LaneSettings>>,
     pub gate: Gate,
     pub pool: Pool,

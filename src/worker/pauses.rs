@@ -142,13 +142,14 @@ impl Pauses {
     }
 
     /// Takes note of what a request came to that began then: a provider that is down is left alone, and so is one that
-    /// rejects one payment after the other. `fraction` is a random number in 0..1.
-    pub fn observe(&self, job: &JobId, outcome: &Outcome, began: Instant, fraction: f64) {
+    /// rejects one payment after the other. `fraction` is a random number in 0..1. Returns what the breaker did.
+    pub fn observe(&self, job: &JobId, outcome: &Outcome, began: Instant, fraction: f64) -> Option<Change> {
         self.count_rejected(matches!(outcome, Outcome::Rejected { .. }));
         let since = |instant: Instant| instant.saturating_duration_since(self.origin);
         // Held until it is followed, so that of two changes the later one is the one that stays.
         let mut breaker = self.breaker();
-        match breaker.observe(job, Sign::of(outcome), (since(began), since(Instant::now())), fraction) {
+        let change = breaker.observe(job, Sign::of(outcome), (since(began), since(Instant::now())), fraction);
+        match change {
             Some(Change::Opens { rest }) => {
                 let cause = format!("the provider is down: {}", failure(outcome));
                 tracing::error!(rest_ms = rest.as_millis(), cause, "the lane's circuit breaker opens");
@@ -161,6 +162,7 @@ impl Pauses {
             }
             None => {}
         }
+        change
     }
 
     /// A changed row may have mended what the lane rests for.

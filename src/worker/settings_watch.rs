@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
 use crate::ledger::settings::{BadRow, Settings, Snapshot};
+use crate::worker::meter::Meter;
 
 /// How often the settings version is looked at: half of what a change may take to be in force.
 pub const POLL: Duration = Duration::from_secs(1);
@@ -126,6 +127,7 @@ pub async fn follow(
     stop: CancellationToken,
     known: watch::Sender<Arc<Known>>,
     mut store: watch::Receiver<i64>,
+    meter: Arc<Meter>,
 ) {
     let mut tick = interval(poll);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -145,12 +147,14 @@ pub async fn follow(
                 away = false;
                 tracing::info!(version = next.version, providers = next.providers.len(), "settings loaded");
                 known.send_replace(Arc::new(next));
+                meter.reloaded();
             }
-            Err(error) if !away => {
-                away = true;
-                tracing::warn!(%error, "settings cannot be read; the last ones stay in force");
+            Err(error) => {
+                meter.not_reloaded();
+                if !std::mem::replace(&mut away, true) {
+                    tracing::warn!(%error, "settings cannot be read; the last ones stay in force");
+                }
             }
-            Err(_) => {}
         }
     }
 }

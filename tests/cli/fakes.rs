@@ -14,9 +14,11 @@ use sluicegate::domain::job::Token;
 use sluicegate::domain::limit::Rate;
 use sluicegate::domain::provider::{Provider, ProviderName};
 use sluicegate::ledger::LedgerError;
+use sluicegate::ledger::fleet::Fleet;
 use sluicegate::ledger::operator::Operator;
 use sluicegate::ledger::provider_row::ProviderRow;
 use sluicegate::ledger::settings::{BadRow, Change, Settings, Snapshot};
+use sluicegate::ledger::upkeep::Upkeep;
 use sluicegate::limiter::Limiter;
 use sluicegate::limiter::embedded::EmbeddedLimiter;
 use sluicegate::queue::{DeadLetter, Lane, Outgoing, Queue, QueueError};
@@ -125,6 +127,10 @@ impl Engines for Engine {
     }
 
     async fn operator(&self, _: &Config) -> Result<Arc<dyn Operator>, CommandError> {
+        Err(CommandError::Failed("these engines have no ledger".to_owned()))
+    }
+
+    async fn fleet(&self, _: &Config) -> Result<(Arc<dyn Fleet>, Arc<dyn Upkeep>), CommandError> {
         Err(CommandError::Failed("these engines have no ledger".to_owned()))
     }
 

@@ -146,6 +146,18 @@ impl Stand {
         self.workers[number].as_ref().unwrap().server.pid
     }
 
+    pub fn ops_url(&self, number: usize) -> String {
+        format!("http://127.0.0.1:{}", self.workers[number].as_ref().unwrap().ops_port)
+    }
+
+    /// Runs a command that asks this worker's ops server.
+    pub fn status_of(&self, number: usize, args: &[&str]) -> String {
+        let ops = format!("127.0.0.1:{}", self.workers[number].as_ref().unwrap().ops_port);
+        let output = Command::new(PROGRAM).args(args).envs(self.environment(&ops)).output().unwrap();
+        assert!(output.status.success() && output.stderr.is_empty(), "{args:?}: {}", text(&output));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
     pub fn broker_url(&self) -> &str {
         &self.broker_url
     }

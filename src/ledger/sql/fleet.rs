@@ -9,7 +9,7 @@ use async_trait::async_trait;
 
 use super::SqlLedger;
 use super::dialect::Dialect;
-use super::engine::{Args, Engine, Sql};
+use super::engine::{Args, Sql};
 use super::row::Row;
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;

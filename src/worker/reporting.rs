@@ -1,0 +1,297 @@
+//! What this process says of itself to all others: one row of the database, written anew every two seconds.
+//!
+//! Refuses to disturb payments: one statement at a time, given up after a while, and a failure is said once. Whoever ends
+//! as it should takes its row with it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::Engines;
+use super::deployment::Progress;
+use super::execute::held_by;
+use super::pauses::{LaneState, Pause, Pauses};
+use crate::domain::provider::ProviderName;
+use crate::fleet::report::{By, Decision, Does, Engine, FORMAT, Held, Lane, Report, Waits};
+use crate::ledger::fleet::{Fleet, WorkerReport};
+use crate::limiter::gate::{GateView, RefusedBy};
+use crate::worker::meter::LaneFigures;
+
+/// How often a process reports.
+pub const EVERY: Duration = Duration::from_secs(2);
+/// Reports over which `sent_10s` looks back.
+const LOOK_BACK: usize = 5;
+/// How long a report, or a question to an engine, may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Rows of processes that vanished are kept for so long.
+const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
+/// Reports between two looks for such rows.
+const FORGET_EVERY: u64 = 300;
+/// Most decisions in one report, of all lanes together: it is written every two seconds.
+const DECISIONS_MAX: usize = 200;
+/// Fewest and most decisions of one lane.
+const DECISIONS_OF_LANE: (usize, usize) = (3, 50);
+
+/// Who reports.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// That of its leases.
+    pub id: String,
+    pub host: String,
+    pub pid: u32,
+    pub version: String,
+    pub kinds: Kinds,
+}
+
+/// What stands behind each face.
+#[derive(Clone, Copy, Debug)]
+pub struct Kinds {
+    pub database: &'static str,
+    pub queue: &'static str,
+    pub limiter: &'static str,
+}
+
+/// What is reported from.
+#[derive(Clone)]
+pub struct Reporter {
+    pub fleet: Arc<dyn Fleet>,
+    pub engines: Engines,
+    pub progress: watch::Receiver<Progress>,
+    pub identity: Identity,
+}
+
+impl Reporter {
+    /// Reports until `stop` fires, then deletes the row.
+    pub async fn run(self, stop: CancellationToken) {
+        let started = Instant::now();
+        let mut tick = interval(EVERY);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut sent, mut away, mut count) = (Sent::default(), false, 0_u64);
+        let (mut engines, mut asked) = (BTreeMap::new(), None);
+        loop {
+            tokio::select! {
+                _ = tick.tick() => {}
+                () = stop.cancelled() => break,
+            }
+            // Engines that do not answer must not delay the report that says so.
+            engines = tokio::select! {
+                engines = self.engines(&engines, &mut asked) => engines,
+                () = stop.cancelled() => break,
+            };
+            let report = self.report(engines.clone(), &mut sent);
+            let written = timeout(PATIENCE, self.write(&report, started.elapsed(), count.is_multiple_of(FORGET_EVERY)));
+            let written = tokio::select! {
+                written = written => written.unwrap_or_else(|_| Err("no answer in time".to_owned())),
+                () = stop.cancelled() => break,
+            };
+            count = count.saturating_add(1);
+            match written {
+                Ok(()) => away = false,
+                Err(error) if !away => {
+                    away = true;
+                    tracing::warn!(error, "this worker cannot report; payments go on, and pages may call it lost");
+                }
+                Err(_) => {}
+            }
+        }
+        match timeout(PATIENCE, self.fleet.leave(&self.identity.id)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(%error, "report not deleted; it is forgotten after a day"),
+            Err(_) => tracing::debug!("report not deleted in time; it is forgotten after a day"),
+        }
+    }
+
+    async fn write(&self, report: &Report, uptime: Duration, forget: bool) -> Result<(), String> {
+        let Identity { id, host, pid, version, .. } = self.identity.clone();
+        let body = serde_json::to_string(report).map_err(|error| error.to_string())?;
+        let row = WorkerReport { id, host, pid, version, uptime, format: FORMAT, body };
+        self.fleet.report(&row).await.map_err(|error| error.to_string())?;
+        if forget {
+            self.fleet.forget(KEPT).await.map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// What is known of the engines now. One that takes longer than a report may wait is told as it was, with a problem;
+    /// its answer is waited for by nobody else.
+    async fn engines(
+        &self,
+        before: &BTreeMap<String, Engine>,
+        asked: &mut Option<Instant>,
+    ) -> BTreeMap<String, Engine> {
+        let lately = asked.is_some_and(|at: Instant| at.elapsed() < EVERY / 2);
+        if lately {
+            return before.clone();
+        }
+        *asked = Some(Instant::now());
+        let limited =
+            self.progress.borrow().known.providers.values().find(|row| row.enabled).map(|row| row.quota.clone());
+        let Engines { ledger, queue, limiter, .. } = &self.engines;
+        let limiter = async {
+            // A cluster is asked where the first quota is.
+            if let Some(quota) = limited {
+                limiter.run_id(&quota).await.map_err(|error| error.to_string())?;
+            }
+            limiter.ping().await.map_err(|error| error.to_string())
+        };
+        let kinds = self.identity.kinds;
+        let (database, queue, limiter) = tokio::join!(
+            asked_of(kinds.database, async { ledger.ping().await.map_err(|error| error.to_string()) }),
+            asked_of(kinds.queue, async { queue.ping().await.map_err(|error| error.to_string()) }),
+            asked_of(kinds.limiter, limiter),
+        );
+        [("database", database), ("queue", queue), ("limiter", limiter)].map(|(name, it)| (name.to_owned(), it)).into()
+    }
+
+    fn report(&self, engines: BTreeMap<String, Engine>, sent: &mut Sent) -> Report {
+        let progress = self.progress.borrow().clone();
+        let each = (DECISIONS_MAX / progress.lanes.len().max(1)).clamp(DECISIONS_OF_LANE.0, DECISIONS_OF_LANE.1);
+        let mut lanes: BTreeMap<String, Lane> = BTreeMap::new();
+        for (name, pauses) in progress.lanes.iter() {
+            let figures = progress.meter.lane(name).figures();
+            let gate = progress.gates.get(name).map(|view| view.borrow().clone()).unwrap_or_default();
+            lanes.insert(name.to_string(), lane(&figures, pauses, &gate, each));
+        }
+        sent.enter(&mut lanes);
+        Report {
+            ready: progress.ready,
+            draining: progress.draining,
+            settings_version: progress.known.version,
+            lanes,
+            engines,
+            warnings: unusable(&progress),
+        }
+    }
+}
+
+/// Rows in force that have no lane here.
+fn unusable(progress: &Progress) -> Vec<String> {
+    if !progress.ready || progress.draining {
+        return Vec::new();
+    }
+    let missing = |name: &&ProviderName| !progress.lanes.contains_key(*name);
+    let enabled = progress.known.providers.iter().filter(|(_, row)| row.enabled).map(|(name, _)| name);
+    enabled.filter(missing).map(|name| format!("no lane for {name}: its log says why")).collect()
+}
+
+async fn asked_of(kind: &str, question: impl Future<Output = Result<(), String>>) -> Engine {
+    let began = Instant::now();
+    let answer = timeout(PATIENCE, question).await.unwrap_or_else(|_| Err("no answer in time".to_owned()));
+    let ok = answer.is_ok();
+    let rtt_ms = ok.then(|| (began.elapsed().as_secs_f64() * 100_000.0).round() / 100.0);
+    Engine { ok, kind: kind.to_owned(), rtt_ms, problem: answer.err() }
+}
+
+/// Requests begun until each of the last reports.
+#[derive(Debug, Default)]
+struct Sent(VecDeque<BTreeMap<String, u64>>);
+
+impl Sent {
+    fn enter(&mut self, lanes: &mut BTreeMap<String, Lane>) {
+        let oldest = self.0.front();
+        for (name, lane) in lanes.iter_mut() {
+            // A lane that was not there had sent nothing; before the first report, nobody had.
+            let before = oldest.map_or(0, |sent| sent.get(name).copied().unwrap_or(0));
+            lane.sent_10s = lane.sent_total.saturating_sub(before);
+        }
+        self.0.push_back(lanes.iter().map(|(name, lane)| (name.clone(), lane.sent_total)).collect());
+        if self.0.len() > LOOK_BACK {
+            self.0.pop_front();
+        }
+    }
+}
+
+fn lane(figures: &LaneFigures, pauses: &Pauses, gate: &GateView, decisions: usize) -> Lane {
+    let (does, pause) = match pauses.state() {
+        LaneState::Running => (Does::Running, None),
+        LaneState::Resting(pause) => (Does::Resting, Some(held(pause))),
+        LaneState::Stopped(pause) => (Does::Stopped, Some(held(pause))),
+        LaneState::Probing { cause } => (Does::Probing, Some(Held { by: By::Breaker, words: cause, ends_in_ms: None })),
+    };
+    let line = |decision: &crate::worker::meter::DecisionLine| Decision {
+        at_ms: i64::try_from(decision.at_ms).unwrap_or(i64::MAX),
+        kind: decision.kind.to_owned(),
+        reason: decision.reason.clone(),
+        permits: decision.permits,
+    };
+    Lane {
+        does,
+        pause,
+        gate: gate.standing.as_ref().and_then(|(by, until)| stands(by, *until)),
+        gate_waiting: u64::try_from(gate.waiting).unwrap_or(u64::MAX),
+        in_hand: figures.in_hand,
+        in_flight: figures.in_flight,
+        sent_total: figures.sent_total,
+        sent_10s: 0,
+        throttled_total: figures.throttled_total,
+        waits: Waits {
+            bounds_ms: figures.permit_waits.bounds_ms.to_vec(),
+            counts: figures.permit_waits.counts.clone(),
+        },
+        decisions: figures.decisions.iter().take(decisions).map(line).collect(),
+    }
+}
+
+/// Milliseconds until then; `None` when it has passed.
+fn left_ms(until: Instant) -> Option<u64> {
+    let left = until.saturating_duration_since(Instant::now());
+    (!left.is_zero()).then(|| u64::try_from(left.as_millis()).unwrap_or(u64::MAX))
+}
+
+fn held(pause: Pause) -> Held {
+    let Pause { until, by, cause } = pause;
+    let limit = cause.strip_prefix("waits for limit ").filter(|_| by == By::Limit).map(str::to_owned);
+    Held { by, words: limit.unwrap_or(cause), ends_in_ms: left_ms(until) }
+}
+
+/// Why the line of a gate stands; `None` when its time has passed, or an account's rule is no matter of the lane.
+fn stands(by: &RefusedBy, until: Instant) -> Option<Held> {
+    let ends_in_ms = Some(left_ms(until)?);
+    let words = match by {
+        RefusedBy::Limit(name) => name.clone(),
+        RefusedBy::Cold => "the limiter has lost its state and waits until nothing from before can count".to_owned(),
+        RefusedBy::Paused => "the provider asked for a pause".to_owned(),
+        RefusedBy::StoreAway(problem) => format!("limiter: {problem}"),
+        RefusedBy::StaleSettings => "newer settings are being loaded".to_owned(),
+        RefusedBy::TooCostly | RefusedBy::Blocked { .. } | RefusedBy::Stopping => return None,
+    };
+    Some(Held { by: held_by(by), words, ends_in_ms })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_sent_lately_is_counted_over_the_last_reports() {
+        let mut sent = Sent::default();
+        let mut entered = |total: u64| {
+            let lane = Lane { sent_total: total, ..Lane::default() };
+            let mut lanes = BTreeMap::from([("acme".to_owned(), lane)]);
+            sent.enter(&mut lanes);
+            lanes["acme"].sent_10s
+        };
+        let told: Vec<u64> = [10, 30, 60, 60, 60, 60, 60, 70].map(&mut entered).to_vec();
+        // From the sixth report on, the first no longer counts.
+        assert_eq!(told, [10, 20, 50, 50, 50, 50, 30, 10]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lane_tells_its_pause_and_its_gate() {
+        let pauses = Pauses::default();
+        pauses.stop_taking(Duration::from_secs(9), By::Limit, "waits for limit per-minute");
+        let until = Instant::now() + Duration::from_secs(12);
+        let gate = GateView { waiting: 3, standing: Some((RefusedBy::StoreAway("gone".to_owned()), until)) };
+        let told = lane(&LaneFigures { sent_total: 7, in_hand: 2, ..LaneFigures::default() }, &pauses, &gate, 5);
+        assert_eq!((told.does, told.sent_total, told.in_hand, told.gate_waiting), (Does::Resting, 7, 2, 3));
+        let pause = told.pause.unwrap();
+        assert_eq!((pause.by, pause.words.as_str(), pause.ends_in_ms), (By::Limit, "per-minute", Some(9_000)));
+        let gate = told.gate.unwrap();
+        assert_eq!((gate.by, gate.words.as_str(), gate.ends_in_ms), (By::Engine, "limiter: gone", Some(12_000)));
+        assert_eq!(stands(&RefusedBy::Cold, Instant::now()), None);
+    }
+}
