@@ -18,6 +18,9 @@ pub struct Report {
     /// Settings are loaded and the topology is declared.
     pub ready: bool,
     pub draining: bool,
+    /// The last word of a process that may not delete its row.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub stopped: bool,
     /// Of the settings that it goes by.
     pub settings_version: i64,
     /// By provider.

@@ -14,6 +14,17 @@ use crate::ledger::operator::At;
 /// A process that has not reported for longer is lost: five reports missed.
 pub const SILENT_MAX: Duration = Duration::from_secs(10);
 
+/// A row that is older is nobody's any more, whether or not somebody may delete it.
+pub const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The processes of these rows, which were read so long ago; without those that ended as they should.
+#[must_use]
+pub fn present(rows: &[Reported], read: Duration) -> Vec<Worker> {
+    let workers = rows.iter().map(|row| Worker { age: row.age + read, ..Worker::of(row) });
+    let stopped = |worker: &Worker| worker.report.as_ref().is_some_and(|report| report.stopped);
+    workers.filter(|worker| worker.age <= KEPT && !stopped(worker)).collect()
+}
+
 /// One process and what it said last.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Worker {
@@ -155,6 +166,9 @@ mod tests {
             let told = (line.state.as_str(), line.in_hand, !line.warnings.is_empty());
             assert_eq!(told, (state, in_hand, warned), "{age_s} {format} {body}");
         }
+        let rows = [row(1, 1, "{}"), row(1, 1, r#"{"stopped": true}"#), row(90_000, 1, "{}"), row(86_000, 1, "{}")];
+        let ages: Vec<u64> = present(&rows, Duration::from_secs(2)).iter().map(|worker| worker.age.as_secs()).collect();
+        assert_eq!(ages, [3, 86_002]);
         let line = WorkerLine::of(&Worker::of(&row(1, 1, "{}")));
         assert_eq!(
             (line.started_at.as_str(), line.seen_at.as_str()),

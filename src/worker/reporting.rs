@@ -17,6 +17,7 @@ use super::execute::held_by;
 use super::pauses::{LaneState, Pause, Pauses};
 use crate::domain::provider::ProviderName;
 use crate::fleet::report::{By, Decision, Does, Engine, FORMAT, Held, Lane, Report, Waits};
+use crate::fleet::workers::KEPT;
 use crate::ledger::fleet::{Fleet, WorkerReport};
 use crate::limiter::gate::{GateView, RefusedBy};
 use crate::worker::meter::LaneFigures;
@@ -25,10 +26,10 @@ use crate::worker::meter::LaneFigures;
 pub const EVERY: Duration = Duration::from_secs(2);
 /// Reports over which `sent_10s` looks back.
 const LOOK_BACK: usize = 5;
-/// How long a report, or a question to an engine, may take.
+/// How long a report may take to write.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Rows of processes that vanished are kept for so long.
-const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
+/// How long an engine may take to say that it is there.
+const ANSWER_MAX: Duration = Duration::from_secs(2);
 /// Reports between two looks for such rows.
 const FORGET_EVERY: u64 = 300;
 /// Most decisions in one report, of all lanes together: it is written every two seconds.
@@ -71,26 +72,27 @@ impl Reporter {
         let mut tick = interval(EVERY);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut sent, mut away, mut count) = (Sent::default(), false, 0_u64);
-        let (mut engines, mut asked) = (BTreeMap::new(), None);
         loop {
             tokio::select! {
                 _ = tick.tick() => {}
                 () = stop.cancelled() => break,
             }
-            // Engines that do not answer must not delay the report that says so.
-            engines = tokio::select! {
-                engines = self.engines(&engines, &mut asked) => engines,
+            let engines = tokio::select! {
+                engines = self.engines() => engines,
                 () = stop.cancelled() => break,
             };
-            let report = self.report(engines.clone(), &mut sent);
-            let written = timeout(PATIENCE, self.write(&report, started.elapsed(), count.is_multiple_of(FORGET_EVERY)));
-            let written = tokio::select! {
-                written = written => written.unwrap_or_else(|_| Err("no answer in time".to_owned())),
-                () = stop.cancelled() => break,
-            };
-            count = count.saturating_add(1);
+            let report = self.report(engines, &mut sent);
+            // Not given up when it stops: a row that is written after it was deleted would be a lost worker's.
+            let written = timeout(PATIENCE, self.write(&report, started.elapsed())).await;
+            let written = written.unwrap_or_else(|_| Err("no answer in time".to_owned()));
             match written {
-                Ok(()) => away = false,
+                Ok(()) => {
+                    away = false;
+                    if count.is_multiple_of(FORGET_EVERY) {
+                        self.forget().await;
+                    }
+                    count = count.saturating_add(1);
+                }
                 Err(error) if !away => {
                     away = true;
                     tracing::warn!(error, "this worker cannot report; payments go on, and pages may call it lost");
@@ -98,51 +100,45 @@ impl Reporter {
                 Err(_) => {}
             }
         }
-        match timeout(PATIENCE, self.fleet.leave(&self.identity.id)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::debug!(%error, "report not deleted; it is forgotten after a day"),
-            Err(_) => tracing::debug!("report not deleted in time; it is forgotten after a day"),
+        if timeout(PATIENCE, self.leave(started.elapsed())).await.is_err() {
+            tracing::debug!("the last report was not written in time; this worker will be called lost");
         }
     }
 
-    async fn write(&self, report: &Report, uptime: Duration, forget: bool) -> Result<(), String> {
+    /// Rows that nobody may delete are not shown after a day either.
+    async fn forget(&self) {
+        match timeout(PATIENCE, self.fleet.forget(KEPT)).await {
+            Ok(Ok(rows)) => tracing::debug!(rows, "reports of workers that vanished are deleted"),
+            Ok(Err(error)) => tracing::debug!(%error, "old reports not deleted"),
+            Err(_) => tracing::debug!("old reports not deleted in time"),
+        }
+    }
+
+    /// Takes the row along. Where the database's rights let nobody delete, the row says that it is nobody's.
+    async fn leave(&self, uptime: Duration) {
+        let Err(error) = self.fleet.leave(&self.identity.id).await else { return };
+        tracing::debug!(%error, "report not deleted");
+        let last = Report { stopped: true, ..Report::default() };
+        if let Err(error) = self.write(&last, uptime).await {
+            tracing::debug!(error, "the last report was not written; this worker will be called lost");
+        }
+    }
+
+    async fn write(&self, report: &Report, uptime: Duration) -> Result<(), String> {
         let Identity { id, host, pid, version, .. } = self.identity.clone();
         let body = serde_json::to_string(report).map_err(|error| error.to_string())?;
         let row = WorkerReport { id, host, pid, version, uptime, format: FORMAT, body };
-        self.fleet.report(&row).await.map_err(|error| error.to_string())?;
-        if forget {
-            self.fleet.forget(KEPT).await.map_err(|error| error.to_string())?;
-        }
-        Ok(())
+        self.fleet.report(&row).await.map_err(|error| error.to_string())
     }
 
-    /// What is known of the engines now. One that takes longer than a report may wait is told as it was, with a problem;
-    /// its answer is waited for by nobody else.
-    async fn engines(
-        &self,
-        before: &BTreeMap<String, Engine>,
-        asked: &mut Option<Instant>,
-    ) -> BTreeMap<String, Engine> {
-        let lately = asked.is_some_and(|at: Instant| at.elapsed() < EVERY / 2);
-        if lately {
-            return before.clone();
-        }
-        *asked = Some(Instant::now());
-        let limited =
-            self.progress.borrow().known.providers.values().find(|row| row.enabled).map(|row| row.quota.clone());
+    /// Engines that do not answer delay the report that says so, but not for long enough to look lost.
+    async fn engines(&self) -> BTreeMap<String, Engine> {
         let Engines { ledger, queue, limiter, .. } = &self.engines;
-        let limiter = async {
-            // A cluster is asked where the first quota is.
-            if let Some(quota) = limited {
-                limiter.run_id(&quota).await.map_err(|error| error.to_string())?;
-            }
-            limiter.ping().await.map_err(|error| error.to_string())
-        };
         let kinds = self.identity.kinds;
         let (database, queue, limiter) = tokio::join!(
-            asked_of(kinds.database, async { ledger.ping().await.map_err(|error| error.to_string()) }),
-            asked_of(kinds.queue, async { queue.ping().await.map_err(|error| error.to_string()) }),
-            asked_of(kinds.limiter, limiter),
+            asked(kinds.database, async { ledger.ping().await.map_err(|error| error.to_string()) }),
+            asked(kinds.queue, async { queue.ping().await.map_err(|error| error.to_string()) }),
+            asked(kinds.limiter, async { limiter.ping().await.map_err(|error| error.to_string()) }),
         );
         [("database", database), ("queue", queue), ("limiter", limiter)].map(|(name, it)| (name.to_owned(), it)).into()
     }
@@ -178,9 +174,9 @@ fn unusable(progress: &Progress) -> Vec<String> {
     enabled.filter(missing).map(|name| format!("no lane for {name}: its log says why")).collect()
 }
 
-async fn asked_of(kind: &str, question: impl Future<Output = Result<(), String>>) -> Engine {
+async fn asked(kind: &str, question: impl Future<Output = Result<(), String>>) -> Engine {
     let began = Instant::now();
-    let answer = timeout(PATIENCE, question).await.unwrap_or_else(|_| Err("no answer in time".to_owned()));
+    let answer = timeout(ANSWER_MAX, question).await.unwrap_or_else(|_| Err("no answer in time".to_owned()));
     let ok = answer.is_ok();
     let rtt_ms = ok.then(|| (began.elapsed().as_secs_f64() * 100_000.0).round() / 100.0);
     Engine { ok, kind: kind.to_owned(), rtt_ms, problem: answer.err() }

@@ -11,7 +11,7 @@ use super::connect::Engines;
 use super::console::Shape;
 use super::{CommandError, Console, Exit, ops_client};
 use crate::config::Config;
-use crate::fleet::workers::Worker;
+use crate::fleet::workers::present;
 use crate::fleet::{Conserved, Evidence, Overview, overview};
 use crate::ops::unix_ms;
 use crate::worker::settings_watch::Known;
@@ -156,7 +156,7 @@ impl Looking<'_> {
             at_ms: unix_ms(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             rows: settings.rows(None).await?,
-            workers: fleet.reports().await?.iter().map(Worker::of).collect(),
+            workers: present(&fleet.reports().await?, Duration::ZERO),
             accounts: Some(accounts.into_iter().map(Conserved::from).collect()),
             oldest_ms: fleet.oldest_open(&names).await?.into_iter().collect(),
             providers: known.providers,

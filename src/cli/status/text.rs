@@ -11,6 +11,10 @@ use crate::fleet::{Overview, State};
 
 const HEADER: [&str; 11] =
     ["provider", "state", "limit", "used", "rate", "waiting", "in flight", "parked", "review", "dead", "drained in"];
+/// Columns that a narrow terminal does without, the first first; `--json` has them all.
+const SPARED: [&str; 5] = ["parked", "used", "in flight", "rate", "limit"];
+/// Blanks around each cell.
+const PADDING: usize = 2;
 /// What stands before a cause.
 const INDENT: &str = "  └ ";
 /// What nobody could tell.
@@ -21,7 +25,8 @@ pub(super) fn overview(overview: &Overview, shape: Shape) -> String {
     let rows: Vec<Vec<String>> = overview.providers.iter().map(cells).collect();
     let notes: Vec<Option<String>> = overview.providers.iter().map(note).collect();
     let width = width(shape);
-    let mut page = with_notes(&render_table(&HEADER, &rows, shape), &notes, shape, width);
+    let (header, rows) = spared(rows, width);
+    let mut page = with_notes(&render_table(&header, &rows, shape), &notes, shape, width);
     page.push('\n');
     let said = conservation(overview).into_iter().chain(overview.warnings.iter().map(|it| format!("warning: {it}")));
     for line in said {
@@ -29,6 +34,26 @@ pub(super) fn overview(overview: &Overview, shape: Shape) -> String {
         page.push_str(&wrapped("", &line, width));
     }
     page
+}
+
+/// The columns that fit, and their rows.
+fn spared(mut rows: Vec<Vec<String>>, width: Option<usize>) -> (Vec<&'static str>, Vec<Vec<String>>) {
+    let mut header = HEADER.to_vec();
+    let Some(width) = width else { return (header, rows) };
+    for spared in SPARED {
+        let widest = |(at, title): (usize, &&str)| {
+            let cells = rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.chars().count());
+            cells.chain([title.chars().count()]).max().unwrap_or(0) + PADDING
+        };
+        if header.iter().enumerate().map(widest).sum::<usize>() <= width {
+            break;
+        }
+        if let Some(at) = header.iter().position(|title| *title == spared) {
+            header.remove(at);
+            rows.iter_mut().for_each(|row| drop(row.remove(at)));
+        }
+    }
+    (header, rows)
 }
 
 fn width(shape: Shape) -> Option<usize> {

@@ -1,8 +1,8 @@
 //! How many jobs are where, counted beside those who ask.
 //!
-//! Counting reads an index of the whole ledger, up to a second per million jobs. So refuses to count while nobody asks
-//! (but once a minute), and ever for more than a twentieth of the time: whoever asks is shown the last count, and waits for a
-//! new one only if it comes soon.
+//! Counting reads an index of the whole ledger, up to a second per million jobs. So refuses to count while nobody asks, and
+//! ever for more than a twentieth of the time: whoever asks is shown the last count, and waits for a new one only if it
+//! comes soon.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,8 +18,9 @@ use crate::worker::sweeper::{ASTRAY_AFTER, CHECKED};
 /// A count is kept at least so long, and so many times as long as it took.
 const KEPT_MIN: Duration = Duration::from_secs(2);
 const COST_FACTOR: u32 = 20;
-/// While nobody asks.
-const IDLE: Duration = Duration::from_secs(60);
+const KEPT_MAX: Duration = Duration::from_secs(4 * 60);
+/// An older count says nothing of now.
+const OLD: Duration = Duration::from_secs(5 * 60);
 /// How long somebody who asks waits for a count that is due.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -29,6 +30,7 @@ pub(super) struct Counted {
     pub accounts: Option<Arc<Vec<Conserved>>>,
     /// Why the last try came to nothing.
     pub problem: Option<String>,
+    had_at: Option<Instant>,
     due_at: Option<Instant>,
 }
 
@@ -45,32 +47,29 @@ impl Counts {
     /// Counts until it is stopped.
     pub async fn keep(&self, upkeep: &dyn Upkeep, stop: &CancellationToken) {
         loop {
+            tokio::select! {
+                () = self.wanted.notified() => {}
+                () = stop.cancelled() => return,
+            }
             let began = Instant::now();
             let counted = tokio::select! {
                 counted = upkeep.conservation(ASTRAY_AFTER, CHECKED) => counted,
                 () = stop.cancelled() => return,
             };
-            let kept = (began.elapsed() * COST_FACTOR).max(KEPT_MIN);
+            let kept = (began.elapsed() * COST_FACTOR).clamp(KEPT_MIN, KEPT_MAX);
             let due_at = Some(Instant::now() + kept);
             self.latest.send_modify(|latest| {
                 latest.due_at = due_at;
                 match counted {
                     Ok(accounts) => {
                         latest.accounts = Some(Arc::new(accounts.into_iter().map(Conserved::from).collect()));
-                        latest.problem = None;
+                        (latest.problem, latest.had_at) = (None, Some(Instant::now()));
                     }
                     Err(error) => latest.problem = Some(error.to_string()),
                 }
             });
-            let rest = async {
-                sleep(kept).await;
-                tokio::select! {
-                    () = self.wanted.notified() => {}
-                    () = sleep(IDLE) => {}
-                }
-            };
             tokio::select! {
-                () = rest => {}
+                () = sleep(kept) => {}
                 () = stop.cancelled() => return,
             }
         }
@@ -90,8 +89,10 @@ impl Counts {
         self.last()
     }
 
-    /// The last count, whatever its age.
+    /// The last count, if it is not too old to say anything.
     pub fn last(&self) -> Counted {
-        self.latest.borrow().clone()
+        let last = self.latest.borrow().clone();
+        let old = last.had_at.is_none_or(|at| at.elapsed() > OLD);
+        Counted { accounts: last.accounts.filter(|_| !old), ..last }
     }
 }

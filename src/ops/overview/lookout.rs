@@ -18,7 +18,7 @@ use super::cached::{Answer, Cached};
 use super::counts::Counts;
 use super::history::{History, Point};
 use crate::domain::provider::ProviderName;
-use crate::fleet::workers::Worker;
+use crate::fleet::workers::present;
 use crate::fleet::{Evidence, Overview, overview};
 use crate::ledger::fleet::{Fleet, Reported};
 use crate::ledger::provider_row::ProviderRow;
@@ -188,7 +188,6 @@ impl Lookout {
         away.extend(counted.problem.map(|problem| format!("jobs could not be counted: {problem}")));
         let (heard, skew_ms) = reports.value.unwrap_or_default();
         away.extend(skewed(skew_ms));
-        let aged = |row: &Reported| Worker { age: row.age + reports.age, ..Worker::of(row) };
         Evidence {
             at_ms: unix_ms(),
             version: self.sources.version.clone(),
@@ -196,7 +195,7 @@ impl Lookout {
             rows: rows.value.unwrap_or_default(),
             providers: known.providers.clone(),
             bad: known.bad.clone(),
-            workers: heard.iter().map(aged).collect(),
+            workers: present(&heard, reports.age),
             accounts: counted.accounts.map(|accounts| accounts.to_vec()),
             depths: depths.0,
             oldest_ms: oldest.value.unwrap_or_default(),
