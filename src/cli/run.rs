@@ -14,10 +14,12 @@ use tokio_util::sync::CancellationToken;
 use super::connect::Engines;
 use super::{CommandError, Console, Exit, os_user};
 use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl};
+use crate::ledger::fleet::Fleet;
+use crate::ops::metrics::{Looked, Metrics};
 use crate::ops::{self, Lookout, OpsState, Sources};
 use crate::worker::deployment::{self, DrainReport, Progress};
 use crate::worker::reporting::{Identity, Kinds, Reporter};
-use crate::worker::{WorkerOptions, settings_watch, sweeper};
+use crate::worker::{self, WorkerOptions, settings_watch, sweeper};
 
 /// How long the last report may hold up the exit.
 const FAREWELL_MAX: Duration = Duration::from_secs(2);
@@ -46,23 +48,8 @@ pub async fn run(config: &Config, engines: &dyn Engines, console: &mut Console) 
     let reports_end = CancellationToken::new();
     if let Some(listener) = listener {
         console.message(&format!("ops server on http://{}", listener.local_addr()?))?;
-        let lookout = Arc::new(Lookout::new(Sources {
-            progress: progress_rx.clone(),
-            settings: engines.settings.clone(),
-            fleet: fleet.clone(),
-            upkeep: engines.upkeep.clone(),
-            queue: engines.queue.clone(),
-            limiter: engines.limiter.clone(),
-            worker: identity.id.clone(),
-            version: identity.version.clone(),
-        }));
-        let state = OpsState {
-            progress: progress_rx.clone(),
-            lookout: lookout.clone(),
-            limiter: engines.limiter.clone(),
-            upkeep: engines.upkeep.clone(),
-            token: config.ops.token.clone(),
-        };
+        let state = ops_state(config, &engines, fleet.clone(), &progress_rx, &identity);
+        let lookout = state.lookout.clone();
         let (server_stop, looking_ends) = (stop.clone(), reports_end.clone());
         // Probes and peeks must not hold up the drain, so nobody waits for this server.
         tokio::spawn(async move {
@@ -82,6 +69,36 @@ pub async fn run(config: &Config, engines: &dyn Engines, console: &mut Console) 
         tracing::debug!("the worker's report was not deleted in time; it is forgotten after a day");
     }
     Ok(say(report?, console)?)
+}
+
+fn ops_state(
+    config: &Config,
+    engines: &worker::Engines,
+    fleet: Arc<dyn Fleet>,
+    progress: &watch::Receiver<Progress>,
+    identity: &Identity,
+) -> OpsState {
+    let worker::Engines { queue, upkeep, settings, limiter, .. } = engines.clone();
+    let looked =
+        Looked { settings: settings.clone(), queue: queue.clone(), limiter: limiter.clone(), upkeep: upkeep.clone() };
+    let sources = Sources {
+        progress: progress.clone(),
+        settings,
+        fleet,
+        upkeep: upkeep.clone(),
+        queue,
+        limiter: limiter.clone(),
+        worker: identity.id.clone(),
+        version: identity.version.clone(),
+    };
+    OpsState {
+        metrics: Arc::new(Metrics::new(progress.clone(), looked)),
+        lookout: Arc::new(Lookout::new(sources)),
+        progress: progress.clone(),
+        limiter,
+        upkeep,
+        token: config.ops.token.clone(),
+    }
 }
 
 /// How this process signs its reports.

@@ -31,6 +31,7 @@ mod connections;
 mod conservation;
 mod guard;
 mod lanes;
+pub mod metrics;
 mod overview;
 mod peek;
 
@@ -39,6 +40,7 @@ mod peek;
 pub struct OpsState {
     pub progress: watch::Receiver<Progress>,
     pub limiter: Arc<dyn Limiter>,
+    pub metrics: Arc<metrics::Metrics>,
     pub upkeep: Arc<dyn Upkeep>,
     pub token: Option<SecretString>,
     pub lookout: Arc<Lookout>,
@@ -54,6 +56,7 @@ pub async fn serve(listener: TcpListener, state: OpsState, stop: CancellationTok
 
 fn router(state: OpsState) -> Router {
     let guarded = Router::new()
+        .route("/metrics", get(metrics::show))
         .route("/api/v1/lanes", get(lanes))
         .route("/api/v1/limits/{provider}", get(limits))
         .route("/api/v1/conservation", get(conservation::show))
@@ -121,6 +124,7 @@ mod tests {
     use super::*;
     use crate::ledger::database::Database;
     use crate::limiter::embedded::EmbeddedLimiter;
+    use crate::queue::embedded::EmbeddedQueue;
 
     pub(super) async fn start(token: Option<&str>) -> (String, watch::Sender<Progress>, CancellationToken) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -129,9 +133,21 @@ mod tests {
         let database = Database::open("sqlite::memory:", 1).unwrap();
         database.migrate().await.unwrap();
         let limiter = Arc::new(EmbeddedLimiter::new());
+        let looked = metrics::Looked {
+            settings: database.settings(),
+            queue: Arc::new(EmbeddedQueue::new(database.sqlite_pool().unwrap())),
+            limiter: limiter.clone(),
+            upkeep: database.upkeep(),
+        };
         let lookout = overview::tests::lookout(&database, progress.clone(), limiter.clone());
-        let state =
-            OpsState { progress, limiter, upkeep: database.upkeep(), token: token.map(SecretString::from), lookout };
+        let state = OpsState {
+            metrics: Arc::new(metrics::Metrics::new(progress.clone(), looked)),
+            progress,
+            limiter,
+            upkeep: database.upkeep(),
+            token: token.map(SecretString::from),
+            lookout,
+        };
         let stop = CancellationToken::new();
         tokio::spawn(serve(listener, state, stop.clone()));
         (address, progress_tx, stop)

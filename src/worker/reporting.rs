@@ -156,6 +156,7 @@ impl Reporter {
         Report {
             ready: progress.ready,
             draining: progress.draining,
+            stopped: false,
             settings_version: progress.known.version,
             lanes,
             engines,

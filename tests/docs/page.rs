@@ -27,6 +27,7 @@ impl Page {
             "guarantees",
             "limiter",
             "message",
+            "metrics",
             "providers",
             "review",
             "security",
