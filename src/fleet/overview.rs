@@ -53,7 +53,7 @@ pub struct Evidence {
     pub away: Vec<String>,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Overview {
     pub at: String,
     pub version: String,
@@ -65,7 +65,7 @@ pub struct Overview {
     pub warnings: Vec<String>,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct ProviderOverview {
     pub name: String,
     pub quota: String,
@@ -102,7 +102,7 @@ pub struct ProviderOverview {
     pub refused_by_provider: u64,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct LimitOverview {
     pub name: String,
     pub algorithm: String,
@@ -120,7 +120,7 @@ pub struct LimitOverview {
 }
 
 /// A decision and whose it was.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct DecisionLine {
     pub at: String,
     pub worker: String,

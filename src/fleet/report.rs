@@ -31,7 +31,7 @@ pub struct Report {
 }
 
 /// One dependency, as this process finds it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(default)]
 pub struct Engine {
     pub ok: bool,
@@ -118,7 +118,7 @@ pub enum By {
 }
 
 /// A histogram: `counts[i]` waits of at most `bounds_ms[i]`, and one more count for all longer ones. Not cumulative.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(default)]
 pub struct Waits {
     pub bounds_ms: Vec<u64>,

@@ -14,7 +14,7 @@ use super::workers::Worker;
 const LIMIT_WAIT_MIN_MS: u64 = 2_000;
 
 /// The gravest first: what comes earlier hides what comes later.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     Disabled,

@@ -77,7 +77,7 @@ impl Worker {
 }
 
 /// One process, as `/api/v1/workers` shows it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct WorkerLine {
     pub id: String,
     pub host: String,

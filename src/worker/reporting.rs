@@ -24,8 +24,9 @@ use crate::worker::meter::LaneFigures;
 
 /// How often a process reports.
 pub const EVERY: Duration = Duration::from_secs(2);
-/// Reports over which `sent_10s` looks back.
+/// Reports over which `sent_10s` looks back, and the time that they take.
 const LOOK_BACK: usize = 5;
+const WINDOW: Duration = Duration::from_secs(10);
 /// How long a report may take to write.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long an engine may take to say that it is there.
@@ -183,23 +184,31 @@ async fn asked(kind: &str, question: impl Future<Output = Result<(), String>>) -
     Engine { ok, kind: kind.to_owned(), rtt_ms, problem: answer.err() }
 }
 
-/// Requests begun until each of the last reports.
+/// When the last reports were made, and how many requests had begun until then.
 #[derive(Debug, Default)]
-struct Sent(VecDeque<BTreeMap<String, u64>>);
+struct Sent(VecDeque<(Instant, BTreeMap<String, u64>)>);
 
 impl Sent {
     fn enter(&mut self, lanes: &mut BTreeMap<String, Lane>) {
         let oldest = self.0.front();
         for (name, lane) in lanes.iter_mut() {
             // A lane that was not there had sent nothing; before the first report, nobody had.
-            let before = oldest.map_or(0, |sent| sent.get(name).copied().unwrap_or(0));
-            lane.sent_10s = lane.sent_total.saturating_sub(before);
+            let before = oldest.map_or(0, |(_, sent)| sent.get(name).copied().unwrap_or(0));
+            let since = oldest.map_or(Duration::ZERO, |(at, _)| at.elapsed());
+            lane.sent_10s = in_10s(lane.sent_total.saturating_sub(before), since);
         }
-        self.0.push_back(lanes.iter().map(|(name, lane)| (name.clone(), lane.sent_total)).collect());
+        let sent = lanes.iter().map(|(name, lane)| (name.clone(), lane.sent_total)).collect();
+        self.0.push_back((Instant::now(), sent));
         if self.0.len() > LOOK_BACK {
             self.0.pop_front();
         }
     }
+}
+
+/// Reports may come late; then what was counted since is spread over the time that it took.
+fn in_10s(sent: u64, since: Duration) -> u64 {
+    let full = u128::from(sent) * WINDOW.as_millis();
+    u64::try_from(full / since.max(WINDOW).as_millis()).unwrap_or(u64::MAX)
 }
 
 fn lane(figures: &LaneFigures, pauses: &Pauses, gate: &GateView, decisions: usize) -> Lane {
@@ -263,8 +272,8 @@ fn stands(by: &RefusedBy, until: Instant) -> Option<Held> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_was_sent_lately_is_counted_over_the_last_reports() {
+    #[tokio::test(start_paused = true)]
+    async fn what_was_sent_lately_is_counted_over_the_last_reports() {
         let mut sent = Sent::default();
         let mut entered = |total: u64| {
             let lane = Lane { sent_total: total, ..Lane::default() };
@@ -275,6 +284,7 @@ mod tests {
         let told: Vec<u64> = [10, 30, 60, 60, 60, 60, 60, 70].map(&mut entered).to_vec();
         // From the sixth report on, the first no longer counts.
         assert_eq!(told, [10, 20, 50, 50, 50, 50, 30, 10]);
+        assert_eq!((in_10s(120, Duration::from_secs(12)), in_10s(7, Duration::ZERO)), (100, 7));
     }
 
     #[tokio::test(start_paused = true)]

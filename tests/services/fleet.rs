@@ -113,6 +113,17 @@ async fn any_worker_tells_of_all() {
     assert!(table.contains("conservation: adds up (") && table.contains("40/1s"), "{table}");
     assert!(table.contains("└ somebody paused it: its queue keeps collecting"), "{table}");
 
+    // In a pipe, a table every two seconds, until somebody has seen enough.
+    let watching = stand.program_of(two, &["status", "--watch"]);
+    until("two tables", async || {
+        let log = watching.log_text();
+        if log.matches("conservation: adds up").count() >= 2 { Ok(()) } else { Err(json!(log)) }
+    })
+    .await;
+    watching.signal("INT");
+    let (code, log) = watching.ended();
+    assert_eq!((code, log.contains('\u{1b}')), (Some(0), false), "{log}");
+
     // A killed worker is lost, and the other goes on with everything.
     stand.kill_worker(two);
     until("the killed one is lost", async || {

@@ -12,7 +12,7 @@ use crate::fleet::Overview;
 const POINTS_MAX: usize = 450;
 
 /// One provider at one instant.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Point {
     pub at: String,
     pub rate_per_s: f64,
