@@ -53,12 +53,13 @@ pub async fn run(config: &Config, engines: &dyn Engines, console: &mut Console) 
         let (server_stop, looking_ends) = (stop.clone(), reports_end.clone());
         // Probes and peeks must not hold up the drain, so nobody waits for this server.
         tokio::spawn(async move {
-            let serving = ops::serve(listener, state, CancellationToken::new());
-            let (served, ()) = tokio::join!(serving, lookout.run(looking_ends));
-            if let Err(error) = served {
-                tracing::error!(%error, "ops server ended");
-                server_stop.cancel();
-            }
+            let serving = async {
+                if let Err(error) = ops::serve(listener, state, CancellationToken::new()).await {
+                    tracing::error!(%error, "ops server ended");
+                    server_stop.cancel();
+                }
+            };
+            tokio::join!(serving, lookout.run(looking_ends));
         });
     }
     let reporter = Reporter { fleet, engines: engines.clone(), progress: progress_rx, identity };
