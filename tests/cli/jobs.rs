@@ -95,7 +95,9 @@ impl Desk {
 
     async fn run(&self, line: &[&str]) -> Ran {
         let database = format!("database.url=sqlite://{}/ledger.db", self.dir.path().display());
-        let cli = Cli::try_parse_from(["sluicegate", "--set", &database].iter().chain(line)).unwrap();
+        let cli =
+            Cli::try_parse_from(["sluicegate", "--set", &database, "--set", "ops.listen=none"].iter().chain(line))
+                .unwrap();
         let config = config::load(None, [], &cli.set).unwrap();
         let (out, err) = (Page::default(), Page::default());
         let mut console = Console::new(Box::new(out.clone()), Box::new(err.clone()), Shape::Plain);
