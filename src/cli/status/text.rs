@@ -13,8 +13,8 @@ const HEADER: [&str; 11] =
     ["provider", "state", "limit", "used", "rate", "waiting", "in flight", "parked", "review", "dead", "drained in"];
 /// Columns that a narrow terminal does without, the first first; `--json` has them all.
 const SPARED: [&str; 5] = ["parked", "used", "in flight", "rate", "limit"];
-/// Blanks around each cell.
-const PADDING: usize = 2;
+/// Blanks between two cells.
+const PADDING: usize = 3;
 /// What stands before a cause.
 const INDENT: &str = "  └ ";
 /// What nobody could tell.
