@@ -15,9 +15,11 @@ use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl, SecretUrl};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
 use crate::ledger::database::{Database, SchemaState};
+use crate::ledger::fleet::Fleet;
 use crate::ledger::operator::Operator;
 use crate::ledger::provider_row::{ProviderRow, parse_provider_file};
 use crate::ledger::settings::{BadRow, Settings};
+use crate::ledger::upkeep::Upkeep;
 use crate::limiter::authorised::Authorised;
 use crate::limiter::authority::Timing;
 use crate::limiter::embedded::EmbeddedLimiter;
@@ -181,6 +183,11 @@ impl Engines for App {
 
     async fn operator(&self, config: &Config) -> Result<Arc<dyn Operator>, CommandError> {
         Ok(self.database(config).await?.operator())
+    }
+
+    async fn fleet(&self, config: &Config) -> Result<(Arc<dyn Fleet>, Arc<dyn Upkeep>), CommandError> {
+        let database = self.database(config).await?;
+        Ok((database.fleet(), database.upkeep()))
     }
 
     async fn queue(&self, config: &Config) -> Result<Arc<dyn Queue>, CommandError> {

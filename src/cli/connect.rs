@@ -11,9 +11,11 @@ use super::check::Finding;
 use crate::config::{CardNumbers, Config};
 use crate::domain::job::JobId;
 use crate::domain::provider::{Provider, ProviderName};
+use crate::ledger::fleet::Fleet;
 use crate::ledger::operator::Operator;
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::{BadRow, Settings};
+use crate::ledger::upkeep::Upkeep;
 use crate::limiter::Limiter;
 use crate::queue::Queue;
 use crate::worker;
@@ -48,6 +50,9 @@ pub trait Engines: Send + Sync {
 
     /// The ledger as people use it.
     async fn operator(&self, config: &Config) -> Result<Arc<dyn Operator>, CommandError>;
+
+    /// What workers say of themselves, and the account of all jobs.
+    async fn fleet(&self, config: &Config) -> Result<(Arc<dyn Fleet>, Arc<dyn Upkeep>), CommandError>;
 
     async fn queue(&self, config: &Config) -> Result<Arc<dyn Queue>, CommandError>;
 

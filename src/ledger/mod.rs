@@ -18,6 +18,7 @@ use crate::provider::FrozenRequest;
 
 pub mod audited;
 pub mod database;
+pub mod fleet;
 pub mod operator;
 pub mod provider_row;
 pub mod settings;

@@ -2,51 +2,15 @@
 //!
 //! Refuses to read the whole ledger: settled jobs are held against their events only if they settled lately.
 
-use std::collections::BTreeMap;
-
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::OpsState;
-use crate::ledger::upkeep::Account;
+pub use crate::fleet::Conserved;
 use crate::worker::sweeper::{ASTRAY_AFTER, CHECKED};
-
-/// One provider's account; the fields are [`Account`]'s.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Conserved {
-    pub provider: String,
-    pub recorded: u64,
-    pub states: BTreeMap<String, u64>,
-    pub in_hand: u64,
-    pub parked: u64,
-    pub due: u64,
-    pub astray: u64,
-    pub without_event: u64,
-    pub without_cause: u64,
-    /// What does not add up, in words; empty when everything does.
-    pub faults: Vec<String>,
-}
-
-impl From<Account> for Conserved {
-    fn from(account: Account) -> Self {
-        Self {
-            faults: account.faults(),
-            provider: account.provider,
-            recorded: account.recorded,
-            states: account.states.into_iter().collect(),
-            in_hand: account.in_hand,
-            parked: account.parked,
-            due: account.due,
-            astray: account.astray,
-            without_event: account.without_event,
-            without_cause: account.without_cause,
-        }
-    }
-}
 
 pub(super) async fn show(State(state): State<OpsState>) -> Response {
     match state.upkeep.conservation(ASTRAY_AFTER, CHECKED).await {

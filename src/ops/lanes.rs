@@ -48,6 +48,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::fleet::report::By;
 
     #[tokio::test]
     async fn a_lane_that_rests_says_why_and_for_how_long() {
@@ -56,9 +57,9 @@ mod tests {
             .map(|name| (ProviderName::new(name).unwrap(), Arc::default()))
             .collect();
         let pauses = |name: &str| &lanes[&ProviderName::new(name).unwrap()];
-        pauses("bolt").stop_taking(Duration::from_secs(600), "waits for limit all");
-        pauses("crate").stop_taking(Duration::from_secs(900), "waits for limit all");
-        pauses("crate").stop_sending(Duration::from_secs(600), "the provider is down: no answer in time");
+        pauses("bolt").stop_taking(Duration::from_secs(600), By::Limit, "waits for limit all");
+        pauses("crate").stop_taking(Duration::from_secs(900), By::Limit, "waits for limit all");
+        pauses("crate").stop_sending(Duration::from_secs(600), By::Breaker, "the provider is down: no answer in time");
         let mut told = serde_json::to_value(told(&lanes)).unwrap();
         for resting in [1, 2] {
             let ends_in_ms = told[resting]["ends_in_ms"].take().as_u64().unwrap();

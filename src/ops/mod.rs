@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::connections::BoundedListener;
 pub use self::conservation::Conserved;
+pub use self::overview::{Lookout, Sources, unix_ms};
 pub use self::peek::{LimitUsed, PeekError, peek};
 use crate::domain::provider::ProviderName;
 use crate::ledger::operator::Operator;
@@ -34,6 +35,7 @@ pub mod explain;
 mod guard;
 mod lanes;
 pub mod metrics;
+mod overview;
 mod peek;
 
 /// What the server can tell.
@@ -46,6 +48,7 @@ pub struct OpsState {
     pub operator: Arc<dyn Operator>,
     pub queue: Arc<dyn Queue>,
     pub token: Option<SecretString>,
+    pub lookout: Arc<Lookout>,
 }
 
 /// Serves until the token fires.
@@ -63,6 +66,7 @@ fn router(state: OpsState) -> Router {
         .route("/api/v1/limits/{provider}", get(limits))
         .route("/api/v1/conservation", get(conservation::show))
         .route("/api/v1/jobs/{id}/explain", get(explain::show))
+        .merge(overview::routes())
         .route_layer(from_fn_with_state(state.clone(), guard::authorised));
     Router::new()
         .route("/livez", get(|| async { "alive\n" }))
@@ -141,6 +145,7 @@ mod tests {
             limiter: limiter.clone(),
             upkeep: database.upkeep(),
         };
+        let lookout = overview::tests::lookout(&database, progress.clone(), limiter.clone());
         let state = OpsState {
             metrics: Arc::new(metrics::Metrics::new(progress.clone(), looked)),
             progress,
@@ -149,6 +154,7 @@ mod tests {
             operator: database.operator(),
             queue: Arc::new(EmbeddedQueue::new(database.sqlite_pool().unwrap())),
             token: token.map(SecretString::from),
+            lookout,
         };
         let stop = CancellationToken::new();
         tokio::spawn(serve(listener, state, stop.clone()));

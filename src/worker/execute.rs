@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout_at};
 
+pub(super) use self::permit::held_by;
 use self::permit::{Pass, permit, refused};
 pub use self::record::put_down;
 use self::record::{Closing, finish_unsent, give_back, park, put_down_next, retract, write_end};
@@ -27,6 +28,7 @@ use crate::domain::lookup::Finding;
 use crate::domain::outcome::{FinalState, Outcome, UnknownCause, Way};
 use crate::domain::provider::Provider;
 use crate::faults::{self, Point};
+use crate::fleet::report::By;
 use crate::ledger::{AttemptEnd, Begun, Claimed, LookupEnd};
 use crate::limiter::gate::{InFlight, Permit};
 use crate::provider::{Answer, FreezeError, FrozenRequest, Question};
@@ -74,7 +76,7 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand) -> End {
         Ok(Ok(call)) => call,
         Ok(Err(next)) => return put_down_next(lane, job, next, "again").await,
         Err(error) => {
-            lane.pauses.stop_sending(MISCONFIGURED_PAUSE, &error.to_string());
+            lane.pauses.stop_sending(MISCONFIGURED_PAUSE, By::Setup, &error.to_string());
             tracing::error!(provider = %lane.name, %error, "requests cannot be built; the lane rests");
             return park(lane, job, MISCONFIGURED_PAUSE, ("misconfigured", "the request cannot be built yet")).await;
         }
@@ -203,7 +205,7 @@ async fn send(
     let Ok(in_flight) = permit.begin() else {
         lane.meter.permit_returned();
         tracing::warn!(provider = %lane.name, "a request was written down too slowly for its permit; nothing was sent");
-        lane.pauses.stop_taking(LATE_REST, "the ledger is slower than the send budget");
+        lane.pauses.stop_taking(LATE_REST, By::Engine, "the ledger is slower than the send budget");
         return finish_unsent(lane, job, call.kind(), number).await;
     };
     let started = lane.meter.started(lateness);
@@ -285,7 +287,8 @@ async fn finish_charge(
     if matches!(answer.outcome, Outcome::Throttled { .. }) {
         lane.meter.throttled();
     }
-    hold_others_back(lane, disposition.pause);
+    let misconfigured = matches!(answer.outcome, Outcome::Misconfigured { .. });
+    hold_others_back(lane, disposition.pause, if misconfigured { By::Setup } else { By::Provider });
     let end = AttemptEnd {
         number,
         outcome: answer.outcome.word(),
@@ -310,7 +313,7 @@ async fn finish_lookup(
     if matches!(answer.outcome, Finding::Throttled { .. }) {
         lane.meter.throttled();
     }
-    hold_others_back(lane, judged.pause);
+    hold_others_back(lane, judged.pause, By::Provider);
     let end = LookupEnd {
         number,
         outcome: answer.outcome.word(),
@@ -321,7 +324,7 @@ async fn finish_lookup(
     write_end(lane, job, &Closing::Lookup(end), (judged.next, answer.outcome.word())).await
 }
 
-fn hold_others_back(lane: &LaneParts, pause: Option<Pause>) {
+fn hold_others_back(lane: &LaneParts, pause: Option<Pause>, by: By) {
     match pause {
         Some(Pause::Quota { wait }) => {
             tracing::warn!(provider = %lane.name, wait_ms = wait.as_millis(), "the provider refused what we allowed");
@@ -329,12 +332,12 @@ fn hold_others_back(lane: &LaneParts, pause: Option<Pause>) {
                 format!("the provider refused what we allowed; nothing is sent for {:.1} s", wait.as_secs_f64());
             lane.meter.decision(Decision { about: String::new(), ..Decision::new(DecisionKind::Throttled, &words) });
             lane.gate.pause(wait, rand::random());
-            lane.pauses.stop_taking(wait, "the provider asked for a pause");
+            lane.pauses.stop_taking(wait, By::Provider, "the provider asked for a pause");
         }
         Some(Pause::Lane { wait, cause }) => {
             tracing::warn!(provider = %lane.name, wait_ms = wait.as_millis(), cause, "the lane rests");
             lane.meter.decision(Decision::new(DecisionKind::Paused, &cause));
-            lane.pauses.stop_sending(wait, &cause);
+            lane.pauses.stop_sending(wait, by, &cause);
         }
         None => {}
     }

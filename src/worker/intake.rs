@@ -19,6 +19,7 @@ use super::patience::until_back;
 use super::reading::read;
 use crate::domain::job::{Invalid, JobId};
 use crate::faults::{self, Point};
+use crate::fleet::report::By;
 use crate::ledger::{Claim, Claimed, JobState, RejectedMessage, Written};
 use crate::queue::message::{DecodeError, Decoded};
 use crate::queue::{DELAY_STEPS, Delivery, Destination, Outgoing};
@@ -101,7 +102,7 @@ pub async fn work_off(lane: Arc<LaneParts>, delivery: Delivery) {
 /// What is wrong is not the message's fault: it goes back, and the lane takes nothing for a while, because every delivery
 /// counts against the broker's delivery limit.
 async fn rest_after_refusal(lane: &LaneParts) {
-    lane.pauses.stop_taking(REFUSAL_REST, "an engine refuses what we ask of it");
+    lane.pauses.stop_taking(REFUSAL_REST, By::Engine, "an engine refuses what we ask of it");
     pause_after_fault(lane).await;
 }
 

@@ -30,6 +30,7 @@ pub mod pauses;
 pub mod pool;
 pub mod quotas;
 pub mod reading;
+pub mod reporting;
 pub mod send_again;
 pub mod settings_watch;
 pub mod sweeper;

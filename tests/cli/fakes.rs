@@ -15,9 +15,11 @@ use sluicegate::domain::limit::Rate;
 use sluicegate::domain::provider::{Provider, ProviderName};
 use sluicegate::ledger::LedgerError;
 use sluicegate::ledger::audited::AuditedChange;
+use sluicegate::ledger::fleet::Fleet;
 use sluicegate::ledger::operator::{By, Operator};
 use sluicegate::ledger::provider_row::ProviderRow;
 use sluicegate::ledger::settings::{BadRow, Change, Settings, Snapshot};
+use sluicegate::ledger::upkeep::Upkeep;
 use sluicegate::limiter::Limiter;
 use sluicegate::limiter::embedded::EmbeddedLimiter;
 use sluicegate::queue::{DeadLetter, Lane, Outgoing, Queue, QueueError};
@@ -128,6 +130,10 @@ impl Engines for Engine {
     }
 
     async fn operator(&self, _: &Config) -> Result<Arc<dyn Operator>, CommandError> {
+        Err(CommandError::Failed("these engines have no ledger".to_owned()))
+    }
+
+    async fn fleet(&self, _: &Config) -> Result<(Arc<dyn Fleet>, Arc<dyn Upkeep>), CommandError> {
         Err(CommandError::Failed("these engines have no ledger".to_owned()))
     }
 

@@ -18,6 +18,7 @@ mod attempts;
 mod authority;
 mod claims;
 mod faults;
+mod fleet;
 mod live;
 mod lookups;
 mod operator;

@@ -7,6 +7,7 @@ mod support;
 mod billing_day;
 mod decisions;
 mod drain;
+mod fleet;
 mod huge;
 mod live_limits;
 mod metrics;

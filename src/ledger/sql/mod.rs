@@ -25,6 +25,7 @@ mod authority;
 mod claim;
 mod dialect;
 pub(super) mod engine;
+mod fleet;
 mod hints;
 mod hold;
 mod lookup;
@@ -52,6 +53,7 @@ pub struct SqlLedger {
     outbox: outbox::Statements,
     recent: recent::Statements,
     authority: authority::Statements,
+    fleet: fleet::Statements,
     reports: reports::Statements,
     upkeep: upkeep::Statements,
 }
@@ -68,6 +70,7 @@ impl SqlLedger {
             outbox: outbox::Statements::new(dialect),
             recent: recent::Statements::new(dialect),
             authority: authority::Statements::new(dialect),
+            fleet: fleet::Statements::new(dialect),
             reports: reports::Statements::new(dialect),
             upkeep: upkeep::Statements::new(dialect),
         }

@@ -10,6 +10,7 @@ use crate::domain::decision::CallKind;
 use crate::domain::disposition::Next;
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::{Mode, Provider};
+use crate::fleet::report::By;
 use crate::limiter::gate::{Ask, GateRefusal, Grant, Permit, RefusedBy};
 use crate::queue::DELAY_STEPS;
 use crate::worker::intake::End;
@@ -93,7 +94,7 @@ pub(super) async fn refused(lane: &LaneParts, job: &JobInHand, refusal: &GateRef
     };
     // What its own account or reference refuses says nothing of the jobs behind it.
     if !refusal.of_its_own {
-        lane.pauses.stop_taking(refusal.retry_after, &cause);
+        lane.pauses.stop_taking(refusal.retry_after, held_by(&refusal.by), &cause);
     }
     park(lane, job, refusal.retry_after, (reason_of(&refusal.by), &cause)).await
 }
@@ -132,4 +133,15 @@ fn tell_refused(lane: &LaneParts, provider: &Provider, refusal: &GateRefusal) {
     let free = if refusal.exact { "free in" } else { "free no sooner than in" };
     let words = format!("refused by {by}, {free} {:.1} s", refusal.retry_after.as_secs_f64());
     lane.meter.refused(Refused { reason, limit }, words);
+}
+
+/// What a refusal makes the lane rest for, as reports name it.
+pub(in crate::worker) fn held_by(refused: &RefusedBy) -> By {
+    match refused {
+        RefusedBy::Limit(_) => By::Limit,
+        RefusedBy::Cold => By::Cold,
+        RefusedBy::Paused => By::Provider,
+        RefusedBy::StoreAway(_) => By::Engine,
+        RefusedBy::StaleSettings | RefusedBy::TooCostly | RefusedBy::Blocked { .. } | RefusedBy::Stopping => By::Other,
+    }
 }
