@@ -13,7 +13,7 @@ use crate::config::{Config, LimiterUrl};
 use crate::domain::job::Token;
 use crate::domain::limit::Rate;
 use crate::ledger::settings::Settings;
-use crate::ops::{LimitUsed, PeekError, peek};
+use crate::ops::{LimitUsed, PeekError, change, peek};
 use crate::worker::settings_watch::Known;
 
 #[derive(Debug, clap::Args)]
@@ -68,9 +68,7 @@ pub async fn run(
         Action::List { json } => list(settings.as_ref(), *json, console).await,
         Action::Set { provider, limit, rate, json } => {
             let name = parse_name(provider)?;
-            let Some(old) = settings.set_rate(&name, limit, *rate).await? else {
-                return Err(no_such_limit(settings.as_ref(), provider, limit).await?);
-            };
+            let old = change::set_rate(settings.as_ref(), &name, limit, *rate, false, None).await?.from;
             if *json {
                 let change = json!({
                     "provider": provider, "limit": limit, "from": old.to_string(), "to": rate.to_string()
@@ -149,12 +147,4 @@ async fn list(settings: &dyn Settings, json: bool, console: &mut Console) -> Res
         console.table(&LIMIT_HEADER, &cells)?;
     }
     Ok(Exit::Fine)
-}
-
-async fn no_such_limit(settings: &dyn Settings, provider: &str, limit: &str) -> Result<CommandError, CommandError> {
-    let rows = settings.rows(Some(&parse_name(provider)?)).await?;
-    let Some(row) = rows.first() else { return Ok(unknown(provider)) };
-    let names: Vec<String> = row.limits.iter().map(|limit| limit.name.clone()).collect();
-    let text = format!("provider `{provider}` has no limit `{limit}`; it has: {}", names.join(", "));
-    Ok(CommandError::Failed(text))
 }

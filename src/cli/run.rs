@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::connect::Engines;
 use super::{CommandError, Console, Exit};
 use crate::config::Config;
+use crate::ops::api::Desk;
 use crate::ops::{self, OpsState};
 use crate::worker::deployment::{self, DrainReport, Progress};
 use crate::worker::{WorkerOptions, settings_watch, sweeper};
@@ -30,6 +31,7 @@ pub async fn run(config: &Config, engines: &dyn Engines, console: &mut Console) 
             CommandError::Configuration(format!("ops.listen: {address}: {error}; choose another address, or `none`"))
         })?),
     };
+    let operator = engines.operator(config).await?;
     let (engines, _lock) = engines.worker(config).await?;
     let (progress, progress_rx) = watch::channel(Progress::default());
     if let Some(listener) = listener {
@@ -39,6 +41,12 @@ pub async fn run(config: &Config, engines: &dyn Engines, console: &mut Console) 
             limiter: engines.limiter.clone(),
             upkeep: engines.upkeep.clone(),
             token: config.ops.token.clone(),
+            desk: Desk {
+                operator,
+                settings: engines.settings.clone(),
+                queue: engines.queue.clone(),
+                card_numbers: config.worker.card_numbers,
+            },
         };
         let server_stop = stop.clone();
         // Probes and peeks must not hold up the drain, so nobody waits for this server.

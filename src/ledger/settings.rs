@@ -6,6 +6,7 @@
 use async_trait::async_trait;
 
 use super::LedgerError;
+use super::operator::By;
 use super::provider_row::ProviderRow;
 use crate::domain::limit::Rate;
 use crate::domain::provider::{Provider, ProviderName};
@@ -58,8 +59,29 @@ pub trait Settings: Send + Sync {
     async fn apply(&self, rows: &[ProviderRow], dry_run: bool) -> Result<Vec<Change>, LedgerError>;
 
     /// Changes a limit's rate, keeping everything else. `None` when the limit does not exist.
-    async fn set_rate(&self, provider: &ProviderName, limit: &str, rate: Rate) -> Result<Option<Rate>, LedgerError>;
+    async fn set_rate(&self, provider: &ProviderName, limit: &str, rate: Rate) -> Result<Option<Rate>, LedgerError> {
+        self.set_rate_by(provider, limit, rate, None).await
+    }
+
+    /// The same; with `by`, the audit says in the same transaction who did it and why.
+    async fn set_rate_by(
+        &self,
+        provider: &ProviderName,
+        limit: &str,
+        rate: Rate,
+        by: Option<&By>,
+    ) -> Result<Option<Rate>, LedgerError>;
 
     /// Returns whether the provider exists.
-    async fn set_paused(&self, provider: &ProviderName, paused: bool) -> Result<bool, LedgerError>;
+    async fn set_paused(&self, provider: &ProviderName, paused: bool) -> Result<bool, LedgerError> {
+        self.set_paused_by(provider, paused, None).await
+    }
+
+    /// The same; with `by`, the audit says in the same transaction who did it and why.
+    async fn set_paused_by(
+        &self,
+        provider: &ProviderName,
+        paused: bool,
+        by: Option<&By>,
+    ) -> Result<bool, LedgerError>;
 }

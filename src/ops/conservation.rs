@@ -10,13 +10,15 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use utoipa::ToSchema;
 
 use super::OpsState;
+use super::api::problem::ErrorBody;
 use crate::ledger::upkeep::Account;
 use crate::worker::sweeper::{ASTRAY_AFTER, CHECKED};
 
 /// One provider's account; the fields are [`Account`]'s.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Conserved {
     pub provider: String,
     pub recorded: u64,
@@ -48,6 +50,16 @@ impl From<Account> for Conserved {
     }
 }
 
+/// Where every job is, per provider, and what does not add up.
+#[utoipa::path(
+    get,
+    path = "/api/v1/conservation",
+    tag = "jobs",
+    responses(
+        (status = 200, description = "One account per provider", body = Vec<Conserved>),
+        (status = 503, description = "The database is away", body = ErrorBody),
+    )
+)]
 pub(super) async fn show(State(state): State<OpsState>) -> Response {
     match state.upkeep.conservation(ASTRAY_AFTER, CHECKED).await {
         Ok(accounts) => Json(accounts.into_iter().map(Conserved::from).collect::<Vec<_>>()).into_response(),

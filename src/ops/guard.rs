@@ -1,4 +1,5 @@
 //! Who may ask the ops server: whoever has the token, and without one programs on this machine that call it by its name.
+//! Programs give the token as Bearer, browsers as the password of HTTP Basic, with any user name.
 //!
 //! Refuses pages of other sites: browsers send requests for them, and a name that such a page owns may lead here.
 
@@ -15,25 +16,33 @@ use serde_json::json;
 use subtle::ConstantTimeEq;
 
 use super::OpsState;
+pub use caller::Caller;
+
+mod base64;
+mod caller;
+mod headers;
 
 /// Longest time that an answer may take.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// For everything: an end in time, and no changes on behalf of other sites.
 pub(super) async fn bounded(request: Request, next: Next) -> Response {
-    if !is_harmless(request.method())
-        && let Some(problem) = foreign(request.headers())
-    {
-        return refused(StatusCode::FORBIDDEN, problem);
+    let harmless = is_harmless(request.method());
+    if !harmless && let Some(problem) = foreign(request.headers()) {
+        return headers::secured(refused(StatusCode::FORBIDDEN, problem));
     }
-    match tokio::time::timeout(ANSWER_TIME_MAX, next.run(request)).await {
-        Ok(answer) => answer,
-        Err(_) => refused(StatusCode::SERVICE_UNAVAILABLE, "no answer in time"),
-    }
+    let answer = tokio::time::timeout(ANSWER_TIME_MAX, next.run(request)).await;
+    headers::secured(answer.unwrap_or_else(|_| {
+        let words = if harmless { "no answer in time" } else { "no answer in time: look whether it was done" };
+        refused(StatusCode::SERVICE_UNAVAILABLE, words)
+    }))
 }
 
 /// For all but the probes: the token if there is one, else a name of this machine.
-pub(super) async fn authorised(State(state): State<OpsState>, request: Request, next: Next) -> Response {
+pub(super) async fn authorised(State(state): State<OpsState>, mut request: Request, next: Next) -> Response {
+    let given = caller::given(request.headers());
+    let caller = Caller::of(request.headers(), &given);
+    request.extensions_mut().insert(caller);
     let Some(token) = &state.token else {
         // Without a token we listen on loopback alone. A page whose own name was made to lead there (DNS rebinding)
         // shows itself by that name.
@@ -42,17 +51,22 @@ pub(super) async fn authorised(State(state): State<OpsState>, request: Request, 
         }
         return next.run(request).await;
     };
-    let given = request
-        .headers()
-        .get(header::AUTHORIZATION)
-        .and_then(|value| value.as_bytes().strip_prefix(b"Bearer "))
-        .unwrap_or_default();
     // Equal lengths apart, the comparison takes the same time wherever the two differ.
-    if bool::from(given.ct_eq(token.expose_secret().as_bytes())) {
+    if bool::from(given.secret.as_slice().ct_eq(token.expose_secret().as_bytes())) {
         return next.run(request).await;
     }
-    let refusal = refused(StatusCode::UNAUTHORIZED, "ops.token is needed");
-    ([(header::WWW_AUTHENTICATE, "Bearer")], refusal).into_response()
+    let way = if for_people(&request) { "Basic realm=\"sluicegate\"" } else { "Bearer" };
+    let refusal = refused(StatusCode::UNAUTHORIZED, "ops.token is needed: as Bearer, or as the password of HTTP Basic");
+    ([(header::WWW_AUTHENTICATE, way)], refusal).into_response()
+}
+
+/// Whether a browser shall ask its user for the password: for the page, and for what somebody typed into the address line.
+/// A page's own requests must not raise that question.
+fn for_people(request: &Request) -> bool {
+    let path = request.uri().path();
+    let of_programs = path.starts_with("/api/") || path == "/metrics";
+    let accept = request.headers().get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    !of_programs || accept.split(',').any(|kind| kind.trim().starts_with("text/html"))
 }
 
 fn refused(status: StatusCode, problem: &str) -> Response {

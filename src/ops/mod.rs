@@ -1,7 +1,7 @@
 //! The ops server: whether this process lives, whether it is ready, and what only it knows.
 //!
 //! Refuses to be open: it listens on loopback unless told otherwise, asks everybody for the token if there is one
-//! (always, off loopback), changes nothing, and cuts off who asks too slowly or too much.
+//! (always, off loopback), changes nothing by a GET, and cuts off who asks too slowly or too much.
 
 use std::sync::Arc;
 
@@ -17,8 +17,11 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use utoipa::IntoParams;
 
+use self::api::problem::ErrorBody;
 use self::connections::BoundedListener;
+pub use self::change::NotChanged;
 pub use self::conservation::Conserved;
 pub use self::peek::{LimitUsed, PeekError, peek};
 use crate::domain::provider::ProviderName;
@@ -26,10 +29,14 @@ use crate::ledger::upkeep::Upkeep;
 use crate::limiter::Limiter;
 use crate::worker::deployment::Progress;
 
+pub mod api;
+pub mod change;
 mod connections;
 mod conservation;
+mod drain;
 mod guard;
 mod lanes;
+mod openapi;
 mod peek;
 
 /// What the server can tell.
@@ -39,6 +46,7 @@ pub struct OpsState {
     pub limiter: Arc<dyn Limiter>,
     pub upkeep: Arc<dyn Upkeep>,
     pub token: Option<SecretString>,
+    pub desk: api::Desk,
 }
 
 /// Serves until the token fires.
@@ -54,6 +62,8 @@ fn router(state: OpsState) -> Router {
         .route("/api/v1/lanes", get(lanes))
         .route("/api/v1/limits/{provider}", get(limits))
         .route("/api/v1/conservation", get(conservation::show))
+        .route("/api/v1/openapi.json", get(openapi::show))
+        .merge(api::routes())
         .route_layer(from_fn_with_state(state.clone(), guard::authorised));
     Router::new()
         .route("/livez", get(|| async { "alive\n" }))
@@ -76,13 +86,27 @@ async fn readyz(State(state): State<OpsState>) -> Response {
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 struct PeekQuery {
+    /// The limits of scope account too, as they stand for this account.
     account: Option<String>,
 }
 
 /// What each limit of a provider has used; takes nothing.
+#[utoipa::path(
+    get,
+    path = "/api/v1/limits/{provider}",
+    tag = "providers",
+    params(("provider" = String, Path, description = "The provider's name"), PeekQuery),
+    responses(
+        (status = 200, description = "Its limits", body = Vec<LimitUsed>),
+        (status = 400, description = "The account is bad, or counts against nothing", body = ErrorBody),
+        (status = 404, description = "There is no such provider, or it is disabled", body = ErrorBody),
+        (status = 503, description = "The limiter is away", body = ErrorBody),
+    )
+)]
 async fn limits(
     State(state): State<OpsState>,
     Path(provider): Path<String>,
@@ -107,6 +131,12 @@ async fn limits(
 }
 
 /// What each lane of this process does now, and why.
+#[utoipa::path(
+    get,
+    path = "/api/v1/lanes",
+    tag = "providers",
+    responses((status = 200, description = "Its lanes", body = Vec<lanes::Lane>))
+)]
 async fn lanes(State(state): State<OpsState>) -> Response {
     let lanes = state.progress.borrow().lanes.clone();
     Json(lanes::told(&lanes)).into_response()
@@ -117,8 +147,16 @@ mod tests {
     use super::*;
     use crate::ledger::database::Database;
     use crate::limiter::embedded::EmbeddedLimiter;
+    use crate::queue::embedded::EmbeddedQueue;
 
     pub(super) async fn start(token: Option<&str>) -> (String, watch::Sender<Progress>, CancellationToken) {
+        let (address, progress, stop, _) = start_with_database(token).await;
+        (address, progress, stop)
+    }
+
+    pub(super) async fn start_with_database(
+        token: Option<&str>,
+    ) -> (String, watch::Sender<Progress>, CancellationToken, Database) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let (progress_tx, progress) = watch::channel(Progress::default());
@@ -129,10 +167,16 @@ mod tests {
             limiter: Arc::new(EmbeddedLimiter::new()),
             upkeep: database.upkeep(),
             token: token.map(SecretString::from),
+            desk: api::Desk {
+                operator: database.operator(),
+                settings: database.settings(),
+                queue: Arc::new(EmbeddedQueue::new(database.sqlite_pool().unwrap())),
+                card_numbers: crate::config::CardNumbers::Refuse,
+            },
         };
         let stop = CancellationToken::new();
         tokio::spawn(serve(listener, state, stop.clone()));
-        (address, progress_tx, stop)
+        (address, progress_tx, stop, database)
     }
 
     async fn get(url: &str, token: Option<&str>) -> reqwest::Response {

@@ -1,6 +1,5 @@
 //! Engines in memory, which record what commands do to them.
 
-use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::{Arc, Mutex};
 
@@ -14,7 +13,7 @@ use sluicegate::domain::job::Token;
 use sluicegate::domain::limit::Rate;
 use sluicegate::domain::provider::{Provider, ProviderName};
 use sluicegate::ledger::LedgerError;
-use sluicegate::ledger::operator::Operator;
+use sluicegate::ledger::operator::{By, Operator};
 use sluicegate::ledger::provider_row::ProviderRow;
 use sluicegate::ledger::settings::{BadRow, Change, Settings, Snapshot};
 use sluicegate::limiter::Limiter;
@@ -27,7 +26,6 @@ pub struct Engine(Arc<Mutex<State>>);
 #[derive(Default)]
 pub struct State {
     pub rows: Vec<ProviderRow>,
-    pub rates: BTreeMap<(String, String), Rate>,
     pub paused: Vec<(String, bool)>,
     pub declared: Vec<ProviderName>,
     pub published: Vec<Outgoing>,
@@ -213,15 +211,28 @@ impl Settings for Engine {
         Ok(changes)
     }
 
-    async fn set_rate(&self, provider: &ProviderName, limit: &str, rate: Rate) -> Result<Option<Rate>, LedgerError> {
-        let key = (provider.as_str().to_owned(), limit.to_owned());
-        Ok(self.state().rates.get_mut(&key).map(|old| std::mem::replace(old, rate)))
+    async fn set_rate_by(
+        &self,
+        provider: &ProviderName,
+        limit: &str,
+        rate: Rate,
+        _: Option<&By>,
+    ) -> Result<Option<Rate>, LedgerError> {
+        let mut state = self.state();
+        let limits = state.rows.iter_mut().filter(|row| row.name == provider.as_str()).flat_map(|row| &mut row.limits);
+        Ok(limits.filter(|row| row.name == limit).next_back().map(|row| {
+            let old = row.rate_in_words().parse().unwrap();
+            row.max_requests = rate.max_requests().into();
+            row.window_ms = rate.window().as_millis().try_into().unwrap();
+            old
+        }))
     }
 
-    async fn set_paused(&self, provider: &ProviderName, paused: bool) -> Result<bool, LedgerError> {
+    async fn set_paused_by(&self, provider: &ProviderName, paused: bool, _: Option<&By>) -> Result<bool, LedgerError> {
         let mut state = self.state();
         state.paused.push((provider.as_str().to_owned(), paused));
-        Ok(state.rows.iter().any(|row| row.name == provider.as_str()))
+        let row = state.rows.iter_mut().find(|row| row.name == provider.as_str());
+        Ok(row.map(|row| row.paused = paused).is_some())
     }
 }
 

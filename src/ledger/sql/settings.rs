@@ -12,9 +12,11 @@ use super::apply;
 use super::dialect::Dialect;
 use super::engine::{Args, Engine, Sql, Step};
 use super::row::{Row, corrupt};
+use super::signature::Signature;
 use crate::domain::limit::Rate;
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
+use crate::ledger::operator::By;
 use crate::ledger::provider_row::{AccountRow, LimitRow, Object, ProviderRow};
 use crate::ledger::settings::{BadRow, Change, Settings, Snapshot};
 
@@ -33,6 +35,7 @@ pub struct SqlSettings {
     rate: Sql,
     set_rate: Sql,
     set_paused: Sql,
+    signature: Signature,
     writes: apply::Statements,
 }
 
@@ -70,6 +73,7 @@ impl SqlSettings {
             set_rate: dialect
                 .sql("UPDATE provider_limits SET max_requests = $3, window_ms = $4 WHERE provider = $1 AND name = $2"),
             set_paused: dialect.sql("UPDATE providers SET paused = $2 WHERE name = $1 RETURNING name"),
+            signature: Signature::new(dialect),
             writes: apply::Statements::new(dialect),
         }
     }
@@ -160,10 +164,17 @@ impl Settings for SqlSettings {
         Err(LedgerError::Away("settings change faster than they can be applied".to_owned()))
     }
 
-    async fn set_rate(&self, provider: &ProviderName, limit: &str, rate: Rate) -> Result<Option<Rate>, LedgerError> {
+    async fn set_rate_by(
+        &self,
+        provider: &ProviderName,
+        limit: &str,
+        rate: Rate,
+        by: Option<&By>,
+    ) -> Result<Option<Rate>, LedgerError> {
+        let row_key = format!("provider_limits/{provider}/{limit}");
         let key = [provider.as_str().into(), limit.into()];
         let [name, limit] = key.clone();
-        let steps = vec![
+        let change = vec![
             Step { sql: self.rate.clone(), args: Arc::from(key), must_affect: false },
             Step {
                 sql: self.set_rate.clone(),
@@ -171,15 +182,23 @@ impl Settings for SqlSettings {
                 must_affect: true,
             },
         ];
+        let steps = self.signature.on_settings(&row_key, change, by);
         let Some(rows) = self.engine.atomically(steps).await? else { return Ok(None) };
         let row = rows.iter().flatten().next().ok_or_else(|| corrupt("max_requests", "is missing"))?;
         let window = Duration::from_millis(u64::try_from(row.int("window_ms")?).unwrap_or_default());
         Rate::new(row.count("max_requests")?, window).map(Some).map_err(|problem| corrupt("window_ms", &problem))
     }
 
-    async fn set_paused(&self, provider: &ProviderName, paused: bool) -> Result<bool, LedgerError> {
+    async fn set_paused_by(
+        &self,
+        provider: &ProviderName,
+        paused: bool,
+        by: Option<&By>,
+    ) -> Result<bool, LedgerError> {
         let args: Args = Arc::from([provider.as_str().into(), paused.into()]);
-        Ok(!self.engine.query(&self.set_paused, args).await?.is_empty())
+        let change = vec![Step { sql: self.set_paused.clone(), args, must_affect: true }];
+        let steps = self.signature.on_settings(&format!("providers/{provider}"), change, by);
+        Ok(self.engine.atomically(steps).await?.is_some())
     }
 }
 
