@@ -78,10 +78,5 @@ pub trait Settings: Send + Sync {
     }
 
     /// The same; with `by`, the audit says in the same transaction who did it and why.
-    async fn set_paused_by(
-        &self,
-        provider: &ProviderName,
-        paused: bool,
-        by: Option<&By>,
-    ) -> Result<bool, LedgerError>;
+    async fn set_paused_by(&self, provider: &ProviderName, paused: bool, by: Option<&By>) -> Result<bool, LedgerError>;
 }

@@ -20,8 +20,8 @@ use tokio_util::sync::CancellationToken;
 use utoipa::IntoParams;
 
 use self::api::problem::ErrorBody;
-use self::connections::BoundedListener;
 pub use self::change::NotChanged;
+use self::connections::BoundedListener;
 pub use self::conservation::Conserved;
 pub use self::peek::{LimitUsed, PeekError, peek};
 use crate::domain::provider::ProviderName;
@@ -37,6 +37,8 @@ mod drain;
 mod guard;
 mod lanes;
 mod openapi;
+#[cfg(test)]
+mod openapi_tests;
 mod peek;
 
 /// What the server can tell.
@@ -148,40 +150,45 @@ mod tests {
     use crate::ledger::database::Database;
     use crate::limiter::embedded::EmbeddedLimiter;
     use crate::queue::embedded::EmbeddedQueue;
+    use crate::queue::message::CardNumbers;
 
-    pub(super) async fn start(token: Option<&str>) -> (String, watch::Sender<Progress>, CancellationToken) {
-        let (address, progress, stop, _) = start_with_database(token).await;
-        (address, progress, stop)
-    }
-
-    pub(super) async fn start_with_database(
-        token: Option<&str>,
-    ) -> (String, watch::Sender<Progress>, CancellationToken, Database) {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = format!("http://{}", listener.local_addr().unwrap());
+    /// A server's state over a database in memory.
+    pub(super) async fn state(token: Option<&str>) -> (OpsState, watch::Sender<Progress>, Database) {
         let (progress_tx, progress) = watch::channel(Progress::default());
         let database = Database::open("sqlite::memory:", 1).unwrap();
         database.migrate().await.unwrap();
-        let state = OpsState {
-            progress,
-            limiter: Arc::new(EmbeddedLimiter::new()),
-            upkeep: database.upkeep(),
-            token: token.map(SecretString::from),
-            desk: api::Desk {
-                operator: database.operator(),
-                settings: database.settings(),
-                queue: Arc::new(EmbeddedQueue::new(database.sqlite_pool().unwrap())),
-                card_numbers: crate::config::CardNumbers::Refuse,
-            },
+        let desk = api::Desk {
+            operator: database.operator(),
+            settings: database.settings(),
+            queue: Arc::new(EmbeddedQueue::new(database.sqlite_pool().unwrap())),
+            card_numbers: CardNumbers::Refuse,
         };
+        let (limiter, token) = (Arc::new(EmbeddedLimiter::new()), token.map(SecretString::from));
+        let state = OpsState { progress, limiter, upkeep: database.upkeep(), token, desk };
+        (state, progress_tx, database)
+    }
+
+    pub(super) async fn serving(state: OpsState) -> (String, CancellationToken) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
         let stop = CancellationToken::new();
         tokio::spawn(serve(listener, state, stop.clone()));
-        (address, progress_tx, stop, database)
+        (address, stop)
+    }
+
+    pub(super) async fn start(token: Option<&str>) -> (String, watch::Sender<Progress>, CancellationToken) {
+        let (state, progress, _) = state(token).await;
+        let (address, stop) = serving(state).await;
+        (address, progress, stop)
+    }
+
+    pub(super) fn client() -> reqwest::Client {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        reqwest::Client::new()
     }
 
     async fn get(url: &str, token: Option<&str>) -> reqwest::Response {
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let request = reqwest::Client::new().get(url);
+        let request = client().get(url);
         let request = match token {
             Some(token) => request.bearer_auth(token),
             None => request,

@@ -58,5 +58,9 @@ impl Modify for Guarded {
     responses((status = 200, description = "OpenAPI 3.1", body = serde_json::Value))
 )]
 pub(super) async fn show() -> Json<Description> {
-    Json(Described::openapi())
+    Json(description())
+}
+
+pub(super) fn description() -> Description {
+    Described::openapi()
 }

@@ -189,12 +189,7 @@ impl Settings for SqlSettings {
         Rate::new(row.count("max_requests")?, window).map(Some).map_err(|problem| corrupt("window_ms", &problem))
     }
 
-    async fn set_paused_by(
-        &self,
-        provider: &ProviderName,
-        paused: bool,
-        by: Option<&By>,
-    ) -> Result<bool, LedgerError> {
+    async fn set_paused_by(&self, provider: &ProviderName, paused: bool, by: Option<&By>) -> Result<bool, LedgerError> {
         let args: Args = Arc::from([provider.as_str().into(), paused.into()]);
         let change = vec![Step { sql: self.set_paused.clone(), args, must_affect: true }];
         let steps = self.signature.on_settings(&format!("providers/{provider}"), change, by);

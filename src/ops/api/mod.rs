@@ -19,6 +19,8 @@ pub mod body;
 pub mod jobs;
 pub mod problem;
 pub mod settings;
+#[cfg(test)]
+mod tests;
 pub mod verdicts;
 
 /// In the audit of everything that is changed here.

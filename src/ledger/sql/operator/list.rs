@@ -59,7 +59,8 @@ impl Statements {
         if let Some(id) = &filter.id {
             let found = engine.query(&self.one, of(id)).await?;
             let found = found.iter().map(line).collect::<Result<Vec<_>, _>>()?;
-            let wanted = |line: &JobLine| filter.holds(line) && after.is_none_or(|after| line.id.as_str() > after.as_str());
+            let wanted =
+                |line: &JobLine| filter.holds(line) && after.is_none_or(|after| line.id.as_str() > after.as_str());
             return Ok(found.into_iter().filter(wanted).take(at_most as usize).collect());
         }
         let provider = filter.provider.as_ref().map(ProviderName::as_str);
