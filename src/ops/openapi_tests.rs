@@ -227,6 +227,31 @@ fn every_operation_says_what_it_is_and_what_it_answers() {
     }
 }
 
+/// `curl ADDRESS`, `curl ADDRESS --json 'BODY'`.
+#[test]
+fn the_examples_of_the_page_are_what_is_described() {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/api.md")).unwrap();
+    let published = Published::now();
+    let examples: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("curl ")).collect();
+    assert!(examples.len() > 12, "{examples:?}");
+    for example in examples {
+        let (address, body) = example.split_once(" --json ").unzip();
+        let address = address.unwrap_or(example).trim_matches('\'');
+        let path = address.strip_prefix("localhost:9464").unwrap_or_else(|| panic!("{example}"));
+        let method = if body.is_some() { "post" } else { "get" };
+        let (_, operation) = published.operation(method, path).unwrap_or_else(|| panic!("{example}: no such route"));
+        if let Some(body) = body {
+            let body: Value = serde_json::from_str(body.trim_matches('\'')).unwrap();
+            assert_eq!(published.faults_of_request(method, path, &body), Vec::<String>::new(), "{example}");
+        }
+        let query = path.split_once('?').map(|(_, query)| query).unwrap_or_default();
+        for name in query.split('&').filter_map(|pair| pair.split('=').next()).filter(|name| !name.is_empty()) {
+            let parameters = operation["parameters"].as_array().unwrap();
+            assert!(parameters.iter().any(|p| p["in"] == "query" && p["name"] == name), "{example}: {name}");
+        }
+    }
+}
+
 #[test]
 fn the_validator_finds_what_is_wrong() {
     let published = Published::now();

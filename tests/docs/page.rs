@@ -22,6 +22,7 @@ impl Page {
 
     pub fn all() -> Vec<Self> {
         let docs = [
+            "api",
             "architecture",
             "failures",
             "guarantees",

@@ -323,7 +323,8 @@ async fn pages_go_by_id_and_leave_nothing_out(kind: Kind) {
     assert_eq!(operator.list(&Filter { state: Some("dead"), ..Filter::default() }, None, 5).await.unwrap(), []);
     for number in 0..14 {
         let provider = ["adyen", "stripe", "wise"][number % 3];
-        let hold = fixture.take(&Job { provider: name(provider), ..job(&format!("p{number:02}")) }).await.hold;
+        let account = Some(id(["acct_1", "acct_2"][number / 7]));
+        let hold = fixture.take(&Job { provider: name(provider), account, ..job(&format!("p{number:02}")) }).await.hold;
         if number % 2 == 0 {
             assert_eq!(fixture.ledger().put_down(&hold, &settled(FinalState::Dead)).await.unwrap(), Written::Kept);
         }
@@ -346,6 +347,12 @@ async fn pages_go_by_id_and_leave_nothing_out(kind: Kind) {
         assert_eq!(all(Filter { provider: wise.clone(), ..Filter::default() }, at_most).await, numbers(|n| n % 3 == 2));
         let both = Filter { state: Some("dead"), provider: wise.clone(), ..Filter::default() };
         assert_eq!(all(both, at_most).await, numbers(|n| n % 3 == 2 && n % 2 == 0));
+        let account = Filter { account: Some(id("acct_2")), ..Filter::default() };
+        assert_eq!(all(account.clone(), at_most).await, numbers(|n| *n >= 7));
+        let three = Filter { state: Some("dead"), provider: wise.clone(), ..account };
+        assert_eq!(all(three.clone(), at_most).await, numbers(|n| *n >= 7 && n % 3 == 2 && n % 2 == 0));
+        assert_eq!(all(Filter { id: Some(id("p03")), ..Filter::default() }, at_most).await, ["p03"]);
+        assert_eq!(all(Filter { id: Some(id("p03")), ..three }, at_most).await, [""; 0]);
     }
     let counts = operator.counts().await.unwrap();
     assert_eq!(counts.iter().map(|count| count.jobs).sum::<i64>(), 14);
