@@ -45,8 +45,9 @@ pub struct Caller {
 impl Caller {
     pub(super) fn of(headers: &HeaderMap, given: &Given) -> Self {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-        // Browsers say so of our own page's requests, and let no page say it itself.
-        let ours = text("sec-fetch-site") == Some("same-origin");
+        // Browsers say so of our own page's requests, and let no page say it itself; over plain http by the origin alone,
+        // which of a change is ours, or it was refused before.
+        let ours = text("sec-fetch-site").map_or_else(|| text("origin").is_some(), |site| site == "same-origin");
         let program = text("user-agent").and_then(|agent| agent.split_whitespace().next()).map(printable);
         let client = if ours { "page".to_owned() } else { program.unwrap_or_else(|| "api".to_owned()) };
         Self { user: given.user.clone(), client }
@@ -101,6 +102,7 @@ mod tests {
         let alice = ("authorization", "Basic YWxpY2U6bGV0Om1lLWlu");
         assert_eq!(name(&[("sec-fetch-site", "same-origin"), ("user-agent", "Mozilla/5.0 (X11)")]), "page");
         assert_eq!(name(&[alice, ("sec-fetch-site", "same-origin")]), "alice@page");
+        assert_eq!(name(&[alice, ("origin", "http://ops.internal"), ("user-agent", "Mozilla/5.0")]), "alice@page");
         assert_eq!(name(&[alice, ("user-agent", "curl/8.5.0")]), "alice@curl/8.5.0");
         assert_eq!(name(&[]), "api");
     }
