@@ -14,7 +14,7 @@ use crate::config::{Config, LimiterUrl};
 use crate::domain::job::Token;
 use crate::domain::limit::Rate;
 use crate::ledger::settings::Settings;
-use crate::ops::{LimitUsed, PeekError, peek};
+use crate::ops::{LimitUsed, PeekError, change, peek};
 use crate::worker::settings_watch::Known;
 
 mod history;
@@ -77,9 +77,8 @@ pub async fn run(
         Action::History(args) => history::run(args, settings.as_ref(), console).await,
         Action::Set { provider, limit, rate, because, json } => {
             let name = parse_name(provider)?;
-            let Some(old) = settings.set_rate_by(&name, limit, *rate, Some(&by(because.as_deref()))).await? else {
-                return Err(no_such_limit(settings.as_ref(), provider, limit).await?);
-            };
+            let by = by(because.as_deref());
+            let old = change::set_rate(settings.as_ref(), &name, limit, *rate, false, Some(&by)).await?.from;
             if *json {
                 let change = json!({
                     "provider": provider, "limit": limit, "from": old.to_string(), "to": rate.to_string()
@@ -158,12 +157,4 @@ async fn list(settings: &dyn Settings, json: bool, console: &mut Console) -> Res
         console.table(&LIMIT_HEADER, &cells)?;
     }
     Ok(Exit::Fine)
-}
-
-async fn no_such_limit(settings: &dyn Settings, provider: &str, limit: &str) -> Result<CommandError, CommandError> {
-    let rows = settings.rows(Some(&parse_name(provider)?)).await?;
-    let Some(row) = rows.first() else { return Ok(unknown(provider)) };
-    let names: Vec<String> = row.limits.iter().map(|limit| limit.name.clone()).collect();
-    let text = format!("provider `{provider}` has no limit `{limit}`; it has: {}", names.join(", "));
-    Ok(CommandError::Failed(text))
 }

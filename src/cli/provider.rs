@@ -18,6 +18,8 @@ use crate::config::Config;
 use crate::domain::provider::ProviderName;
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::{Change, Settings};
+use crate::ops::{NotChanged, change};
+pub(super) use crate::worker::send_again::lanes as names;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -161,13 +163,6 @@ async fn declare(config: &Config, engines: &dyn Engines, settings: &dyn Settings
     })
 }
 
-/// Names of all providers in the database.
-pub(super) async fn names(settings: &dyn Settings) -> Result<Vec<ProviderName>, CommandError> {
-    let rows = settings.rows(None).await?;
-    // A name that is none has no lane; `check` reports its row.
-    Ok(rows.into_iter().filter_map(|row| ProviderName::new(row.name).ok()).collect())
-}
-
 async fn list(settings: &dyn Settings, json: bool, console: &mut Console) -> Result<Exit, CommandError> {
     let rows = settings.rows(None).await?;
     if json {
@@ -205,9 +200,7 @@ async fn set_paused(
     paused: bool,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    if !settings.set_paused_by(&parse_name(name)?, paused, Some(&by(because.as_deref()))).await? {
-        return Err(unknown(name));
-    }
+    change::set_paused(settings, &parse_name(name)?, paused, Some(&by(because.as_deref()))).await?;
     let state = if paused { "paused: its queue keeps collecting" } else { "resumed" };
     console.message(&format!("{name} is {state}; workers follow within 2 s"))?;
     Ok(Exit::Fine)
@@ -218,5 +211,11 @@ pub(super) fn parse_name(name: &str) -> Result<ProviderName, CommandError> {
 }
 
 pub(super) fn unknown(name: &str) -> CommandError {
-    CommandError::Failed(format!("there is no provider `{name}`: `sluicegate provider list` shows those that exist"))
+    NotChanged::NoProvider(name.to_owned()).into()
+}
+
+impl From<NotChanged> for CommandError {
+    fn from(error: NotChanged) -> Self {
+        Self::Failed(error.to_string())
+    }
 }

@@ -16,6 +16,7 @@ use super::{CommandError, Console, Exit, os_user};
 use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl};
 use crate::ledger::fleet::Fleet;
 use crate::ledger::operator::Operator;
+use crate::ops::api::Desk;
 use crate::ops::metrics::{Looked, Metrics};
 use crate::ops::{self, Lookout, OpsState, Sources};
 use crate::worker::deployment::{self, DrainReport, Progress};
@@ -87,7 +88,7 @@ fn ops_state(
         Looked { settings: settings.clone(), queue: queue.clone(), limiter: limiter.clone(), upkeep: upkeep.clone() };
     let sources = Sources {
         progress: progress.clone(),
-        settings,
+        settings: settings.clone(),
         fleet,
         upkeep: upkeep.clone(),
         queue: queue.clone(),
@@ -101,9 +102,8 @@ fn ops_state(
         progress: progress.clone(),
         limiter,
         upkeep,
-        operator,
-        queue,
         token: config.ops.token.clone(),
+        desk: Desk { operator, settings, queue, card_numbers: config.worker.card_numbers },
     }
 }
 

@@ -346,7 +346,28 @@ fn limits(evidence: &Evidence, row: &ProviderRow, meant: Option<&Provider>) -> V
     row.limits.iter().map(line).collect()
 }
 
+/// In how many milliseconds what waits now would be through if the provider's row were this one and all of its limits
+/// were free. `None`: never, because it sends nothing.
+#[must_use]
+pub fn drained_if(evidence: &Evidence, provider: &Provider) -> Option<u64> {
+    if !provider.enabled || provider.paused {
+        return None;
+    }
+    let counted = Counted::of(evidence, provider.name.as_str());
+    let through = drained_in(provider, backlog(evidence, provider, &counted), &[], counted.hold(provider))?;
+    Some(u64::try_from(through.as_millis()).unwrap_or(u64::MAX))
+}
+
 /// Those that share a quota share what it lets out, so their backlogs are one.
+fn backlog(evidence: &Evidence, provider: &Provider, counted: &Counted<'_>) -> u64 {
+    let others =
+        evidence.providers.values().filter(|other| other.quota == provider.quota && other.name != provider.name);
+    let others = others.filter(|other| other.enabled && !other.paused);
+    let theirs: u64 = others.map(|other| Counted::of(evidence, other.name.as_str()).backlog()).sum();
+    let own = counted.backlog();
+    if own == 0 { 0 } else { own + theirs }
+}
+
 fn drained_ms(
     evidence: &Evidence,
     provider: &Provider,
@@ -357,12 +378,7 @@ fn drained_ms(
     if !told.state.drains() {
         return None;
     }
-    let others =
-        evidence.providers.values().filter(|other| other.quota == provider.quota && other.name != provider.name);
-    let others = others.filter(|other| other.enabled && !other.paused);
-    let theirs: u64 = others.map(|other| Counted::of(evidence, other.name.as_str()).backlog()).sum();
-    let own = counted.backlog();
-    let backlog = if own == 0 { 0 } else { own + theirs };
+    let backlog = backlog(evidence, provider, counted);
     let used: Vec<Used> =
         limits.iter().filter_map(|limit| Some(Used { limit: limit.name.clone(), free: limit.free? })).collect();
     let through = drained_in(provider, backlog, &used, counted.hold(provider))?;

@@ -9,9 +9,20 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 use super::OpsState;
+use super::api::problem::ErrorBody;
 pub use crate::fleet::Conserved;
 use crate::worker::sweeper::{ASTRAY_AFTER, CHECKED};
 
+/// Where every job is, per provider, and what does not add up.
+#[utoipa::path(
+    get,
+    path = "/api/v1/conservation",
+    tag = "jobs",
+    responses(
+        (status = 200, description = "One account per provider", body = Vec<Conserved>),
+        (status = 503, description = "The database is away", body = ErrorBody),
+    )
+)]
 pub(super) async fn show(State(state): State<OpsState>) -> Response {
     match state.upkeep.conservation(ASTRAY_AFTER, CHECKED).await {
         Ok(accounts) => Json(accounts.into_iter().map(Conserved::from).collect::<Vec<_>>()).into_response(),

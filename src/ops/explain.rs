@@ -93,9 +93,9 @@ pub(super) async fn show(State(state): State<OpsState>, Path(id): Path<String>) 
     };
     let progress = state.progress.borrow().clone();
     let sources = Sources {
-        operator: state.operator.as_ref(),
+        operator: state.desk.operator.as_ref(),
         known: &progress.known,
-        queue: Some(state.queue.as_ref()),
+        queue: Some(state.desk.queue.as_ref()),
         limiter: Some(state.limiter.as_ref()),
         process: Some(&progress),
     };

@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use tokio::time::Instant;
+use utoipa::ToSchema;
 
 use crate::domain::provider::ProviderName;
 use crate::worker::pauses::{LaneState, Pause, Pauses};
 
 /// One lane, as it is told.
-#[derive(Debug, PartialEq, Eq, Serialize)]
+#[derive(Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub(super) struct Lane {
     provider: String,
     /// `running`; `resting`: takes no more; `stopped`: sends nothing either; `probing`: one job at a time.
@@ -20,6 +21,7 @@ pub(super) struct Lane {
     #[serde(skip_serializing_if = "Option::is_none")]
     cause: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>)]
     ends_in_ms: Option<u128>,
 }
 

@@ -1,6 +1,5 @@
 //! Engines in memory, which record what commands do to them.
 
-use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::{Arc, Mutex};
 
@@ -30,7 +29,6 @@ pub struct Engine(Arc<Mutex<State>>);
 #[derive(Default)]
 pub struct State {
     pub rows: Vec<ProviderRow>,
-    pub rates: BTreeMap<(String, String), Rate>,
     pub paused: Vec<(String, bool)>,
     /// Who changed settings, one per change.
     pub by: Vec<By>,
@@ -233,17 +231,23 @@ impl Settings for Engine {
         rate: Rate,
         by: Option<&By>,
     ) -> Result<Option<Rate>, LedgerError> {
-        let key = (provider.as_str().to_owned(), limit.to_owned());
         let mut state = self.state();
         state.by.extend(by.cloned());
-        Ok(state.rates.get_mut(&key).map(|old| std::mem::replace(old, rate)))
+        let limits = state.rows.iter_mut().filter(|row| row.name == provider.as_str()).flat_map(|row| &mut row.limits);
+        Ok(limits.filter(|row| row.name == limit).next_back().map(|row| {
+            let old = row.rate_in_words().parse().unwrap();
+            row.max_requests = rate.max_requests().into();
+            row.window_ms = rate.window().as_millis().try_into().unwrap();
+            old
+        }))
     }
 
     async fn set_paused_by(&self, provider: &ProviderName, paused: bool, by: Option<&By>) -> Result<bool, LedgerError> {
         let mut state = self.state();
         state.by.extend(by.cloned());
         state.paused.push((provider.as_str().to_owned(), paused));
-        Ok(state.rows.iter().any(|row| row.name == provider.as_str()))
+        let row = state.rows.iter_mut().find(|row| row.name == provider.as_str());
+        Ok(row.map(|row| row.paused = paused).is_some())
     }
 
     async fn apply_by(&self, rows: &[ProviderRow], by: &By) -> Result<Vec<Change>, LedgerError> {

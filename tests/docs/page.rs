@@ -23,6 +23,7 @@ impl Page {
     pub fn all() -> Vec<Self> {
         let docs = [
             "README",
+            "api",
             "architecture",
             "concepts",
             "configuration",

@@ -113,6 +113,7 @@ pub(super) fn parse_id(text: &str) -> Result<JobId, String> {
 pub(super) fn by(because: Option<&str>) -> By {
     By {
         os_user: super::os_user::name(),
+        program: None,
         because: because.filter(|because| !because.trim().is_empty()).map(str::to_owned),
     }
 }

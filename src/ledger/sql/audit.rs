@@ -26,11 +26,12 @@ impl Statements {
         let (name, forget) = match dialect {
             Dialect::Postgres => (
                 "SELECT set_config('sluicegate.os_user', $1, true) AS os_user, \
-                     set_config('sluicegate.because', COALESCE($2, ''), true) AS because",
+                     set_config('sluicegate.because', COALESCE($2, ''), true) AS because, \
+                     set_config('application_name', COALESCE($3, current_setting('application_name')), true) AS program",
                 None,
             ),
             Dialect::Sqlite => (
-                "UPDATE settings_person SET os_user = $1, because = $2, program = 'sluicegate'",
+                "UPDATE settings_person SET os_user = $1, because = $2, program = COALESCE($3, 'sluicegate')",
                 Some(dialect.sql("UPDATE settings_person SET os_user = NULL, because = NULL, program = NULL")),
             ),
         };
@@ -51,7 +52,7 @@ impl Statements {
     pub fn by(&self, by: &By, steps: Vec<Step>) -> Vec<Step> {
         let step = |sql: &Sql, args: Args| Step { sql: sql.clone(), args, must_affect: false };
         let because = by.because.as_deref().map(storable);
-        let name = step(&self.name, Arc::from([storable(&by.os_user).into(), because.into()]));
+        let name = step(&self.name, Arc::from([storable(&by.os_user).into(), because.into(), by.program.into()]));
         let forget = self.forget.iter().map(|forget| step(forget, Arc::from([])));
         std::iter::once(name).chain(steps).chain(forget).collect()
     }

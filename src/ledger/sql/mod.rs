@@ -36,6 +36,7 @@ mod recent;
 mod reports;
 mod row;
 mod settings;
+mod signature;
 pub(super) mod sqlite;
 mod upkeep;
 

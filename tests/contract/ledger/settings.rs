@@ -9,6 +9,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 
+mod signed;
+
 on_every_database!(
     every_change_bumps_the_version_and_is_audited,
     an_operators_row_has_the_contracts_defaults,
