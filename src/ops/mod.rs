@@ -30,6 +30,7 @@ mod connections;
 mod conservation;
 mod guard;
 mod lanes;
+mod page;
 mod peek;
 
 /// What the server can tell.
@@ -54,6 +55,7 @@ fn router(state: OpsState) -> Router {
         .route("/api/v1/lanes", get(lanes))
         .route("/api/v1/limits/{provider}", get(limits))
         .route("/api/v1/conservation", get(conservation::show))
+        .merge(page::router())
         .route_layer(from_fn_with_state(state.clone(), guard::authorised));
     Router::new()
         .route("/livez", get(|| async { "alive\n" }))
