@@ -57,7 +57,7 @@ function rateOptions(compact, onpoint, points) {
     series: [
       {},
       { stroke: colour("--chart"), fill: colour("--chart-fill"), width: 1.75, points: { show: false } },
-      { stroke: colour("--chart-limit"), width: 1.5, dash: [5, 4], points: { show: false } },
+      { stroke: colour("--chart-limit"), width: 1.5, dash: [5, 4], points: { show: false }, paths: uPlot.paths.stepped({ align: 1 }) },
       { stroke: colour("--bad"), fill: colour("--bad"), width: 0, paths: () => null, points: { show: true, size: 6 } },
     ],
   };
@@ -89,12 +89,13 @@ function frame(compact, onpoint, points, words) {
     ticks: { show: false },
     font: FONT,
     space: compact ? 34 : 40,
-    size: (_, all) => 12 + 6.5 * Math.max(2, ...(all ?? []).map((text) => text.length)),
+    // The same for charts that stand above each other, so that their times do.
+    size: (_, all) => (compact ? 12 + 6.5 * Math.max(2, ...(all ?? []).map((text) => text.length)) : 64),
     values: (_, all) => all.map(words),
   };
   return {
     legend: { show: false },
-    cursor: compact ? { show: false } : { y: false, drag: { setScale: false, x: false, y: false }, points: { size: 7 } },
+    cursor: compact ? { show: false } : { y: false, drag: { setScale: false, x: false, y: false }, points: { size: 7 }, sync: { key: "times" } },
     padding: [8, 4, 0, 0],
     axes: [x, y],
     hooks: onpoint ? { setCursor: [({ cursor }) => onpoint(points()[cursor.idx] ?? null)] } : {},

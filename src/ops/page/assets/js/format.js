@@ -3,6 +3,8 @@
 import { serverNow } from "./clock.js";
 
 export const DASH = "–";
+/** Keeps a number and its unit on one line. */
+const NBSP = "\u00a0";
 
 const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const ONE = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
@@ -34,15 +36,15 @@ const UNITS = [
 /** `2 min 5 s`: the two greatest units; below ten seconds with a decimal. */
 export function duration(ms) {
   if (missing(ms)) return DASH;
-  if (ms < 1_000) return `${WHOLE.format(Math.max(0, ms))} ms`;
-  if (ms < 10_000) return `${trimmed(ms / 1_000)} s`;
+  if (ms < 1_000) return `${WHOLE.format(Math.max(0, ms))}${NBSP}ms`;
+  if (ms < 10_000) return `${trimmed(ms / 1_000)}${NBSP}s`;
   const rounded = Math.round(ms / 1_000) * 1_000;
   const first = UNITS.findIndex(([, size]) => rounded >= size);
   const [unit, size] = UNITS[first];
   const [lesser, lesserSize] = UNITS[first + 1] ?? [];
   const rest = lesser ? Math.floor((rounded % size) / lesserSize) : 0;
-  const head = `${WHOLE.format(Math.floor(rounded / size))} ${unit}`;
-  return rest > 0 ? `${head} ${rest} ${lesser}` : head;
+  const head = `${WHOLE.format(Math.floor(rounded / size))}${NBSP}${unit}`;
+  return rest > 0 ? `${head} ${rest}${NBSP}${lesser}` : head;
 }
 
 const trimmed = (value) => ONE.format(value).replace(/\.0$/, "");
@@ -62,6 +64,10 @@ export const limitWords = (requests, windowMs) => `${count(requests)} per ${wind
 
 export const since = (at) => (at ? serverNow() - Date.parse(at) : undefined);
 export const ago = (at) => (at ? duration(Math.max(0, coarse(since(at)))) : DASH);
+/** An age as one says it. */
+export const agoWords = (at) => (!at ? DASH : coarse(since(at)) < 1_000 ? "just now" : `${ago(at)} ago`);
+/** A sentence begins with a capital. */
+export const sentence = (words) => (words ? words.charAt(0).toUpperCase() + words.slice(1) : "");
 const coarse = (ms) => (ms < 1_000 ? 0 : Math.floor(ms / 1_000) * 1_000);
 
 export const clock = (at) => (at ? TIME.format(new Date(at)) : DASH);
@@ -89,5 +95,5 @@ export function money(minor, currency) {
   if (missing(minor)) return DASH;
   const digits = exponent(currency);
   const format = new Intl.NumberFormat("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
-  return `${currency} ${format.format(minor / 10 ** digits)}`;
+  return `${currency}${NBSP}${format.format(minor / 10 ** digits)}`;
 }

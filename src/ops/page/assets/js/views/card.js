@@ -8,13 +8,15 @@ import { laneState } from "../words.js";
 import { pauseButton } from "./pause.js";
 
 /** Bars on a card; the provider's page has them all. */
-const BARS = 3;
+const BARS = 2;
+const NEAR = 0.8;
 const chart = rateChart({ height: 104, compact: true });
 
 export function card(provider, points, context) {
   const { name } = provider;
   const [, tone] = laneState(provider.state);
-  const limits = ranked(provider.limits);
+  const limits = (provider.limits ?? []).filter((limit) => limit.enabled !== false);
+  const bars = shown(limits);
   return h(
     "article",
     { key: name, class: `card ${tone}`, "aria-labelledby": `card-${name}` },
@@ -27,8 +29,8 @@ export function card(provider, points, context) {
       pauseButton(provider, context),
     ),
     cause(provider),
-    h("div", { class: "limits" }, limits.slice(0, BARS).map((limit) => h("div", { key: limit.name }, limitBar(limit)))),
-    limits.length > BARS ? h("p", { class: "more" }, h("a", { href: providerHref(name) }, `${limits.length - BARS} more limits`)) : null,
+    h("div", { class: "limits" }, bars.map((limit) => h("div", { key: limit.name }, limitBar(limit)))),
+    bars.length < limits.length ? h("p", { class: "more" }, h("a", { href: providerHref(name) }, `${limits.length - bars.length} more ${limits.length - bars.length === 1 ? "limit" : "limits"}`)) : null,
     h(
       "figure",
       { class: "chart" },
@@ -60,14 +62,20 @@ export function numbers(provider) {
     figure("Review", count(provider.review), { alarm: provider.review > 0, href: attention("review") }),
     figure("Dead", count(provider.dead), { alarm: provider.dead > 0, href: attention("dead") }),
     figure("Refused by it", count(refused), { alarm: refused > 0 }),
+    figure("Succeeded", count(provider.succeeded)),
   ];
 }
 
 export function drained(provider) {
-  if (provider.waiting === 0) return "nothing waits";
+  if (provider.waiting === 0) return "–";
   if (provider.drained_in_ms === null || provider.drained_in_ms === undefined) return provider.paused ? "not while paused" : "–";
   return duration(Math.max(1_000, provider.drained_in_ms));
 }
 
-/** Those that are on first; the fullest of them first would jump about. */
-export const ranked = (limits) => (limits ?? []).filter((limit) => limit.enabled !== false);
+/** The first ones, in their own order (by how full they are, they would jump about), and any other that is nearly full. */
+function shown(limits) {
+  const counted = limits.filter(({ used }) => used !== null && used !== undefined);
+  const first = (counted.length > 0 ? counted : limits).slice(0, BARS);
+  const near = counted.slice(BARS).filter(({ used, free, shadow }) => !shadow && used >= NEAR * (used + (free ?? 0)));
+  return [...first, ...near];
+}

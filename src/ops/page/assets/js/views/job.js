@@ -2,7 +2,7 @@
 
 import { get, path } from "../api.js";
 import { h } from "../dom.js";
-import { clock, count, duration, money, when } from "../format.js";
+import { clock, count, duration, money, sentence, when } from "../format.js";
 import { serverNow } from "../clock.js";
 import { button, chip, providerHref, section } from "../parts.js";
 import { jobState, spelled } from "../words.js";
@@ -60,7 +60,7 @@ export function job(context, id) {
     if (!explained) return null;
     const at = explained.stands_at;
     return h("section", { class: "panel stands", "aria-label": "Where it stands", "aria-live": "polite" },
-      h("p", { class: "summary" }, explained.summary ?? ""),
+      h("p", { class: "summary" }, sentence(explained.summary)),
       at?.limit ? turn(at) : null,
       h("ol", { class: "gates" }, (explained.gates ?? []).map((gate) => {
         const here = !gate.passed && gate.name === at?.gate;

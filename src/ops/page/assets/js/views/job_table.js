@@ -1,7 +1,7 @@
 // Payments in a table, a page at a time.
 
 import { h } from "../dom.js";
-import { ago, count, money } from "../format.js";
+import { agoWords, count, money } from "../format.js";
 import { chip, jobHref, providerHref, table } from "../parts.js";
 import { jobState } from "../words.js";
 
@@ -29,7 +29,7 @@ export function jobTable(caption, jobs, { lead, tail } = {}) {
       h("a", { href: providerHref(job.provider) }, job.provider),
       job.account ?? "",
       count(job.attempts),
-      `${ago(job.updated_at)} ago`,
+      agoWords(job.updated_at),
       job.reason ?? "",
       ...(tail ? [tail.cell(job)] : []),
     ],

@@ -26,7 +26,7 @@ function pause(provider, context) {
     content: () => [
       h("dl", { class: "changes" },
         change("State", "takes and sends", "paused"),
-        change("Drained in", drained(provider), provider.waiting === 0 ? "nothing waits" : "never, while it is paused")),
+        provider.waiting === 0 ? null : change("Drained in", drained(provider), "never, while it is paused")),
       h("ul", {},
         h("li", {}, "In every worker, within 2 s: no new request is started."),
         h("li", {}, `${plural(provider.in_flight ?? 0, "request that is in flight is", "requests that are in flight are")} not cut off; the answers count.`),
@@ -52,7 +52,7 @@ function resume(provider, context) {
     content: () => [
       h("dl", { class: "changes" },
         change("State", "paused", "takes and sends"),
-        change("Drained in", "never, while it is paused", provider.waiting === 0 ? "nothing waits" : estimate ? `about ${estimate}` : "unknown")),
+        provider.waiting === 0 ? null : change("Drained in", "never, while it is paused", estimate ? `about ${estimate}` : "unknown")),
       h("ul", {},
         h("li", {}, `${plural(provider.waiting ?? 0, "payment waits and is", "payments wait and are")} sent at up to ${rate(perSecond)}, within its limits.`),
         h("li", {}, `In every worker, within 2 s. ${count(provider.in_flight ?? 0)} in flight now.`)),

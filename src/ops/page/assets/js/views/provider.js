@@ -85,7 +85,6 @@ const rest = (known) => [
   figure("In hand", count(known.in_hand)),
   figure("Parked", count(known.parked)),
   figure("Ready in the queue", count(known.queued)),
-  figure("Succeeded", count(known.succeeded)),
   figure("Declined", count(known.declined)),
 ];
 
@@ -112,8 +111,8 @@ function told(all) {
     section("waits", "Waits for a permit", histogram(all.waits)),
     section("decisions", "Last decisions", (all.decisions ?? []).length === 0
       ? empty("Nothing was decided yet", "Grants, refusals and pauses appear here with their reason.")
-      : table("Last decisions, newest first", [["At", "nowrap"], ["Decision", "nowrap"], ["Reason", "wide"], ["Permits", "num"], ["Worker", "mono"]],
-          all.decisions.map((d, at) => ({ key: `${d.at}-${d.worker}-${d.kind}-${all.decisions.length - at}`, cells: [when(d.at), chip(decision(d.kind)), d.reason ?? "", count(d.permits), d.worker ?? ""] })))),
+      : h("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": "Last decisions" }, table("Last decisions, newest first", [["At", "nowrap"], ["Decision", "nowrap"], ["Reason", "wide"], ["Permits", "num"], ["Worker", "mono"]],
+          all.decisions.map((d, at) => ({ key: `${d.at}-${d.worker}-${d.kind}-${all.decisions.length - at}`, cells: [when(d.at), chip(decision(d.kind)), d.reason ?? "", count(d.permits), d.worker ?? ""] }))))),
     section("changes", "Last changes of its rows", (all.audit ?? []).length === 0
       ? empty("Never changed", "Who changes a limit, and when, is kept here.")
       : table("Last changes, newest first", [["At", "nowrap"], ["Who", ""], ["What", "wide"]],

@@ -1,7 +1,7 @@
 // A payment's story in the order in which it happened, with the time that lies between.
 
 import { h } from "../dom.js";
-import { count, duration, money, when } from "../format.js";
+import { count, duration, money, sentence, when } from "../format.js";
 import { jobState, spelled } from "../words.js";
 
 /** Shorter gaps are not worth a line. */
@@ -18,7 +18,7 @@ export function timeline(told, explained) {
     items.push(item(entry, nth));
     last = Date.parse(entry.until ?? entry.at);
   }
-  if (explained?.stands_at) items.push(item({ title: "Now", words: explained.summary ?? "", tone: "here" }, "now"));
+  if (explained?.stands_at) items.push(item({ title: "Now", words: sentence(explained.summary), tone: "here" }, "now"));
   return h("ol", { class: "timeline" }, items);
 }
 
@@ -44,13 +44,13 @@ const OUTCOMES = { accepted: "good", declined: "neutral", throttled: "bad", reje
 function requests(told) {
   return (told.requests ?? []).flatMap((request) => {
     const title = request.number === 1 ? "Sent" : `Sent again (request ${count(request.number)})`;
-    const sent = { at: request.began_at, title, tone: "info", words: request.ended_at ? "" : "No answer yet." };
+    const sent = { at: request.began_at, until: request.ended_at, title, tone: "info", words: request.ended_at ? "" : "No answer yet." };
     if (!request.ended_at) return [sent];
     const took = duration(Date.parse(request.ended_at) - Date.parse(request.began_at));
     const outcome = spelled(request.outcome ?? "no outcome").toLowerCase();
     const words = [
       `After ${took}${request.status ? `, with status ${request.status}` : ""}.`,
-      request.detail ? `${request.detail}.`.replace(/\.\.$/, ".") : "",
+      request.detail ? sentence(`${request.detail}.`.replace(/\.\.$/, ".")) : "",
       request.counted === false ? "Counts as no attempt." : "",
     ];
     return [sent, { at: request.ended_at, title: `Answered: ${outcome}`, words: words.filter(Boolean).join(" "), tone: OUTCOMES[request.outcome] ?? "warn" }];

@@ -2,7 +2,7 @@
 
 import { get, path } from "../api.js";
 import { h } from "../dom.js";
-import { ago, count, duration, plural } from "../format.js";
+import { ago, agoWords, count, duration, plural } from "../format.js";
 import { chip, empty, section, table } from "../parts.js";
 import { spelled, workerState } from "../words.js";
 
@@ -45,7 +45,8 @@ function engines(all) {
     const away = views.filter(({ ok }) => !ok).length;
     const times = views.map((view) => view.rtt_ms).filter((ms) => Number.isFinite(ms));
     const state = views.length === 0 ? ["Not seen", "neutral"] : away === 0 ? ["Answers", "good"] : away === views.length ? ["Away", "bad"] : [`Away for ${count(away)} of ${count(views.length)}`, "warn"];
-    const trip = times.length === 0 ? "–" : Math.min(...times) === Math.max(...times) ? tripTime(times[0]) : `${tripTime(Math.min(...times))} to ${tripTime(Math.max(...times))}`;
+    const [least, most] = times.length === 0 ? ["–", "–"] : [tripTime(Math.min(...times)), tripTime(Math.max(...times))];
+    const trip = least === most ? least : `${least} to ${most}`;
     return h("article", { key: name, class: `card engine ${state[1]}`, "aria-label": spelled(name) },
       h("header", {}, h("h3", {}, spelled(name)), chip(state)),
       h("p", {}, [...new Set(views.map(({ kind }) => kind).filter(Boolean))].join(", ") || "–"),
@@ -66,7 +67,7 @@ function list(all, context) {
         `${worker.host ?? ""}${worker.pid ? `, pid ${worker.pid}` : ""}`,
         worker.version ?? "",
         ago(worker.started_at),
-        `${ago(worker.seen_at)} ago`,
+        agoWords(worker.seen_at),
         count(worker.lanes),
         count(worker.in_hand),
         count(worker.in_flight),
