@@ -3,7 +3,7 @@
 
 import { get, path, post, query } from "../api.js";
 import { announce } from "../announce.js";
-import { ask } from "../dialog.js";
+import { ask, because, reason } from "../dialog.js";
 import { h, patch } from "../dom.js";
 import { count, duration } from "../format.js";
 import { button, change } from "../parts.js";
@@ -34,10 +34,11 @@ export function askBulk(verb, what, finished) {
         : "Each becomes cancelled, its event says so, and it is never tried again. This cannot be taken back."),
       h("label", { class: "field" }, h("span", {}, `Payments per second, 1 to ${RATE_MAX}`),
         h("input", { type: "text", name: "rate", inputmode: "numeric", value: state.rate, autocomplete: "off", oninput: (event) => { state.rate = event.target.value.trim(); dialog.ready = valid(); dialog.redraw(); } })),
+      because(state),
       h("p", { class: "muted" }, "Keep this page open until it is through. It can be stopped; what was done stays done."),
     ],
     async act() {
-      void run(verb, what, Number(state.rate), finished);
+      void run(verb, what, Number(state.rate), reason(state), finished);
     },
   });
 }
@@ -56,7 +57,7 @@ async function* ids(what) {
   }
 }
 
-async function run(verb, what, rate, finished) {
+async function run(verb, what, rate, why, finished) {
   running = { verb, what, rate, done: 0, refused: [], refusals: 0, stop: false, problem: null, ended: false };
   addEventListener("beforeunload", warn);
   draw();
@@ -67,7 +68,7 @@ async function run(verb, what, rate, finished) {
       const wait = due - performance.now();
       if (wait > 0) await new Promise((resume) => setTimeout(resume, wait));
       if (running.stop) break;
-      await one(verb, id);
+      await one(verb, id, why);
       draw();
     }
   } catch (error) {
@@ -81,9 +82,9 @@ async function run(verb, what, rate, finished) {
 }
 
 /** A refusal is noted and the next one tried; silence ends it all, because the next would fare no better. */
-async function one(verb, id) {
+async function one(verb, id, why) {
   try {
-    await post(path("dlq", id, verb), {});
+    await post(path("dlq", id, verb), why);
     running.done += 1;
   } catch (error) {
     if (error.status !== 409 && error.status !== 404) throw error;

@@ -63,7 +63,6 @@ export const replay = (job, context) =>
     to: "waiting",
     words: "It was surely not charged. It goes to its lane again with the same key, and its attempts begin anew, within the limits like any other.",
     url: path("dlq", job.id, "replay"),
-    silent: true,
   });
 
 export const discard = (job, context) =>
@@ -74,18 +73,17 @@ export const discard = (job, context) =>
     to: "cancelled",
     words: "It becomes cancelled, its event says so, and it is never tried again. This cannot be taken back.",
     url: path("dlq", job.id, "discard"),
-    silent: true,
   });
 
-function simple(job, context, { title, confirm, danger, to, words, url, silent = false }) {
+function simple(job, context, { title, confirm, danger, to, words, url }) {
   const state = {};
   ask({
     title,
     confirm,
     danger,
-    content: () => [named(job), job.reason ? h("p", { class: "reason" }, job.reason) : null, states(job.state, to), h("p", {}, words), silent ? null : because(state)],
+    content: () => [named(job), job.reason ? h("p", { class: "reason" }, job.reason) : null, states(job.state, to), h("p", {}, words), because(state)],
     async act() {
-      done(job, await post(url, silent ? {} : reason(state)), context);
+      done(job, await post(url, reason(state)), context);
     },
   });
 }
