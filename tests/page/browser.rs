@@ -72,11 +72,13 @@ impl Browser {
     pub async fn nothing_went_wrong(self, refusals: &[&str]) {
         let logged = self.log("browser").await;
         let said: Vec<&str> = logged.iter().filter_map(|entry| entry["message"].as_str()).collect();
-        let errors: Vec<&&str> = said.iter().filter(|text| !refusals.iter().any(|wanted| text.contains(wanted))).collect();
+        let errors: Vec<&&str> =
+            said.iter().filter(|text| !refusals.iter().any(|wanted| text.contains(wanted))).collect();
         assert!(errors.is_empty(), "on the console: {errors:#?}");
         let asked = self.requests().await;
         assert!(asked.iter().any(|url| url.contains("/api/v1/overview")), "nothing was recorded: {asked:?}");
-        let browsers_own = |url: &str| ["data:", "about:", "chrome:", "blob:null"].iter().any(|own| url.starts_with(own));
+        let browsers_own =
+            |url: &str| ["data:", "about:", "chrome:", "blob:null"].iter().any(|own| url.starts_with(own));
         let elsewhere: Vec<&String> =
             asked.iter().filter(|url| !url.starts_with(&self.origin) && !browsers_own(url)).collect();
         assert!(elsewhere.is_empty(), "asked of others: {elsewhere:?}");

@@ -156,7 +156,8 @@ fn history() -> Value {
 
 fn of_provider(overview: &Value) -> Value {
     let kinds = ["granted", "refused", "parked", "throttled", "paused", "resumed", "breaker_opened", "breaker_closed"];
-    let decisions = kinds.map(|kind| json!({"at": EARLIER, "worker": "w-1", "kind": kind, "reason": HOSTILE, "permits": 3}));
+    let decisions =
+        kinds.map(|kind| json!({"at": EARLIER, "worker": "w-1", "kind": kind, "reason": HOSTILE, "permits": 3}));
     json!({
         "overview": overview, "row": {"name": "running", "url": HOSTILE, "mode": "blocking"},
         "waits": {"bounds_ms": [1, 10, 100, 1_000], "counts": [50, 30, 15, 4, 1]}, "decisions": decisions,
@@ -204,10 +205,17 @@ fn explained(state: &str) -> Value {
 
 fn workers(empty: bool) -> Value {
     let engine = |ok| json!({"ok": ok, "rtt_ms": 0.6, "kind": "postgres"});
-    let worker = |id: &str, state: &str, ok| json!({
-        "id": id, "host": HOSTILE, "pid": 4_711, "version": id, "started_at": EARLIER, "seen_at": EARLIER, "state": state, "lanes": 12,
-        "in_hand": 128, "in_flight": 9, "engines": {"database": engine(true), "queue": engine(ok), "limiter": engine(false)}, "warnings": [HOSTILE],
-    });
-    let all = json!([worker("w-1", "ready", true), worker("w-2", "starting", false), worker("w-3", "draining", true), worker("w-4", "lost", true)]);
+    let worker = |id: &str, state: &str, ok| {
+        json!({
+            "id": id, "host": HOSTILE, "pid": 4_711, "version": id, "started_at": EARLIER, "seen_at": EARLIER, "state": state, "lanes": 12,
+            "in_hand": 128, "in_flight": 9, "engines": {"database": engine(true), "queue": engine(ok), "limiter": engine(false)}, "warnings": [HOSTILE],
+        })
+    };
+    let all = json!([
+        worker("w-1", "ready", true),
+        worker("w-2", "starting", false),
+        worker("w-3", "draining", true),
+        worker("w-4", "lost", true)
+    ]);
     json!({"workers": if empty { json!([]) } else { all }})
 }

@@ -54,7 +54,9 @@ async fn what_cannot_be_a_limit_is_refused_where_it_is_typed() {
     }
     assert_eq!(browser.run("return document.querySelector('dialog button[type=submit]').disabled").await, json!(true));
     browser.fill("dialog input[name=requests]", "999999999").await;
-    browser.await_true("const said = document.querySelector('dialog .problem[role=alert]'); return said.innerText !== ''").await;
+    browser
+        .await_true("const said = document.querySelector('dialog .problem[role=alert]'); return said.innerText !== ''")
+        .await;
     assert_eq!(browser.run("return document.querySelector('dialog button[type=submit]').disabled").await, json!(true));
     browser.nothing_went_wrong(&["400 (Bad Request)"]).await;
 }
@@ -89,7 +91,9 @@ async fn a_payment_is_found_and_tells_its_story() {
     }
     // One that waits says for what.
     browser.visit("#/jobs?state=waiting&provider=minute").await;
-    browser.await_true("return document.querySelectorAll('tbody a.none, tbody a[href^=\"#/jobs/minute-\"]').length > 0").await;
+    browser
+        .await_true("return document.querySelectorAll('tbody a.none, tbody a[href^=\"#/jobs/minute-\"]').length > 0")
+        .await;
     browser.click("tbody a[href^='#/jobs/minute-']").await;
     browser.await_text("h1", "minute-").await;
     browser.await_true("return document.querySelector('.stands .summary')?.innerText.length > 20").await;

@@ -40,7 +40,8 @@ async fn a_server_that_is_gone_is_said_and_since_when() {
     browser.await_text("main", "Refused by providers").await;
     browser.await_text(".pulse", "Live").await;
     // The connection is cut, without the port being free for somebody else.
-    let offline = |offline: bool| json!({"offline": offline, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1});
+    let offline =
+        |offline: bool| json!({"offline": offline, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1});
     browser.cdp("Network.emulateNetworkConditions", offline(true)).await;
     browser.await_text("#banner", "The server cannot be reached since").await;
     browser.await_text(".pulse", "No answer").await;
@@ -58,7 +59,9 @@ async fn the_theme_follows_the_system_until_somebody_chooses() {
     let browser = Browser::open(&canned.origin, "").await;
     let background = "return getComputedStyle(document.body).backgroundColor";
     let system = async |theme: &str| {
-        browser.cdp("Emulation.setEmulatedMedia", json!({"features": [{"name": "prefers-color-scheme", "value": theme}]})).await;
+        browser
+            .cdp("Emulation.setEmulatedMedia", json!({"features": [{"name": "prefers-color-scheme", "value": theme}]}))
+            .await;
     };
     system("light").await;
     let light = browser.run(background).await;

@@ -79,7 +79,11 @@ async fn nothing_is_wider_than_a_telephone() {
     for width in [360, 390, 768, 1_920] {
         let screen = json!({"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 700});
         browser.cdp("Emulation.setDeviceMetricsOverride", screen).await;
-        each_view(&browser, "const wide = document.documentElement.scrollWidth; return wide <= innerWidth ? [] : [wide]").await;
+        each_view(
+            &browser,
+            "const wide = document.documentElement.scrollWidth; return wide <= innerWidth ? [] : [wide]",
+        )
+        .await;
     }
     browser.nothing_went_wrong(&[]).await;
 }

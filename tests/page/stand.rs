@@ -56,7 +56,13 @@ impl Stand {
             fake(&dir, steady, &["--latency", "20ms..60ms"], Some(&dir)),
             fake(&dir, lossy, &["--lost-answer-rate", "1", "--no-dedupe"], None),
         ];
-        let stand = |servers| Self { origin: format!("http://{ops}"), dir: dir.clone(), ops: ops.clone(), away_port, _servers: servers };
+        let stand = |servers| Self {
+            origin: format!("http://{ops}"),
+            dir: dir.clone(),
+            ops: ops.clone(),
+            away_port,
+            _servers: servers,
+        };
         let setting_up = stand(Vec::new());
         let file = dir.join("providers.toml");
         std::fs::write(&file, providers(steady, lossy, away_port)).unwrap();

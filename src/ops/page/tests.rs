@@ -69,8 +69,13 @@ async fn the_page_comes_with_its_type_and_its_bounds_and_only_once() {
         let url = format!("{address}{path}");
         let (status, headers, body) = asked(&url, &[]).await;
         assert_eq!((status, headers["content-type"].to_str().unwrap()), (200, kind), "{path}");
-        assert!(!body.is_empty() && headers["content-security-policy"].to_str().unwrap().contains("script-src 'self';"));
-        assert_eq!((&headers["x-content-type-options"], &headers["cache-control"]), (&"nosniff".parse().unwrap(), &"private, no-cache".parse().unwrap()));
+        assert!(
+            !body.is_empty() && headers["content-security-policy"].to_str().unwrap().contains("script-src 'self';")
+        );
+        assert_eq!(
+            (&headers["x-content-type-options"], &headers["cache-control"]),
+            (&"nosniff".parse().unwrap(), &"private, no-cache".parse().unwrap())
+        );
         let etag = headers["etag"].to_str().unwrap();
         let (status, headers, body) = asked(&url, &[("if-none-match", &format!("\"old\", W/{etag}"))]).await;
         assert_eq!((status, headers["etag"].to_str().unwrap(), body.as_str()), (304, etag, ""), "{path}");

@@ -96,7 +96,7 @@ function frame(compact, onpoint, points, words) {
   return {
     legend: { show: false },
     cursor: compact ? { show: false } : { y: false, drag: { setScale: false, x: false, y: false }, points: { size: 7 }, sync: { key: "times" } },
-    padding: [8, 4, 0, 0],
+    padding: [8, compact ? 6 : 18, 0, 0],
     axes: [x, y],
     hooks: onpoint ? { setCursor: [({ cursor }) => onpoint(points()[cursor.idx] ?? null)] } : {},
   };

@@ -18,7 +18,7 @@ let running = null;
 
 /** `what`: {ids} or {provider} for all, with `total` and `words`. */
 export function askBulk(verb, what, finished) {
-  if (running) return announce("One run at a time: stop the one that runs, or wait for its end.", "bad");
+  if (running && !running.ended) return announce("One run at a time: stop the one that runs, or wait for its end.", "bad");
   const state = { rate: String(DEFAULT_RATE[verb]) };
   const valid = () => /^\d{1,3}$/.test(state.rate) && Number(state.rate) >= 1 && Number(state.rate) <= RATE_MAX;
   const replays = verb === "replay";

@@ -29,8 +29,8 @@ function pause(provider, context) {
         provider.waiting === 0 ? null : change("Drained in", drained(provider), "never, while it is paused")),
       h("ul", {},
         h("li", {}, "In every worker, within 2 s: no new request is started."),
-        h("li", {}, `${plural(provider.in_flight ?? 0, "request that is in flight is", "requests that are in flight are")} not cut off; the answers count.`),
-        h("li", {}, `${plural(provider.waiting ?? 0, "payment that waits goes", "payments that wait go")} on waiting, and new ones are taken into the queue. Deadlines run on.`)),
+        provider.in_flight > 0 ? h("li", {}, `${plural(provider.in_flight, "request that is in flight is", "requests that are in flight are")} not cut off; the answers count.`) : null,
+        h("li", {}, provider.waiting > 0 ? `${plural(provider.waiting, "payment that waits goes", "payments that wait go")} on waiting, and new ones wait with them. Deadlines run on.` : "New payments wait in the queue. Their deadlines run on.")),
       because(state),
     ],
     async act() {
