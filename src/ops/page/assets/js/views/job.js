@@ -47,7 +47,7 @@ export function job(context, id) {
     const act = (label, decide, kind) => button(label, () => decide(told, context), kind);
     return h("div", { class: "view-head" },
       h("h1", { tabindex: "-1", class: "id" }, id),
-      chip(jobState(told.state)),
+      h("span", { "aria-live": "polite" }, chip(jobState(told.state))),
       h("strong", { class: "amount" }, money(told.amount, told.currency)),
       h("span", { class: "muted" }, "at ", h("a", { href: providerHref(told.provider) }, told.provider), told.account ? ` for ${told.account}` : ""),
       h("span", { class: "push" }),
@@ -59,9 +59,9 @@ export function job(context, id) {
   function stands() {
     if (!explained) return null;
     const at = explained.stands_at;
-    return h("section", { class: "panel stands", "aria-label": "Where it stands", "aria-live": "polite" },
-      h("p", { class: "summary" }, sentence(explained.summary)),
-      at?.limit ? turn(at) : null,
+    return h("section", { class: "panel stands", "aria-label": "Where it stands" },
+      h("p", { class: "summary", "aria-live": "off" }, sentence(explained.summary)),
+      at && (at.limit || at.turn_at || at.before_it > 0) ? turn(at) : null,
       h("ol", { class: "gates" }, (explained.gates ?? []).map((gate) => {
         const here = !gate.passed && gate.name === at?.gate;
         return h("li", { key: gate.name, class: gate.passed ? "passed" : here ? "here" : "ahead", title: gate.words ?? null },
@@ -74,15 +74,15 @@ export function job(context, id) {
 
   function turn(at) {
     const left = at.turn_at ? Math.max(0, Date.parse(at.turn_at) - serverNow()) : at.turn_in_ms;
-    const fact = (name, value) => h("div", { key: name, class: "figure" }, h("dt", {}, name), h("dd", {}, value));
+    const fact = (name, value) => (value === "–" ? null : h("div", { key: name, class: "figure" }, h("dt", {}, name), h("dd", {}, value)));
     return h("dl", { class: "figures turn" },
-      fact("Limit", at.limit),
+      fact("Limit", at.limit ?? "–"),
       fact("Allows", at.allows ?? "–"),
       fact("Used", count(at.used)),
       fact("Before it", count(at.before_it)),
       fact(at.exact ? "Its turn" : "Its turn, about", at.turn_at ? when(at.turn_at) : "–"),
       // In steps of a second: whoever is read to would otherwise hear nothing else.
-      h("div", { key: "in", class: "figure", "aria-live": "off" }, h("dt", {}, "That is in"), h("dd", {}, left === null || left === undefined ? "–" : duration(Math.ceil(left / 1_000) * 1_000))));
+      left === null || left === undefined ? null : h("div", { key: "in", class: "figure", "aria-live": "off" }, h("dt", {}, "That is in"), h("dd", {}, duration(Math.ceil(left / 1_000) * 1_000))));
   }
 
   function facts() {

@@ -5,18 +5,20 @@ import { h } from "../dom.js";
 import { ago, count, rate } from "../format.js";
 import { Histories } from "../history.js";
 import { empty, figure, figures } from "../parts.js";
+import { laneState } from "../words.js";
 import { card } from "./card.js";
 
 const TROUBLE = ["breaker_open", "misconfigured", "engine_away", "no_worker", "paused_by_provider"];
 
 export function overview(context) {
   const histories = new Histories();
-  const state = { filter: "all" };
+  const state = { filter: "all", lanes: new Map(), changed: "" };
 
   return {
     place: "overview",
     title: "Overview",
     async load(signal) {
+      notice(context.overview.providers);
       // First the figures, then the lines.
       context.redraw();
       const names = context.overview.providers.map(({ name }) => name);
@@ -29,6 +31,7 @@ export function overview(context) {
       const chosen = state.filter === "all" ? providers : providers.filter(needsSomebody);
       return [
         heading(),
+        h("p", { class: "unseen", "aria-live": "polite" }, state.changed),
         sums(known),
         warnings(known),
         providers.length === 0
@@ -45,6 +48,13 @@ export function overview(context) {
       ];
     },
   };
+
+  /** What a screen reader is told by itself: a provider's new state, and nothing of the figures. */
+  function notice(providers) {
+    const turned = providers.filter((p) => (state.lanes.get(p.name) ?? p.state) !== p.state);
+    for (const { name, state: lane } of providers) state.lanes.set(name, lane);
+    if (turned.length > 0) state.changed = turned.map((p) => `${p.name}: ${laneState(p.state)[0]}`).join(", ");
+  }
 
   function heading() {
     return h("h1", { tabindex: "-1", class: "unseen" }, "Overview");
@@ -93,8 +103,10 @@ function conservation(known) {
 }
 
 function warnings(known) {
-  const rows = known.providers.flatMap((p) => (p.problems ?? []).map((problem) => `${p.name}: ${problem}. Its last good row counts.`));
-  const all = [...(known.warnings ?? []), ...rows];
+  const told = known.warnings ?? [];
+  const untold = (problem) => !told.some((words) => words.includes(problem));
+  const rows = known.providers.flatMap((p) => (p.problems ?? []).filter(untold).map((problem) => `${p.name}: ${problem}. Its last good row counts.`));
+  const all = [...told, ...rows];
   if (all.length === 0) return null;
   return h("section", { class: "notice warn", "aria-label": "Warnings" }, h("ul", {}, all.map((words) => h("li", { key: words }, words))));
 }

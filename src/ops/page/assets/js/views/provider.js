@@ -44,7 +44,7 @@ export function provider(context, name) {
   function head(known) {
     return h("div", { class: "view-head" },
       h("h1", { tabindex: "-1" }, name),
-      chip(laneState(known.state)),
+      h("span", { "aria-live": "polite" }, chip(laneState(known.state))),
       known.quota && known.quota !== name ? h("span", { class: "muted" }, `shares quota ${known.quota}`) : null,
       h("span", { class: "push" }),
       pauseButton(known, context, ""));
