@@ -174,8 +174,8 @@ fn job(state: &str) -> Value {
 }
 
 fn jobs(empty: bool, query: &str) -> Value {
-    let fits = |state: &&str| !query.contains("state=") || query.contains(&format!("state={state}"));
-    let jobs: Vec<Value> = JOB_STATES.iter().filter(fits).map(|state| job(state)).collect();
+    let fits = |state: &str| !query.contains("state=") || query.contains(&format!("state={state}"));
+    let jobs: Vec<Value> = JOB_STATES.iter().filter(|state| fits(state)).map(|state| job(state)).collect();
     json!({"jobs": if empty { Vec::new() } else { jobs }, "next": null})
 }
 
