@@ -183,7 +183,7 @@ async fn numbers_times_and_amounts_are_words() {
     ] {
         assert_eq!(said(call).await, words, "{call}");
     }
-    let letters = || ('A'..='Z');
+    let letters = || 'A'..='Z';
     let codes = letters().flat_map(|a| letters().flat_map(move |b| letters().map(move |c| format!("{a}{b}{c}"))));
     let currencies: Vec<Currency> = codes.filter_map(|code| Currency::from_code(&code)).collect();
     assert!(currencies.len() > 150, "{}", currencies.len());

@@ -60,7 +60,10 @@ const nowhere = () => ({
   place: "",
   title: "No such page",
   load: async () => {},
-  render: () => h("p", { class: "empty" }, "There is no such page. ", h("a", { href: "#/" }, "Go to the overview"), "."),
+  render: () => [
+    h("h1", { tabindex: "-1" }, "No such page"),
+    h("p", { class: "empty" }, "There is no such page. ", h("a", { href: "#/" }, "Go to the overview"), "."),
+  ],
 });
 
 function open() {
