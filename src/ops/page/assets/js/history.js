@@ -10,6 +10,8 @@ const AT_ONCE = 2;
 export class Histories {
   #points = new Map();
   #asked = new Set();
+  /** What each had refused when it was heard of last. */
+  #refused = new Map();
 
   of(name) {
     return this.#points.get(name) ?? [];
@@ -25,16 +27,23 @@ export class Histories {
   }
 
   #add(provider, at) {
+    const refused = provider.refused_by_provider ?? 0;
+    // Lower than before: a worker ended and took its count along.
+    const throttled = Math.max(0, refused - (this.#refused.get(provider.name) ?? refused));
     const known = this.#points.get(provider.name);
-    if (!known) return;
+    if (!known) {
+      this.#refused.set(provider.name, refused);
+      return;
+    }
     const last = known.at(-1);
     const gap = last ? Date.parse(at) - Date.parse(last.at) : 0;
     if (gap > GAP_MS) this.#asked.delete(provider.name);
     if (last && gap < 1_000) return;
+    this.#refused.set(provider.name, refused);
     const { rate_per_s, limit_per_s, waiting } = provider;
     const oldest = Date.parse(at) - SECONDS * 1_000;
     const kept = known.filter((point) => Date.parse(point.at) >= oldest);
-    this.#points.set(provider.name, [...kept, { at, rate_per_s, limit_per_s, waiting, throttled: 0 }]);
+    this.#points.set(provider.name, [...kept, { at, rate_per_s, limit_per_s, waiting, throttled }]);
   }
 
   async #read(name, signal) {

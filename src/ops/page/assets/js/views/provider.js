@@ -1,6 +1,7 @@
 // One provider: each of its limits, its rate and backlog over time, how long permits are waited for, and what was decided.
 
 import { get, path } from "../api.js";
+import { serverNow } from "../clock.js";
 import { rateChart, rateWords, waitingChart } from "../chart.js";
 import { h } from "../dom.js";
 import { clock, count, rate, when } from "../format.js";
@@ -30,7 +31,7 @@ export function provider(context, name) {
     async load(signal) {
       state.told = await get(path("providers", name), signal);
       context.redraw();
-      const at = context.overview?.at ?? new Date().toISOString();
+      const at = new Date(serverNow()).toISOString();
       await histories.follow({ at, providers: [state.told.overview] }, [name], signal);
     },
     render() {
