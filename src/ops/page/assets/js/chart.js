@@ -2,9 +2,12 @@
 // screen reader.
 
 import { clock, count, rate } from "./format.js";
+import { SECONDS } from "./history.js";
 import { colour } from "./theme.js";
 
 const { uPlot } = window;
+/** Always the same stretch of time, so that the picture does not change its scale while the first minutes come in. */
+const SPAN = { time: true, range: (_, __, most) => [most - SECONDS, most] };
 const FONT = "11px system-ui, sans-serif";
 
 /** An island for `dom.js`: rate against limit, small on a card or large with axes. `data`: the history's points. */
@@ -53,7 +56,7 @@ const waitingColumns = (points) => [seconds(points), points.map((point) => point
 function rateOptions(compact, onpoint, points) {
   return {
     ...frame(compact, onpoint, points, (value) => (value >= 10 ? count(value) : String(value))),
-    scales: { x: { time: true }, y: { range: (_, __, most) => [0, Math.max(most || 1, 0.01) * 1.12] } },
+    scales: { x: SPAN, y: { range: (_, __, most) => [0, Math.max(most || 1, 0.01) * 1.12] } },
     series: [
       {},
       { stroke: colour("--chart"), fill: colour("--chart-fill"), width: 1.75, points: { show: false } },
@@ -66,7 +69,7 @@ function rateOptions(compact, onpoint, points) {
 function waitingOptions(compact, onpoint, points) {
   return {
     ...frame(compact, onpoint, points, (value) => count(value)),
-    scales: { x: { time: true }, y: { range: (_, __, most) => [0, Math.max(most || 1, 4) * 1.12] } },
+    scales: { x: SPAN, y: { range: (_, __, most) => [0, Math.max(most || 1, 4) * 1.12] } },
     series: [{}, { stroke: colour("--chart-2"), fill: colour("--chart-2-fill"), width: 1.75, points: { show: false } }],
   };
 }

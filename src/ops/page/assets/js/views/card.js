@@ -74,8 +74,9 @@ export function drained(provider) {
 
 /** The first ones, in their own order (by how full they are, they would jump about), and any other that is nearly full. */
 function shown(limits) {
-  const counted = limits.filter(({ used }) => used !== null && used !== undefined);
-  const first = (counted.length > 0 ? counted : limits).slice(0, BARS);
+  const enforced = [...limits.filter(({ shadow }) => !shadow), ...limits.filter(({ shadow }) => shadow)];
+  const counted = enforced.filter(({ used }) => used !== null && used !== undefined);
+  const first = (counted.length > 0 ? counted : enforced).slice(0, BARS);
   const near = counted.slice(BARS).filter(({ used, free, shadow }) => !shadow && used >= NEAR * (used + (free ?? 0)));
   return [...first, ...near];
 }
