@@ -32,7 +32,7 @@ export function job(context, id) {
       } catch (error) {
         if (signal.aborted || error.status === 0) throw error;
         // The story stands without it.
-        explained = { summary: error.message, gates: [] };
+        explained = { summary: `Why it stands where it does cannot be said now: ${error.message}`, gates: [] };
       }
     },
     render() {

@@ -115,7 +115,7 @@ function told(all) {
       : h("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": "Last decisions" }, table("Last decisions, newest first", [["At", "nowrap"], ["Decision", "nowrap"], ["Reason", "wide"], ["Permits", "num"], ["Worker", "mono"]],
           all.decisions.map((d, at) => ({ key: `${d.at}-${d.worker}-${d.kind}-${all.decisions.length - at}`, cells: [when(d.at), chip(decision(d.kind)), d.reason ?? "", count(d.permits), d.worker ?? ""] }))))),
     section("changes", "Last changes of its rows", (all.audit ?? []).length === 0
-      ? empty("Never changed", "Who changes a limit, and when, is kept here.")
+      ? empty("No change is on record", "Who changes a limit, and when, stands here afterwards.")
       : table("Last changes, newest first", [["At", "nowrap"], ["Who", ""], ["What", "wide"]],
           all.audit.map((a, at) => ({ key: `${a.at}-${all.audit.length - at}`, cells: [when(a.at), a.who ?? "", what(a.what)] })))),
     all.row ? section("row", "Its row", rowWords(all.row)) : null,
