@@ -42,6 +42,7 @@ mod openapi;
 #[cfg(test)]
 mod openapi_tests;
 mod overview;
+mod page;
 mod peek;
 
 /// What the server can tell.
@@ -74,6 +75,7 @@ fn router(state: OpsState) -> Router {
         .merge(overview::routes())
         .route("/api/v1/openapi.json", get(openapi::show))
         .merge(api::routes())
+        .merge(page::router())
         .route_layer(from_fn_with_state(state.clone(), guard::authorised));
     Router::new()
         .route("/livez", get(|| async { "alive\n" }))
