@@ -37,7 +37,7 @@ struct Intent {
 impl Localstripe {
     fn start() -> Self {
         let (port, dir) = (free_port(), private_dir("localstripe"));
-        let (script, port_text) = (script("localstripe.py"), port.to_string());
+        let (script, port_text) = (script("serve_localstripe.py"), port.to_string());
         let command = [python().to_str().unwrap(), &script, &port_text];
         let server = Server::start(&command, &[], &dir.join("localstripe.log"), Some(&dir), "");
         server.await_port(port);

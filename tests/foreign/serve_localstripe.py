@@ -2,7 +2,7 @@
 
 Its own start listens on every interface, and keeps a copy of its state at a fixed place in /tmp.
 
-localstripe.py PORT
+serve_localstripe.py PORT
 """
 import sys
 
