@@ -3,70 +3,90 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde_json::{Value, json};
+use serde_json::json;
+use sluicegate::domain::outcome::Outcome;
 
 use crate::embedded::Embedded;
 use crate::nginx::{Nginx, Served};
 use crate::page::Page;
+use crate::sender::Sender;
 
-fn rows(url: &str, max_requests: u32) -> String {
-    format!(
-        "[[provider]]\nname = \"walled\"\nurl = \"{url}\"\nidempotency_retention_s = 86400\nworkers = 256\n\
-         [[provider.limit]]\nname = \"per-second\"\nmax_requests = {max_requests}\nwindow_ms = 1000\n"
-    )
+/// The row of the page, with nginx at its address.
+fn row(nginx: &Nginx) -> String {
+    let rows: Vec<String> = Page::read("docs/recipes.md").blocks_of("toml");
+    let [row] = rows.as_slice() else { panic!("{rows:?}") };
+    assert_eq!(row.matches("https://gateway.example.com/charges").count(), 1);
+    row.replace("https://gateway.example.com/charges", &nginx.url())
 }
 
-fn messages(count: u32) -> Vec<Value> {
-    (0..count).map(|n| json!({ "id": format!("pay-{n}"), "amount": 100 + n, "currency": "EUR" })).collect()
+/// The `rate` and `burst` of the page's own nginx.
+fn figures() -> (String, u32) {
+    let blocks = Page::read("docs/recipes.md").blocks_of("nginx");
+    let word = |name: &str| {
+        let (_, rest) = blocks[0].split_once(&format!("{name}=")).unwrap();
+        rest.split([' ', ';']).next().unwrap().to_owned()
+    };
+    (word("rate"), word("burst").parse().unwrap())
 }
 
-/// Works off so many payments, and returns what nginx says of them.
-async fn paid(nginx: &Nginx, max_requests: u32, count: u32) -> (Embedded, Vec<Served>) {
-    let mut embedded = Embedded::new(&[]);
-    embedded.apply(&rows(&nginx.url(), max_requests));
-    embedded.enqueue("walled", &messages(count));
-    embedded.start();
-    let states = embedded.settled(count.into()).await;
-    assert_eq!(states, BTreeMap::from([("succeeded".to_owned(), u64::from(count))]));
-    embedded.stop();
-    let served = nginx.served();
+fn refused(served: &[Served]) -> Vec<&Served> {
+    served.iter().filter(|one| one.status == 429).collect()
+}
+
+/// Each payment was let through once.
+fn assert_paid_once(served: &[Served], payments: usize) {
     let charged: Vec<&str> = served.iter().filter(|one| one.status == 200).map(|one| one.key.as_str()).collect();
-    let payments: BTreeSet<&str> = charged.iter().copied().collect();
-    assert_eq!((charged.len(), payments.len()), (count as usize, count as usize), "each payment was let through once");
-    (embedded, served)
+    let keys: BTreeSet<&str> = charged.iter().copied().collect();
+    assert_eq!((charged.len(), keys.len()), (payments, payments));
 }
 
-/// The figures of docs/recipes.md: no window of a second holds more than 500, so a bucket of 500 never overflows.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_the_limit_that_fits_ten_thousand_payments_meet_no_429() {
-    let page = Page::read("docs/recipes.md");
-    let fitting =
-        "limit_req_zone $server_name zone=payments:1m rate=500r/s;\nlimit_req zone=payments burst=499 nodelay;";
-    assert!(page.text.contains(fitting) && page.text.contains("max_requests = 500\nwindow_ms = 1000\n"));
-    let nginx = Nginx::start("500r/s", 499, 1);
-    let (_embedded, served) = paid(&nginx, 500, 10_000).await;
-    let refused: Vec<&Served> = served.iter().filter(|one| one.status != 200).collect();
-    assert!(refused.is_empty(), "{} of {}: {:?}", refused.len(), served.len(), refused[0]);
+    let (rate, burst) = figures();
+    let nginx = Nginx::start(&rate, burst, 1);
+    let outcomes = Sender::new(&row(&nginx)).send(10_000).await;
+    let accepted = outcomes.iter().filter(|outcome| matches!(outcome, Outcome::Accepted { .. })).count();
+    let served = nginx.served();
+    assert_eq!((accepted, refused(&served).len()), (10_000, 0), "of {}", served.len());
+    assert_paid_once(&served, 10_000);
 }
 
-/// nginx allows less than the row says.
+/// What the test above would see if the two did not fit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bucket_that_is_too_small_is_seen() {
+    let nginx = Nginx::start("20r/s", 9, 1);
+    let outcomes = Sender::new(&row(&nginx)).send(400).await;
+    let throttled = outcomes.iter().filter(|outcome| matches!(outcome, Outcome::Throttled { .. })).count();
+    assert_eq!(throttled, refused(&nginx.served()).len());
+    assert!(throttled > 0);
+}
+
+/// The whole program, where nginx allows less than the row says.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_a_lower_limit_429s_are_honoured_and_counted() {
     const RETRY_AFTER_S: u32 = 2;
-    let nginx = Nginx::start("10r/s", 9, RETRY_AFTER_S);
-    let (embedded, served) = paid(&nginx, 40, 60).await;
-    let refused: Vec<&Served> = served.iter().filter(|one| one.status == 429).collect();
-    assert!(refused.len() > 10, "{served:?}");
+    const PAYMENTS: u32 = 24;
+    let nginx = Nginx::start("1r/s", 3, RETRY_AFTER_S);
+    let mut embedded = Embedded::new(&[]);
+    embedded.apply(&row(&nginx));
+    let message = |n| json!({ "id": format!("pay-{n}"), "amount": 100 + n, "currency": "EUR" });
+    embedded.enqueue("gateway", &(0..PAYMENTS).map(message).collect::<Vec<_>>());
+    embedded.start();
+    let states = embedded.settled(PAYMENTS.into()).await;
+    assert_eq!(states, BTreeMap::from([("succeeded".to_owned(), u64::from(PAYMENTS))]));
+    embedded.stop();
+    let served = nginx.served();
+    let refused = refused(&served);
+    assert!(!refused.is_empty(), "{served:?}");
+    assert_paid_once(&served, PAYMENTS as usize);
 
     // Counted: each 429 is a row, and none was the payment's fault.
     let attempts: Vec<(String, i64)> = embedded.rows("SELECT outcome, count(*) FROM attempts GROUP BY outcome").await;
     let attempts: BTreeMap<String, i64> = attempts.into_iter().collect();
-    let wanted = [("accepted", 60), ("throttled", i64::try_from(refused.len()).unwrap())];
+    let wanted = [("accepted", i64::from(PAYMENTS)), ("throttled", i64::try_from(refused.len()).unwrap())];
     assert_eq!(attempts, BTreeMap::from(wanted.map(|(word, count)| (word.to_owned(), count))));
     let counted: Vec<(i64,)> = embedded.rows("SELECT DISTINCT attempts FROM jobs").await;
     assert_eq!(counted, [(1,)], "a refusal for the rate uses no attempt");
-    let log = embedded.log_text();
-    assert!(log.contains("429") || log.contains("throttled"), "{log}");
 
     // Honoured: what was in flight may still come; then nobody comes until the wait is over.
     for one in &refused {

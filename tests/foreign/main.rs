@@ -13,5 +13,6 @@ mod limit_req;
 mod nginx;
 mod python;
 mod recipes;
+mod sender;
 mod stripe;
 mod wiretap;

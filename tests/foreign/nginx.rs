@@ -42,7 +42,7 @@ events {{ worker_connections 1024; }}
 http {{
     {temporary}
     log_format judge '$msec $status $http_idempotency_key';
-    limit_req_zone $server_name zone=payments:1m rate={rate};
+    limit_req_zone $binary_remote_addr zone=payments:1m rate={rate};
     keepalive_requests 1000000;
     upstream plain {{ server 127.0.0.1:{upstream}; keepalive 64; keepalive_requests 1000000; }}
     server {{
