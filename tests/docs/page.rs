@@ -28,6 +28,7 @@ impl Page {
             "limiter",
             "message",
             "providers",
+            "recipes",
             "review",
             "security",
             "topology",
