@@ -36,6 +36,7 @@ impl Page {
             "message",
             "metrics",
             "providers",
+            "recipes",
             "review",
             "runbook",
             "security",

@@ -77,9 +77,12 @@ pub fn provider(provider: &Provider, config: &Config) -> Vec<Finding> {
     if provider.paused {
         warn("is paused: its queue keeps collecting".to_owned(), "Run sluicegate provider resume when it is time");
     }
-    if provider.idempotency_retention.is_none() {
+    if provider.idempotency_retention.is_none() && provider.lookup.is_none() {
         let what = "does not deduplicate, as far as its row says: every unknown outcome waits for a person";
-        warn(what.to_owned(), "Set idempotency_retention_s if it honours idempotency keys");
+        warn(
+            what.to_owned(),
+            "Set idempotency_retention_s if it honours idempotency keys, or lookup if it can be asked",
+        );
     }
     if matches!(provider.slot_release, SlotRelease::Grant { .. }) {
         let what = "slot_release = grant holds only while the way to the provider varies less than transit_jitter_ms";

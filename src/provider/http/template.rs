@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use iso_currency::Currency;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -16,6 +17,8 @@ use crate::domain::job::Job;
 enum Place {
     Id,
     Amount,
+    /// In units of the currency, as text with all of its decimals.
+    AmountDecimal,
     Currency,
     Account,
     Reference,
@@ -91,6 +94,7 @@ fn piece(part: Part) -> Result<Piece, String> {
     Ok(Piece::Place(match name.as_str() {
         "id" => Place::Id,
         "amount" => Place::Amount,
+        "amount_decimal" => Place::AmountDecimal,
         "currency" => Place::Currency,
         "account" => Place::Account,
         "reference" => Place::Reference,
@@ -102,8 +106,8 @@ fn piece(part: Part) -> Result<Piece, String> {
             }
             _ => {
                 return Err(format!(
-                    "`${{{other}}}` is not a place: use id, amount, currency, account, reference, idempotency_key or \
-                     payload.x.y"
+                    "`${{{other}}}` is not a place: use id, amount, amount_decimal, currency, account, reference, \
+                     idempotency_key or payload.x.y"
                 ));
             }
         },
@@ -135,11 +139,22 @@ fn value_of(place: &Place, job: &Job) -> Option<String> {
     match place {
         Place::Id => Some(quoted(job.id.as_str())),
         Place::Amount => Some(job.amount.to_string()),
+        Place::AmountDecimal => Some(quoted(&in_units(job.amount, &job.currency))),
         Place::Currency => Some(quoted(&job.currency)),
         Place::Account => job.account.as_ref().map(|account| quoted(account.as_str())),
         Place::Reference => job.reference.as_deref().map(quoted),
         Place::IdempotencyKey => Some(quoted(job.effective_key().as_str())),
         Place::Payload(path) => pick(job.payload.as_deref()?, path),
+    }
+}
+
+/// 1299 EUR cents are `12.99`, 1299 JPY `1299`. What has no decimals of its own in ISO 4217 has none here.
+fn in_units(minor: i64, currency: &str) -> String {
+    let decimals = Currency::from_code(currency).and_then(Currency::exponent).map_or(0, usize::from);
+    let digits = format!("{minor:0>width$}", width = decimals + 1);
+    match digits.split_at(digits.len() - decimals) {
+        (units, "") => units.to_owned(),
+        (units, rest) => format!("{units}.{rest}"),
     }
 }
 
@@ -213,6 +228,24 @@ mod tests {
         let bare = job("pay-2");
         let all = r#"{"a":"${account}","r":"${reference}","p":"${payload}","q":"${payload.x}","i":"${id}"}"#;
         assert_eq!(render(all, &bare), r#"{"i":"pay-2"}"#);
+    }
+
+    #[test]
+    fn an_amount_in_units_has_all_decimals_of_its_currency() {
+        let table = [
+            (1_299, "EUR", "12.99"),
+            (5, "EUR", "0.05"),
+            (100, "EUR", "1.00"),
+            (1_299, "JPY", "1299"),
+            (1, "JPY", "1"),
+            (1_299, "KWD", "1.299"),
+            (7, "KWD", "0.007"),
+            (i64::MAX, "EUR", "92233720368547758.07"),
+        ];
+        for (amount, currency, units) in table {
+            let job = Job { amount, currency: currency.to_owned(), ..job("pay-1") };
+            assert_eq!(render(r#"{"x":"${amount_decimal}"}"#, &job), format!(r#"{{"x":"{units}"}}"#));
+        }
     }
 
     #[test]

@@ -1,0 +1,97 @@
+//! A limiter that nobody here wrote. nginx' `limit_req` is a leaky bucket that counts in milliseconds; docs/recipes.md
+//! says which of our limits fits it, and these tests hold that to nginx itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::json;
+use sluicegate::domain::outcome::Outcome;
+
+use crate::embedded::Embedded;
+use crate::nginx::{Nginx, Served};
+use crate::page::Page;
+use crate::sender::Sender;
+
+/// The row of the page, with nginx at its address.
+fn row(nginx: &Nginx) -> String {
+    let rows: Vec<String> = Page::read("docs/recipes.md").blocks_of("toml");
+    let [row] = rows.as_slice() else { panic!("{rows:?}") };
+    assert_eq!(row.matches("https://gateway.example.com/charges").count(), 1);
+    row.replace("https://gateway.example.com/charges", &nginx.url())
+}
+
+/// The `rate` and `burst` of the page's own nginx.
+fn figures() -> (String, u32) {
+    let blocks = Page::read("docs/recipes.md").blocks_of("nginx");
+    let word = |name: &str| {
+        let (_, rest) = blocks[0].split_once(&format!("{name}=")).unwrap();
+        rest.split([' ', ';']).next().unwrap().to_owned()
+    };
+    (word("rate"), word("burst").parse().unwrap())
+}
+
+fn refused(served: &[Served]) -> Vec<&Served> {
+    served.iter().filter(|one| one.status == 429).collect()
+}
+
+/// Each payment was let through once.
+fn assert_paid_once(served: &[Served], payments: usize) {
+    let charged: Vec<&str> = served.iter().filter(|one| one.status == 200).map(|one| one.key.as_str()).collect();
+    let keys: BTreeSet<&str> = charged.iter().copied().collect();
+    assert_eq!((charged.len(), keys.len()), (payments, payments));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_the_limit_that_fits_ten_thousand_payments_meet_no_429() {
+    let (rate, burst) = figures();
+    let nginx = Nginx::start(&rate, burst, 1);
+    let outcomes = Sender::new(&row(&nginx)).send(10_000).await;
+    let accepted = outcomes.iter().filter(|outcome| matches!(outcome, Outcome::Accepted { .. })).count();
+    let served = nginx.served();
+    assert_eq!((accepted, refused(&served).len()), (10_000, 0), "of {}", served.len());
+    assert_paid_once(&served, 10_000);
+}
+
+/// What the test above would see if the two did not fit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bucket_that_is_too_small_is_seen() {
+    let nginx = Nginx::start("20r/s", 9, 1);
+    let outcomes = Sender::new(&row(&nginx)).send(400).await;
+    let throttled = outcomes.iter().filter(|outcome| matches!(outcome, Outcome::Throttled { .. })).count();
+    assert_eq!(throttled, refused(&nginx.served()).len());
+    assert!(throttled > 0);
+}
+
+/// The whole program, where nginx allows less than the row says.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_a_lower_limit_429s_are_honoured_and_counted() {
+    const RETRY_AFTER_S: u32 = 2;
+    const PAYMENTS: u32 = 24;
+    let nginx = Nginx::start("1r/s", 3, RETRY_AFTER_S);
+    let mut embedded = Embedded::new(&[]);
+    embedded.apply(&row(&nginx));
+    let message = |n| json!({ "id": format!("pay-{n}"), "amount": 100 + n, "currency": "EUR" });
+    embedded.enqueue("gateway", &(0..PAYMENTS).map(message).collect::<Vec<_>>());
+    embedded.start();
+    let states = embedded.settled(PAYMENTS.into()).await;
+    assert_eq!(states, BTreeMap::from([("succeeded".to_owned(), u64::from(PAYMENTS))]));
+    embedded.stop();
+    let served = nginx.served();
+    let refused = refused(&served);
+    assert!(!refused.is_empty(), "{served:?}");
+    assert_paid_once(&served, PAYMENTS as usize);
+
+    // Counted: each 429 is a row, and none was the payment's fault.
+    let attempts: Vec<(String, i64)> = embedded.rows("SELECT outcome, count(*) FROM attempts GROUP BY outcome").await;
+    let attempts: BTreeMap<String, i64> = attempts.into_iter().collect();
+    let wanted = [("accepted", i64::from(PAYMENTS)), ("throttled", i64::try_from(refused.len()).unwrap())];
+    assert_eq!(attempts, BTreeMap::from(wanted.map(|(word, count)| (word.to_owned(), count))));
+    let counted: Vec<(i64,)> = embedded.rows("SELECT DISTINCT attempts FROM jobs").await;
+    assert_eq!(counted, [(1,)], "a refusal for the rate uses no attempt");
+
+    // Honoured: what was in flight may still come; then nobody comes until the wait is over.
+    for one in &refused {
+        let quiet = one.at_ms + 1_000..one.at_ms + u64::from(RETRY_AFTER_S) * 1_000 - 50;
+        let early = served.iter().find(|other| quiet.contains(&other.at_ms));
+        assert!(early.is_none(), "{early:?} came although {one:?} asked for {RETRY_AFTER_S} s");
+    }
+}

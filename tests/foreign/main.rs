@@ -1,0 +1,18 @@
+//! What nobody here wrote: the rows of `config/providers` on both databases, localstripe with the stripe SDK as its
+//! reader, and nginx as a limiter.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
+#[path = "../docs/page.rs"]
+#[allow(dead_code, reason = "its other half is for other pages")]
+mod page;
+#[path = "../support/mod.rs"]
+mod support;
+
+mod embedded;
+mod limit_req;
+mod nginx;
+mod python;
+mod recipes;
+mod sender;
+mod stripe;
+mod wiretap;

@@ -1,0 +1,98 @@
+//! nginx with `limit_req` in front of a plain upstream, as a provider that limits. Its own log is the judge.
+
+use std::path::PathBuf;
+
+use crate::support::process::{Server, free_port, private_dir};
+
+/// Debian puts it where not every user's PATH looks.
+const NGINX: &str = "/usr/sbin/nginx";
+
+pub struct Nginx {
+    _server: Server,
+    dir: PathBuf,
+    port: u16,
+}
+
+/// One request, in nginx' own words.
+#[derive(Clone, Debug)]
+pub struct Served {
+    /// When it was answered, by nginx' clock.
+    pub at_ms: u64,
+    pub status: u16,
+    pub key: String,
+}
+
+impl Nginx {
+    /// `rate` is what `limit_req_zone` takes, `burst` what `limit_req` takes. What goes beyond is answered with 429 and a
+    /// Retry-After of `retry_after_s`.
+    pub fn start(rate: &str, burst: u32, retry_after_s: u32) -> Self {
+        let (dir, port, upstream) = (private_dir("nginx"), free_port(), free_port());
+        let place = dir.display();
+        let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+            .map(|part| format!("{part}_temp_path {place}/{part};\n"))
+            .concat();
+        // The limit does not hold for `return`, which comes before it; so the answers come from a server behind.
+        let configuration = format!(
+            r#"
+daemon off;
+master_process off;
+pid {place}/pid;
+error_log {place}/error.log;
+events {{ worker_connections 1024; }}
+http {{
+    {temporary}
+    log_format judge '$msec $status $http_idempotency_key';
+    limit_req_zone $binary_remote_addr zone=payments:1m rate={rate};
+    keepalive_requests 1000000;
+    upstream plain {{ server 127.0.0.1:{upstream}; keepalive 64; keepalive_requests 1000000; }}
+    server {{
+        listen 127.0.0.1:{port};
+        access_log {place}/access.log judge;
+        location / {{
+            limit_req zone=payments burst={burst} nodelay;
+            limit_req_status 429;
+            error_page 429 @slower;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+            proxy_pass http://plain;
+        }}
+        location @slower {{
+            add_header Retry-After {retry_after_s} always;
+            return 429;
+        }}
+    }}
+    server {{
+        listen 127.0.0.1:{upstream};
+        access_log off;
+        default_type application/json;
+        location / {{ return 200 '{{"id": "ch_$http_idempotency_key"}}'; }}
+    }}
+}}
+"#
+        );
+        let file = dir.join("nginx.conf");
+        std::fs::write(&file, configuration).unwrap();
+        let command = [NGINX, "-p", dir.to_str().unwrap(), "-c", file.to_str().unwrap()];
+        let server = Server::start(&command, &[], &dir.join("nginx.log"), Some(&dir), "");
+        server.await_port(port);
+        Self { _server: server, dir, port }
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://127.0.0.1:{}/charges", self.port)
+    }
+
+    /// All requests so far, in the order in which they were answered.
+    pub fn served(&self) -> Vec<Served> {
+        let log = std::fs::read_to_string(self.dir.join("access.log")).unwrap_or_default();
+        log.lines().map(served).collect()
+    }
+}
+
+fn served(line: &str) -> Served {
+    let mut words = line.split(' ');
+    let mut word = || words.next().unwrap_or_else(|| panic!("{line}"));
+    let (seconds, millis) = word().split_once('.').unwrap();
+    let at_ms = seconds.parse::<u64>().unwrap() * 1_000 + millis.parse::<u64>().unwrap();
+    Served { at_ms, status: word().parse().unwrap(), key: word().to_owned() }
+}

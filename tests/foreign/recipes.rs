@@ -1,0 +1,166 @@
+//! The rows of `config/providers` are what docs/recipes.md says, and can be applied as they are.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Command;
+
+use sluicegate::domain::limit::{AppliesTo, Scope};
+use sluicegate::domain::provider::Provider;
+use sluicegate::ledger::database::Database;
+use sluicegate::ledger::provider_row::parse_provider_file;
+use sluicegate::provider::http::{HttpProvider, OutboundPolicy};
+
+use crate::embedded::Embedded;
+use crate::page::{Page, plain};
+use crate::support::postgres::Postgres;
+use crate::support::rabbitmq::RabbitNode;
+
+const PROVIDERS: [&str; 6] = ["adyen", "checkout", "paypal", "razorpay", "stripe", "vipps"];
+
+fn path(name: &str) -> String {
+    format!("config/providers/{name}.toml")
+}
+
+fn meant(name: &str) -> Provider {
+    let rows = parse_provider_file(&Page::read(&path(name)).text).unwrap();
+    let [row] = rows.as_slice() else { panic!("{name}: {rows:?}") };
+    assert_eq!(row.name, name);
+    row.meant(0).unwrap()
+}
+
+#[test]
+fn every_file_of_the_folder_is_listed() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("config/providers");
+    let mut names: Vec<String> =
+        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    assert_eq!(names, PROVIDERS.map(|name| format!("{name}.toml")));
+}
+
+/// What the table of docs/recipes.md says is what the files say.
+#[test]
+fn the_figures_of_the_page_are_those_of_the_files() {
+    let page = Page::read("docs/recipes.md");
+    let table = page.table("## The files", "provider");
+    let named: Vec<&str> = table.iter().map(|row| plain(&row[0])).collect();
+    assert_eq!(named, PROVIDERS);
+    for row in &table {
+        let provider = meant(plain(&row[0]));
+        assert_eq!(row[1..], cells(&provider), "{}", provider.name);
+    }
+}
+
+/// Limits, key header, retention, look-up.
+fn cells(provider: &Provider) -> [String; 4] {
+    let limits: Vec<String> = provider
+        .limits
+        .iter()
+        .map(|limit| {
+            let scope = match limit.scope {
+                Scope::Provider => "",
+                Scope::Account => " per account",
+                Scope::Reference => " per reference",
+            };
+            let kind = match limit.applies_to {
+                AppliesTo::All => "",
+                AppliesTo::Charge => " for charges",
+                AppliesTo::Lookup => " for look-ups",
+            };
+            format!("`{}` {}{scope}{kind}", limit.name, limit.rate)
+        })
+        .collect();
+    let header = provider.request.key_header.as_deref().unwrap_or("Idempotency-Key");
+    let kept = provider.idempotency_retention.map_or("not relied on".to_owned(), |kept| match kept.as_secs() {
+        days if days % 86_400 == 0 && days > 86_400 => format!("{} d", days / 86_400),
+        hours => format!("{} h", hours / 3_600),
+    });
+    let lookup = if provider.lookup.is_some() { "yes" } else { "no" };
+    [limits.join(", "), format!("`{header}`"), kept, lookup.to_owned()]
+}
+
+/// Every source of a file stands in it with its day, and every section of the page has what to ask.
+#[test]
+fn each_file_names_its_sources_and_each_section_what_to_ask() {
+    let page = Page::read("docs/recipes.md");
+    for name in PROVIDERS {
+        let text = Page::read(&path(name)).text;
+        assert!(text.contains("Facts as published on 20") && text.contains("  https://"), "{name}");
+        let link = format!("(../{})", path(name));
+        let section = page.text.split("\n## ").find(|section| section.contains(&link));
+        let section = section.unwrap_or_else(|| panic!("no section links {link}"));
+        assert!(section.contains("**Assumed") && section.contains("**Ask"), "{name}");
+    }
+}
+
+/// The rows can be called under the default rules for where requests may go, and name every secret by reference.
+#[test]
+fn every_row_makes_a_provider_without_further_permission() {
+    for name in PROVIDERS {
+        let provider = meant(name);
+        HttpProvider::new(&provider, &OutboundPolicy::default()).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let secret = provider.headers.values().any(|value| value.contains("${file:/run/secrets/"));
+        assert!(secret && provider.url.starts_with("https://"), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn the_files_apply_to_sqlite() {
+    let embedded = Embedded::new(&[]);
+    applied(|args| embedded.run(args));
+    loaded(&format!("sqlite://{}", embedded.dir.join("sluicegate.db").display())).await;
+}
+
+#[tokio::test]
+async fn the_files_apply_to_postgresql() {
+    let url = Postgres::shared().create_database("recipes");
+    // PostgreSQL goes with a broker.
+    let broker = RabbitNode::shared().create_vhost("recipes");
+    let run = |args: &[&str]| {
+        let program = env!("CARGO_BIN_EXE_sluicegate");
+        let output = Command::new(program)
+            .args(args)
+            .env("SLUICEGATE_DATABASE__URL", &url)
+            .env("SLUICEGATE_QUEUE__URL", &broker)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    run(&["migrate"]);
+    applied(run);
+    loaded(&url).await;
+}
+
+/// Dry, for real, and once more.
+fn applied(run: impl Fn(&[&str]) -> String) {
+    for name in PROVIDERS {
+        let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(path(name));
+        let file = file.to_str().unwrap();
+        let dry = run(&["provider", "apply", file, "--dry-run"]);
+        assert!(dry.starts_with(&format!("{name}: created\n")), "{dry}");
+        assert_eq!(run(&["provider", "apply", file]), dry, "the dry run said what would be done");
+        assert_eq!(run(&["provider", "apply", file]), "", "{name}");
+    }
+}
+
+/// What the database gives back is what the files mean.
+async fn loaded(url: &str) {
+    let database = Database::open(url, 2).unwrap();
+    let snapshot = database.settings().load().await.unwrap();
+    let loaded: BTreeMap<String, Provider> = snapshot
+        .providers
+        .into_iter()
+        .map(|provider| provider.unwrap())
+        .map(|provider| (provider.name.to_string(), provider))
+        .collect();
+    assert_eq!(loaded.len(), PROVIDERS.len());
+    for name in PROVIDERS {
+        let (mut ours, theirs) = (meant(name), loaded[name].clone());
+        ours.version = theirs.version;
+        ours.limits.sort_by(|a, b| a.name.cmp(&b.name));
+        let mut limits = theirs.limits.clone();
+        limits.sort_by(|a, b| a.name.cmp(&b.name));
+        assert_eq!(ours, Provider { limits, ..theirs });
+    }
+    database.close().await;
+}
