@@ -48,12 +48,12 @@ pub(super) struct Page {
     decisions: Vec<DecisionLine>,
     /// The last changes of its rows, newest first; absent when the database does not say.
     #[serde(skip_serializing_if = "Option::is_none")]
-    audit: Option<Vec<AuditLine>>,
+    audit: Option<Vec<ChangeLine>>,
 }
 
 /// Who changed what.
 #[derive(Debug, Serialize, ToSchema)]
-struct AuditLine {
+struct ChangeLine {
     #[schema(value_type = String)]
     at: At,
     who: String,
@@ -120,7 +120,7 @@ pub(super) async fn provider(State(state): State<OpsState>, Path(name): Path<Str
         Err(_) => None,
     };
     let page = Page {
-        audit: audit.map(|changes| changes.into_iter().map(AuditLine::from).collect()),
+        audit: audit.map(|changes| changes.into_iter().map(ChangeLine::from).collect()),
         overview: found.clone(),
         row: evidence.rows.iter().find(|row| row.name == name).cloned(),
         waits: waits(&evidence.workers, &name),
@@ -171,7 +171,7 @@ pub(super) async fn workers(State(state): State<OpsState>) -> Response {
     Json(Workers { workers: evidence.workers.iter().map(WorkerLine::of).collect() }).into_response()
 }
 
-impl From<AuditedChange> for AuditLine {
+impl From<AuditedChange> for ChangeLine {
     fn from(AuditedChange { at, who, what, because, .. }: AuditedChange) -> Self {
         Self { at, who, what, because }
     }
