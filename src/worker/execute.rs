@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout_at};
+use tracing::Instrument as _;
 
 use self::permit::{Pass, permit, refused};
 pub use self::record::put_down;
@@ -30,6 +31,7 @@ use crate::ledger::{AttemptEnd, Begun, Claimed, LookupEnd};
 use crate::limiter::gate::{InFlight, Permit};
 use crate::provider::{Answer, FreezeError, FrozenRequest, Question};
 use crate::queue::DELAY_STEPS;
+use crate::telemetry::spans;
 
 mod permit;
 mod record;
@@ -79,7 +81,7 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand) -> End {
         }
     };
     let turn = tokio::select! {
-        turn = timeout_at(job.delivered_at + settings.provider.max_wait, lane.pool.turn(job.job.priority)) => turn,
+        turn = timeout_at(job.delivered_at + settings.provider.max_wait, lane.pool.turn(job.job.priority).instrument(spans::step("wait for a turn"))) => turn,
         () = lane.stop.cancelled() => Ok(None),
     };
     let _turn = match turn {
@@ -87,7 +89,7 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand) -> End {
         Ok(None) => return give_back(lane, job).await,
         Err(_) => return park(lane, job, BUCKET_WAIT, "waits for a place in the steady outflow").await,
     };
-    match permit(lane, &settings.provider, job, call.kind()).await {
+    match permit(lane, &settings.provider, job, call.kind()).instrument(spans::step("wait for a permit")).await {
         Pass::Granted(permit) => match no_longer(&call, job, &settings.provider) {
             // Its time has passed while it waited; the permit drops and goes back.
             Some(next) => put_down_next(lane, job, next).await,
@@ -173,8 +175,10 @@ async fn send(
     faults::crash(Point::AfterPermit);
     let (ledger, hold) = (&lane.worker.engines.ledger, &job.held.hold);
     let begun = match call {
-        Call::Charge(request) => ledger.begin_attempt(hold, request).await,
-        Call::Lookup(_) => ledger.begin_lookup(hold).await,
+        Call::Charge(request) => {
+            ledger.begin_attempt(hold, request).instrument(spans::step("write the request down")).await
+        }
+        Call::Lookup(_) => ledger.begin_lookup(hold).instrument(spans::step("write the request down")).await,
     };
     let number = match begun {
         Ok(Begun::Attempt(number)) => number,
@@ -196,14 +200,20 @@ async fn send(
     match call {
         Call::Charge(request) => {
             let silence = Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None };
-            let sent = faults::on_the_wire(request, settings.client.send(request));
+            let sent = faults::on_the_wire(request, settings.client.send(request)).instrument(spans::request("charge"));
             let answer = answered(in_flight, sent, silence, Outcome::way).await;
             lane.pauses.observe(&job.job.id, &answer.outcome, began, rand::random());
             finish_charge(lane, settings, job, (number, turn.is_probe()), &answer).await
         }
         Call::Lookup(question) => {
             let silence = Finding::Unknown { cause: UnknownCause::Timeout, retry_after: None };
-            let answer = answered(in_flight, settings.client.ask(question), silence, Finding::way).await;
+            let answer = answered(
+                in_flight,
+                settings.client.ask(question).instrument(spans::request("look-up")),
+                silence,
+                Finding::way,
+            )
+            .await;
             faults::crash(Point::AfterLookup);
             finish_lookup(lane, settings, job, number, &answer).await
         }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use sha2::{Digest, Sha256};
 use tokio::time::{Instant, sleep};
+use tracing::Instrument as _;
 
 use super::execute::{self, JobInHand};
 use super::in_hand::LEASE;
@@ -22,6 +23,7 @@ use crate::faults::{self, Point};
 use crate::ledger::{Claim, Claimed, JobState, RejectedMessage, Written};
 use crate::queue::message::{DecodeError, Decoded};
 use crate::queue::{DELAY_STEPS, Delivery, Destination, Outgoing};
+use crate::telemetry::spans;
 
 /// How long a message of a newer format waits before it is looked at again: about a rolling deployment's step.
 pub(super) const NEWER_VERSION_WAIT: Duration = Duration::from_secs(60);
@@ -49,6 +51,18 @@ pub enum End {
     Refused,
 }
 
+impl End {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Ack => "acknowledged",
+            Self::Park(_) => "parked",
+            Self::HandBack => "handed back",
+            Self::Fault => "fault",
+            Self::Refused => "engine refused",
+        }
+    }
+}
+
 /// Works one delivery off.
 pub async fn work_off(lane: Arc<LaneParts>, delivery: Delivery) {
     let delivered_at = Instant::now();
@@ -57,14 +71,17 @@ pub async fn work_off(lane: Arc<LaneParts>, delivery: Delivery) {
     tracing::trace!(provider = %lane.name, redelivered, "delivery");
     let receipt = faults::acknowledged_early(receipt).await;
     faults::crash(Point::AfterDelivery);
-    let steps = AssertUnwindSafe(steps(&lane, &copy, delivered_at)).catch_unwind();
+    let span = spans::job(lane.name.as_str(), &copy.properties.headers);
+    let steps = AssertUnwindSafe(steps(&lane, &copy, delivered_at).instrument(span.clone())).catch_unwind();
     let end = steps.await.unwrap_or_else(|_| {
         tracing::error!(provider = %lane.name, "a job panicked; it goes back to the queue");
         End::Fault
     });
+    spans::ended(&span, end.word());
+    let finishing = span.in_scope(|| spans::step("finish the delivery"));
     let finished = match end {
-        End::Ack => receipt.ack().await,
-        End::Park(wait) => match publish_copy(&lane.worker, &copy, wait).await {
+        End::Ack => receipt.ack().instrument(finishing).await,
+        End::Park(wait) => match publish_copy(&lane.worker, &copy, wait).instrument(finishing).await {
             Ok(()) => {
                 faults::crash(Point::AfterDelayCopy);
                 receipt.ack().await
@@ -119,7 +136,8 @@ async fn steps(lane: &LaneParts, copy: &Copy, delivered_at: Instant) -> End {
             return if lane.worker.stop.is_cancelled() { End::HandBack } else { End::Refused };
         }
     };
-    match claim(lane, &decoded).await {
+    spans::name_job(&decoded.job.id);
+    match claim(lane, &decoded).instrument(spans::step("claim")).await {
         Some(Claim::Claimed(claimed)) => begin(lane, decoded, *claimed, delivered_at).await,
         Some(Claim::Settled) => End::Ack,
         // Its holder, or whoever takes over, will settle it; then this copy finds it settled.

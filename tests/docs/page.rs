@@ -32,6 +32,7 @@ impl Page {
             "review",
             "security",
             "topology",
+            "tracing",
         ]
         .map(|name| format!("docs/{name}.md"));
         ["README.md".to_owned()].into_iter().chain(docs).map(|path| Self::read(&path)).collect()

@@ -1,0 +1,8 @@
+//! Spans of a real run, as a collector gets them: `cargo test --features otlp --test otlp`.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod collector;
+mod spans;
