@@ -15,9 +15,11 @@ use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl, SecretUrl};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
 use crate::ledger::database::{Database, SchemaState};
+use crate::ledger::fleet::Fleet;
 use crate::ledger::operator::Operator;
 use crate::ledger::provider_row::{ProviderRow, parse_provider_file};
 use crate::ledger::settings::{BadRow, Settings};
+use crate::ledger::upkeep::Upkeep;
 use crate::limiter::authorised::Authorised;
 use crate::limiter::authority::Timing;
 use crate::limiter::embedded::EmbeddedLimiter;
@@ -150,6 +152,12 @@ fn redis_limiter(config: &Config) -> Result<RedisLimiter, LimiterError> {
     limiter?.trusting(&config.authorities)
 }
 
+fn outbound(config: &Config) -> Result<OutboundPolicy, String> {
+    let policy = OutboundPolicy::parse(&config.outbound_allow)
+        .map_err(|problems| format!("outbound.allow: {}", problems.join("; ")))?;
+    Ok(policy.trusting(&config.authorities))
+}
+
 /// Provider rows over HTTP, within the outbound policy.
 struct HttpProviders(OutboundPolicy);
 
@@ -175,6 +183,11 @@ impl Engines for App {
 
     async fn operator(&self, config: &Config) -> Result<Arc<dyn Operator>, CommandError> {
         Ok(self.database(config).await?.operator())
+    }
+
+    async fn fleet(&self, config: &Config) -> Result<(Arc<dyn Fleet>, Arc<dyn Upkeep>), CommandError> {
+        let database = self.database(config).await?;
+        Ok((database.fleet(), database.upkeep()))
     }
 
     async fn queue(&self, config: &Config) -> Result<Arc<dyn Queue>, CommandError> {
@@ -203,9 +216,7 @@ impl Engines for App {
             let messages = queue.recover().await?;
             tracing::debug!(messages, "messages of an earlier run are free again");
         }
-        let outbound = OutboundPolicy::parse(&config.outbound_allow)
-            .map_err(|problems| CommandError::Configuration(format!("outbound.allow: {}", problems.join("; "))))?
-            .trusting(&config.authorities);
+        let outbound = outbound(config).map_err(CommandError::Configuration)?;
         let engines = worker::Engines {
             queue: queue.face(),
             ledger: database.ledger(),
@@ -227,6 +238,10 @@ impl Engines for App {
 
     fn meant(&self, row: &ProviderRow) -> Result<Provider, BadRow> {
         row.meant(0)
+    }
+
+    fn usable(&self, provider: &Provider, config: &Config) -> Result<(), String> {
+        HttpProvider::new(provider, &outbound(config)?).map(drop).map_err(|error| error.to_string())
     }
 
     fn check_message(

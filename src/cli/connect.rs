@@ -11,9 +11,11 @@ use super::check::Finding;
 use crate::config::{CardNumbers, Config};
 use crate::domain::job::JobId;
 use crate::domain::provider::{Provider, ProviderName};
+use crate::ledger::fleet::Fleet;
 use crate::ledger::operator::Operator;
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::{BadRow, Settings};
+use crate::ledger::upkeep::Upkeep;
 use crate::limiter::Limiter;
 use crate::queue::Queue;
 use crate::worker;
@@ -49,6 +51,9 @@ pub trait Engines: Send + Sync {
     /// The ledger as people use it.
     async fn operator(&self, config: &Config) -> Result<Arc<dyn Operator>, CommandError>;
 
+    /// What workers say of themselves, and the account of all jobs.
+    async fn fleet(&self, config: &Config) -> Result<(Arc<dyn Fleet>, Arc<dyn Upkeep>), CommandError>;
+
     async fn queue(&self, config: &Config) -> Result<Arc<dyn Queue>, CommandError>;
 
     async fn limiter(&self, config: &Config) -> Result<Arc<dyn Limiter>, CommandError>;
@@ -64,6 +69,9 @@ pub trait Engines: Send + Sync {
 
     /// What a row means.
     fn meant(&self, row: &ProviderRow) -> Result<Provider, BadRow>;
+
+    /// Whether a worker of this configuration could call the provider; the error holds no secret.
+    fn usable(&self, provider: &Provider, config: &Config) -> Result<(), String>;
 
     /// Reads a message as the worker will; the error is for the terminal and holds no value of the message.
     fn check_message(

@@ -70,6 +70,20 @@ impl Console {
         self.line(&text)
     }
 
+    #[must_use]
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Steers the terminal: only where [`Console::shape`] says that there is one.
+    ///
+    /// # Errors
+    /// When stdout is closed.
+    pub fn raw(&mut self, text: &str) -> io::Result<()> {
+        self.out.write_all(text.as_bytes())?;
+        self.out.flush()
+    }
+
     /// One message for people, on stderr.
     ///
     /// # Errors

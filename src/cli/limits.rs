@@ -1,4 +1,4 @@
-//! `limits`: what each provider allows and has used, and changing it while everything runs.
+//! `limits`: what each provider allows and has used, changing it while everything runs, and who did.
 //!
 //! Refuses to create or remove limits: the provider file does, so that it stays the whole truth.
 
@@ -6,6 +6,7 @@ use clap::Subcommand;
 use serde_json::json;
 
 use super::connect::Engines;
+use super::jobs::by;
 use super::provider::{parse_name, unknown};
 use super::rows::{LIMIT_HEADER, limit_cells};
 use super::{CommandError, Console, Exit, ops_client};
@@ -13,8 +14,10 @@ use crate::config::{Config, LimiterUrl};
 use crate::domain::job::Token;
 use crate::domain::limit::Rate;
 use crate::ledger::settings::Settings;
-use crate::ops::{LimitUsed, PeekError, peek};
+use crate::ops::{LimitUsed, PeekError, change, peek};
 use crate::worker::settings_watch::Known;
+
+mod history;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -44,9 +47,14 @@ enum Action {
         limit: String,
         /// N/DURATION, like 200/1s or 600/1m; 0/1s closes it.
         rate: Rate,
+        /// Why, for the audit.
+        #[arg(long, value_name = "TEXT")]
+        because: Option<String>,
         #[arg(long)]
         json: bool,
     },
+    /// Who changed a provider's row, limits and account rules, when, and why; newest first. Without a name: all settings.
+    History(history::Args),
 }
 
 /// Runs the command.
@@ -66,11 +74,11 @@ pub async fn run(
             print_used(&used, *json, console)
         }
         Action::List { json } => list(settings.as_ref(), *json, console).await,
-        Action::Set { provider, limit, rate, json } => {
+        Action::History(args) => history::run(args, settings.as_ref(), console).await,
+        Action::Set { provider, limit, rate, because, json } => {
             let name = parse_name(provider)?;
-            let Some(old) = settings.set_rate(&name, limit, *rate).await? else {
-                return Err(no_such_limit(settings.as_ref(), provider, limit).await?);
-            };
+            let by = by(because.as_deref());
+            let old = change::set_rate(settings.as_ref(), &name, limit, *rate, false, Some(&by)).await?.from;
             if *json {
                 let change = json!({
                     "provider": provider, "limit": limit, "from": old.to_string(), "to": rate.to_string()
@@ -149,12 +157,4 @@ async fn list(settings: &dyn Settings, json: bool, console: &mut Console) -> Res
         console.table(&LIMIT_HEADER, &cells)?;
     }
     Ok(Exit::Fine)
-}
-
-async fn no_such_limit(settings: &dyn Settings, provider: &str, limit: &str) -> Result<CommandError, CommandError> {
-    let rows = settings.rows(Some(&parse_name(provider)?)).await?;
-    let Some(row) = rows.first() else { return Ok(unknown(provider)) };
-    let names: Vec<String> = row.limits.iter().map(|limit| limit.name.clone()).collect();
-    let text = format!("provider `{provider}` has no limit `{limit}`; it has: {}", names.join(", "));
-    Ok(CommandError::Failed(text))
 }

@@ -28,6 +28,7 @@ mod os_user;
 pub mod provider;
 mod rows;
 pub mod run;
+pub mod simulate;
 pub mod status;
 mod stdin;
 
@@ -88,7 +89,7 @@ pub enum Command {
     Check(check::Args),
     /// Payment providers: apply a file, list, show, pause, resume.
     Provider(provider::Args),
-    /// Limits of the providers: list, set, peek.
+    /// Limits of the providers: list, set, peek, history.
     Limits(limits::Args),
     /// Publish jobs, one from flags or many from a file.
     Enqueue(Box<enqueue::Args>),
@@ -100,6 +101,8 @@ pub enum Command {
     Dlq(Box<dlq::Args>),
     /// A strict provider for rehearsals: counts every window, deduplicates, can misbehave by seed.
     FakeProvider(Box<fake_provider::FakeProviderArgs>),
+    /// Rehearse a change in virtual time: waits, drain time and deadlines under other limits, side by side.
+    Simulate(Box<simulate::Args>),
     /// What things cost, measured here.
     Bench(bench::Args),
     /// Print a completion script for a shell.
@@ -215,6 +218,7 @@ pub async fn execute(
         Command::Status(args) => status::run(args, config, engines, console).await,
         Command::Jobs(args) => jobs::run(args, config, engines, console).await,
         Command::Dlq(args) => dlq::run(args, config, engines, console).await,
+        Command::Simulate(args) => simulate::run(args, config, engines, console).await,
         Command::Completions(args) => completions::run(args, console),
         Command::Man(args) => man::run(args, console),
         Command::FakeProvider(args) => fake_provider(args),

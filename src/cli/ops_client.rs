@@ -12,6 +12,22 @@ use crate::config::Config;
 
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 
+/// How long a process is looked for.
+const LOOK_MAX: Duration = Duration::from_secs(1);
+
+/// Reads one resource of the ops API; `None` when there is no running process to ask.
+///
+/// # Errors
+/// In words for the terminal: its own refusal, or no answer from one that is there.
+pub async fn get_if_running<T: DeserializeOwned>(config: &Config, path: &str) -> Result<Option<T>, CommandError> {
+    let Some(address) = config.ops.listen else { return Ok(None) };
+    let reached = tokio::time::timeout(LOOK_MAX, tokio::net::TcpStream::connect(address)).await;
+    match reached {
+        Ok(Ok(_)) => get(config, path).await.map(Some),
+        _ => Ok(None),
+    }
+}
+
 /// Reads one resource of the ops API.
 ///
 /// # Errors

@@ -8,13 +8,19 @@ use std::os::unix::fs::MetadataExt as _;
 /// `user@host`; behind `sudo` also who called it: `root (sudo alice)@host`.
 #[must_use]
 pub fn name() -> String {
-    let host = fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| fs::read_to_string("/etc/hostname"));
-    let host = host.map_or_else(|_| "unknown host".to_owned(), |name| name.trim().to_owned());
+    let host = host();
     let user = by_process().unwrap_or_else(|| by_environment("LOGNAME").unwrap_or_else(|| "unknown user".to_owned()));
     match by_environment("SUDO_USER") {
         Some(caller) => format!("{user} (sudo {caller})@{host}"),
         None => format!("{user}@{host}"),
     }
+}
+
+/// The name of this machine.
+#[must_use]
+pub fn host() -> String {
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| fs::read_to_string("/etc/hostname"));
+    host.map_or_else(|_| "unknown host".to_owned(), |name| name.trim().to_owned())
 }
 
 /// The owner of this process, where there is `/proc`; a number when `/etc/passwd` does not name it.

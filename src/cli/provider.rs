@@ -11,12 +11,15 @@ use serde_json::json;
 use tokio::io::AsyncReadExt as _;
 
 use super::connect::Engines;
+use super::jobs::by;
 use super::rows::{PROVIDER_HEADER, provider_cells};
 use super::{CommandError, Console, Exit, stdin};
 use crate::config::Config;
 use crate::domain::provider::ProviderName;
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::{Change, Settings};
+use crate::ops::{NotChanged, change};
+pub(super) use crate::worker::send_again::lanes as names;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -33,6 +36,9 @@ enum Action {
         /// Print what would change, and change nothing.
         #[arg(long)]
         dry_run: bool,
+        /// Why, for the audit.
+        #[arg(long, value_name = "TEXT")]
+        because: Option<String>,
         #[arg(long)]
         json: bool,
     },
@@ -48,9 +54,17 @@ enum Action {
         json: bool,
     },
     /// Start no more requests to a provider, in every worker; its queue keeps collecting.
-    Pause { name: String },
+    Pause(Which),
     /// Start requests to a provider again.
-    Resume { name: String },
+    Resume(Which),
+}
+
+#[derive(Debug, clap::Args)]
+struct Which {
+    name: String,
+    /// Why, for the audit.
+    #[arg(long, value_name = "TEXT")]
+    because: Option<String>,
 }
 
 /// Runs the command.
@@ -64,10 +78,13 @@ pub async fn run(
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     match &args.action {
-        Action::Apply { file, dry_run, json } => {
+        Action::Apply { file, dry_run, because, json } => {
             let rows = checked_rows(&read(file).await?, file, engines)?;
             let settings = engines.settings(config).await?;
-            let changes = settings.apply(&rows, *dry_run).await?;
+            let changes = match dry_run {
+                true => settings.apply(&rows, true).await?,
+                false => settings.apply_by(&rows, &by(because.as_deref())).await?,
+            };
             print_changes(&changes, *dry_run, *json, console)?;
             if !dry_run {
                 declare(config, engines, settings.as_ref()).await?;
@@ -76,8 +93,8 @@ pub async fn run(
         }
         Action::List { json } => list(engines.settings(config).await?.as_ref(), *json, console).await,
         Action::Show { name, json } => show(engines.settings(config).await?.as_ref(), name, *json, console).await,
-        Action::Pause { name } => set_paused(engines.settings(config).await?.as_ref(), name, true, console).await,
-        Action::Resume { name } => set_paused(engines.settings(config).await?.as_ref(), name, false, console).await,
+        Action::Pause(which) => set_paused(engines.settings(config).await?.as_ref(), which, true, console).await,
+        Action::Resume(which) => set_paused(engines.settings(config).await?.as_ref(), which, false, console).await,
     }
 }
 
@@ -146,13 +163,6 @@ async fn declare(config: &Config, engines: &dyn Engines, settings: &dyn Settings
     })
 }
 
-/// Names of all providers in the database.
-pub(super) async fn names(settings: &dyn Settings) -> Result<Vec<ProviderName>, CommandError> {
-    let rows = settings.rows(None).await?;
-    // A name that is none has no lane; `check` reports its row.
-    Ok(rows.into_iter().filter_map(|row| ProviderName::new(row.name).ok()).collect())
-}
-
 async fn list(settings: &dyn Settings, json: bool, console: &mut Console) -> Result<Exit, CommandError> {
     let rows = settings.rows(None).await?;
     if json {
@@ -186,13 +196,11 @@ async fn show(settings: &dyn Settings, name: &str, json: bool, console: &mut Con
 
 async fn set_paused(
     settings: &dyn Settings,
-    name: &str,
+    Which { name, because }: &Which,
     paused: bool,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    if !settings.set_paused(&parse_name(name)?, paused).await? {
-        return Err(unknown(name));
-    }
+    change::set_paused(settings, &parse_name(name)?, paused, Some(&by(because.as_deref()))).await?;
     let state = if paused { "paused: its queue keeps collecting" } else { "resumed" };
     console.message(&format!("{name} is {state}; workers follow within 2 s"))?;
     Ok(Exit::Fine)
@@ -203,5 +211,11 @@ pub(super) fn parse_name(name: &str) -> Result<ProviderName, CommandError> {
 }
 
 pub(super) fn unknown(name: &str) -> CommandError {
-    CommandError::Failed(format!("there is no provider `{name}`: `sluicegate provider list` shows those that exist"))
+    NotChanged::NoProvider(name.to_owned()).into()
+}
+
+impl From<NotChanged> for CommandError {
+    fn from(error: NotChanged) -> Self {
+        Self::Failed(error.to_string())
+    }
 }

@@ -2,17 +2,29 @@
 //!
 //! Refuses to start on a database that is not migrated, on a taken port, or beside another embedded `run`.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::connect::Engines;
-use super::{CommandError, Console, Exit};
-use crate::config::Config;
-use crate::ops::{self, OpsState};
+use super::{CommandError, Console, Exit, os_user};
+use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl};
+use crate::ledger::fleet::Fleet;
+use crate::ledger::operator::Operator;
+use crate::ops::api::Desk;
+use crate::ops::metrics::{Looked, Metrics};
+use crate::ops::{self, Lookout, OpsState, Sources};
 use crate::worker::deployment::{self, DrainReport, Progress};
-use crate::worker::{WorkerOptions, settings_watch, sweeper};
+use crate::worker::reporting::{Identity, Kinds, Reporter};
+use crate::worker::{self, WorkerOptions, settings_watch, sweeper};
+
+/// How long the last report may hold up the exit.
+const FAREWELL_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Debug, clap::Args)]
 pub struct Args {}
@@ -30,27 +42,93 @@ pub async fn run(config: &Config, engines: &dyn Engines, console: &mut Console) 
             CommandError::Configuration(format!("ops.listen: {address}: {error}; choose another address, or `none`"))
         })?),
     };
+    let operator = engines.operator(config).await?;
+    let (fleet, _) = engines.fleet(config).await?;
     let (engines, _lock) = engines.worker(config).await?;
     let (progress, progress_rx) = watch::channel(Progress::default());
+    let options = options(config);
+    let identity = identity(config, &options.owner);
+    let reports_end = CancellationToken::new();
     if let Some(listener) = listener {
         console.message(&format!("ops server on http://{}", listener.local_addr()?))?;
-        let state = OpsState {
-            progress: progress_rx,
-            limiter: engines.limiter.clone(),
-            upkeep: engines.upkeep.clone(),
-            token: config.ops.token.clone(),
-        };
-        let server_stop = stop.clone();
+        let state = ops_state(config, &engines, operator, fleet.clone(), &progress_rx, &identity);
+        let lookout = state.lookout.clone();
+        let (server_stop, looking_ends) = (stop.clone(), reports_end.clone());
         // Probes and peeks must not hold up the drain, so nobody waits for this server.
         tokio::spawn(async move {
-            if let Err(error) = ops::serve(listener, state, CancellationToken::new()).await {
-                tracing::error!(%error, "ops server ended");
-                server_stop.cancel();
-            }
+            let serving = async {
+                if let Err(error) = ops::serve(listener, state, CancellationToken::new()).await {
+                    tracing::error!(%error, "ops server ended");
+                    server_stop.cancel();
+                }
+            };
+            tokio::join!(serving, lookout.run(looking_ends));
         });
     }
-    let report = deployment::run(engines, options(config), stop, progress).await?;
-    Ok(say(report, console)?)
+    let reporter = Reporter { fleet, engines: engines.clone(), progress: progress_rx, identity };
+    let reporting = tokio::spawn(reporter.run(reports_end.clone()));
+    let report = deployment::run(engines, options, stop, progress).await;
+    reports_end.cancel();
+    if timeout(FAREWELL_MAX, reporting).await.is_err() {
+        tracing::debug!("the worker's report was not deleted in time; it is forgotten after a day");
+    }
+    Ok(say(report?, console)?)
+}
+
+fn ops_state(
+    config: &Config,
+    engines: &worker::Engines,
+    operator: Arc<dyn Operator>,
+    fleet: Arc<dyn Fleet>,
+    progress: &watch::Receiver<Progress>,
+    identity: &Identity,
+) -> OpsState {
+    let worker::Engines { queue, upkeep, settings, limiter, .. } = engines.clone();
+    let looked =
+        Looked { settings: settings.clone(), queue: queue.clone(), limiter: limiter.clone(), upkeep: upkeep.clone() };
+    let sources = Sources {
+        progress: progress.clone(),
+        settings: settings.clone(),
+        fleet,
+        upkeep: upkeep.clone(),
+        queue: queue.clone(),
+        limiter: limiter.clone(),
+        worker: identity.id.clone(),
+        version: identity.version.clone(),
+    };
+    OpsState {
+        metrics: Arc::new(Metrics::new(progress.clone(), looked)),
+        lookout: Arc::new(Lookout::new(sources)),
+        progress: progress.clone(),
+        limiter,
+        upkeep,
+        token: config.ops.token.clone(),
+        desk: Desk { operator, settings, queue, card_numbers: config.worker.card_numbers },
+    }
+}
+
+/// How this process signs its reports.
+fn identity(config: &Config, id: &str) -> Identity {
+    let database = match config.database.url {
+        DatabaseUrl::Sqlite { .. } => "sqlite",
+        DatabaseUrl::Postgres(_) => "postgres",
+    };
+    let queue = match config.queue.url {
+        QueueUrl::Embedded => "embedded",
+        QueueUrl::Amqp(_) => "rabbitmq",
+    };
+    let limiter = match config.limiter.url {
+        LimiterUrl::Embedded => "embedded",
+        LimiterUrl::Redis(_) => "redis",
+        LimiterUrl::RedisCluster(_) => "redis_cluster",
+    };
+    Identity {
+        id: id.to_owned(),
+        host: os_user::host().chars().take(255).collect(),
+        pid: std::process::id(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        kinds: Kinds { database, queue, limiter },
+    }
 }
 
 fn options(config: &Config) -> WorkerOptions {

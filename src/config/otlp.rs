@@ -24,7 +24,8 @@ pub fn translate(
         return None;
     }
     let url = url::Url::parse(text).ok().filter(|url| {
-        matches!(url.scheme(), "http" | "https") && url.username().is_empty() && url.password().is_none()
+        let is_bare = url.username().is_empty() && url.password().is_none() && url.query().is_none();
+        matches!(url.scheme(), "http" | "https") && is_bare && url.fragment().is_none()
     });
     let Some((scheme, host)) = url.as_ref().and_then(|url| Some((url.scheme(), url.host_str()?))) else {
         complaints.add(KEY, "is no address of a collector", "Write http://127.0.0.1:4318 or https://HOST, or `none`");

@@ -12,8 +12,8 @@
 //! of the past are therefore remembered, for as long as a slot settled under them may still matter, which is one window.
 //! Measured from the settlement, our monotonic clock times the window itself, so that its padding covers our drift too.
 //!
-//! Not covered: a step before this process's first exchange (whoever was there reports it), and a second step that
-//! undoes one which was not seen.
+//! What was before the first exchange is judged by another's word ([`super::clock_witness`]): it bounds what may have been
+//! hidden until then ([`ClockComparison::assume_hidden`]). Not covered: a second step that undoes one which was not seen.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -69,6 +69,8 @@ struct Floor {
 #[derive(Clone, Debug, Default)]
 pub struct ClockComparison {
     known: Option<Known>,
+    /// As it was heard first, or first after a step.
+    first: Option<Known>,
     /// One after the other in time, each higher than the one before.
     floors: VecDeque<Floor>,
 }
@@ -80,14 +82,14 @@ impl ClockComparison {
         let now = nanos(now);
         let heard = Known { least: now - ns(arrived), most: now + CUT_NS - ns(departed), at: arrived };
         let Some(before) = self.known else {
-            self.known = Some(heard);
+            (self.known, self.first) = (Some(heard), Some(heard));
             return Comparison::First;
         };
         let known = before.aged_to(arrived);
         let (forward, back) = (heard.least - known.most, known.least - heard.most);
         let step = ns(STEP_MIN);
         if forward > step || back > step {
-            self.known = Some(heard);
+            (self.known, self.first) = (Some(heard), Some(heard));
             self.floors.clear();
             return if forward > step {
                 Comparison::SteppedForward { by: duration(forward) }
@@ -109,6 +111,27 @@ impl ClockComparison {
         self.known.is_some()
     }
 
+    /// What the store's clock reads at `at` of ours: no less and no more than this, in nanoseconds. No less even by the
+    /// clock as it went at any time in the last `over`, so that a step that may be hidden from us is hidden from nobody who
+    /// goes by our word.
+    #[must_use]
+    pub fn reading(&self, at: Duration, over: Duration) -> Option<(i128, i128)> {
+        let known = self.known?.aged_to(at);
+        let least = self.floor_since(at.saturating_sub(over)).map_or(known.least, |floor| floor.least.min(known.least));
+        Some((least + ns(at), known.most + ns(at)))
+    }
+
+    /// Takes somebody's word that no step forward longer than this was made before the first exchange.
+    pub fn assume_hidden(&mut self, hidden: Duration) {
+        let Some(first) = self.first else { return };
+        let least = first.least - ns(hidden);
+        match self.floors.front_mut() {
+            // A later bound is lower still.
+            Some(floor) if floor.least <= least => floor.from = Duration::ZERO,
+            _ => self.floors.push_front(Floor { from: Duration::ZERO, until: first.at, least }),
+        }
+    }
+
     /// The instant of our clock at which the store's clock reads `due`, as it went at any time in the last `over` before
     /// `arrived`, whatever step was hidden since. Zero when nothing is known.
     ///
@@ -118,9 +141,13 @@ impl ClockComparison {
     /// settled already: the padded window, and where leases run out, with the longest hold.
     #[must_use]
     pub fn not_before(&self, arrived: Duration, due: Micros, over: Duration) -> Duration {
-        let since = arrived.saturating_sub(over);
-        let first = self.floors.partition_point(|floor| floor.until < since);
-        self.floors.get(first).map_or(Duration::ZERO, |floor| duration(nanos(due) - floor.least))
+        let floor = self.floor_since(arrived.saturating_sub(over));
+        floor.map_or(Duration::ZERO, |floor| duration(nanos(due) - floor.least))
+    }
+
+    /// The lowest bound since then.
+    fn floor_since(&self, since: Duration) -> Option<&Floor> {
+        self.floors.get(self.floors.partition_point(|floor| floor.until < since))
     }
 
     /// Only the lowest bound since any instant is ever asked for, so those that a later one undercuts are dropped.

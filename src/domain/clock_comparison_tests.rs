@@ -259,3 +259,31 @@ fn what_is_remembered_is_bounded() {
         assert!((least_us..most_us).contains(&delay.as_micros()), "{over_s} s: {delay:?}");
     }
 }
+
+#[test]
+fn a_word_delays_what_was_counted_before_the_first_exchange_and_nothing_else() {
+    let ms = Duration::from_millis;
+    let clock = StoreClock { rates: vec![(0, 0)], step_at: i128::MAX, step: 0 };
+    let at = |millis: i128| Exchange { departed: millis * MS, at_store: millis * MS, arrived: millis * MS };
+    let mut comparison = ClockComparison::default();
+    assert_eq!(comparison.reading(ms(0), ms(1_000)), None);
+    comparison.assume_hidden(ms(5));
+    for millis in [100, 200, 300] {
+        let _ = observe(&mut comparison, &clock, at(millis));
+    }
+    let due = |millis: i128| clock.says(millis * MS);
+    let start = |comparison: &ClockComparison, over| comparison.not_before(ms(300), due(400), ms(over));
+    let exact = start(&comparison, 1_000);
+    assert!(exact >= ms(400) && exact < ms(401), "{exact:?}");
+    comparison.assume_hidden(ms(20));
+    let delayed = start(&comparison, 1_000);
+    assert!(delayed >= ms(420) && delayed < ms(421), "{delayed:?}");
+    // A window that began after the first exchange has seen all of its past.
+    assert!(start(&comparison, 150) < ms(401));
+    // Our own word says what may be hidden from us, for as long as it matters.
+    for (over, hidden) in [(1_000, 20 * MS), (150, 0)] {
+        let (least, most) = comparison.reading(ms(300), ms(over)).unwrap();
+        let now = clock.at(300 * MS);
+        assert!(least <= now - hidden && now <= most && most - least < hidden + MS, "{over}: {least} {now} {most}");
+    }
+}

@@ -40,8 +40,9 @@ pub struct History {
 }
 
 /// Whether a look-up that found nothing has allowed one more request to charge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Resend {
+    #[default]
     Never,
     Granted,
     /// That request may have left.

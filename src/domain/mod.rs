@@ -7,8 +7,10 @@
 pub mod backoff;
 pub mod breaker;
 pub mod clock_comparison;
+pub mod clock_witness;
 pub mod decision;
 pub mod disposition;
+pub mod explain;
 pub mod job;
 pub mod leaky_bucket;
 pub mod limit;

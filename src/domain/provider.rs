@@ -8,8 +8,9 @@ use std::fmt;
 use std::time::Duration;
 
 use super::backoff::BackoffPolicy;
+use super::disposition::{AskPolicy, RetryPolicy};
 use super::limit::{AccountRule, Limit, Rate};
-use super::lookup::Lookup;
+use super::lookup::{Lookup, WhenNotFound};
 
 /// Longest time that a permit may be booked ahead of its start.
 pub const BOOKING_HORIZON: Duration = Duration::from_millis(250);
@@ -217,6 +218,21 @@ impl Provider {
     #[must_use]
     pub fn hold_max(&self) -> Duration {
         self.send_budget + self.timeout
+    }
+
+    /// What the decision tables go by.
+    #[must_use]
+    pub fn retry_policy(&self) -> RetryPolicy {
+        RetryPolicy {
+            max_attempts: self.max_attempts,
+            max_age: self.max_age,
+            backoff: self.backoff,
+            idempotency_retention: self.idempotency_retention,
+            lookup: self.lookup.as_ref().map(|lookup| AskPolicy {
+                give_up_after: lookup.give_up_after,
+                resend_if_not_found: lookup.not_found == WhenNotFound::Resend,
+            }),
+        }
     }
 
     /// The lowest rate among the limits that every charge counts against.

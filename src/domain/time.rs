@@ -25,7 +25,7 @@ impl Micros {
 }
 
 /// An instant on the ledger's clock, in milliseconds since the Unix epoch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EpochMs(pub i64);
 
 /// Whole microseconds, rounded up.

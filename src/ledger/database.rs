@@ -9,6 +9,7 @@ use sqlx::migrate::{Migrate, MigrateError, Migrator};
 use sqlx::pool::PoolConnection;
 use sqlx::{Connection, PgConnection, PgPool, SqlitePool};
 
+use super::fleet::Fleet;
 use super::operator::Operator;
 use super::settings::Settings;
 use super::sql::engine::{Engine, to_the_end};
@@ -105,6 +106,11 @@ impl Database {
 
     #[must_use]
     pub fn upkeep(&self) -> Arc<dyn Upkeep> {
+        self.ledger.clone()
+    }
+
+    #[must_use]
+    pub fn fleet(&self) -> Arc<dyn Fleet> {
         self.ledger.clone()
     }
 

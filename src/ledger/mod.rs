@@ -8,17 +8,22 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use crate::domain::clock_witness::Word;
 use crate::domain::disposition::Resend;
 use crate::domain::job::{ContentHash, Invalid, Job, JobId};
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::ProviderName;
+use crate::domain::time::Micros;
 use crate::provider::FrozenRequest;
 
+pub mod audited;
 pub mod database;
+pub mod fleet;
 pub mod operator;
 pub mod provider_row;
 pub mod settings;
 pub mod sql;
+pub mod surroundings;
 pub mod upkeep;
 
 #[derive(Debug, thiserror::Error)]
@@ -197,6 +202,10 @@ pub struct Authority {
     /// Since the holder changed, by the database's clock. The change became visible to others somewhat later, when it
     /// was committed.
     pub age: Duration,
+    /// The database's clock as this was read.
+    pub now: Micros,
+    /// What a worker said last, in this term, of the store's clock beside the database's, and how long ago.
+    pub word: Option<(Word, Duration)>,
 }
 
 #[async_trait]
@@ -253,6 +262,9 @@ pub trait Ledger: Send + Sync {
         from: Option<&str>,
         to: &str,
     ) -> Result<Authority, LedgerError>;
+
+    /// Notes a word on the store's clock in this term, unless somebody knows of a later step; says nothing about whether.
+    async fn note_clock(&self, quota: &ProviderName, term: i64, word: &Word) -> Result<(), LedgerError>;
 
     async fn state_counts(&self) -> Result<Vec<StateCount>, LedgerError>;
 

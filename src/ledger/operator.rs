@@ -4,12 +4,16 @@
 //! publishes its message. Every verdict is compared with the job's state and fence, and audited; nothing here returns a
 //! payload or the body of a request, only their size and digest.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use jiff::Timestamp;
 use serde::{Serialize, Serializer};
+use utoipa::ToSchema;
 
-use super::{LedgerError, StateCount};
-use crate::domain::job::{ContentHash, Job, JobId};
+use super::surroundings::Surroundings;
+use super::{LedgerError, RecentUses, StateCount};
+use crate::domain::job::{ContentHash, Job, JobId, Token};
 use crate::domain::provider::ProviderName;
 
 /// Every state of the ledger, in the order of a job's way.
@@ -77,11 +81,13 @@ impl Verdict {
     }
 }
 
-/// Who passes a verdict, beside the database's own user.
+/// Who passes a verdict or changes a setting, beside the database's own user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct By {
-    /// `user@host`, as the operating system says.
+    /// `user@host`, as the operating system says; over the ops server `user@client`, as the client says.
     pub os_user: String,
+    /// What it was done with; `None`: what the connection to the database says.
+    pub program: Option<&'static str>,
     /// Why, in the person's words; also in the job's reason and its outcome event.
     pub because: Option<String>,
 }
@@ -111,10 +117,40 @@ pub struct Filter {
     /// One of [`STATES`].
     pub state: Option<&'static str>,
     pub provider: Option<ProviderName>,
+    pub account: Option<Token>,
+    pub id: Option<JobId>,
+}
+
+impl Filter {
+    /// Whether all that is given, the id apart, holds for this job.
+    #[must_use]
+    pub fn holds(&self, job: &JobLine) -> bool {
+        self.state.is_none_or(|state| state == job.state)
+            && self.provider.as_ref().is_none_or(|provider| provider.as_str() == job.provider)
+            && self.account.as_ref().is_none_or(|account| Some(account.as_str()) == job.account.as_deref())
+    }
+}
+
+/// A page of a list, as `jobs list --json` and the API show it.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+pub struct JobPage {
+    pub jobs: Vec<JobLine>,
+    /// The next page begins behind this id; `null` on the last.
+    pub next: Option<String>,
+}
+
+impl JobPage {
+    /// A page that holds as many as were asked for may have a next one.
+    #[must_use]
+    pub fn of(jobs: Vec<JobLine>, at_most: u32) -> Self {
+        let full = jobs.len() == at_most as usize;
+        let next = jobs.last().filter(|_| full).map(|job| job.id.clone());
+        Self { jobs, next }
+    }
 }
 
 /// A job as a list shows it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct JobLine {
     pub id: String,
     pub provider: String,
@@ -132,7 +168,7 @@ pub struct JobLine {
 }
 
 /// Bytes that are not shown.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Digest {
     pub bytes: u64,
     /// Lower-case hexadecimal.
@@ -140,7 +176,7 @@ pub struct Digest {
 }
 
 /// What the first attempt froze, without its body.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct RequestLine {
     pub method: String,
     pub url: String,
@@ -149,7 +185,7 @@ pub struct RequestLine {
 }
 
 /// One payment's whole story.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct JobStory {
     #[serde(flatten)]
     pub line: JobLine,
@@ -178,7 +214,7 @@ pub struct JobStory {
 }
 
 /// One request that was, or may have been, sent.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct AttemptLine {
     pub number: u32,
     pub began_at: At,
@@ -190,7 +226,7 @@ pub struct AttemptLine {
 }
 
 /// One event on `payments.outcomes`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct EventLine {
     pub state: String,
     pub at: At,
@@ -198,7 +234,7 @@ pub struct EventLine {
 }
 
 /// One change by somebody who is no worker.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct AuditLine {
     pub at: At,
     /// The database's user.
@@ -212,7 +248,8 @@ pub struct AuditLine {
 }
 
 /// Milliseconds since the Unix epoch by the database's clock; written as RFC 3339.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ToSchema)]
+#[schema(value_type = String, format = DateTime)]
 pub struct At(pub i64);
 
 impl std::fmt::Display for At {
@@ -240,13 +277,38 @@ pub struct Recalled {
     pub fence: i64,
 }
 
+/// A job as it came, for rehearsals.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PastArrival {
+    pub created_at: At,
+    pub expires_at: Option<At>,
+    pub account: Option<String>,
+    pub cost: u32,
+    pub priority: u32,
+}
+
 #[async_trait]
 pub trait Operator: Send + Sync {
     /// `None`: the ledger has no such job.
     async fn show(&self, id: &JobId) -> Result<Option<JobStory>, LedgerError>;
 
+    /// What stands around a job, whether the ledger has it or not. `sharing`: the providers of its quota.
+    async fn surroundings(&self, id: &JobId, sharing: &[ProviderName]) -> Result<Surroundings, LedgerError>;
+
+    /// As [`super::Ledger::recent_uses`].
+    async fn recent_uses(&self, quota: &ProviderName, within: Duration) -> Result<RecentUses, LedgerError>;
+
     /// Jobs by id, beginning behind `after`; at most `at_most`, and never more than [`LIST_MAX`].
     async fn list(&self, filter: &Filter, after: Option<&JobId>, at_most: u32) -> Result<Vec<JobLine>, LedgerError>;
+
+    /// Jobs of a provider that the ledger first saw from `from` until before `to`, in any order; at most `at_most` of them.
+    async fn arrivals(
+        &self,
+        provider: &ProviderName,
+        from: At,
+        to: At,
+        at_most: usize,
+    ) -> Result<Vec<PastArrival>, LedgerError>;
 
     /// Jobs per provider and state.
     async fn counts(&self) -> Result<Vec<StateCount>, LedgerError>;

@@ -6,6 +6,8 @@
 use async_trait::async_trait;
 
 use super::LedgerError;
+use super::audited::AuditedChange;
+use super::operator::By;
 use super::provider_row::ProviderRow;
 use crate::domain::limit::Rate;
 use crate::domain::provider::{Provider, ProviderName};
@@ -38,6 +40,23 @@ pub struct Change {
     pub what: String,
 }
 
+/// Wakes whoever follows the settings. A hint, never a promise: it may come without a change and stay away with one.
+#[async_trait]
+pub trait Hints: Send {
+    /// Returns when somebody may have changed the settings. Never fails; what it stands on is mended meanwhile.
+    async fn next(&mut self);
+}
+
+/// Where the database tells nobody anything: followers poll.
+pub struct NoHints;
+
+#[async_trait]
+impl Hints for NoHints {
+    async fn next(&mut self) {
+        std::future::pending().await
+    }
+}
+
 #[async_trait]
 pub trait Settings: Send + Sync {
     /// The current settings version; cheap, for polling.
@@ -58,8 +77,36 @@ pub trait Settings: Send + Sync {
     async fn apply(&self, rows: &[ProviderRow], dry_run: bool) -> Result<Vec<Change>, LedgerError>;
 
     /// Changes a limit's rate, keeping everything else. `None` when the limit does not exist.
-    async fn set_rate(&self, provider: &ProviderName, limit: &str, rate: Rate) -> Result<Option<Rate>, LedgerError>;
+    async fn set_rate(&self, provider: &ProviderName, limit: &str, rate: Rate) -> Result<Option<Rate>, LedgerError> {
+        self.set_rate_by(provider, limit, rate, None).await
+    }
+
+    /// The same; with `by`, the audit says in the same transaction who did it and why.
+    async fn set_rate_by(
+        &self,
+        provider: &ProviderName,
+        limit: &str,
+        rate: Rate,
+        by: Option<&By>,
+    ) -> Result<Option<Rate>, LedgerError>;
 
     /// Returns whether the provider exists.
-    async fn set_paused(&self, provider: &ProviderName, paused: bool) -> Result<bool, LedgerError>;
+    async fn set_paused(&self, provider: &ProviderName, paused: bool) -> Result<bool, LedgerError> {
+        self.set_paused_by(provider, paused, None).await
+    }
+
+    /// The same; with `by`, the audit says in the same transaction who did it and why.
+    async fn set_paused_by(&self, provider: &ProviderName, paused: bool, by: Option<&By>) -> Result<bool, LedgerError>;
+
+    /// As [`Settings::apply`], with a name and a reason in the audit.
+    async fn apply_by(&self, rows: &[ProviderRow], by: &By) -> Result<Vec<Change>, LedgerError>;
+
+    /// The last changes of a provider's rows (row, limits, account rules), or of all settings; newest first, at most
+    /// `at_most`. Those made by SQL stand there like those made by commands.
+    async fn audit(&self, provider: Option<&ProviderName>, at_most: u32) -> Result<Vec<AuditedChange>, LedgerError>;
+
+    /// Hints for one follower, for as long as it keeps them.
+    fn hints(&self) -> Box<dyn Hints> {
+        Box::new(NoHints)
+    }
 }

@@ -69,6 +69,10 @@ pub struct Account {
     pub due: u64,
     /// Those of `due` that have been so for longer than any queue and the sweeper should need.
     pub astray: u64,
+    /// Open, though their `expires_at` has passed.
+    pub past_deadline: u64,
+    /// How long the one that has waited longest of the open jobs has done so: since it was recorded, or might begin.
+    pub oldest_open: Option<Duration>,
     /// Settled jobs without an event of their state.
     pub without_event: u64,
     /// Jobs that succeeded by an accepted attempt, and have none.

@@ -9,9 +9,11 @@ use async_trait::async_trait;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::domain::clock_witness::{Witness, Word};
 use crate::domain::decision::{Call, PastUse, Reply, Standing, Subject};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
+use crate::domain::time::Micros;
 
 pub mod authorised;
 pub mod authority;
@@ -66,6 +68,16 @@ pub trait Limiter: Send + Sync {
         true
     }
 
+    /// Whether what this quota's store counted before somebody's first exchange with it may be judged by its clock. A store
+    /// that no other process uses needs nobody's word.
+    fn witness(&self, _quota: &ProviderName, _read: &StoreReading) -> Witness {
+        Witness::Vouched { since: Micros(0), hidden: Duration::ZERO }
+    }
+
+    /// The caller has compared this store's clock without a break since that instant of it: his word for those who come
+    /// later.
+    fn clock_kept(&self, _quota: &ProviderName, _run_id: &str, _since: Micros, _read: StoreReading) {}
+
     /// The quota is open in this process, with these settings from now on.
     fn opened(&self, _spec: &QuotaSpec) {}
 
@@ -74,6 +86,14 @@ pub trait Limiter: Send + Sync {
 
     /// What must go on while quotas are open; returns when it is stopped.
     async fn tend(&self, _stop: CancellationToken) {}
+}
+
+/// What a store's clock reads at an instant of ours, in nanoseconds: no less and no more than this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreReading {
+    pub at: Instant,
+    pub least_ns: i128,
+    pub most_ns: i128,
 }
 
 /// A link to a store's server.
@@ -102,6 +122,10 @@ pub struct AuthorityRow {
     pub term: i64,
     /// Since it changed, by the clock of the database.
     pub age: Duration,
+    /// The database's clock as this was read, cut to milliseconds.
+    pub now: Micros,
+    /// The last word in this term on the store's clock, and its age.
+    pub word: Option<(Word, Duration)>,
 }
 
 /// The rows that say who grants.
@@ -118,6 +142,12 @@ pub trait AuthorityRows: Send + Sync {
     /// # Errors
     /// Text for a person: nobody knows whether it happened.
     async fn take(&self, quota: &ProviderName, from: Option<&str>, to: &str) -> Result<AuthorityRow, String>;
+
+    /// Notes a word on the store's clock in this term, unless somebody knows of a later step.
+    ///
+    /// # Errors
+    /// Text for a person: nobody knows whether it was noted.
+    async fn note_clock(&self, quota: &ProviderName, term: i64, word: &Word) -> Result<(), String>;
 }
 
 /// What the ledger remembers when a limiter has lost its state.

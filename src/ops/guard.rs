@@ -1,4 +1,5 @@
 //! Who may ask the ops server: whoever has the token, and without one programs on this machine that call it by its name.
+//! Programs give the token as Bearer, browsers as the password of HTTP Basic, with any user name.
 //!
 //! Refuses pages of other sites: browsers send requests for them, and a name that such a page owns may lead here.
 
@@ -15,25 +16,33 @@ use serde_json::json;
 use subtle::ConstantTimeEq;
 
 use super::OpsState;
+pub use caller::Caller;
+
+mod base64;
+mod caller;
+mod headers;
 
 /// Longest time that an answer may take.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// For everything: an end in time, and no changes on behalf of other sites.
 pub(super) async fn bounded(request: Request, next: Next) -> Response {
-    if !is_harmless(request.method())
-        && let Some(problem) = foreign(request.headers())
-    {
-        return refused(StatusCode::FORBIDDEN, problem);
+    let harmless = is_harmless(request.method());
+    if !harmless && let Some(problem) = foreign(request.headers()) {
+        return headers::secured(refused(StatusCode::FORBIDDEN, problem));
     }
-    match tokio::time::timeout(ANSWER_TIME_MAX, next.run(request)).await {
-        Ok(answer) => answer,
-        Err(_) => refused(StatusCode::SERVICE_UNAVAILABLE, "no answer in time"),
-    }
+    let answer = tokio::time::timeout(ANSWER_TIME_MAX, next.run(request)).await;
+    headers::secured(answer.unwrap_or_else(|_| {
+        let words = if harmless { "no answer in time" } else { "no answer in time: look whether it was done" };
+        refused(StatusCode::SERVICE_UNAVAILABLE, words)
+    }))
 }
 
 /// For all but the probes: the token if there is one, else a name of this machine.
-pub(super) async fn authorised(State(state): State<OpsState>, request: Request, next: Next) -> Response {
+pub(super) async fn authorised(State(state): State<OpsState>, mut request: Request, next: Next) -> Response {
+    let given = caller::given(request.headers());
+    let caller = Caller::of(request.headers(), &given);
+    request.extensions_mut().insert(caller);
     let Some(token) = &state.token else {
         // Without a token we listen on loopback alone. A page whose own name was made to lead there (DNS rebinding)
         // shows itself by that name.
@@ -42,17 +51,22 @@ pub(super) async fn authorised(State(state): State<OpsState>, request: Request, 
         }
         return next.run(request).await;
     };
-    let given = request
-        .headers()
-        .get(header::AUTHORIZATION)
-        .and_then(|value| value.as_bytes().strip_prefix(b"Bearer "))
-        .unwrap_or_default();
     // Equal lengths apart, the comparison takes the same time wherever the two differ.
-    if bool::from(given.ct_eq(token.expose_secret().as_bytes())) {
+    if bool::from(given.secret.as_slice().ct_eq(token.expose_secret().as_bytes())) {
         return next.run(request).await;
     }
-    let refusal = refused(StatusCode::UNAUTHORIZED, "ops.token is needed");
-    ([(header::WWW_AUTHENTICATE, "Bearer")], refusal).into_response()
+    let way = if for_people(&request) { "Basic realm=\"sluicegate\"" } else { "Bearer" };
+    let refusal = refused(StatusCode::UNAUTHORIZED, "ops.token is needed: as Bearer, or as the password of HTTP Basic");
+    ([(header::WWW_AUTHENTICATE, way)], refusal).into_response()
+}
+
+/// Whether a browser shall ask its user for the password: for the page, and for what somebody typed into the address line.
+/// A page's own requests must not raise that question.
+fn for_people(request: &Request) -> bool {
+    let path = request.uri().path();
+    let of_programs = path.starts_with("/api/") || path == "/metrics";
+    let accept = request.headers().get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    !of_programs || accept.split(',').any(|kind| kind.trim().starts_with("text/html"))
 }
 
 fn refused(status: StatusCode, problem: &str) -> Response {
@@ -93,7 +107,8 @@ fn is_this_machine(host: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::start;
+    use super::super::openapi_tests::{address_of, routes};
+    use super::super::tests::{client, start};
     use super::*;
 
     #[test]
@@ -109,8 +124,7 @@ mod tests {
 
     /// Status of one request.
     async fn asked(method: Method, url: &str, headers: &[(&str, &str)]) -> u16 {
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let mut request = reqwest::Client::new().request(method, url);
+        let mut request = client().request(method, url);
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
@@ -134,19 +148,19 @@ mod tests {
         stop.cancel();
     }
 
-    /// Every route that exists answers GET alone; whoever adds one that changes something decides here what it refuses.
+    /// Every route that exists, whatever the method.
     #[tokio::test]
-    async fn nothing_can_be_changed_and_other_sites_could_not() {
+    async fn another_site_can_change_nothing() {
         let (address, _progress, stop) = start(None).await;
         let json = ("content-type", "application/json");
-        for path in ["/livez", "/readyz", "/api/v1/lanes", "/api/v1/conservation", "/api/v1/limits/stripe"] {
-            let url = format!("{address}{path}");
+        for path in routes().await {
+            let url = format!("{address}{}", address_of(&path));
             for method in [Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
-                assert_eq!(asked(method.clone(), &url, &[json]).await, 405, "{method} {path}");
                 for headers in [
                     vec![],
                     vec![("content-type", "text/plain")],
                     vec![("content-type", "application/x-www-form-urlencoded")],
+                    vec![("content-type", "multipart/form-data; boundary=application/json")],
                     vec![json, ("origin", "https://evil.example")],
                     vec![json, ("origin", "null")],
                     vec![json, ("sec-fetch-site", "cross-site")],
@@ -159,6 +173,63 @@ mod tests {
         let own = address.trim_start_matches("http://");
         let headers = [json, ("origin", address.as_str()), ("sec-fetch-site", "same-origin"), ("host", own)];
         assert_eq!(asked(Method::POST, &format!("{address}/livez"), &headers).await, 405);
+        let cancel = format!("{address}/api/v1/jobs/nobody/cancel");
+        let sent = client().post(cancel).headers(headers.iter().map(header_of).collect()).body("{}").send().await;
+        assert_eq!(sent.unwrap().status(), 404, "our own page may");
+        stop.cancel();
+    }
+
+    fn header_of((name, value): &(&str, &str)) -> (header::HeaderName, header::HeaderValue) {
+        (name.parse().unwrap(), value.parse().unwrap())
+    }
+
+    #[tokio::test]
+    async fn browsers_are_asked_for_the_password_and_programs_for_the_token() {
+        let (address, _progress, stop) = start(Some("let-me-in")).await;
+        let page = ("accept", "text/html,application/xhtml+xml;q=0.9");
+        for (accept, way) in [(None, "Bearer"), (Some(page), "Basic realm=\"sluicegate\"")] {
+            let request = client().get(format!("{address}/api/v1/lanes"));
+            let answer = request.headers(accept.iter().map(header_of).collect()).send().await.unwrap();
+            assert_eq!((answer.status().as_u16(), &answer.headers()["www-authenticate"]), (401, &way.parse().unwrap()));
+        }
+        for (path, people) in [("/", true), ("/assets/page.js", true), ("/metrics", false), ("/api/v1/jobs", false)] {
+            let request = Request::builder().uri(path).body(axum::body::Body::empty()).unwrap();
+            assert_eq!(for_people(&request), people, "{path}");
+        }
+        let lanes = format!("{address}/api/v1/lanes");
+        let with = |user: &str, password: &str| client().get(&lanes).basic_auth(user, Some(password)).send();
+        for (user, password, status) in
+            [("alice", "let-me-in", 200), ("", "let-me-in", 200), ("let-me-in", "", 401), ("alice", "let-me-inn", 401)]
+        {
+            assert_eq!(with(user, password).await.unwrap().status(), status, "{user}:{password}");
+        }
+        stop.cancel();
+    }
+
+    #[tokio::test]
+    async fn every_answer_tells_browsers_what_they_may_not() {
+        let (address, _progress, stop) = start(Some("let-me-in")).await;
+        let cross = ("sec-fetch-site", "cross-site");
+        for (path, token, headers, status) in [
+            ("/livez", "", vec![], 200),
+            ("/api/v1/jobs", "let-me-in", vec![], 200),
+            ("/api/v1/jobs", "let-me-out", vec![], 401),
+            ("/nowhere", "", vec![], 404),
+            ("/api/v1/jobs/a/cancel", "let-me-in", vec![], 405),
+            ("/api/v1/jobs/a/cancel", "let-me-in", vec![cross], 403),
+        ] {
+            let method = if headers.is_empty() { Method::GET } else { Method::POST };
+            let request = client().request(method, format!("{address}{path}")).bearer_auth(token);
+            let answer = request.headers(headers.iter().map(header_of).collect()).send().await.unwrap();
+            assert_eq!(answer.status(), status, "{path}");
+            let said = |name: &str| answer.headers()[name].to_str().unwrap().to_owned();
+            let policy = said("content-security-policy");
+            for rule in ["default-src 'self'", "frame-ancestors 'none'", "base-uri 'none'", "object-src 'none'"] {
+                assert!(policy.contains(rule) && !policy.contains("unsafe"), "{path}: {policy}");
+            }
+            assert_eq!((said("x-content-type-options"), said("cache-control")), ("nosniff".into(), "no-store".into()));
+            assert_eq!((said("referrer-policy"), said("x-frame-options")), ("no-referrer".into(), "DENY".into()));
+        }
         stop.cancel();
     }
 }

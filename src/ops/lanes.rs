@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use tokio::time::Instant;
+use utoipa::ToSchema;
 
 use crate::domain::provider::ProviderName;
 use crate::worker::pauses::{LaneState, Pause, Pauses};
 
 /// One lane, as it is told.
-#[derive(Debug, PartialEq, Eq, Serialize)]
+#[derive(Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub(super) struct Lane {
     provider: String,
     /// `running`; `resting`: takes no more; `stopped`: sends nothing either; `probing`: one job at a time.
@@ -20,6 +21,7 @@ pub(super) struct Lane {
     #[serde(skip_serializing_if = "Option::is_none")]
     cause: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>)]
     ends_in_ms: Option<u128>,
 }
 
@@ -48,6 +50,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::fleet::report::By;
 
     #[tokio::test]
     async fn a_lane_that_rests_says_why_and_for_how_long() {
@@ -56,9 +59,9 @@ mod tests {
             .map(|name| (ProviderName::new(name).unwrap(), Arc::default()))
             .collect();
         let pauses = |name: &str| &lanes[&ProviderName::new(name).unwrap()];
-        pauses("bolt").stop_taking(Duration::from_secs(600), "waits for limit all");
-        pauses("crate").stop_taking(Duration::from_secs(900), "waits for limit all");
-        pauses("crate").stop_sending(Duration::from_secs(600), "the provider is down: no answer in time");
+        pauses("bolt").stop_taking(Duration::from_secs(600), By::Limit, "waits for limit all");
+        pauses("crate").stop_taking(Duration::from_secs(900), By::Limit, "waits for limit all");
+        pauses("crate").stop_sending(Duration::from_secs(600), By::Breaker, "the provider is down: no answer in time");
         let mut told = serde_json::to_value(told(&lanes)).unwrap();
         for resting in [1, 2] {
             let ends_in_ms = told[resting]["ends_in_ms"].take().as_u64().unwrap();

@@ -1,7 +1,7 @@
 //! The ops server: whether this process lives, whether it is ready, and what only it knows.
 //!
 //! Refuses to be open: it listens on loopback unless told otherwise, asks everybody for the token if there is one
-//! (always, off loopback), changes nothing, and cuts off who asks too slowly or too much.
+//! (always, off loopback), changes nothing by a GET, and cuts off who asks too slowly or too much.
 
 use std::sync::Arc;
 
@@ -17,19 +17,32 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use utoipa::IntoParams;
 
+use self::api::problem::ErrorBody;
+pub use self::change::NotChanged;
 use self::connections::BoundedListener;
 pub use self::conservation::Conserved;
+pub use self::overview::{Lookout, Sources, unix_ms};
 pub use self::peek::{LimitUsed, PeekError, peek};
 use crate::domain::provider::ProviderName;
 use crate::ledger::upkeep::Upkeep;
 use crate::limiter::Limiter;
 use crate::worker::deployment::Progress;
 
+pub mod api;
+pub mod change;
 mod connections;
 mod conservation;
+pub mod explain;
 mod guard;
 mod lanes;
+pub mod metrics;
+mod openapi;
+#[cfg(test)]
+mod openapi_tests;
+mod overview;
+mod page;
 mod peek;
 
 /// What the server can tell.
@@ -37,8 +50,11 @@ mod peek;
 pub struct OpsState {
     pub progress: watch::Receiver<Progress>,
     pub limiter: Arc<dyn Limiter>,
+    pub metrics: Arc<metrics::Metrics>,
     pub upkeep: Arc<dyn Upkeep>,
     pub token: Option<SecretString>,
+    pub lookout: Arc<Lookout>,
+    pub desk: api::Desk,
 }
 
 /// Serves until the token fires.
@@ -51,9 +67,15 @@ pub async fn serve(listener: TcpListener, state: OpsState, stop: CancellationTok
 
 fn router(state: OpsState) -> Router {
     let guarded = Router::new()
+        .route("/metrics", get(metrics::show))
         .route("/api/v1/lanes", get(lanes))
         .route("/api/v1/limits/{provider}", get(limits))
         .route("/api/v1/conservation", get(conservation::show))
+        .route("/api/v1/jobs/{id}/explain", get(explain::show))
+        .merge(overview::routes())
+        .route("/api/v1/openapi.json", get(openapi::show))
+        .merge(api::routes())
+        .merge(page::router())
         .route_layer(from_fn_with_state(state.clone(), guard::authorised));
     Router::new()
         .route("/livez", get(|| async { "alive\n" }))
@@ -76,13 +98,27 @@ async fn readyz(State(state): State<OpsState>) -> Response {
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 struct PeekQuery {
+    /// The limits of scope account too, as they stand for this account.
     account: Option<String>,
 }
 
 /// What each limit of a provider has used; takes nothing.
+#[utoipa::path(
+    get,
+    path = "/api/v1/limits/{provider}",
+    tag = "providers",
+    params(("provider" = String, Path, description = "The provider's name"), PeekQuery),
+    responses(
+        (status = 200, description = "Its limits", body = Vec<LimitUsed>),
+        (status = 400, description = "The account is bad, or counts against nothing", body = ErrorBody),
+        (status = 404, description = "There is no such provider, or it is disabled", body = ErrorBody),
+        (status = 503, description = "The limiter is away", body = ErrorBody),
+    )
+)]
 async fn limits(
     State(state): State<OpsState>,
     Path(provider): Path<String>,
@@ -107,6 +143,12 @@ async fn limits(
 }
 
 /// What each lane of this process does now, and why.
+#[utoipa::path(
+    get,
+    path = "/api/v1/lanes",
+    tag = "providers",
+    responses((status = 200, description = "Its lanes", body = Vec<lanes::Lane>))
+)]
 async fn lanes(State(state): State<OpsState>) -> Response {
     let lanes = state.progress.borrow().lanes.clone();
     Json(lanes::told(&lanes)).into_response()
@@ -117,27 +159,63 @@ mod tests {
     use super::*;
     use crate::ledger::database::Database;
     use crate::limiter::embedded::EmbeddedLimiter;
+    use crate::queue::embedded::EmbeddedQueue;
+    use crate::queue::message::CardNumbers;
 
-    pub(super) async fn start(token: Option<&str>) -> (String, watch::Sender<Progress>, CancellationToken) {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = format!("http://{}", listener.local_addr().unwrap());
+    /// A server's state over a database in memory.
+    pub(super) async fn state(token: Option<&str>) -> (OpsState, watch::Sender<Progress>, Database) {
         let (progress_tx, progress) = watch::channel(Progress::default());
         let database = Database::open("sqlite::memory:", 1).unwrap();
         database.migrate().await.unwrap();
+        let limiter = Arc::new(EmbeddedLimiter::new());
+        let queue = Arc::new(EmbeddedQueue::new(database.sqlite_pool().unwrap()));
+        let looked = metrics::Looked {
+            settings: database.settings(),
+            queue: queue.clone(),
+            limiter: limiter.clone(),
+            upkeep: database.upkeep(),
+        };
+        let desk = api::Desk {
+            operator: database.operator(),
+            settings: database.settings(),
+            queue,
+            card_numbers: CardNumbers::Refuse,
+        };
         let state = OpsState {
+            metrics: Arc::new(metrics::Metrics::new(progress.clone(), looked)),
+            lookout: overview::tests::lookout(&database, progress.clone(), limiter.clone()),
             progress,
-            limiter: Arc::new(EmbeddedLimiter::new()),
+            limiter,
             upkeep: database.upkeep(),
             token: token.map(SecretString::from),
+            desk,
         };
+        (state, progress_tx, database)
+    }
+
+    pub(super) async fn serving(state: OpsState) -> (String, CancellationToken) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
         let stop = CancellationToken::new();
+        let (lookout, looking_ends) = (Arc::clone(&state.lookout), stop.clone());
+        tokio::spawn(async move { lookout.run(looking_ends).await });
         tokio::spawn(serve(listener, state, stop.clone()));
-        (address, progress_tx, stop)
+        (address, stop)
+    }
+
+    pub(super) async fn start(token: Option<&str>) -> (String, watch::Sender<Progress>, CancellationToken) {
+        let (state, progress, _) = state(token).await;
+        let (address, stop) = serving(state).await;
+        (address, progress, stop)
+    }
+
+    pub(super) fn client() -> reqwest::Client {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        reqwest::Client::new()
     }
 
     async fn get(url: &str, token: Option<&str>) -> reqwest::Response {
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let request = reqwest::Client::new().get(url);
+        let request = client().get(url);
         let request = match token {
             Some(token) => request.bearer_auth(token),
             None => request,

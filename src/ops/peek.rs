@@ -5,6 +5,7 @@
 //! that has limits for accounts.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::domain::job::Token;
 use crate::domain::limit::Scope;
@@ -16,7 +17,7 @@ use crate::worker::quotas::quota_spec;
 use crate::worker::settings_watch::Known;
 
 /// One limit as `/api/v1/limits/{provider}` and `limits peek --json` show it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LimitUsed {
     pub limit: String,
     /// As written: `100/1s`; after what is kept in reserve.
@@ -29,7 +30,7 @@ pub struct LimitUsed {
 }
 
 /// What a shadow limit would have done, in permits.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ShadowUsed {
     pub would_have_refused: u64,
     pub would_have_waited: u64,

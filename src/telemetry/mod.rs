@@ -12,6 +12,7 @@ use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use tracing_subscriber::registry;
 
 use crate::config::{Log, LogFormat};
+use crate::tls::Authorities;
 
 #[cfg(feature = "otlp")]
 pub mod otlp;
@@ -29,22 +30,23 @@ pub struct Telemetry {
     _exporting: Option<otlp::Exporting>,
 }
 
-/// Sends log lines to stderr for the rest of the process, and spans to `otlp_endpoint` if there is one.
+/// Sends log lines to stderr for the rest of the process, and spans to `otlp_endpoint` if there is one. Not from within a
+/// runtime: the exporter has its own.
 ///
 /// # Errors
 /// When a subscriber is installed already, or spans cannot be exported.
-pub fn init(log: Log, otlp_endpoint: Option<&str>) -> Result<Telemetry, String> {
+pub fn init(log: Log, otlp_endpoint: Option<&str>, authorities: &Authorities) -> Result<Telemetry, String> {
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let coloured = std::io::stderr().is_terminal() && !no_color;
-    let (spans, telemetry) = spans_to(otlp_endpoint)?;
+    let (spans, telemetry) = spans_to(otlp_endpoint, authorities)?;
     tracing::subscriber::set_global_default(subscriber(log, coloured, std::io::stderr, spans))
         .map_err(|error| error.to_string())?;
     Ok(telemetry)
 }
 
 #[cfg(feature = "otlp")]
-fn spans_to(endpoint: Option<&str>) -> Result<(Option<SpanLayer>, Telemetry), String> {
-    let Some((layer, exporting)) = endpoint.map(otlp::layer).transpose()? else {
+fn spans_to(endpoint: Option<&str>, authorities: &Authorities) -> Result<(Option<SpanLayer>, Telemetry), String> {
+    let Some((layer, exporting)) = endpoint.map(|endpoint| otlp::layer(endpoint, authorities)).transpose()? else {
         return Ok((None, Telemetry::default()));
     };
     Ok((Some(layer), Telemetry { _exporting: Some(exporting) }))
@@ -52,7 +54,7 @@ fn spans_to(endpoint: Option<&str>) -> Result<(Option<SpanLayer>, Telemetry), St
 
 /// The configuration refuses an endpoint in such a build.
 #[cfg(not(feature = "otlp"))]
-fn spans_to(_: Option<&str>) -> Result<(Option<SpanLayer>, Telemetry), String> {
+fn spans_to(_: Option<&str>, _: &Authorities) -> Result<(Option<SpanLayer>, Telemetry), String> {
     Ok((None, Telemetry::default()))
 }
 

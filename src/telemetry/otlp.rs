@@ -1,7 +1,7 @@
 //! Spans on their way to a collector: OTLP over HTTP, as JSON, in batches, from a thread of their own.
 //!
 //! Refuses to hold up a payment: a collector that is slow or away loses spans, and nobody waits for it. Refuses log lines:
-//! [`super::spans`] alone is exported.
+//! [`super::spans`] alone is exported. Refuses redirects and proxies: spans go to the configured address and nowhere else.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
@@ -9,10 +9,12 @@ use std::time::Duration;
 
 use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator};
 use opentelemetry::trace::TracerProvider as _;
-use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig as _};
+use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig as _, WithHttpConfig as _};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{SdkTracerProvider, Tracer};
+use reqwest::blocking::Client;
+use reqwest::{Certificate, redirect};
 use tracing::Span;
 use tracing_opentelemetry::{OpenTelemetryLayer, OpenTelemetrySpanExt as _};
 use tracing_subscriber::Registry;
@@ -20,12 +22,16 @@ use tracing_subscriber::filter::{Filtered, LevelFilter, Targets};
 use tracing_subscriber::layer::Layer as _;
 
 use super::spans::TARGET;
+use crate::tls::Authorities;
 
 /// Where collectors take traces. <https://opentelemetry.io/docs/specs/otlp/#otlphttp-request>
 const PATH: &str = "/v1/traces";
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Jobs whose context is kept for their outcome's event, which mostly follows within milliseconds.
 const KEPT_MAX: usize = 4_096;
+/// Longest header that is read: `traceparent` has 55 characters, and of `tracestate` 512 must be passed on.
+/// <https://www.w3.org/TR/trace-context/#tracestate-limits>
+const HEADER_CHARACTERS_MAX: usize = 512;
 
 pub type SpanLayer = Filtered<OpenTelemetryLayer<Registry, Tracer>, Targets, Registry>;
 
@@ -41,13 +47,23 @@ impl Drop for Exporting {
     }
 }
 
+fn client(endpoint: &str, authorities: &Authorities) -> Result<Client, reqwest::Error> {
+    let trusted = Certificate::from_pem_bundle(authorities.pem().unwrap_or_default().as_bytes())?;
+    let client = Client::builder().redirect(redirect::Policy::none()).no_proxy().timeout(EXPORT_TIMEOUT);
+    // The platform's verifier fails to build without CA certificates, which plain text does not need.
+    let client = if endpoint.starts_with("https:") { client } else { client.tls_certs_only([]) };
+    client.tls_certs_merge(trusted).build()
+}
+
 /// A layer that exports to this collector.
 ///
 /// # Errors
 /// Says why the exporter cannot be made.
-pub fn layer(endpoint: &str) -> Result<(SpanLayer, Exporting), String> {
+pub fn layer(endpoint: &str, authorities: &Authorities) -> Result<(SpanLayer, Exporting), String> {
+    let client = client(endpoint, authorities).map_err(|error| format!("telemetry.otlp_endpoint: {error}"))?;
     let exporter = SpanExporter::builder()
         .with_http()
+        .with_http_client(client)
         .with_protocol(Protocol::HttpJson)
         .with_endpoint(format!("{}{PATH}", endpoint.trim_end_matches('/')))
         .with_timeout(EXPORT_TIMEOUT)
@@ -70,7 +86,7 @@ struct Headers<'a>(&'a BTreeMap<String, String>);
 
 impl Extractor for Headers<'_> {
     fn get(&self, key: &str) -> Option<&str> {
-        self.0.get(key).map(String::as_str)
+        self.0.get(key).map(String::as_str).filter(|value| value.len() <= HEADER_CHARACTERS_MAX)
     }
 
     fn keys(&self) -> Vec<&str> {

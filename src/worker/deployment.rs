@@ -7,13 +7,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::in_hand::InHand;
 use super::lane::{self, LaneParts, LaneSettings};
+use super::meter::{Decision, DecisionKind, Meter};
 use super::patience::{GivenUp, until_back};
 use super::pauses::Pauses;
 use super::pool::Pool;
@@ -22,6 +23,9 @@ use super::settings_watch::{self, Known};
 use super::{Engines, Worker, WorkerOptions, outbox, sweeper, topology};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
+use crate::ledger::settings::BadRow;
+use crate::limiter::gate::Gate;
+use crate::provider::FreezeError;
 
 /// Longest time after the drain for settling permits and publishing events, even when the drain took all of its own.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(3);
@@ -35,6 +39,11 @@ pub struct Progress {
     pub known: Arc<Known>,
     /// The lanes that run, by their provider.
     pub lanes: Arc<BTreeMap<ProviderName, Arc<Pauses>>>,
+    /// The gates where the jobs of these lanes wait.
+    pub gates: Arc<BTreeMap<ProviderName, Gate>>,
+    pub in_hand: Arc<InHand>,
+    /// What this process has counted; the same from its beginning to its end.
+    pub meter: Arc<Meter>,
 }
 
 /// What the drain left.
@@ -69,6 +78,7 @@ pub async fn run(
         engines,
         options: Arc::new(options),
         in_hand: Arc::new(InHand::default()),
+        meter: Arc::clone(&progress.borrow().meter),
         outbox: Arc::default(),
         stop,
         abandon: CancellationToken::new(),
@@ -82,12 +92,15 @@ pub async fn run(
         Err(GivenUp::Stopped) => return Ok(DrainReport::default()),
         Err(GivenUp::Failed(error)) => return Err(error),
     };
+    worker.meter.reloaded();
     let services = TaskTracker::new();
     let (known_tx, known_rx) = watch::channel(Arc::clone(&known));
     let leases_end = CancellationToken::new();
     let (store_version, store_versions) = settings_watch::StoreVersion::channel();
-    let (poll, stop) = (worker.options.settings_poll, worker.stop.clone());
-    services.spawn(settings_watch::follow(Arc::clone(&settings), poll, stop, known_tx, store_versions));
+    let (poll, stop, meter) = (worker.options.settings_poll, worker.stop.clone(), Arc::clone(&worker.meter));
+    let hinted = Arc::new(Notify::new());
+    services.spawn(settings_watch::heed(settings.hints(), Arc::clone(&hinted), stop.clone()));
+    services.spawn(settings_watch::follow(Arc::clone(&settings), poll, stop, known_tx, store_versions, hinted, meter));
     services.spawn(outbox::run(worker.clone()));
     services.spawn(Arc::clone(&worker.in_hand).keep(Arc::clone(&worker.engines.ledger), leases_end.clone()));
     let (limiter, ledger) = (Arc::clone(&worker.engines.limiter), Arc::clone(&worker.engines.ledger));
@@ -137,15 +150,25 @@ async fn lanes(
             }
             goes_on
         });
+        let mut told = Known::clone(&now);
         for row in now.providers.values().filter(|row| row.enabled) {
-            if let Some(lane) = running.get(&row.name) {
-                follow_row(worker, lane, row);
-            } else if let Some(lane) = start_lane(worker, quotas, row) {
-                running.insert(row.name.clone(), lane);
-            }
+            let used = match running.get(&row.name) {
+                Some(lane) => follow_row(worker, lane, row),
+                None => start_lane(worker, quotas, row)
+                    .map(|lane| running.extend(lane.map(|lane| (row.name.clone(), lane)))),
+            };
+            told.bad.extend(used.err().map(|error| unusable(row, &error)));
+        }
+        if told.bad.len() > now.bad.len() {
+            progress.send_modify(|progress| progress.known = Arc::new(told));
         }
         let lanes = running.iter().map(|(name, lane)| (name.clone(), Arc::clone(&lane.parts.pauses))).collect();
-        progress.send_modify(|progress| progress.lanes = Arc::new(lanes));
+        let gates = running.iter().map(|(name, lane)| (name.clone(), lane.parts.gate.clone())).collect();
+        progress.send_modify(|progress| {
+            progress.lanes = Arc::new(lanes);
+            progress.gates = Arc::new(gates);
+            progress.in_hand = Arc::clone(&worker.in_hand);
+        });
         tokio::select! {
             () = worker.stop.cancelled() => {}
             changed = known.changed() => if changed.is_err() { worker.stop.cancelled().await },
@@ -153,28 +176,50 @@ async fn lanes(
     }
 }
 
-fn follow_row(worker: &Worker, lane: &RunningLane, row: &Arc<Provider>) {
-    if lane.settings.borrow().provider == *row {
-        return;
-    }
-    match worker.engines.providers.build(row) {
-        Ok(client) => {
-            lane.pool.set(row.workers, row.outflow_per_second());
-            lane.settings.send_replace(Arc::new(LaneSettings { provider: Arc::clone(row), client }));
-            lane.parts.pauses.lift();
-        }
-        Err(error) => tracing::error!(provider = %row.name, %error, "row cannot be used; the last good one stays"),
-    }
+/// A row that can be meant, but not called from here: it is told like any other bad row.
+fn unusable(row: &Provider, error: &FreezeError) -> BadRow {
+    let (provider, quota) = (row.name.to_string(), row.quota.to_string());
+    BadRow { provider, quota, stopped: row.paused, problems: vec![error.to_string()] }
 }
 
-fn start_lane(worker: &Worker, quotas: &Quotas, row: &Arc<Provider>) -> Option<RunningLane> {
-    let client = worker
-        .engines
-        .providers
-        .build(row)
-        .map_err(|error| tracing::error!(provider = %row.name, %error, "no lane: the row cannot be used"))
-        .ok()?;
-    let gate = quotas.gate(&row.quota)?;
+fn follow_row(worker: &Worker, lane: &RunningLane, row: &Arc<Provider>) -> Result<(), FreezeError> {
+    if lane.settings.borrow().provider == *row {
+        return Ok(());
+    }
+    let unusable = |error: &FreezeError| {
+        tracing::error!(provider = %row.name, %error, "row cannot be used; the last good one stays");
+        // That nothing shall be sent is obeyed, whatever else the row says.
+        let good = lane.settings.borrow().clone();
+        if row.paused && !good.provider.paused {
+            let provider = Arc::new(Provider { paused: true, ..Provider::clone(&good.provider) });
+            lane.settings.send_replace(Arc::new(LaneSettings { provider, client: Arc::clone(&good.client) }));
+            tell_of_row(&lane.parts, false, true);
+        }
+    };
+    let client = worker.engines.providers.build(row).inspect_err(unusable)?;
+    lane.pool.set(row.workers, row.outflow_per_second());
+    let before = lane.settings.send_replace(Arc::new(LaneSettings { provider: Arc::clone(row), client }));
+    lane.parts.pauses.lift();
+    tell_of_row(&lane.parts, before.provider.paused, row.paused);
+    Ok(())
+}
+
+/// What a changed row means for those who look at the lane's decisions.
+fn tell_of_row(lane: &LaneParts, paused_before: bool, paused: bool) {
+    let decision = match (paused_before, paused) {
+        (false, true) => Decision::new(DecisionKind::Paused, "its row says so"),
+        (true, false) => Decision::new(DecisionKind::Resumed, "its row says so"),
+        _ => return,
+    };
+    lane.meter.decision(decision);
+}
+
+/// No lane without a gate.
+fn start_lane(worker: &Worker, quotas: &Quotas, row: &Arc<Provider>) -> Result<Option<RunningLane>, FreezeError> {
+    let unusable =
+        |error: &FreezeError| tracing::error!(provider = %row.name, %error, "no lane: the row cannot be used");
+    let client = worker.engines.providers.build(row).inspect_err(unusable)?;
+    let Some(gate) = quotas.gate(&row.quota) else { return Ok(None) };
     let stop = worker.stop.child_token();
     let pool_stop = CancellationToken::new();
     let (pool, pool_task) = Pool::new(row.workers, row.outflow_per_second(), pool_stop.clone());
@@ -182,6 +227,7 @@ fn start_lane(worker: &Worker, quotas: &Quotas, row: &Arc<Provider>) -> Option<R
     let parts = Arc::new(LaneParts {
         worker: worker.clone(),
         name: row.name.clone(),
+        meter: worker.meter.lane(&row.name),
         settings: settings_rx,
         gate,
         pool: pool.clone(),
@@ -194,7 +240,7 @@ fn start_lane(worker: &Worker, quotas: &Quotas, row: &Arc<Provider>) -> Option<R
         lane.await;
         pool_stop.cancel();
     });
-    Some(RunningLane { settings, pool, parts, stop })
+    Ok(Some(RunningLane { settings, pool, parts, stop }))
 }
 
 /// Intake has stopped; waits for what is in hand, at most until the drain's time is over, then says what was left.

@@ -9,24 +9,27 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::Instrument as _;
 
+pub(super) use self::permit::held_by;
 use self::permit::{Pass, permit, refused};
 pub use self::record::put_down;
 use self::record::{Closing, finish_unsent, give_back, park, put_down_next, retract, write_end};
 use super::in_hand::Held;
 use super::intake::End;
 use super::lane::{LaneParts, LaneSettings};
+use super::meter::{Decision, DecisionKind};
 use super::pauses::Turn;
+use crate::domain::breaker::Change;
 use crate::domain::decision::CallKind;
 use crate::domain::disposition::finding::after_finding;
 use crate::domain::disposition::{
-    AskPolicy, History, MISCONFIGURED_PAUSE, Next, Pause, RetryPolicy, Step, after_outcome, ask_or_review,
-    before_request,
+    History, MISCONFIGURED_PAUSE, Next, Pause, Step, after_outcome, ask_or_review, before_request,
 };
 use crate::domain::job::Job;
-use crate::domain::lookup::{Finding, WhenNotFound};
+use crate::domain::lookup::Finding;
 use crate::domain::outcome::{FinalState, Outcome, UnknownCause, Way};
 use crate::domain::provider::Provider;
 use crate::faults::{self, Point};
+use crate::fleet::report::By;
 use crate::ledger::{AttemptEnd, Begun, Claimed, LookupEnd};
 use crate::limiter::gate::{InFlight, Permit};
 use crate::provider::{Answer, FreezeError, FrozenRequest, Question};
@@ -40,9 +43,9 @@ mod record;
 const HELD_WAIT: Duration = Duration::from_secs(5);
 
 /// How long a job is parked for which the bucket had no place in time.
-const BUCKET_WAIT: Duration = Duration::from_secs(5);
+pub const BUCKET_WAIT: Duration = Duration::from_secs(5);
 /// How long a lane takes nothing after a permit came too late to be used: what is slow must catch up first.
-const LATE_REST: Duration = Duration::from_secs(1);
+pub const LATE_REST: Duration = Duration::from_secs(1);
 
 /// A job that this process holds.
 pub struct JobInHand {
@@ -73,33 +76,41 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand) -> End {
     let settings = lane.settings.borrow().clone();
     let call = match next_call(&settings, job) {
         Ok(Ok(call)) => call,
-        Ok(Err(next)) => return put_down_next(lane, job, next).await,
+        Ok(Err(next)) => return put_down_next(lane, job, next, "again").await,
         Err(error) => {
-            lane.pauses.stop_sending(MISCONFIGURED_PAUSE, &error.to_string());
+            lane.pauses.stop_sending(MISCONFIGURED_PAUSE, By::Setup, &error.to_string());
             tracing::error!(provider = %lane.name, %error, "requests cannot be built; the lane rests");
-            return park(lane, job, MISCONFIGURED_PAUSE, "the request cannot be built yet").await;
+            return park(lane, job, MISCONFIGURED_PAUSE, ("misconfigured", "the request cannot be built yet")).await;
         }
     };
+    let waiting = lane.pool.turn(job.job.priority).instrument(spans::step("wait for a turn"));
     let turn = tokio::select! {
-        turn = timeout_at(job.delivered_at + settings.provider.max_wait, lane.pool.turn(job.job.priority).instrument(spans::step("wait for a turn"))) => turn,
+        turn = timeout_at(job.delivered_at + settings.provider.max_wait, waiting) => turn,
         () = lane.stop.cancelled() => Ok(None),
     };
     let _turn = match turn {
         Ok(Some(turn)) => turn,
         Ok(None) => return give_back(lane, job).await,
-        Err(_) => return park(lane, job, BUCKET_WAIT, "waits for a place in the steady outflow").await,
+        Err(_) => return park(lane, job, BUCKET_WAIT, ("outflow", "waits for a place in the steady outflow")).await,
     };
     match permit(lane, &settings.provider, job, call.kind()).instrument(spans::step("wait for a permit")).await {
         Pass::Granted(permit) => match no_longer(&call, job, &settings.provider) {
             // Its time has passed while it waited; the permit drops and goes back.
-            Some(next) => put_down_next(lane, job, next).await,
+            Some(next) => {
+                lane.meter.permit_returned();
+                put_down_next(lane, job, next, "again").await
+            }
             None => match lane.pauses.turn() {
                 Some(turn) => send(lane, &settings, job, &call, (permit, &turn)).await,
-                None => park(lane, job, HELD_WAIT, "another job finds out whether the provider is up again").await,
+                None => {
+                    lane.meter.permit_returned();
+                    let reason = "another job finds out whether the provider is up again";
+                    park(lane, job, HELD_WAIT, ("probing", reason)).await
+                }
             },
         },
         Pass::Refused(refusal) => refused(lane, job, &refusal).await,
-        Pass::Held(cause) => park(lane, job, HELD_WAIT, &cause).await,
+        Pass::Held(cause) => park(lane, job, HELD_WAIT, ("held", &cause)).await,
         Pass::Stopping => give_back(lane, job).await,
     }
 }
@@ -108,7 +119,7 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand) -> End {
 fn step(job: &JobInHand, provider: &Provider) -> Step {
     let since_claim = job.claimed_at.elapsed();
     let expired = job.claimed.expires_in.is_some_and(|left| left <= since_claim);
-    before_request(&history(job), &retry_policy(provider), expired)
+    before_request(&history(job), &provider.retry_policy(), expired)
 }
 
 /// The request to make, or what becomes of the job without one.
@@ -127,7 +138,7 @@ fn next_call(settings: &LaneSettings, job: &JobInHand) -> Result<Result<Call, Ne
                 return Ok(Err(Next::Settle { state: FinalState::Review, reason, reference: None }));
             }
             let reason = format!("the outcome is unknown and {difference}");
-            let next = ask_or_review(&history(job), &retry_policy(&settings.provider), &reason);
+            let next = ask_or_review(&history(job), &settings.provider.retry_policy(), &reason);
             Ok(next.map_or_else(|| question(settings, job), Err))
         }
     }
@@ -174,46 +185,49 @@ async fn send(
     let _on_wire = lane.worker.in_hand.on_wire();
     faults::crash(Point::AfterPermit);
     let (ledger, hold) = (&lane.worker.engines.ledger, &job.held.hold);
+    let writing = spans::step("write the request down");
     let begun = match call {
-        Call::Charge(request) => {
-            ledger.begin_attempt(hold, request).instrument(spans::step("write the request down")).await
-        }
-        Call::Lookup(_) => ledger.begin_lookup(hold).instrument(spans::step("write the request down")).await,
+        Call::Charge(request) => ledger.begin_attempt(hold, request).instrument(writing).await,
+        Call::Lookup(_) => ledger.begin_lookup(hold).instrument(writing).await,
     };
     let number = match begun {
         Ok(Begun::Attempt(number)) => number,
-        Ok(Begun::Lost) => return End::HandBack,
+        Ok(Begun::Lost) => {
+            lane.meter.permit_returned();
+            return End::HandBack;
+        }
         Err(error) => {
             drop(permit);
+            lane.meter.permit_returned();
             tracing::warn!(job = %job.job.id, %error, "request not written down; nothing was sent");
             return retract(lane, job, call.kind()).await;
         }
     };
     faults::crash(Point::AfterSending);
-    sleep_until(permit.start_at).await;
-    let began = Instant::now();
+    sleep_until(permit.start_at).instrument(spans::step("wait for the permit's start")).await;
+    let (began, lateness) = (Instant::now(), permit.start_at.elapsed());
     let Ok(in_flight) = permit.begin() else {
+        lane.meter.permit_returned();
         tracing::warn!(provider = %lane.name, "a request was written down too slowly for its permit; nothing was sent");
-        lane.pauses.stop_taking(LATE_REST, "the ledger is slower than the send budget");
+        lane.pauses.stop_taking(LATE_REST, By::Engine, "the ledger is slower than the send budget");
         return finish_unsent(lane, job, call.kind(), number).await;
     };
+    let started = lane.meter.started(lateness);
     match call {
         Call::Charge(request) => {
             let silence = Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None };
             let sent = faults::on_the_wire(request, settings.client.send(request)).instrument(spans::request("charge"));
-            let answer = answered(in_flight, sent, silence, Outcome::way).await;
-            lane.pauses.observe(&job.job.id, &answer.outcome, began, rand::random());
+            let answer = answered((lane, began), in_flight, sent, (silence, Outcome::way)).await;
+            drop(started);
+            let change = lane.pauses.observe(&job.job.id, &answer.outcome, began, rand::random());
+            tell_of_breaker(lane, change, &answer.outcome);
             finish_charge(lane, settings, job, (number, turn.is_probe()), &answer).await
         }
         Call::Lookup(question) => {
             let silence = Finding::Unknown { cause: UnknownCause::Timeout, retry_after: None };
-            let answer = answered(
-                in_flight,
-                settings.client.ask(question).instrument(spans::request("look-up")),
-                silence,
-                Finding::way,
-            )
-            .await;
+            let asked = settings.client.ask(question).instrument(spans::request("look-up"));
+            let answer = answered((lane, began), in_flight, asked, (silence, Finding::way)).await;
+            drop(started);
             faults::crash(Point::AfterLookup);
             finish_lookup(lane, settings, job, number, &answer).await
         }
@@ -222,21 +236,44 @@ async fn send(
 
 /// The answer of the one request that a permit is for, and the permit settled by how far it got.
 async fn answered<T>(
+    (lane, began): (&LaneParts, Instant),
     in_flight: InFlight,
     request: impl Future<Output = Answer<T>>,
-    silence: T,
-    way: fn(&T) -> Way,
+    (silence, way): (T, fn(&T) -> Way),
 ) -> Answer<T> {
     // The row's own timeout ends a request before this, unless the row changed since the permit was asked for.
-    let answer = timeout_at(in_flight.answer_before, request).await;
+    let answer_before = in_flight.answer_before;
+    let answer = timeout_at(answer_before, request).await;
     let answer = answer.unwrap_or(Answer { outcome: silence, status: None, answer_age: Duration::ZERO });
     faults::crash(Point::AfterAnswer);
-    match way(&answer.outcome) {
+    let way = way(&answer.outcome);
+    match way {
         Way::NotSent => in_flight.not_sent(),
-        Way::Lost => in_flight.unknown(),
-        Way::Answered => in_flight.answered(Instant::now() - answer.answer_age),
+        Way::Lost => {
+            in_flight.unknown();
+            lane.meter.hold(answer_before.saturating_duration_since(began));
+        }
+        Way::Answered => {
+            let read_at = Instant::now() - answer.answer_age;
+            in_flight.answered(read_at);
+            lane.meter.hold(read_at.saturating_duration_since(began));
+        }
     }
+    lane.meter.answered(answer.status, way != Way::NotSent, began.elapsed());
     answer
+}
+
+fn tell_of_breaker(lane: &LaneParts, change: Option<Change>, outcome: &Outcome) {
+    let decision = match change {
+        Some(Change::Opens { rest }) => {
+            let words =
+                format!("{}: the provider is down, nothing is sent for {:.1} s", outcome.word(), rest.as_secs_f64());
+            Decision { about: String::new(), ..Decision::new(DecisionKind::BreakerOpened, &words) }
+        }
+        Some(Change::Closes) => Decision::new(DecisionKind::BreakerClosed, "the provider answers again"),
+        None => return,
+    };
+    lane.meter.decision(decision);
 }
 
 async fn finish_charge(
@@ -250,8 +287,12 @@ async fn finish_charge(
     if matches!(answer.outcome, Outcome::Unknown { .. } | Outcome::InProgress) {
         history.first_sent_age.get_or_insert_default();
     }
-    let disposition = after_outcome(&answer.outcome, &history, &retry_policy(&settings.provider), rand::random());
-    hold_others_back(lane, disposition.pause);
+    let disposition = after_outcome(&answer.outcome, &history, &settings.provider.retry_policy(), rand::random());
+    if matches!(answer.outcome, Outcome::Throttled { .. }) {
+        lane.meter.throttled();
+    }
+    let misconfigured = matches!(answer.outcome, Outcome::Misconfigured { .. });
+    hold_others_back(lane, disposition.pause, if misconfigured { By::Setup } else { By::Provider });
     let end = AttemptEnd {
         number,
         outcome: answer.outcome.word(),
@@ -259,7 +300,7 @@ async fn finish_charge(
         detail: answer.outcome.detail(),
         counts: disposition.counts_attempt,
     };
-    write_end(lane, job, &Closing::Charge(end), disposition.next).await
+    write_end(lane, job, &Closing::Charge(end), (disposition.next, answer.outcome.word())).await
 }
 
 async fn finish_lookup(
@@ -272,8 +313,11 @@ async fn finish_lookup(
     if let Finding::Misconfigured { status } = answer.outcome {
         tracing::error!(provider = %lane.name, job = %job.job.id, status, "a look-up was refused: check the credentials in headers");
     }
-    let judged = after_finding(&answer.outcome, &history(job), &retry_policy(&settings.provider), rand::random());
-    hold_others_back(lane, judged.pause);
+    let judged = after_finding(&answer.outcome, &history(job), &settings.provider.retry_policy(), rand::random());
+    if matches!(answer.outcome, Finding::Throttled { .. }) {
+        lane.meter.throttled();
+    }
+    hold_others_back(lane, judged.pause, By::Provider);
     let end = LookupEnd {
         number,
         outcome: answer.outcome.word(),
@@ -281,19 +325,23 @@ async fn finish_lookup(
         detail: answer.outcome.detail(),
         grants_resend: judged.grants_resend,
     };
-    write_end(lane, job, &Closing::Lookup(end), judged.next).await
+    write_end(lane, job, &Closing::Lookup(end), (judged.next, answer.outcome.word())).await
 }
 
-fn hold_others_back(lane: &LaneParts, pause: Option<Pause>) {
+fn hold_others_back(lane: &LaneParts, pause: Option<Pause>, by: By) {
     match pause {
         Some(Pause::Quota { wait }) => {
             tracing::warn!(provider = %lane.name, wait_ms = wait.as_millis(), "the provider refused what we allowed");
+            let words =
+                format!("the provider refused what we allowed; nothing is sent for {:.1} s", wait.as_secs_f64());
+            lane.meter.decision(Decision { about: String::new(), ..Decision::new(DecisionKind::Throttled, &words) });
             lane.gate.pause(wait, rand::random());
-            lane.pauses.stop_taking(wait, "the provider asked for a pause");
+            lane.pauses.stop_taking(wait, By::Provider, "the provider asked for a pause");
         }
         Some(Pause::Lane { wait, cause }) => {
             tracing::warn!(provider = %lane.name, wait_ms = wait.as_millis(), cause, "the lane rests");
-            lane.pauses.stop_sending(wait, &cause);
+            lane.meter.decision(Decision::new(DecisionKind::Paused, &cause));
+            lane.pauses.stop_sending(wait, by, &cause);
         }
         None => {}
     }
@@ -312,18 +360,5 @@ fn history(job: &JobInHand) -> History {
         first_sent_age: claimed.frozen.as_ref().map(|(_, age)| *age + since_claim),
         unknown_age: claimed.unknown_age.map(|age| age + since_claim),
         probe: false,
-    }
-}
-
-fn retry_policy(provider: &Provider) -> RetryPolicy {
-    RetryPolicy {
-        max_attempts: provider.max_attempts,
-        max_age: provider.max_age,
-        backoff: provider.backoff,
-        idempotency_retention: provider.idempotency_retention,
-        lookup: provider.lookup.as_ref().map(|lookup| AskPolicy {
-            give_up_after: lookup.give_up_after,
-            resend_if_not_found: lookup.not_found == WhenNotFound::Resend,
-        }),
     }
 }

@@ -54,6 +54,12 @@ impl InHand {
         self.on_wire.load(Ordering::Relaxed)
     }
 
+    /// Whether this process has the job in hand.
+    #[must_use]
+    pub fn has(&self, job: &JobId) -> bool {
+        self.lock().contains_key(job)
+    }
+
     #[must_use]
     pub fn jobs(&self) -> usize {
         self.lock().len()

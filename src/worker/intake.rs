@@ -20,6 +20,7 @@ use super::patience::until_back;
 use super::reading::read;
 use crate::domain::job::{Invalid, JobId};
 use crate::faults::{self, Point};
+use crate::fleet::report::By;
 use crate::ledger::{Claim, Claimed, JobState, RejectedMessage, Written};
 use crate::queue::message::{DecodeError, Decoded};
 use crate::queue::{DELAY_STEPS, Delivery, Destination, Outgoing};
@@ -69,6 +70,7 @@ pub async fn work_off(lane: Arc<LaneParts>, delivery: Delivery) {
     let Delivery { body, properties, receipt, redelivered } = delivery;
     let copy = Copy { provider: lane.name.clone(), body, properties };
     tracing::trace!(provider = %lane.name, redelivered, "delivery");
+    let _in_hand = lane.meter.taken(redelivered);
     let receipt = faults::acknowledged_early(receipt).await;
     faults::crash(Point::AfterDelivery);
     let span = spans::job(lane.name.as_str(), &copy.properties.headers);
@@ -88,16 +90,22 @@ pub async fn work_off(lane: Arc<LaneParts>, delivery: Delivery) {
             }
             Err(error) => {
                 tracing::warn!(provider = %lane.name, ?error, "not parked; the message goes back");
+                lane.meter.requeued("engine_refused");
                 rest_after_refusal(&lane).await;
                 receipt.hand_back().await
             }
         },
-        End::HandBack => receipt.hand_back().await,
+        End::HandBack => {
+            lane.meter.requeued(if lane.stop.is_cancelled() { "stopping" } else { "taken_over" });
+            receipt.hand_back().await
+        }
         End::Fault => {
+            lane.meter.requeued("fault");
             pause_after_fault(&lane).await;
             receipt.hand_back().await
         }
         End::Refused => {
+            lane.meter.requeued("engine_refused");
             rest_after_refusal(&lane).await;
             receipt.hand_back().await
         }
@@ -111,7 +119,7 @@ pub async fn work_off(lane: Arc<LaneParts>, delivery: Delivery) {
 /// What is wrong is not the message's fault: it goes back, and the lane takes nothing for a while, because every delivery
 /// counts against the broker's delivery limit.
 async fn rest_after_refusal(lane: &LaneParts) {
-    lane.pauses.stop_taking(REFUSAL_REST, "an engine refuses what we ask of it");
+    lane.pauses.stop_taking(REFUSAL_REST, By::Engine, "an engine refuses what we ask of it");
     pause_after_fault(lane).await;
 }
 
@@ -128,6 +136,7 @@ async fn steps(lane: &LaneParts, copy: &Copy, delivered_at: Instant) -> End {
         Ok(Ok(decoded)) => decoded,
         Ok(Err(DecodeError::NewerVersion(version))) => {
             tracing::error!(provider = %lane.name, version, "message of a newer format waits for a newer worker");
+            lane.meter.parked("newer_version", "message of a newer format waits for a newer worker");
             return End::Park(NEWER_VERSION_WAIT);
         }
         Ok(Err(DecodeError::Invalid { invalid, claimed_id: id })) => return reject(lane, copy, &invalid, id).await,
@@ -141,7 +150,10 @@ async fn steps(lane: &LaneParts, copy: &Copy, delivered_at: Instant) -> End {
         Some(Claim::Claimed(claimed)) => begin(lane, decoded, *claimed, delivered_at).await,
         Some(Claim::Settled) => End::Ack,
         // Its holder, or whoever takes over, will settle it; then this copy finds it settled.
-        Some(Claim::InHand { lease_left }) => End::Park(lease_left.clamp(DELAY_STEPS[0], LEASE / 2)),
+        Some(Claim::InHand { lease_left }) => {
+            lane.meter.parked("in_hand_elsewhere", "another delivery of the job is in hand");
+            End::Park(lease_left.clamp(DELAY_STEPS[0], LEASE / 2))
+        }
         Some(Claim::Conflict(invalid)) => reject(lane, copy, &invalid, Some(decoded.job.id.clone())).await,
         None if lane.worker.stop.is_cancelled() => End::HandBack,
         None => End::Refused,
@@ -179,7 +191,10 @@ async fn begin(lane: &LaneParts, decoded: Decoded, claimed: Claimed, delivered_a
         if job.claimed.unknown { JobState::Unknown { wait, reason } } else { JobState::Waiting { wait, reason } };
     match execute::put_down(lane, &job, &state).await {
         Some(Written::Kept) if wait > UNQUEUED_FROM && kept_unqueued(lane, &job).await => End::Ack,
-        Some(Written::Kept) => End::Park(wait),
+        Some(Written::Kept) => {
+            lane.meter.parked("not_yet", "waits for its time");
+            End::Park(wait)
+        }
         Some(Written::Lost) => End::HandBack,
         None => End::Refused,
     }
@@ -208,7 +223,10 @@ async fn reject(lane: &LaneParts, copy: &Copy, invalid: &Invalid, job_id: Option
     }
     let noted = until_back("note an invalid message", &lane.stop, || worker.engines.ledger.reject(&message));
     match noted.await {
-        Ok(()) => End::Ack,
+        Ok(()) => {
+            lane.meter.rejected(invalid.reason.code());
+            End::Ack
+        }
         Err(error) => {
             tracing::warn!(?error, "invalid message not noted; it goes back");
             End::Refused

@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::meter::LaneMeter;
 use super::pauses::{Pause, Pauses};
 use super::pool::Pool;
 use super::{Worker, intake};
@@ -25,7 +26,7 @@ const PLACES_MIN: u32 = 4;
 /// Share of `max_wait` that a full lane's jobs may have to wait, if this process were alone: others hold jobs too.
 const WAIT_SHARE: f64 = 0.2;
 /// Taking begins this long before a pause ends, so that the first job is ready when it does.
-const TAKE_AHEAD: Duration = Duration::from_millis(50);
+pub const TAKE_AHEAD: Duration = Duration::from_millis(50);
 const REOPEN: BackoffPolicy = BackoffPolicy { base: Duration::from_millis(100), max: Duration::from_secs(5) };
 
 /// A provider row and the client made from it.
@@ -38,6 +39,7 @@ pub struct LaneSettings {
 pub struct LaneParts {
     pub worker: Worker,
     pub name: ProviderName,
+    pub meter: Arc<LaneMeter>,
     pub settings: watch::Receiver<Arc<LaneSettings>>,
     pub gate: Gate,
     pub pool: Pool,

@@ -22,6 +22,7 @@ pub mod execute;
 pub mod in_hand;
 pub mod intake;
 pub mod lane;
+pub mod meter;
 pub mod outbox;
 pub mod park;
 pub mod patience;
@@ -29,6 +30,7 @@ pub mod pauses;
 pub mod pool;
 pub mod quotas;
 pub mod reading;
+pub mod reporting;
 pub mod send_again;
 pub mod settings_watch;
 pub mod sweeper;
@@ -66,6 +68,7 @@ pub struct Worker {
     pub engines: Engines,
     pub options: Arc<WorkerOptions>,
     pub in_hand: Arc<in_hand::InHand>,
+    pub meter: Arc<meter::Meter>,
     pub outbox: Arc<tokio::sync::Notify>,
     /// Fires when intake ends: what only waits is handed back.
     pub stop: CancellationToken,

@@ -14,6 +14,7 @@ use crate::domain::breaker::{Breaker, Change, Sign};
 use crate::domain::disposition::MISCONFIGURED_PAUSE;
 use crate::domain::job::JobId;
 use crate::domain::outcome::Outcome;
+use crate::fleet::report::By;
 
 /// So many answers in a row that need a person say that the set-up is wrong, not the jobs.
 const REJECTED_IN_A_ROW_MAX: u32 = 5;
@@ -22,6 +23,7 @@ const REJECTED_IN_A_ROW_MAX: u32 = 5;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pause {
     pub until: Instant,
+    pub by: By,
     pub cause: String,
 }
 
@@ -81,14 +83,14 @@ impl Default for Pauses {
 
 impl Pauses {
     /// Takes no more for this long; jobs in hand go on.
-    pub fn stop_taking(&self, wait: Duration, cause: &str) {
-        prolong(&self.intake, wait, cause);
+    pub fn stop_taking(&self, wait: Duration, by: By, cause: &str) {
+        prolong(&self.intake, wait, by, cause);
     }
 
     /// Neither takes nor sends for this long; jobs in hand are parked.
-    pub fn stop_sending(&self, wait: Duration, cause: &str) {
-        prolong(&self.sending, wait, cause);
-        prolong(&self.intake, wait, cause);
+    pub fn stop_sending(&self, wait: Duration, by: By, cause: &str) {
+        prolong(&self.sending, wait, by, cause);
+        prolong(&self.intake, wait, by, cause);
     }
 
     /// The pause that keeps jobs from being sent now, if there is one.
@@ -140,17 +142,18 @@ impl Pauses {
     }
 
     /// Takes note of what a request came to that began then: a provider that is down is left alone, and so is one that
-    /// rejects one payment after the other. `fraction` is a random number in 0..1.
-    pub fn observe(&self, job: &JobId, outcome: &Outcome, began: Instant, fraction: f64) {
+    /// rejects one payment after the other. `fraction` is a random number in 0..1. Returns what the breaker did.
+    pub fn observe(&self, job: &JobId, outcome: &Outcome, began: Instant, fraction: f64) -> Option<Change> {
         self.count_rejected(matches!(outcome, Outcome::Rejected { .. }));
         let since = |instant: Instant| instant.saturating_duration_since(self.origin);
         // Held until it is followed, so that of two changes the later one is the one that stays.
         let mut breaker = self.breaker();
-        match breaker.observe(job, Sign::of(outcome), (since(began), since(Instant::now())), fraction) {
+        let change = breaker.observe(job, Sign::of(outcome), (since(began), since(Instant::now())), fraction);
+        match change {
             Some(Change::Opens { rest }) => {
                 let cause = format!("the provider is down: {}", failure(outcome));
                 tracing::error!(rest_ms = rest.as_millis(), cause, "the lane's circuit breaker opens");
-                self.stop_sending(rest, &cause);
+                self.stop_sending(rest, By::Breaker, &cause);
                 self.probing.send_replace(Some(cause));
             }
             Some(Change::Closes) => {
@@ -159,6 +162,7 @@ impl Pauses {
             }
             None => {}
         }
+        change
     }
 
     /// A changed row may have mended what the lane rests for.
@@ -174,7 +178,7 @@ impl Pauses {
             self.rejected_in_a_row.store(0, Ordering::Relaxed);
         } else if self.rejected_in_a_row.fetch_add(1, Ordering::Relaxed) + 1 >= REJECTED_IN_A_ROW_MAX {
             self.rejected_in_a_row.store(0, Ordering::Relaxed);
-            self.stop_sending(MISCONFIGURED_PAUSE, "the provider rejected several payments in a row");
+            self.stop_sending(MISCONFIGURED_PAUSE, By::Setup, "the provider rejected several payments in a row");
         }
     }
 
@@ -196,12 +200,12 @@ fn running(pause: &watch::Sender<Option<Pause>>) -> Option<Pause> {
     pause.borrow().clone().filter(|pause| pause.until > Instant::now())
 }
 
-fn prolong(pause: &watch::Sender<Option<Pause>>, wait: Duration, cause: &str) {
+fn prolong(pause: &watch::Sender<Option<Pause>>, wait: Duration, by: By, cause: &str) {
     let until = Instant::now() + wait;
     pause.send_if_modified(|current| {
         let longer = current.as_ref().is_none_or(|current| current.until < until);
         if longer {
-            *current = Some(Pause { until, cause: cause.to_owned() });
+            *current = Some(Pause { until, by, cause: cause.to_owned() });
         }
         longer
     });

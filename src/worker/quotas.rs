@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::settings_watch::{Known, StoreVersion};
+use crate::domain::clock_witness::Word;
 use crate::domain::decision::PastUse;
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::QuotaSpec;
@@ -147,8 +148,8 @@ impl RecentAttempts for Witness {
 pub struct LedgerRows(pub Arc<dyn Ledger>);
 
 impl From<Authority> for AuthorityRow {
-    fn from(Authority { holder, term, age }: Authority) -> Self {
-        Self { holder, term, age }
+    fn from(Authority { holder, term, age, now, word }: Authority) -> Self {
+        Self { holder, term, age, now, word }
     }
 }
 
@@ -161,5 +162,9 @@ impl AuthorityRows for LedgerRows {
 
     async fn take(&self, quota: &ProviderName, from: Option<&str>, to: &str) -> Result<AuthorityRow, String> {
         self.0.take_authority(quota, from, to).await.map(AuthorityRow::from).map_err(|error| error.to_string())
+    }
+
+    async fn note_clock(&self, quota: &ProviderName, term: i64, word: &Word) -> Result<(), String> {
+        self.0.note_clock(quota, term, word).await.map_err(|error| error.to_string())
     }
 }

@@ -10,6 +10,7 @@ use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 use crate::ledger::operator::{By, Operator, Recalled, Refusal, Verdict};
+use crate::ledger::settings::Settings;
 use crate::queue::message::{CardNumbers, DecodeError, decode, encode};
 use crate::queue::{Destination, Outgoing, Properties, Queue, QueueError};
 
@@ -51,6 +52,16 @@ impl NotSent {
             Self::Refused(_) | Self::NoProvider(_) | Self::Unreadable(_) => false,
         }
     }
+}
+
+/// Names of all providers in the database: those whose lanes somebody takes from.
+///
+/// # Errors
+/// When the database fails.
+pub async fn lanes(settings: &dyn Settings) -> Result<Vec<ProviderName>, LedgerError> {
+    let rows = settings.rows(None).await?;
+    // A name that is none has no lane; `check` reports its row.
+    Ok(rows.into_iter().filter_map(|row| ProviderName::new(row.name).ok()).collect())
 }
 
 impl SendAgain<'_> {

@@ -1,4 +1,5 @@
-//! The settings as this process knows them: polled by version, loaded when it moved, kept when they cannot be read.
+//! The settings as this process knows them: polled by version, loaded when it moved, kept when they cannot be read. A hint
+//! of the database brings the next look forward; without hints a change is only seen later, by the next poll.
 //!
 //! Refuses bad rows: a provider whose row cannot be meant keeps its last good one, or has no lane, and is named in the
 //! log either way.
@@ -7,13 +8,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
-use crate::ledger::settings::{BadRow, Settings, Snapshot};
+use crate::ledger::settings::{BadRow, Hints, Settings, Snapshot};
+use crate::worker::meter::Meter;
 
 /// How often the settings version is looked at: half of what a change may take to be in force.
 pub const POLL: Duration = Duration::from_secs(1);
@@ -119,13 +121,23 @@ pub async fn look(settings: &dyn Settings, before: &Known, store: i64) -> Result
     load(settings, before).await.map(Some)
 }
 
-/// Follows the settings until `stop` fires. `store`: the highest version that a limiter's store has told.
+/// Passes hints on until `stop` fires. Those that come while a look is under way become one more look.
+pub async fn heed(mut hints: Box<dyn Hints>, hinted: Arc<Notify>, stop: CancellationToken) {
+    while let Some(()) = stop.run_until_cancelled(hints.next()).await {
+        hinted.notify_one();
+    }
+}
+
+/// Follows the settings until `stop` fires. `store`: the highest version that a limiter's store has told. `hinted`: look
+/// now, and do not wait for the next poll.
 pub async fn follow(
     settings: Arc<dyn Settings>,
     poll: Duration,
     stop: CancellationToken,
     known: watch::Sender<Arc<Known>>,
     mut store: watch::Receiver<i64>,
+    hinted: Arc<Notify>,
+    meter: Arc<Meter>,
 ) {
     let mut tick = interval(poll);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -134,6 +146,7 @@ pub async fn follow(
         tokio::select! {
             _ = tick.tick() => {}
             newer = store.changed(), if gates => gates = newer.is_ok(),
+            () = hinted.notified() => {}
             () = stop.cancelled() => return,
         }
         let before = known.borrow().clone();
@@ -145,12 +158,14 @@ pub async fn follow(
                 away = false;
                 tracing::info!(version = next.version, providers = next.providers.len(), "settings loaded");
                 known.send_replace(Arc::new(next));
+                meter.reloaded();
             }
-            Err(error) if !away => {
-                away = true;
-                tracing::warn!(%error, "settings cannot be read; the last ones stay in force");
+            Err(error) => {
+                meter.not_reloaded();
+                if !std::mem::replace(&mut away, true) {
+                    tracing::warn!(%error, "settings cannot be read; the last ones stay in force");
+                }
             }
-            Err(_) => {}
         }
     }
 }

@@ -1,6 +1,5 @@
 //! Engines in memory, which record what commands do to them.
 
-use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::{Arc, Mutex};
 
@@ -14,9 +13,12 @@ use sluicegate::domain::job::Token;
 use sluicegate::domain::limit::Rate;
 use sluicegate::domain::provider::{Provider, ProviderName};
 use sluicegate::ledger::LedgerError;
-use sluicegate::ledger::operator::Operator;
+use sluicegate::ledger::audited::AuditedChange;
+use sluicegate::ledger::fleet::Fleet;
+use sluicegate::ledger::operator::{By, Operator};
 use sluicegate::ledger::provider_row::ProviderRow;
 use sluicegate::ledger::settings::{BadRow, Change, Settings, Snapshot};
+use sluicegate::ledger::upkeep::Upkeep;
 use sluicegate::limiter::Limiter;
 use sluicegate::limiter::embedded::EmbeddedLimiter;
 use sluicegate::queue::{DeadLetter, Lane, Outgoing, Queue, QueueError};
@@ -27,8 +29,9 @@ pub struct Engine(Arc<Mutex<State>>);
 #[derive(Default)]
 pub struct State {
     pub rows: Vec<ProviderRow>,
-    pub rates: BTreeMap<(String, String), Rate>,
     pub paused: Vec<(String, bool)>,
+    /// Who changed settings, one per change.
+    pub by: Vec<By>,
     pub declared: Vec<ProviderName>,
     pub published: Vec<Outgoing>,
     pub in_flight: usize,
@@ -128,6 +131,10 @@ impl Engines for Engine {
         Err(CommandError::Failed("these engines have no ledger".to_owned()))
     }
 
+    async fn fleet(&self, _: &Config) -> Result<(Arc<dyn Fleet>, Arc<dyn Upkeep>), CommandError> {
+        Err(CommandError::Failed("these engines have no ledger".to_owned()))
+    }
+
     async fn queue(&self, _: &Config) -> Result<Arc<dyn Queue>, CommandError> {
         if self.state().broker_away {
             return Err(QueueError::Away("refused".to_owned()).into());
@@ -152,6 +159,10 @@ impl Engines for Engine {
             Some((before, _)) => Err(vec![format!("line {}: is bad", before.matches('\n').count() + 1)]),
             None => Ok(text.split_whitespace().map(row).collect()),
         }
+    }
+
+    fn usable(&self, _: &Provider, _: &Config) -> Result<(), String> {
+        Ok(())
     }
 
     fn meant(&self, row: &ProviderRow) -> Result<Provider, BadRow> {
@@ -213,15 +224,39 @@ impl Settings for Engine {
         Ok(changes)
     }
 
-    async fn set_rate(&self, provider: &ProviderName, limit: &str, rate: Rate) -> Result<Option<Rate>, LedgerError> {
-        let key = (provider.as_str().to_owned(), limit.to_owned());
-        Ok(self.state().rates.get_mut(&key).map(|old| std::mem::replace(old, rate)))
+    async fn set_rate_by(
+        &self,
+        provider: &ProviderName,
+        limit: &str,
+        rate: Rate,
+        by: Option<&By>,
+    ) -> Result<Option<Rate>, LedgerError> {
+        let mut state = self.state();
+        state.by.extend(by.cloned());
+        let limits = state.rows.iter_mut().filter(|row| row.name == provider.as_str()).flat_map(|row| &mut row.limits);
+        Ok(limits.filter(|row| row.name == limit).next_back().map(|row| {
+            let old = row.rate_in_words().parse().unwrap();
+            row.max_requests = rate.max_requests().into();
+            row.window_ms = rate.window().as_millis().try_into().unwrap();
+            old
+        }))
     }
 
-    async fn set_paused(&self, provider: &ProviderName, paused: bool) -> Result<bool, LedgerError> {
+    async fn set_paused_by(&self, provider: &ProviderName, paused: bool, by: Option<&By>) -> Result<bool, LedgerError> {
         let mut state = self.state();
+        state.by.extend(by.cloned());
         state.paused.push((provider.as_str().to_owned(), paused));
-        Ok(state.rows.iter().any(|row| row.name == provider.as_str()))
+        let row = state.rows.iter_mut().find(|row| row.name == provider.as_str());
+        Ok(row.map(|row| row.paused = paused).is_some())
+    }
+
+    async fn apply_by(&self, rows: &[ProviderRow], by: &By) -> Result<Vec<Change>, LedgerError> {
+        self.state().by.push(by.clone());
+        self.apply(rows, false).await
+    }
+
+    async fn audit(&self, _: Option<&ProviderName>, _: u32) -> Result<Vec<AuditedChange>, LedgerError> {
+        Ok(Vec::new())
     }
 }
 

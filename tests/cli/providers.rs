@@ -94,7 +94,8 @@ async fn pause_and_resume_reach_the_database() {
 #[tokio::test]
 async fn limits_set_says_from_and_to() {
     let engine = Engine::with_providers(&["acme"]);
-    engine.state().rates.insert(("acme".to_owned(), "second".to_owned()), "100/1s".parse().unwrap());
+    let second = LimitRow { name: "second".into(), max_requests: 100, window_ms: 1_000, ..LimitRow::default() };
+    engine.state().rows[0].limits = vec![second];
     let ran = engine.run(&["limits", "set", "acme", "second", "200/1s"]).await;
     assert_eq!(ran.out, "acme second: 100/1s → 200/1s\n");
     let json = engine.run(&["limits", "set", "acme", "second", "5/1m", "--json"]).await.json();

@@ -18,6 +18,8 @@ mod attempts;
 mod authority;
 mod claims;
 mod faults;
+mod fleet;
+mod live;
 mod lookups;
 mod operator;
 mod outbox;

@@ -21,6 +21,7 @@ mod exact_waits;
 mod faults;
 mod liar;
 mod model;
+mod newcomers;
 mod oracle;
 mod promise;
 mod promise_mixed;

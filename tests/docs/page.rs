@@ -22,15 +22,25 @@ impl Page {
 
     pub fn all() -> Vec<Self> {
         let docs = [
+            "README",
+            "api",
             "architecture",
+            "concepts",
+            "configuration",
+            "deploying",
+            "explain",
             "failures",
+            "getting-started",
             "guarantees",
             "limiter",
             "message",
+            "metrics",
             "providers",
             "recipes",
             "review",
+            "runbook",
             "security",
+            "simulate",
             "topology",
             "tracing",
         ]

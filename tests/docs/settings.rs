@@ -33,7 +33,7 @@ fn defaults() -> toml::Table {
     DEFAULTS.parse().unwrap()
 }
 
-fn keys() -> BTreeSet<String> {
+pub fn keys() -> BTreeSet<String> {
     let sections = defaults().into_iter();
     sections
         .flat_map(|(section, values)| {
@@ -44,7 +44,7 @@ fn keys() -> BTreeSet<String> {
 }
 
 /// What is wrong with a word that looks like a key (`queue.url`) or a variable of ours.
-fn wrong(word: &str, keys: &BTreeSet<String>) -> Option<String> {
+pub fn wrong(word: &str, keys: &BTreeSet<String>) -> Option<String> {
     let sections: BTreeSet<&str> = keys.iter().filter_map(|key| key.split('.').next()).collect();
     let key = match word.strip_prefix("SLUICEGATE_") {
         Some("CONFIG") => return None,

@@ -36,7 +36,8 @@ fn canaries_are_found_nowhere_but_where_the_contract_puts_them() {
     // And the secrets did what they are for: the provider was called with them, and quoted them in its answer.
     let requests = deployment.provider.requests();
     let with_both = |request: &&String| request.contains(PROVIDER_KEY) && request.contains(PROVIDER_FILE);
-    assert_eq!(requests.iter().filter(with_both).count(), 2, "{requests:?}");
+    assert_eq!(requests.iter().filter(with_both).count(), 4, "{requests:?}");
+    assert_eq!(requests.iter().filter(|request| request.starts_with("GET")).count(), 1, "one was looked up");
     assert!(!deployment.proxy_was_used());
 
     let passwords = PASSWORDS.map(|(_, password)| password.trim_matches(['\'', '>']));

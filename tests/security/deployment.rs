@@ -22,6 +22,8 @@ pub const DATABASE: &str = "sluicegate";
 pub const VHOST: &str = "payments";
 /// Takes jobs; also what every search must find everywhere, or it finds nothing at all.
 pub const PROVIDER: &str = "control-acme";
+/// Does not deduplicate and can be asked: what its answer was lost of is looked up.
+pub const ASKED: &str = "control-crate";
 /// Paused: its lane keeps what it has.
 pub const PAUSED: &str = "control-bolt";
 
@@ -125,7 +127,7 @@ impl Deployment {
         let worker = self.start_worker();
         let invalid = INVALID.len();
         // What a paused provider was sent waits.
-        let wanted = format!("review|1\nsucceeded|1\nwaiting|1\nrejected|{invalid}\n");
+        let wanted = format!("review|1\nsucceeded|2\nwaiting|1\nrejected|{invalid}\n");
         let counted = "SELECT state, count(*) FROM jobs GROUP BY state UNION ALL \
                        SELECT 'rejected', count(*) FROM rejected_messages ORDER BY 1";
         let unpublished = "SELECT count(*) FROM outcome_events WHERE published_at IS NULL";
@@ -154,7 +156,10 @@ impl Deployment {
                 secret.display()
             )
         };
-        row(PROVIDER, false) + &row(PAUSED, true)
+        let lookup =
+            format!("[provider.lookup]\nurl = \"https://localhost:{port}/charges?id=${{job:id}}\"\n[[provider.limit]]");
+        let asked = row(ASKED, false).replace("idempotency_retention_s = 86400\n", "");
+        row(PROVIDER, false) + &row(PAUSED, true) + &asked.replace("[[provider.limit]]", &lookup)
     }
 
     fn publish(&self) {
@@ -163,6 +168,7 @@ impl Deployment {
         let mut lines: Vec<Value> = INVALID.iter().map(|(body, _)| line(PROVIDER, (*body).to_owned())).collect();
         lines.push(line(PROVIDER, job("pay-1", "fine").to_string()));
         lines.push(line(PROVIDER, job("pay-2", "echo-me").to_string()));
+        lines.push(line(ASKED, job("pay-4", "forget-me").to_string()));
         lines.push(line(PAUSED, job("pay-3", "stays").to_string()));
         let input: String = lines.iter().map(|line| format!("{line}\n")).collect();
         self.python("broker.py", &["publish", &self.amqp("shop")], &input);

@@ -52,8 +52,12 @@ fn answer(stream: TcpStream, config: Arc<ServerConfig>, record: &Mutex<Vec<Strin
         }
     }
     let request = String::from_utf8(bytes).unwrap();
-    // A careless provider: its error quotes what it was sent.
-    let (status, body) = if request.contains("echo-me") {
+    // A careless provider: its errors and look-ups quote what it was sent.
+    let (status, body) = if request.starts_with("GET") {
+        ("200 OK", serde_json::json!({ "id": "ch_2", "state": "succeeded", "message": request }).to_string())
+    } else if request.contains("forget-me") {
+        ("500 Internal Server Error", serde_json::json!({ "error": { "message": request } }).to_string())
+    } else if request.contains("echo-me") {
         let message = serde_json::json!({ "error": { "code": "bad", "message": request } });
         ("400 Bad Request", message.to_string())
     } else {

@@ -103,6 +103,8 @@ fn refused_by_postgres(deployment: &Deployment) {
         "INSERT INTO settings_audit (who, table_name, row_key) VALUES ('x', 'x', 'x')",
         "DELETE FROM jobs",
         "DELETE FROM attempts",
+        "DELETE FROM job_audit",
+        "UPDATE job_audit SET who = 'x'",
         "TRUNCATE jobs CASCADE",
         "ALTER TABLE jobs DISABLE TRIGGER ALL",
         "CREATE TABLE own (a int)",
@@ -111,7 +113,13 @@ fn refused_by_postgres(deployment: &Deployment) {
         "UPDATE _sqlx_migrations SET checksum = ''",
         "COPY jobs TO PROGRAM 'cat'",
     ];
-    let operator = ["DELETE FROM jobs", "DELETE FROM settings_audit", "UPDATE settings_audit SET who = 'x'"];
+    let operator = [
+        "DELETE FROM jobs",
+        "DELETE FROM settings_audit",
+        "UPDATE settings_audit SET who = 'x'",
+        "DELETE FROM job_audit",
+        "UPDATE job_audit SET who = 'x'",
+    ];
     let reader = ["UPDATE jobs SET reason = 'x'", "UPDATE providers SET paused = true", "DELETE FROM jobs"];
     for (role, statements) in
         [("sluicegate_worker", &worker[..]), ("sluicegate_operator", &operator), ("sluicegate_reader", &reader)]
@@ -126,6 +134,7 @@ fn refused_by_postgres(deployment: &Deployment) {
     for (role, statement) in [
         ("sluicegate_worker", "UPDATE jobs SET updated_at = updated_at"),
         ("sluicegate_operator", "UPDATE providers SET paused = true"),
+        ("sluicegate_operator", "UPDATE job_audit SET because = 'a person says so'"),
         ("sluicegate_reader", "SELECT * FROM jobs"),
     ] {
         assert_eq!(attempt(role, statement), "allowed", "{role}: {statement}");

@@ -65,8 +65,8 @@ async fn await_counts(stand: &Stand, provider: &str, state: &str, jobs: u64) {
     let deadline = std::time::Instant::now() + PATIENCE;
     loop {
         let status: Value = serde_json::from_str(&stand.sluicegate(&["status", "--json"])).unwrap();
-        let line = status["providers"].as_array().unwrap().iter().find(|line| line["provider"] == provider).unwrap();
-        if line["jobs"][state] == jobs {
+        let line = status["providers"].as_array().unwrap().iter().find(|line| line["name"] == provider).unwrap();
+        if line[state] == jobs {
             return;
         }
         assert!(std::time::Instant::now() < deadline, "{jobs} {state}: {line}\n{}", stand.worker_log(0));

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use sluicegate::provider::simulated::{Effect, FakeHandle, FakeOptions, FakeProvider, Report};
 use tokio_util::sync::CancellationToken;
 
+use crate::program::Program;
 use crate::support::postgres::Postgres;
 use crate::support::process::{Server, free_port, private_dir};
 use crate::support::rabbitmq::RabbitNode;
@@ -144,6 +145,28 @@ impl Stand {
 
     pub fn worker_pid(&self, number: usize) -> u32 {
         self.workers[number].as_ref().unwrap().server.pid
+    }
+
+    pub fn ops_port(&self, number: usize) -> u16 {
+        self.workers[number].as_ref().unwrap().ops_port
+    }
+
+    pub fn ops_url(&self, number: usize) -> String {
+        format!("http://127.0.0.1:{}", self.workers[number].as_ref().unwrap().ops_port)
+    }
+
+    /// Runs a command that asks this worker's ops server.
+    pub fn status_of(&self, number: usize, args: &[&str]) -> String {
+        let ops = format!("127.0.0.1:{}", self.workers[number].as_ref().unwrap().ops_port);
+        let output = Command::new(PROGRAM).args(args).envs(self.environment(&ops)).output().unwrap();
+        assert!(output.status.success() && output.stderr.is_empty(), "{args:?}: {}", text(&output));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// A command that asks this worker's ops server and goes on.
+    pub fn program_of(&self, number: usize, args: &[&str]) -> Program {
+        let ops = format!("127.0.0.1:{}", self.workers[number].as_ref().unwrap().ops_port);
+        Program::start(args, &self.environment(&ops), &self.dir.join("program.log"))
     }
 
     pub fn broker_url(&self) -> &str {

@@ -14,6 +14,10 @@ use crate::ledger::settings::Snapshot;
 /// <https://www.rabbitmq.com/docs/consumers#acknowledgement-timeout>
 const DELIVERY_TIMEOUT_DEFAULT: Duration = Duration::from_secs(1_800);
 
+/// What a bad row means for workers.
+pub const MEND_ROW: &str =
+    "Mend the row: workers go on by its last good one, and one that starts now has no lane for it";
+
 /// Findings about a configuration that could be meant.
 pub fn configuration(config: &Config) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -55,13 +59,7 @@ pub fn snapshot(snapshot: &Snapshot, config: &Config) -> Vec<Finding> {
     let judge = |row: &Result<Provider, crate::ledger::settings::BadRow>| match row {
         Ok(meant) => provider(meant, config),
         Err(bad) => {
-            let error = |problem: &String| {
-                Finding::error(
-                    format!("provider {}", bad.provider),
-                    problem,
-                    "Mend the row; until then it is not served",
-                )
-            };
+            let error = |problem: &String| Finding::error(format!("provider {}", bad.provider), problem, MEND_ROW);
             bad.problems.iter().map(error).collect()
         }
     };

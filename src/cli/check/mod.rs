@@ -99,10 +99,19 @@ fn provider_file(file: &std::path::Path, config: &Config, engines: &dyn Engines)
         Ok(rows) => {
             let meant = rows.iter().filter_map(|row| engines.meant(row).ok());
             let mut findings = vec![Finding::ok(subject, format!("{} providers", rows.len()))];
-            findings.extend(meant.flat_map(|provider| judge::provider(&provider, config)));
+            findings.extend(meant.flat_map(|provider| {
+                let unusable = unusable(&provider, config, engines);
+                judge::provider(&provider, config).into_iter().chain(unusable)
+            }));
             findings
         }
     }
+}
+
+/// A row that can be meant and that a worker of this configuration cannot call for all that.
+fn unusable(provider: &Provider, config: &Config, engines: &dyn Engines) -> Option<Finding> {
+    let problem = engines.usable(provider, config).err()?;
+    Some(Finding::error(format!("provider {}", provider.name), problem, judge::MEND_ROW))
 }
 
 /// Findings, and the settings where they could be read.
@@ -125,6 +134,8 @@ async fn database(config: &Config, engines: &dyn Engines) -> (Vec<Finding>, Opti
         Ok(Ok((answered, snapshot))) => {
             let mut findings = vec![Finding::ok(subject, format!("answers in {} ms", answered.as_millis()))];
             findings.extend(judge::snapshot(&snapshot, config));
+            let meant = snapshot.providers.iter().filter_map(|row| row.as_ref().ok());
+            findings.extend(meant.filter_map(|provider| unusable(provider, config, engines)));
             (findings, Some(snapshot))
         }
     }

@@ -12,9 +12,7 @@ use crate::domain::limit::Rate;
 use crate::domain::outcome::FinalState;
 use crate::ledger::StateCount;
 use crate::provider::simulated::{Effect, Report};
-
-/// Share of the requests up to which the rate is measured: then the tail begins, in which slots stay unused.
-const MEASURED_SHARE: f64 = 0.9;
+use crate::simulation::steady_rate;
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Proof {
@@ -139,21 +137,6 @@ impl Proof {
     }
 }
 
-/// Arrivals per second over whole turns of the carousel: after the first L (which find slots that were never used and
-/// need not wait), as many times L as fit before the tail. A run too short for one turn is measured as a whole.
-fn steady_rate(arrivals_us: &[u64], limit: Rate) -> f64 {
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "a share")]
-    let to = (arrivals_us.len() as f64 * MEASURED_SHARE) as usize;
-    let slots = usize::try_from(limit.max_requests()).unwrap_or(usize::MAX).max(1);
-    let turns = to.saturating_sub(1) / slots;
-    let (from, to) = if turns >= 2 { (slots, turns * slots) } else { (0, arrivals_us.len().saturating_sub(1)) };
-    match (arrivals_us.get(from), arrivals_us.get(to)) {
-        #[allow(clippy::cast_precision_loss, reason = "counts and microseconds stay far below 2^53")]
-        (Some(first_us), Some(last_us)) if last_us > first_us => (to - from) as f64 * 1e6 / (last_us - first_us) as f64,
-        _ => 0.0,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,16 +162,5 @@ mod tests {
         assert!(!proof(&[("declined", 3)], |report| report.refused_429 = 1).holds(), "refused");
         assert!(!proof(&[("declined", 3)], |report| report.limits[0].breaches = 1).holds(), "breach");
         assert!(!proof(&[("succeeded", 3)], |_| {}).holds(), "said to be made, never charged");
-    }
-
-    #[test]
-    fn the_rate_is_measured_over_whole_turns() {
-        let limit: Rate = "10/1s".parse().unwrap();
-        let pulses: Vec<u64> = (0..60).map(|i| i / 10 * 1_050_000).collect();
-        assert!((steady_rate(&pulses, limit) - 10.0 / 1.05).abs() < 0.01, "bursts of ten, 1.05 s apart");
-        let even: Vec<u64> = (0..60).map(|i| i * 105_000).collect();
-        assert!((steady_rate(&even, limit) - 10.0 / 1.05).abs() < 0.01);
-        assert!((steady_rate(&[0, 500_000, 1_000_000], limit) - 2.0).abs() < 0.01, "a short run as a whole");
-        assert!(steady_rate(&[5], limit).abs() < f64::EPSILON);
     }
 }

@@ -48,7 +48,7 @@ pub async fn run(
         Some(id) => Source::Given(Some(id.clone())),
         None => {
             let provider = args.provider.as_deref().map(parse_name).transpose()?;
-            let filter = Filter { state: Some(DEAD), provider };
+            let filter = Filter { state: Some(DEAD), provider, ..Filter::default() };
             Source::Listed { operator, filter, page: VecDeque::new(), after: None, more: true }
         }
     };

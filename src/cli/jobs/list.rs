@@ -2,15 +2,13 @@
 //!
 //! Refuses to read everything: a page is bounded, and says with which id the next one begins.
 
-use serde_json::json;
-
 use super::super::connect::Engines;
 use super::super::provider::parse_name;
 use super::super::{CommandError, Console, Exit};
 use super::{State, parse_id};
 use crate::config::Config;
-use crate::domain::job::JobId;
-use crate::ledger::operator::{Filter, JobLine};
+use crate::domain::job::{JobId, Token};
+use crate::ledger::operator::{Filter, JobLine, JobPage};
 
 /// What is left out is not asked for.
 #[derive(Debug, clap::Args)]
@@ -26,6 +24,9 @@ pub struct Args {
 pub struct Page {
     #[arg(long)]
     provider: Option<String>,
+    /// Payments of this account.
+    #[arg(long, value_parser = parse_id)]
+    account: Option<Token>,
     /// Payments on a page, 1 to 1000.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     limit: u32,
@@ -60,12 +61,12 @@ pub async fn page(
     engines: &dyn Engines,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    let filter = Filter { state, provider: page.provider.as_deref().map(parse_name).transpose()? };
+    let provider = page.provider.as_deref().map(parse_name).transpose()?;
+    let filter = Filter { state, provider, account: page.account.clone(), id: None };
     let jobs = engines.operator(config).await?.list(&filter, page.after.as_ref(), page.limit).await?;
-    let full = jobs.len() == page.limit as usize;
-    let next = jobs.last().filter(|_| full).map(|job| job.id.as_str());
+    let JobPage { jobs, next } = JobPage::of(jobs, page.limit);
     if page.json {
-        console.json(&json!({ "jobs": jobs, "next": next }))?;
+        console.json(&JobPage { jobs, next })?;
         return Ok(Exit::Fine);
     }
     if jobs.is_empty() {

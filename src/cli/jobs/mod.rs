@@ -15,6 +15,7 @@ use crate::ledger::operator::{By, STATES};
 
 pub(super) mod again;
 mod cancel;
+mod explain;
 pub(super) mod ids;
 pub(super) mod list;
 pub(super) mod report;
@@ -31,6 +32,13 @@ pub struct Args {
 enum Action {
     /// One payment: its state, its requests, its events, and who changed it by hand.
     Show {
+        #[arg(value_parser = parse_id)]
+        id: JobId,
+        #[arg(long)]
+        json: bool,
+    },
+    /// Why a payment is where it is: the gates it has passed, the one it stands at, and when its turn comes.
+    Explain {
         #[arg(value_parser = parse_id)]
         id: JobId,
         #[arg(long)]
@@ -90,6 +98,7 @@ pub async fn run(
 ) -> Result<Exit, CommandError> {
     match &args.action {
         Action::Show { id, json } => show::run(id, None, *json, config, engines, console).await,
+        Action::Explain { id, json } => explain::run(id, *json, config, engines, console).await,
         Action::List(args) => list::run(args, config, engines, console).await,
         Action::Resolve(args) => resolve::run(args, config, engines, console).await,
         Action::Cancel(args) => cancel::run(args, config, engines, console).await,
@@ -104,6 +113,7 @@ pub(super) fn parse_id(text: &str) -> Result<JobId, String> {
 pub(super) fn by(because: Option<&str>) -> By {
     By {
         os_user: super::os_user::name(),
+        program: None,
         because: because.filter(|because| !because.trim().is_empty()).map(str::to_owned),
     }
 }

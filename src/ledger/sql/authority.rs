@@ -4,18 +4,23 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::dialect::Dialect;
 use super::engine::{Args, Engine, Sql};
 use super::row::{Row, corrupt};
+use crate::domain::clock_witness::{Ahead, Word};
 use crate::domain::provider::ProviderName;
+use crate::domain::time::Micros;
 use crate::ledger::{Authority, LedgerError};
 
-const COLUMNS: &str = "quota, holder, term, {aged:since} AS age_ms";
+const COLUMNS: &str = "quota, holder, term, {aged:since} AS age_ms, {now_ms} AS now_ms, \
+     clock_ahead_least_us, clock_ahead_most_us, clock_since_us, {since:clock_said_at} AS clock_age_ms";
 
 pub struct Statements {
     of: Sql,
     take: Sql,
+    note_clock: Sql,
 }
 
 impl Statements {
@@ -27,10 +32,17 @@ impl Statements {
                 "INSERT INTO limiter_authority (quota, holder, term, since) \
                  VALUES ($1, $3, {{now_ms}}, {{now}}) \
                  ON CONFLICT (quota) DO UPDATE SET holder = excluded.holder, since = excluded.since, \
+                     clock_ahead_least_us = NULL, clock_ahead_most_us = NULL, clock_since_us = NULL, \
+                     clock_said_at = NULL, \
                      term = CASE WHEN excluded.term > limiter_authority.term THEN excluded.term \
                                  ELSE limiter_authority.term + 1 END \
                  WHERE limiter_authority.holder = $2 RETURNING {COLUMNS}"
             )),
+            note_clock: dialect.sql(
+                "UPDATE limiter_authority SET clock_ahead_least_us = $3, clock_ahead_most_us = $4, \
+                     clock_since_us = $5, clock_said_at = {now} \
+                 WHERE quota = $1 AND term = $2 AND COALESCE(clock_since_us, 0) <= $5",
+            ),
         }
     }
 
@@ -52,6 +64,20 @@ impl Statements {
         rows.iter().map(entry).collect()
     }
 
+    pub async fn note_clock(
+        &self,
+        engine: &dyn Engine,
+        quota: &ProviderName,
+        term: i64,
+        word: &Word,
+    ) -> Result<(), LedgerError> {
+        let since_us = i64::try_from(word.since.0).unwrap_or(i64::MAX);
+        let (least_us, most_us) = (word.ahead.least_us, word.ahead.most_us);
+        let args: Args =
+            Arc::from([quota.as_str().into(), term.into(), least_us.into(), most_us.into(), since_us.into()]);
+        engine.query(&self.note_clock, args).await.map(drop)
+    }
+
     pub async fn take(
         &self,
         engine: &dyn Engine,
@@ -70,5 +96,16 @@ impl Statements {
 }
 
 fn authority(row: &Row) -> Result<Authority, LedgerError> {
-    Ok(Authority { holder: row.text("holder")?, term: row.int("term")?, age: row.ms("age_ms")? })
+    let micros = |us: i64, column| u64::try_from(us).map(Micros).map_err(|_| corrupt(column, "is negative"));
+    let now = micros(row.int("now_ms")?.saturating_mul(1_000), "now_ms")?;
+    let word = match row.opt_int("clock_since_us")? {
+        None => None,
+        Some(since_us) => {
+            let ahead = Ahead { least_us: row.int("clock_ahead_least_us")?, most_us: row.int("clock_ahead_most_us")? };
+            // Of a clock that went back the age is unknown: too old for anything.
+            let age_ms = u64::try_from(row.int("clock_age_ms")?).unwrap_or(u64::MAX);
+            Some((Word { ahead, since: micros(since_us, "clock_since_us")? }, Duration::from_millis(age_ms)))
+        }
+    };
+    Ok(Authority { holder: row.text("holder")?, term: row.int("term")?, age: row.ms("age_ms")?, now, word })
 }

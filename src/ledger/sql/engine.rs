@@ -13,6 +13,7 @@ use async_trait::async_trait;
 use super::dialect::Dialect;
 use super::row::Row;
 use crate::ledger::LedgerError;
+use crate::ledger::settings::{Hints, NoHints};
 
 /// How long a caller waits for the database: longer than acquiring a connection and the server's own statement timeout
 /// together, so it ends a wait only when the network swallows answers. The task behind it goes on.
@@ -123,6 +124,11 @@ pub trait Engine: Send + Sync {
     /// Runs all statements in one transaction and returns the rows of each; `None` when a `must_affect` statement
     /// affected nothing and everything was rolled back.
     async fn atomically(&self, steps: Vec<Step>) -> Result<Option<Vec<Vec<Row>>>, LedgerError>;
+
+    /// Hints that settings changed, where the database gives any.
+    fn hints(&self) -> Box<dyn Hints> {
+        Box::new(NoHints)
+    }
 }
 
 /// Runs database work to its end even if the caller is dropped, and answers the caller in bounded time.

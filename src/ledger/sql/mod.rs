@@ -13,16 +13,20 @@ use super::{
     AttemptEnd, Authority, Begun, Claim, Hold, JobState, Ledger, LedgerError, LookupEnd, OutcomeEvent, RecentUses,
     RejectedMessage, StateCount, Written,
 };
+use crate::domain::clock_witness::Word;
 use crate::domain::job::{ContentHash, Job};
 use crate::domain::provider::ProviderName;
 use crate::provider::FrozenRequest;
 
 mod apply;
 mod attempt;
+mod audit;
 mod authority;
 mod claim;
 mod dialect;
 pub(super) mod engine;
+mod fleet;
+mod hints;
 mod hold;
 mod lookup;
 mod operator;
@@ -32,6 +36,7 @@ mod recent;
 mod reports;
 mod row;
 mod settings;
+mod signature;
 pub(super) mod sqlite;
 mod upkeep;
 
@@ -49,6 +54,7 @@ pub struct SqlLedger {
     outbox: outbox::Statements,
     recent: recent::Statements,
     authority: authority::Statements,
+    fleet: fleet::Statements,
     reports: reports::Statements,
     upkeep: upkeep::Statements,
 }
@@ -65,6 +71,7 @@ impl SqlLedger {
             outbox: outbox::Statements::new(dialect),
             recent: recent::Statements::new(dialect),
             authority: authority::Statements::new(dialect),
+            fleet: fleet::Statements::new(dialect),
             reports: reports::Statements::new(dialect),
             upkeep: upkeep::Statements::new(dialect),
         }
@@ -132,6 +139,10 @@ impl Ledger for SqlLedger {
         to: &str,
     ) -> Result<Authority, LedgerError> {
         self.authority.take(&*self.engine, quota, from, to).await
+    }
+
+    async fn note_clock(&self, quota: &ProviderName, term: i64, word: &Word) -> Result<(), LedgerError> {
+        self.authority.note_clock(&*self.engine, quota, term, word).await
     }
 
     async fn state_counts(&self) -> Result<Vec<StateCount>, LedgerError> {

@@ -15,8 +15,10 @@ use sqlx::{
 
 use super::dialect::Dialect;
 use super::engine::{Args, Engine, REPEATS_MAX, Sql, Step, Value, to_the_end};
+use super::hints::PostgresHints;
 use super::row::{Cell, Row};
 use crate::ledger::LedgerError;
+use crate::ledger::settings::Hints;
 use crate::tls::{self, Authorities};
 
 /// A caller that gets no connection in this time is told that the database is away.
@@ -28,6 +30,7 @@ const ONE_PAYMENT_PER_CHARGE: &str = "jobs_one_payment_per_charge";
 
 pub struct PostgresEngine {
     pool: PgPool,
+    options: PgConnectOptions,
 }
 
 impl PostgresEngine {
@@ -50,8 +53,8 @@ impl PostgresEngine {
                     Ok(true)
                 })
             })
-            .connect_lazy_with(options);
-        Ok(Self { pool })
+            .connect_lazy_with(options.clone());
+        Ok(Self { pool, options })
     }
 
     #[must_use]
@@ -127,6 +130,10 @@ impl Engine for PostgresEngine {
             }
         })
         .await
+    }
+
+    fn hints(&self) -> Box<dyn Hints> {
+        Box::new(PostgresHints::new(self.options.clone()))
     }
 }
 

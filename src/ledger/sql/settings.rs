@@ -9,14 +9,17 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::apply;
+use super::audit::{self, LEAD};
 use super::dialect::Dialect;
 use super::engine::{Args, Engine, Sql, Step};
 use super::row::{Row, corrupt};
 use crate::domain::limit::Rate;
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
+use crate::ledger::audited::AuditedChange;
+use crate::ledger::operator::By;
 use crate::ledger::provider_row::{AccountRow, LimitRow, Object, ProviderRow};
-use crate::ledger::settings::{BadRow, Change, Settings, Snapshot};
+use crate::ledger::settings::{BadRow, Change, Hints, Settings, Snapshot};
 
 /// How often a read or an apply starts over because somebody changed settings meanwhile.
 const TRIES_MAX: u32 = 10;
@@ -34,6 +37,7 @@ pub struct SqlSettings {
     set_rate: Sql,
     set_paused: Sql,
     writes: apply::Statements,
+    audit: audit::Statements,
 }
 
 /// A provider's rows with the version that stamped them; or why they cannot be read.
@@ -71,6 +75,7 @@ impl SqlSettings {
                 .sql("UPDATE provider_limits SET max_requests = $3, window_ms = $4 WHERE provider = $1 AND name = $2"),
             set_paused: dialect.sql("UPDATE providers SET paused = $2 WHERE name = $1 RETURNING name"),
             writes: apply::Statements::new(dialect),
+            audit: audit::Statements::new(dialect),
         }
     }
 
@@ -139,6 +144,60 @@ impl Settings for SqlSettings {
     }
 
     async fn apply(&self, rows: &[ProviderRow], dry_run: bool) -> Result<Vec<Change>, LedgerError> {
+        self.make(rows, dry_run, None).await
+    }
+
+    async fn apply_by(&self, rows: &[ProviderRow], by: &By) -> Result<Vec<Change>, LedgerError> {
+        self.make(rows, false, Some(by)).await
+    }
+
+    async fn set_rate_by(
+        &self,
+        provider: &ProviderName,
+        limit: &str,
+        rate: Rate,
+        by: Option<&By>,
+    ) -> Result<Option<Rate>, LedgerError> {
+        let key = [provider.as_str().into(), limit.into()];
+        let [name, limit] = key.clone();
+        let steps = vec![
+            Step { sql: self.rate.clone(), args: Arc::from(key), must_affect: false },
+            Step {
+                sql: self.set_rate.clone(),
+                args: Arc::from([name, limit, rate.max_requests().into(), rate.window().into()]),
+                must_affect: true,
+            },
+        ];
+        let Some(rows) = self.atomically(steps, by).await? else { return Ok(None) };
+        let row = rows.iter().flatten().next().ok_or_else(|| corrupt("max_requests", "is missing"))?;
+        let window = Duration::from_millis(u64::try_from(row.int("window_ms")?).unwrap_or_default());
+        Rate::new(row.count("max_requests")?, window).map(Some).map_err(|problem| corrupt("window_ms", &problem))
+    }
+
+    async fn set_paused_by(&self, provider: &ProviderName, paused: bool, by: Option<&By>) -> Result<bool, LedgerError> {
+        let args: Args = Arc::from([provider.as_str().into(), paused.into()]);
+        let steps = vec![Step { sql: self.set_paused.clone(), args, must_affect: true }];
+        Ok(self.atomically(steps, by).await?.is_some())
+    }
+
+    async fn audit(&self, provider: Option<&ProviderName>, at_most: u32) -> Result<Vec<AuditedChange>, LedgerError> {
+        self.audit.read(&*self.engine, provider, at_most).await
+    }
+
+    fn hints(&self) -> Box<dyn Hints> {
+        self.engine.hints()
+    }
+}
+
+impl SqlSettings {
+    /// Runs the steps in one transaction, under a name if there is one; returns the rows of each.
+    async fn atomically(&self, steps: Vec<Step>, by: Option<&By>) -> Result<Option<Vec<Vec<Row>>>, LedgerError> {
+        let Some(by) = by else { return self.engine.atomically(steps).await };
+        let rows = self.engine.atomically(self.audit.by(by, steps)).await?;
+        Ok(rows.map(|rows| rows.into_iter().skip(LEAD).collect()))
+    }
+
+    async fn make(&self, rows: &[ProviderRow], dry_run: bool, by: Option<&By>) -> Result<Vec<Change>, LedgerError> {
         apply::check(rows)?;
         for _ in 0..TRIES_MAX {
             let (version, present) = self.read(None).await?;
@@ -153,33 +212,11 @@ impl Settings for SqlSettings {
                 return Ok(changes);
             }
             writes.insert(0, self.writes.unless_changed_since(version));
-            if self.engine.atomically(writes).await?.is_some() {
+            if self.atomically(writes, by).await?.is_some() {
                 return Ok(changes);
             }
         }
         Err(LedgerError::Away("settings change faster than they can be applied".to_owned()))
-    }
-
-    async fn set_rate(&self, provider: &ProviderName, limit: &str, rate: Rate) -> Result<Option<Rate>, LedgerError> {
-        let key = [provider.as_str().into(), limit.into()];
-        let [name, limit] = key.clone();
-        let steps = vec![
-            Step { sql: self.rate.clone(), args: Arc::from(key), must_affect: false },
-            Step {
-                sql: self.set_rate.clone(),
-                args: Arc::from([name, limit, rate.max_requests().into(), rate.window().into()]),
-                must_affect: true,
-            },
-        ];
-        let Some(rows) = self.engine.atomically(steps).await? else { return Ok(None) };
-        let row = rows.iter().flatten().next().ok_or_else(|| corrupt("max_requests", "is missing"))?;
-        let window = Duration::from_millis(u64::try_from(row.int("window_ms")?).unwrap_or_default());
-        Rate::new(row.count("max_requests")?, window).map(Some).map_err(|problem| corrupt("window_ms", &problem))
-    }
-
-    async fn set_paused(&self, provider: &ProviderName, paused: bool) -> Result<bool, LedgerError> {
-        let args: Args = Arc::from([provider.as_str().into(), paused.into()]);
-        Ok(!self.engine.query(&self.set_paused, args).await?.is_empty())
     }
 }
 

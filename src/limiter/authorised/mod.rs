@@ -14,12 +14,15 @@ use tokio_util::sync::CancellationToken;
 
 use super::authority::{Cause, Timing, Verdict};
 use super::embedded::EmbeddedLimiter;
-use super::{AuthorityRows, LimitUse, Limiter, LimiterError, LinkedLimiter};
+use super::{AuthorityRows, LimitUse, Limiter, LimiterError, LinkedLimiter, StoreReading};
+use crate::domain::clock_witness::Witness;
 use crate::domain::decision::{Call, Reply, Subject};
 use crate::domain::provider::{BOOKING_HORIZON, ProviderName, StoreDown};
 use crate::domain::quota_spec::QuotaSpec;
+use crate::domain::time::Micros;
 use seat::Seat;
 
+mod clocks;
 mod seat;
 mod share;
 #[cfg(test)]
@@ -125,6 +128,18 @@ impl Limiter for Authorised {
     async fn may_rebuild(&self, quota: &ProviderName) -> bool {
         let verdict = self.granting(quota).map(|granting| granting.verdict);
         matches!(verdict, Ok(Verdict::Store { may_warm: true } | Verdict::OwnShare))
+    }
+
+    fn witness(&self, quota: &ProviderName, read: &StoreReading) -> Witness {
+        self.seats().get(quota).map_or(Witness::Silent, |seat| seat.clocks.witness(read))
+    }
+
+    fn clock_kept(&self, quota: &ProviderName, run_id: &str, since: Micros, read: StoreReading) {
+        if let Some(seat) = self.seats().get_mut(quota)
+            && seat.clocks.kept(run_id, since, read)
+        {
+            self.look.notify_one();
+        }
     }
 
     fn opened(&self, spec: &QuotaSpec) {

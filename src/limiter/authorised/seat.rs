@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::clocks::Clocks;
 use crate::domain::provider::StoreDown;
 use crate::limiter::authority::{Decision, Polled, Row, SHARE, Store, Timing, decide};
 use crate::limiter::{AuthorityRow, LimiterError, Linked};
@@ -15,6 +16,7 @@ pub(super) struct Seat {
     timing: Timing,
     polled: Option<Told>,
     store: Seen,
+    pub clocks: Clocks,
 }
 
 /// The row, as of the last poll that succeeded.
@@ -34,7 +36,7 @@ impl Seat {
     /// Of a quota that was opened now.
     pub fn new(policy: StoreDown, timing: Timing, now: Instant) -> Self {
         let why = LimiterError::Away("no link yet".to_owned());
-        Self { policy, timing, polled: None, store: Seen::Away { since: now, why } }
+        Self { policy, timing, polled: None, store: Seen::Away { since: now, why }, clocks: Clocks::default() }
     }
 
     /// The quota's settings have changed.
@@ -44,6 +46,7 @@ impl Seat {
 
     /// A poll, or a change of the row, that departed and arrived at these instants showed this row.
     pub fn told(&mut self, row: Option<AuthorityRow>, departed: Instant, arrived: Instant) {
+        self.clocks.told(row.as_ref(), departed, arrived);
         let of = |row: &Option<AuthorityRow>| row.as_ref().map(|row| (row.holder.clone(), row.term));
         let known = self.polled.as_ref().filter(|told| of(&told.row) == of(&row));
         let seen_at = known.map_or(arrived, |told| told.seen_at);

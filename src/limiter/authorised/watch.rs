@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Authorised;
 use super::seat::Seat;
+use crate::domain::clock_witness::Word;
 use crate::domain::provider::ProviderName;
 use crate::limiter::Linked;
 use crate::limiter::authority::{Cause, Take, Verdict};
@@ -36,6 +37,7 @@ async fn rows(authorised: &Authorised) -> Infallible {
             Ok(()) => {
                 away = false;
                 authorised.act().await;
+                authorised.say_clocks().await;
             }
             Err(error) if !away => {
                 away = true;
@@ -130,6 +132,21 @@ impl Authorised {
             })
             .collect();
         join_all(takes.into_iter().map(|(quota, take)| self.take(quota, take))).await;
+    }
+
+    /// Says of the stores' clocks what is to be said. Whether it was heard shows the next poll.
+    async fn say_clocks(&self) {
+        let due = |(quota, seat): (&ProviderName, &Seat)| {
+            let (term, word) = seat.clocks.word_due(&seat.identity()?)?;
+            Some((quota.clone(), term, word))
+        };
+        let due: Vec<_> = self.seats().iter().filter_map(due).collect();
+        let say = async |(quota, term, word): (ProviderName, i64, Word)| {
+            if let Err(error) = self.rows.note_clock(&quota, term, &word).await {
+                tracing::debug!(%quota, error, "the word on the limiter store's clock could not be noted");
+            }
+        };
+        join_all(due.into_iter().map(say)).await;
     }
 
     async fn take(&self, quota: ProviderName, Take { from, to }: Take) {

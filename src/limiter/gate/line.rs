@@ -10,8 +10,9 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::standing::{Kinds, Standing};
-use super::{GateRefusal, Grant, RefusedBy};
+use super::{GateRefusal, Grant, LinePlace, RefusedBy};
 use crate::domain::decision::{BATCH_MAX, CallKind, Subject, Want};
+use crate::domain::job::JobId;
 use crate::domain::limit::{AppliesTo, Scope};
 use crate::domain::quota_spec::{Blocked, CellSpec, QuotaSpec};
 
@@ -49,6 +50,8 @@ impl Of {
 /// Somebody who wants a permit.
 #[derive(Debug)]
 pub(super) struct Waiter {
+    /// Whose place may be asked for.
+    pub job: Option<JobId>,
     pub cost: u32,
     pub priority: u8,
     pub of: Of,
@@ -221,6 +224,24 @@ impl Line {
             let by = RefusedBy::StoreAway("its clock was not compared for too long".to_owned());
             waiter.aside = Some(Aside { until, by, exact: false, counts: None });
         }
+    }
+
+    /// Where a job stands, and what it waits for: something of its own, its kind's standing, or everybody's.
+    pub fn place_of(&self, job: &JobId, standing: Option<&Standing>, kinds: &Kinds) -> Option<LinePlace> {
+        let (place, waiter) = self.waiters.iter().find(|(_, waiter)| waiter.job.as_ref() == Some(job))?;
+        let goes_first = |elder: &&Waiter| {
+            let has_gone = elder.reply.is_closed();
+            !has_gone && (elder.aside.is_none() || elder.holds(&waiter.of))
+        };
+        let (mut before, mut cost_before) = (0, 0);
+        for elder in self.waiters.range(..place).map(|(_, elder)| elder).filter(goes_first) {
+            before += 1;
+            cost_before += u64::from(elder.cost);
+        }
+        let aside = waiter.aside.as_ref().map(|aside| (aside.by.clone(), aside.until, aside.exact));
+        let of_its_own = aside.is_some();
+        let line = standing.or_else(|| kinds.get(&waiter.of.kind())).map(|it| (it.by.clone(), it.until, it.exact));
+        Some(LinePlace { before, cost_before, refused: aside.or(line), of_its_own })
     }
 
     /// When the next of them will have waited long enough.

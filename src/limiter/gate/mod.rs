@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Limiter, RecentAttempts};
 use crate::domain::decision::CallKind;
+use crate::domain::job::JobId;
 use crate::domain::quota_spec::QuotaSpec;
 
 mod line;
@@ -22,9 +23,12 @@ mod permit;
 mod settle;
 mod standing;
 mod task;
+mod trust;
 mod warm;
 
 pub use permit::{InFlight, Late, Permit};
+pub use standing::{ASK_AHEAD, ASK_PAUSE};
+pub use task::SETTLE_AFTER;
 
 /// Longest time by which a pause is prolonged to spread those who waited.
 const PAUSE_SPREAD_MAX: Duration = Duration::from_secs(1);
@@ -89,15 +93,29 @@ pub struct GateView {
     pub standing: Option<(RefusedBy, Instant)>,
 }
 
+/// Where one waits in line, and what it waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinePlace {
+    /// How many go before it; those who stand aside for themselves alone are not counted.
+    pub before: u64,
+    /// What they and it use of each limit: the sum of the costs of those before it.
+    pub cost_before: u64,
+    /// Why it waits, until when, and whether that is exact; `None` while the line moves.
+    pub refused: Option<(RefusedBy, Instant, bool)>,
+    /// Refused by what counts its own account, reference or kind of call alone.
+    pub of_its_own: bool,
+}
+
 #[derive(Debug)]
 enum Message {
     Want(line::Waiter),
+    Where { job: JobId, reply: oneshot::Sender<Option<LinePlace>> },
     Settled(permit::Settled),
     Pause { until: Instant },
 }
 
 /// A handle on one gate; cheap to clone. The gate lives until its token is cancelled.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Gate {
     messages: mpsc::UnboundedSender<Message>,
     view: watch::Receiver<GateView>,
@@ -128,10 +146,15 @@ impl Gate {
     ///
     /// Dropping the future leaves the line; a permit that was granted meanwhile is given back.
     pub async fn permit(&self, ask: Ask) -> Grant {
+        self.permit_for(None, ask).await
+    }
+
+    /// The same, for a job whose place can be asked for by its id ([`Gate::place_of`]).
+    pub async fn permit_for(&self, job: Option<JobId>, ask: Ask) -> Grant {
         let (reply, answer) = oneshot::channel();
         let Ask { cost, kind, priority, account, reference, wait_until } = ask;
         let of = line::Of { kind: Some(kind), account, reference: reference.as_deref().map(digest) };
-        let waiter = line::Waiter { cost, priority, of, wait_until, reply, aside: None };
+        let waiter = line::Waiter { job, cost, priority, of, wait_until, reply, aside: None };
         let stopping = || {
             let retry_after = Duration::from_secs(1);
             Grant::Refused(GateRefusal { retry_after, exact: false, by: RefusedBy::Stopping, of_its_own: false })
@@ -140,6 +163,13 @@ impl Gate {
             return stopping();
         }
         answer.await.unwrap_or_else(|_| stopping())
+    }
+
+    /// Where this job stands in line; `None` when it does not. Looks at the whole line, so it is for people to ask.
+    pub async fn place_of(&self, job: JobId) -> Option<LinePlace> {
+        let (reply, answer) = oneshot::channel();
+        self.messages.send(Message::Where { job, reply }).ok()?;
+        answer.await.ok().flatten()
     }
 
     /// Holds the whole quota, in every process, for a wait that the provider named, and up to a tenth of it longer (at most

@@ -13,9 +13,9 @@ use crate::domain::decision::CallKind;
 
 /// How long before the announced instant the gate asks again: within the booking horizon, so that the permit comes with
 /// its exact start and the attempt can be committed meanwhile.
-const ASK_AHEAD: Duration = Duration::from_millis(100);
+pub const ASK_AHEAD: Duration = Duration::from_millis(100);
 /// Shortest time between a refusal and the next call that only asks again.
-pub(super) const ASK_PAUSE: Duration = Duration::from_millis(5);
+pub const ASK_PAUSE: Duration = Duration::from_millis(5);
 
 /// Why nobody passes, until when at the earliest.
 #[derive(Clone, Debug)]

@@ -13,6 +13,7 @@ use super::line::{Line, Waiter};
 use super::outgoing::{Load, Outgoing};
 use super::permit::Settled;
 use super::standing::{ASK_PAUSE, Kinds, Standing};
+use super::trust::Trust;
 use super::warm::Cold;
 use super::{GateParts, GateView, Message, RefusedBy};
 use crate::domain::clock_comparison::ClockComparison;
@@ -26,7 +27,7 @@ mod reply;
 /// Longest time between two exchanges with the store: the comparison of the clocks wears off.
 const IDLE_MAX: Duration = Duration::from_secs(30);
 /// How long settlements wait for company.
-const SETTLE_AFTER: Duration = Duration::from_millis(10);
+pub const SETTLE_AFTER: Duration = Duration::from_millis(10);
 /// Most calls that a gate makes before it leaves: ten thousand settlements.
 const LAST_CALLS_MAX: u32 = 10;
 const RETRY_FIRST: Duration = Duration::from_millis(50);
@@ -62,6 +63,7 @@ pub(super) struct GateTask {
     run_id: String,
     origin: Instant,
     clock: ClockComparison,
+    trust: Trust,
     distrust: Option<Micros>,
 }
 
@@ -96,6 +98,7 @@ impl GateTask {
             run_id: String::new(),
             origin: now,
             clock: ClockComparison::default(),
+            trust: Trust::default(),
             distrust: None,
         }
     }
@@ -143,6 +146,10 @@ impl GateTask {
     fn take(&mut self, message: Message) {
         match message {
             Message::Want(waiter) => self.join(waiter),
+            Message::Where { job, reply } => {
+                // Whoever asked and has gone away needs no answer.
+                let _ = reply.send(self.line.place_of(&job, self.standing.as_ref(), &self.kinds));
+            }
             Message::Settled(settled) => {
                 self.settled.push(settled);
                 self.settle_at.get_or_insert_with(|| Instant::now() + SETTLE_AFTER);
@@ -183,7 +190,12 @@ impl GateTask {
     fn next_call_at(&self) -> Option<Instant> {
         // A gate that has not been heard yet, or finds the store cold, asks without being asked: its first job must not
         // be the one that waits for it.
-        if self.calls < 2 || self.cold.is_some() || self.unanswered.is_some() || self.failures > 0 {
+        if !self.trust.is_given()
+            || self.calls < 2
+            || self.cold.is_some()
+            || self.unanswered.is_some()
+            || self.failures > 0
+        {
             return Some(self.ask_at);
         }
         let ready_at = self.line.ready_at(&self.kinds).map_or(self.ask_at, |ready_at| ready_at.max(self.ask_at));
@@ -226,7 +238,7 @@ impl GateTask {
                 tracing::warn!(%quota, "limiter store has become another; its state is not trusted");
             }
             self.run_id.clone_from(&run_id);
-            self.clock = ClockComparison::default();
+            (self.clock, self.trust) = (ClockComparison::default(), Trust::default());
             if let Some(unheard) = unanswered {
                 self.pause_until = self.pause_until.max(unheard.pause_until);
             }
@@ -242,7 +254,7 @@ impl GateTask {
         let rest = self.settled.split_off(self.settled.len().min(BATCH_MAX));
         let settled = std::mem::replace(&mut self.settled, rest);
         self.settle_at = (!self.settled.is_empty()).then(Instant::now);
-        let compared = self.clock.is_known() && self.distrust.is_none();
+        let compared = self.trust.is_given() && self.distrust.is_none();
         self.paused_until = self.paused_until.max(self.pause_until);
         let load = Load {
             groups: if compared { self.line.head(&spec, &self.kinds, Instant::now()) } else { Vec::new() },

@@ -10,9 +10,11 @@ use crate::domain::decision::CallKind;
 use crate::domain::disposition::Next;
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::{Mode, Provider};
+use crate::fleet::report::By;
 use crate::limiter::gate::{Ask, GateRefusal, Grant, Permit, RefusedBy};
 use crate::queue::DELAY_STEPS;
 use crate::worker::intake::End;
+use crate::worker::meter::Refused;
 
 pub(super) enum Pass {
     Granted(Permit),
@@ -28,10 +30,11 @@ pub(super) async fn permit(lane: &LaneParts, provider: &Provider, job: &JobInHan
         // What no delay queue can hold is slept in hand.
         Mode::Requeue => Instant::now() + DELAY_STEPS[0],
     };
+    let (asked_at, _waiting) = (Instant::now(), lane.meter.waits_for_permit());
     let mut sending = lane.pauses.watch_sending();
     let mut settings = lane.settings.clone();
     settings.mark_unchanged();
-    let asked = lane.gate.permit(Ask {
+    let ask = Ask {
         // A job's cost is what its charge uses.
         cost: if kind == CallKind::Charge { u32::from(job.job.cost) } else { 1 },
         kind,
@@ -39,7 +42,8 @@ pub(super) async fn permit(lane: &LaneParts, provider: &Provider, job: &JobInHan
         account: job.job.account.as_ref().map(|account| account.as_str().to_owned()),
         reference: job.job.reference.clone(),
         wait_until,
-    });
+    };
+    let asked = lane.gate.permit_for(Some(job.job.id.clone()), ask);
     tokio::pin!(asked);
     loop {
         sending.mark_unchanged();
@@ -51,13 +55,20 @@ pub(super) async fn permit(lane: &LaneParts, provider: &Provider, job: &JobInHan
         }
         tokio::select! {
             grant = &mut asked => return match grant {
-                Grant::Granted(permit) => Pass::Granted(permit),
+                Grant::Granted(permit) => {
+                    let usable_at = permit.start_at.max(Instant::now());
+                    lane.meter.permit_waited(usable_at.saturating_duration_since(asked_at));
+                    Pass::Granted(permit)
+                }
                 Grant::Refused(GateRefusal { by: RefusedBy::Stopping, .. }) if lane.stop.is_cancelled() => Pass::Stopping,
                 // Handed back to a lane that still takes, it would be here again at once.
                 Grant::Refused(GateRefusal { by: RefusedBy::Stopping, .. }) => {
                     Pass::Held("the quota is not open in this worker".to_owned())
                 }
-                Grant::Refused(refusal) => Pass::Refused(refusal),
+                Grant::Refused(refusal) => {
+                    tell_refused(lane, provider, &refusal);
+                    Pass::Refused(refusal)
+                }
             },
             _ = sending.changed() => {}
             _ = settings.changed() => {}
@@ -71,7 +82,7 @@ pub(super) async fn refused(lane: &LaneParts, job: &JobInHand, refusal: &GateRef
         RefusedBy::TooCostly => {
             let reason = "cost is above the smallest limit: it can never be sent".to_owned();
             let next = Next::Settle { state: FinalState::Review, reason, reference: None };
-            return put_down_next(lane, job, next).await;
+            return put_down_next(lane, job, next, reason_of(&refusal.by)).await;
         }
         RefusedBy::Limit(name) => format!("waits for limit {name}"),
         RefusedBy::Blocked { account } => format!("account {account} is blocked by a rule of this provider"),
@@ -83,7 +94,54 @@ pub(super) async fn refused(lane: &LaneParts, job: &JobInHand, refusal: &GateRef
     };
     // What its own account or reference refuses says nothing of the jobs behind it.
     if !refusal.of_its_own {
-        lane.pauses.stop_taking(refusal.retry_after, &cause);
+        lane.pauses.stop_taking(refusal.retry_after, held_by(&refusal.by), &cause);
     }
-    park(lane, job, refusal.retry_after, &cause).await
+    park(lane, job, refusal.retry_after, (reason_of(&refusal.by), &cause)).await
+}
+
+/// Stable word for metrics.
+fn reason_of(by: &RefusedBy) -> &'static str {
+    match by {
+        RefusedBy::Limit(_) => "limit",
+        RefusedBy::Cold => "cold",
+        RefusedBy::Paused => "paused_by_provider",
+        RefusedBy::StoreAway(_) => "store_away",
+        RefusedBy::StaleSettings => "stale_settings",
+        RefusedBy::TooCostly => "too_costly",
+        RefusedBy::Blocked { .. } => "blocked",
+        RefusedBy::Stopping => "stopping",
+    }
+}
+
+/// Counts a refusal, and says it to a person: never whose account it was.
+fn tell_refused(lane: &LaneParts, provider: &Provider, refusal: &GateRefusal) {
+    let reason = reason_of(&refusal.by);
+    let (limit, by) = match &refusal.by {
+        RefusedBy::Limit(name) => {
+            let limit = provider.limits.iter().find(|limit| limit.name == *name);
+            let allows = limit.map(|limit| format!(" ({})", limit.rate)).unwrap_or_default();
+            (Some(name.clone()), format!("{name}{allows}"))
+        }
+        RefusedBy::Cold => (None, "a limiter that has lost its state".to_owned()),
+        RefusedBy::Paused => (None, "a pause that the provider asked for".to_owned()),
+        RefusedBy::StoreAway(_) => (None, "a limiter store that is away".to_owned()),
+        RefusedBy::StaleSettings => (None, "settings that are not loaded yet".to_owned()),
+        RefusedBy::TooCostly => (None, "its cost, above the smallest limit".to_owned()),
+        RefusedBy::Blocked { .. } => (None, "a rule on its account".to_owned()),
+        RefusedBy::Stopping => (None, "a gate that is closing".to_owned()),
+    };
+    let free = if refusal.exact { "free in" } else { "free no sooner than in" };
+    let words = format!("refused by {by}, {free} {:.1} s", refusal.retry_after.as_secs_f64());
+    lane.meter.refused(Refused { reason, limit }, words);
+}
+
+/// What a refusal makes the lane rest for, as reports name it.
+pub(in crate::worker) fn held_by(refused: &RefusedBy) -> By {
+    match refused {
+        RefusedBy::Limit(_) => By::Limit,
+        RefusedBy::Cold => By::Cold,
+        RefusedBy::Paused => By::Provider,
+        RefusedBy::StoreAway(_) => By::Engine,
+        RefusedBy::StaleSettings | RefusedBy::TooCostly | RefusedBy::Blocked { .. } | RefusedBy::Stopping => By::Other,
+    }
 }

@@ -61,11 +61,16 @@ impl Closing {
 /// A request that was written down and surely never left.
 pub(super) async fn finish_unsent(lane: &LaneParts, job: &JobInHand, kind: CallKind, number: u32) -> End {
     let closing = Closing::unsent(kind, number, "the permit came too late");
-    write_end(lane, job, &closing, soon(job, "begun too late, nothing was sent")).await
+    write_end(lane, job, &closing, (soon(job, "begun too late, nothing was sent"), "late")).await
 }
 
-/// Commits what a request came to and where its job stands now.
-pub(super) async fn write_end(lane: &LaneParts, job: &JobInHand, closing: &Closing, next: Next) -> End {
+/// Commits what a request came to and where its job stands now; `why` it waits, if it does, in a word for metrics.
+pub(super) async fn write_end(
+    lane: &LaneParts,
+    job: &JobInHand,
+    closing: &Closing,
+    (next, why): (Next, &'static str),
+) -> End {
     let state = state_of(next);
     let written = until_back("write an outcome down", &lane.worker.abandon, || {
         faults::unread(Point::OutcomeCommitUnacknowledged, closing.write(lane, &job.held.hold, &state))
@@ -73,7 +78,7 @@ pub(super) async fn write_end(lane: &LaneParts, job: &JobInHand, closing: &Closi
     let written = written.instrument(spans::step("write the outcome down")).await;
     faults::crash(Point::AfterOutcome);
     match written {
-        Ok(Written::Kept) => kept(lane, &state),
+        Ok(Written::Kept) => kept(lane, job, &state, why),
         Ok(Written::Lost) => {
             tell_lost(job, closing, &state);
             End::HandBack
@@ -113,7 +118,7 @@ pub(super) async fn retract(lane: &LaneParts, job: &JobInHand, kind: CallKind) -
         }
     });
     match written.await {
-        Ok(Written::Kept) => kept(lane, &state),
+        Ok(Written::Kept) => kept(lane, job, &state, "ledger_away"),
         _ => End::HandBack,
     }
 }
@@ -122,17 +127,24 @@ fn soon(job: &JobInHand, reason: &str) -> Next {
     Next::Again { after: DELAY_STEPS[0], unknown: job.claimed.unknown, reason: reason.to_owned() }
 }
 
-pub(super) async fn put_down_next(lane: &LaneParts, job: &JobInHand, next: Next) -> End {
+/// Puts a job down without a request; `why` it waits, if it does, in a word for metrics.
+pub(super) async fn put_down_next(lane: &LaneParts, job: &JobInHand, next: Next, why: &'static str) -> End {
     let state = state_of(next);
     match put_down(lane, job, &state).await {
-        Some(Written::Kept) => kept(lane, &state),
+        Some(Written::Kept) => kept(lane, job, &state, why),
         Some(Written::Lost) => End::HandBack,
         None => End::Refused,
     }
 }
 
-pub(super) async fn park(lane: &LaneParts, job: &JobInHand, wait: Duration, reason: &str) -> End {
-    put_down_next(lane, job, Next::Again { after: wait, unknown: job.claimed.unknown, reason: reason.to_owned() }).await
+pub(super) async fn park(
+    lane: &LaneParts,
+    job: &JobInHand,
+    wait: Duration,
+    (why, reason): (&'static str, &str),
+) -> End {
+    let next = Next::Again { after: wait, unknown: job.claimed.unknown, reason: reason.to_owned() };
+    put_down_next(lane, job, next, why).await
 }
 
 /// The worker leaves: the job is free for others at once.
@@ -144,10 +156,14 @@ pub(super) async fn give_back(lane: &LaneParts, job: &JobInHand) -> End {
     End::HandBack
 }
 
-fn kept(lane: &LaneParts, state: &JobState) -> End {
+fn kept(lane: &LaneParts, job: &JobInHand, state: &JobState, why: &'static str) -> End {
     match state {
-        JobState::Waiting { wait, .. } | JobState::Unknown { wait, .. } => End::Park(*wait),
-        JobState::Final { .. } => {
+        JobState::Waiting { wait, reason } | JobState::Unknown { wait, reason } => {
+            lane.meter.parked(why, reason);
+            End::Park(*wait)
+        }
+        JobState::Final { state, .. } => {
+            lane.meter.settled(state.name(), job.claimed.age + job.claimed_at.elapsed());
             lane.worker.outbox.notify_one();
             End::Ack
         }

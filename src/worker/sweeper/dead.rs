@@ -141,6 +141,9 @@ async fn reject(worker: &Worker, letter: &DeadLetter, invalid: &Invalid, id: Opt
     let (outgoing, row) = rejection(&copy, invalid, id);
     worker.engines.queue.publish(outgoing).await?;
     worker.engines.ledger.reject(&row).await?;
+    if let Some(lane) = letter.lane.as_ref().and_then(|lane| worker.meter.find(lane)) {
+        lane.rejected(invalid.reason.code());
+    }
     Ok(true)
 }
 

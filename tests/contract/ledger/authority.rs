@@ -1,10 +1,17 @@
 //! The row that says who grants: read by everybody, changed by compare and set.
 
+use sluicegate::domain::clock_witness::{Ahead, Word};
+use sluicegate::domain::time::Micros;
 use sluicegate::ledger::{Authority, LedgerError};
 
 use super::*;
 
-on_every_database!(a_holder_is_taken_by_compare_and_set, takers_at_once_agree, a_holder_is_a_run_id_or_share);
+on_every_database!(
+    a_holder_is_taken_by_compare_and_set,
+    takers_at_once_agree,
+    a_holder_is_a_run_id_or_share,
+    a_word_on_the_clock_holds_for_its_term,
+);
 
 async fn a_holder_is_taken_by_compare_and_set(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
@@ -23,7 +30,7 @@ async fn a_holder_is_taken_by_compare_and_set(kind: Kind) {
     let minute = if kind == Kind::Postgres { "interval '1 minute'" } else { "60000" };
     fixture.sql(&format!("UPDATE limiter_authority SET since = since - {minute}")).await.unwrap();
     let held = ledger.authority(&[acme.clone(), adyen.clone()]).await.unwrap();
-    let Authority { holder, term, age } = &held[&acme];
+    let Authority { holder, term, age, .. } = &held[&acme];
     assert_eq!((holder.as_str(), *term, held.len()), ("redis:a", first.term, 1));
     assert!(*age >= Duration::from_secs(59) && *age < Duration::from_secs(90), "{age:?}");
     let shared = ledger.take_authority(&acme, Some("redis:a"), "share").await.unwrap();
@@ -36,6 +43,41 @@ async fn a_holder_is_taken_by_compare_and_set(kind: Kind) {
     assert!(again.term > shared.term, "{again:?}");
     ledger.take_authority(&adyen, None, "share").await.unwrap();
     assert_eq!(ledger.authority(&[acme, adyen]).await.unwrap().len(), 2);
+}
+
+async fn a_word_on_the_clock_holds_for_its_term(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let (ledger, acme) = (fixture.ledger(), name("acme"));
+    let first = ledger.take_authority(&acme, None, "redis:a").await.unwrap();
+    assert_eq!(first.word, None);
+    let since = Micros(1_800_000_000_000_007);
+    let word = |ahead_us: i64, since_us: u64| Word {
+        ahead: Ahead { least_us: ahead_us, most_us: ahead_us + 900 },
+        since: Micros(since_us),
+    };
+    let said = async || ledger.authority(std::slice::from_ref(&acme)).await.unwrap()[&acme].clone();
+    ledger.note_clock(&acme, first.term, &word(-5_000_000, since.0)).await.unwrap();
+    let held = said().await;
+    let (kept, age) = held.word.unwrap();
+    assert_eq!((kept, held.holder.as_str(), held.term), (word(-5_000_000, since.0), "redis:a", first.term));
+    assert!(age < Duration::from_secs(30), "{age:?}");
+    let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let apart = wall.abs_diff(Duration::from_micros(held.now.0));
+    assert!(apart < Duration::from_secs(30), "the database runs here: {apart:?}");
+    // Whoever knows of a later step is believed, whoever does not know of it is not.
+    ledger.note_clock(&acme, first.term, &word(25_000_000, since.0 + 9)).await.unwrap();
+    ledger.note_clock(&acme, first.term, &word(-5_000_000, since.0)).await.unwrap();
+    ledger.note_clock(&acme, first.term - 1, &word(1, since.0 + 20)).await.unwrap();
+    assert_eq!(said().await.word.unwrap().0, word(25_000_000, since.0 + 9));
+    // The same again is younger.
+    let minute = if kind == Kind::Postgres { "interval '1 minute'" } else { "60000" };
+    fixture.sql(&format!("UPDATE limiter_authority SET clock_said_at = clock_said_at - {minute}")).await.unwrap();
+    assert!(said().await.word.unwrap().1 >= Duration::from_secs(59));
+    ledger.note_clock(&acme, first.term, &word(25_000_001, since.0 + 9)).await.unwrap();
+    assert!(said().await.word.unwrap().1 < Duration::from_secs(30));
+    let next = ledger.take_authority(&acme, Some("redis:a"), "redis:b").await.unwrap();
+    assert_eq!((next.word, said().await.word), (None, None));
+    assert!(fixture.sql("UPDATE limiter_authority SET clock_since_us = 5").await.is_err(), "half a word");
 }
 
 async fn takers_at_once_agree(kind: Kind) {

@@ -8,7 +8,9 @@ use sluicegate::ledger::{AttemptEnd, Begun, JobState, Written};
 use super::*;
 
 mod audit;
+mod history;
 mod races;
+mod surroundings;
 
 on_every_database!(
     one_charge_pays_one_payment,
@@ -33,7 +35,7 @@ fn verdicts() -> [Verdict; 6] {
 }
 
 fn by() -> By {
-    By { os_user: "alice@desk".to_owned(), because: Some("asked the provider".to_owned()) }
+    By { os_user: "alice@desk".to_owned(), program: None, because: Some("asked the provider".to_owned()) }
 }
 
 fn id(text: &str) -> JobId {
@@ -320,10 +322,11 @@ async fn a_job_is_recalled_as_it_was_recorded(kind: Kind) {
 async fn pages_go_by_id_and_leave_nothing_out(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let operator = fixture.operator();
-    assert_eq!(operator.list(&Filter { state: Some("dead"), provider: None }, None, 5).await.unwrap(), []);
+    assert_eq!(operator.list(&Filter { state: Some("dead"), ..Filter::default() }, None, 5).await.unwrap(), []);
     for number in 0..14 {
         let provider = ["adyen", "stripe", "wise"][number % 3];
-        let hold = fixture.take(&Job { provider: name(provider), ..job(&format!("p{number:02}")) }).await.hold;
+        let account = Some(id(["acct_1", "acct_2"][number / 7]));
+        let hold = fixture.take(&Job { provider: name(provider), account, ..job(&format!("p{number:02}")) }).await.hold;
         if number % 2 == 0 {
             assert_eq!(fixture.ledger().put_down(&hold, &settled(FinalState::Dead)).await.unwrap(), Written::Kept);
         }
@@ -342,10 +345,16 @@ async fn pages_go_by_id_and_leave_nothing_out(kind: Kind) {
     let wise = Some(name("wise"));
     for at_most in [1, 3, 100] {
         assert_eq!(all(Filter::default(), at_most).await, numbers(|_| true));
-        assert_eq!(all(Filter { state: Some("dead"), provider: None }, at_most).await, numbers(|n| n % 2 == 0));
-        assert_eq!(all(Filter { state: None, provider: wise.clone() }, at_most).await, numbers(|n| n % 3 == 2));
-        let both = Filter { state: Some("dead"), provider: wise.clone() };
+        assert_eq!(all(Filter { state: Some("dead"), ..Filter::default() }, at_most).await, numbers(|n| n % 2 == 0));
+        assert_eq!(all(Filter { provider: wise.clone(), ..Filter::default() }, at_most).await, numbers(|n| n % 3 == 2));
+        let both = Filter { state: Some("dead"), provider: wise.clone(), ..Filter::default() };
         assert_eq!(all(both, at_most).await, numbers(|n| n % 3 == 2 && n % 2 == 0));
+        let account = Filter { account: Some(id("acct_2")), ..Filter::default() };
+        assert_eq!(all(account.clone(), at_most).await, numbers(|n| *n >= 7));
+        let three = Filter { state: Some("dead"), provider: wise.clone(), ..account };
+        assert_eq!(all(three.clone(), at_most).await, numbers(|n| *n >= 7 && n % 3 == 2 && n % 2 == 0));
+        assert_eq!(all(Filter { id: Some(id("p03")), ..Filter::default() }, at_most).await, ["p03"]);
+        assert_eq!(all(Filter { id: Some(id("p03")), ..three }, at_most).await, [""; 0]);
     }
     let counts = operator.counts().await.unwrap();
     assert_eq!(counts.iter().map(|count| count.jobs).sum::<i64>(), 14);

@@ -9,6 +9,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 
+mod signed;
+
 on_every_database!(
     every_change_bumps_the_version_and_is_audited,
     an_operators_row_has_the_contracts_defaults,
@@ -415,7 +417,8 @@ async fn what_a_gate_hears_is_looked_at_once(kind: Kind) {
     let stop = CancellationToken::new();
     // Polled once at its start, and then not before this test is over.
     let hour = Duration::from_secs(3_600);
-    let watch = tokio::spawn(settings_watch::follow(settings.clone(), hour, stop.clone(), known, store));
+    let watch =
+        tokio::spawn(settings_watch::follow(settings.clone(), hour, stop.clone(), known, store, Arc::default()));
     fixture.apply(&file(FILE)).await;
     let version = settings.version().await.unwrap();
     gate.seen(version);

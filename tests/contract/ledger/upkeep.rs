@@ -367,6 +367,8 @@ async fn every_job_is_accounted_for(kind: Kind) {
         fixture.waiting(&job(id), Duration::ZERO).await;
         fixture.move_back(id, "wake_at", overdue_s).await;
     }
+    fixture.move_back("due", "created_at", 7_200).await;
+    fixture.sql("UPDATE jobs SET expires_at = created_at WHERE id = 'due'").await.unwrap();
     fixture.take(&job("held")).await;
     let sending = fixture.take(&job("sending")).await.hold;
     assert_eq!(fixture.ledger().begin_attempt(&sending, &request("sending")).await.unwrap(), Begun::Attempt(1));
@@ -385,8 +387,12 @@ async fn every_job_is_accounted_for(kind: Kind) {
             parked: 1,
             due: 2,
             astray: 1,
+            past_deadline: 1,
+            oldest_open: account.oldest_open,
             ..Account::default()
         };
+        let hours = account.oldest_open.unwrap().as_secs() / 3_600;
+        assert_eq!(hours, 2, "recorded then: `due`");
         assert_eq!(account, expected);
         assert_eq!(account.faults(), Vec::<String>::new());
     }

@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use sluicegate::domain::clock_witness::Word;
 use sluicegate::domain::provider::StoreDown;
 use sluicegate::ledger::Ledger;
 use sluicegate::ledger::database::Database;
@@ -23,7 +24,7 @@ use crate::support::redis::{Redis, RedisOptions};
 
 const POLL: Duration = Duration::from_millis(100);
 /// The times of a real cluster, shortened.
-const TIMING: Timing = Timing {
+pub const TIMING: Timing = Timing {
     share_after: Duration::from_millis(500),
     share_ends_after: Duration::from_millis(500),
     share_lasts: Duration::from_secs(2),
@@ -35,7 +36,7 @@ fn spec(store_down: StoreDown) -> QuotaSpec {
 }
 
 /// The rows of one test.
-struct Rows {
+pub struct Rows {
     database: Database,
     ledger: Arc<dyn Ledger>,
 }
@@ -47,7 +48,7 @@ impl Rows {
         Self { ledger: database.ledger(), database }
     }
 
-    async fn on_postgres() -> Self {
+    pub async fn on_postgres() -> Self {
         static DATABASES: AtomicU32 = AtomicU32::new(0);
         let name = format!("authority_{}", DATABASES.fetch_add(1, Ordering::Relaxed));
         let url = block_in_place(|| Postgres::shared().create_database(&name));
@@ -55,7 +56,7 @@ impl Rows {
     }
 
     /// A process's limiter, with links of its own.
-    fn limiter(&self, url: &str) -> Arc<dyn Limiter> {
+    pub fn limiter(&self, url: &str) -> Arc<dyn Limiter> {
         let store = Arc::new(RedisLimiter::new(url, "authority").unwrap());
         Arc::new(Authorised::new(store, Arc::new(LedgerRows(self.ledger.clone())), TIMING))
     }
@@ -65,6 +66,13 @@ impl Rows {
         let quota = quota().quota;
         let rows = self.ledger.authority(std::slice::from_ref(&quota)).await.unwrap();
         rows.get(&quota).map_or((String::new(), 0), |row| (row.holder.clone(), row.term))
+    }
+
+    /// What was said last of the store's clock.
+    pub async fn word(&self) -> Option<Word> {
+        let quota = quota().quota;
+        let rows = self.ledger.authority(std::slice::from_ref(&quota)).await.unwrap();
+        rows.get(&quota).and_then(|row| row.word).map(|(word, _)| word)
     }
 
     async fn until(&self, what: &str, is_so: impl Fn(&str, i64) -> bool) {

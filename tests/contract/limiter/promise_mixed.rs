@@ -103,7 +103,7 @@ impl World {
             }
             Step::Crash { worker } => self.workers[*worker] = self.newborn(),
             Step::Restart => self.run += 1,
-            // Whoever comes first after a step and was not there before cannot see it: nobody promises that.
+            // Whoever comes after a step needs the word of somebody who was there: see `newcomers`.
             Step::MoveClock { .. } if self.workers.iter().any(|worker| !worker.clock.is_known()) => {}
             Step::MoveClock { us } => self.offset_us += us,
         }

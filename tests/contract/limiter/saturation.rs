@@ -130,7 +130,7 @@ async fn a_permit_in_hand_when_the_state_is_lost() {
     while running.join_next().await.is_some() {}
 }
 
-async fn permit(gate: &Gate) -> Permit {
+pub async fn permit(gate: &Gate) -> Permit {
     match gate.permit(ask(Instant::now() + 60 * SECOND)).await {
         Grant::Granted(permit) => permit,
         Grant::Refused(refusal) => panic!("{refusal:?}"),

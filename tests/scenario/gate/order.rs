@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use sluicegate::domain::decision::CallKind;
+use sluicegate::domain::job::Token;
 use sluicegate::domain::limit::{AppliesTo, Scope};
 use sluicegate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use sluicegate::limiter::gate::{Ask, Gate, GateRefusal, Grant, RefusedBy};
@@ -95,4 +96,39 @@ async fn an_urgent_job_takes_the_free_slot_that_is_too_small_for_the_first_in_li
         assert!(matches!(urgent, Ok(Grant::Granted(_))), "{applies_to:?}: {urgent:?}");
         assert!(!costly.is_finished());
     }
+}
+
+/// Who is asked about is told its exact place, whatever goes before it, and what the line waits for.
+#[tokio::test(start_paused = true)]
+async fn a_job_in_line_is_told_how_many_go_before_it() {
+    let five = spec(&[("all", 5, 1_000)]);
+    let Steered { gate, settings: _settings, .. } = steered(Altered::slow(Duration::from_millis(1)), five);
+    use_one(&gate, ask(5, hour())).await;
+    let wait = |id: &str, priority: u8, cost: u32| {
+        let (gate, job) = (gate.clone(), Token::new(id).unwrap());
+        tokio::spawn(async move { gate.permit_for(Some(job), Ask { priority, ..ask(cost, hour()) }).await })
+    };
+    let mut waiting = Vec::new();
+    for (id, priority, cost) in [("first", 0, 1), ("second", 0, 3), ("third", 0, 1), ("urgent", 9, 2)] {
+        waiting.push(wait(id, priority, cost));
+        sleep(Duration::from_millis(1)).await;
+    }
+    // The urgent one has been asked for, too.
+    sleep(Duration::from_millis(20)).await;
+    let place = async |id: &str| gate.place_of(Token::new(id).unwrap()).await;
+    for (id, before, cost_before) in [("urgent", 0, 0), ("first", 1, 2), ("second", 2, 3), ("third", 3, 6)] {
+        let told = place(id).await.unwrap();
+        assert_eq!((told.before, told.cost_before, told.of_its_own), (before, cost_before, false), "{id}");
+        let (by, until, exact) = told.refused.unwrap();
+        assert_eq!((by, exact), (RefusedBy::Limit("all".into()), true), "{id}");
+        assert!(until > Instant::now() && until < Instant::now() + Duration::from_millis(1_100), "{id}");
+    }
+    assert_eq!(place("nobody").await, None);
+    // Whoever has gone leaves the line to the others.
+    waiting.remove(1).abort();
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!(place("third").await.map(|told| told.before), Some(2));
+    let urgent = waiting.pop().unwrap().await.unwrap();
+    assert!(matches!(urgent, Grant::Granted(_)), "{urgent:?}");
+    assert_eq!(place("urgent").await, None);
 }

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use sluicegate::domain::provider::ProviderName;
 use sluicegate::ledger::LedgerError;
 use sluicegate::ledger::database::Database;
+use sluicegate::ledger::operator::Operator;
 use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
 use sluicegate::ledger::settings::Settings;
 use sluicegate::ledger::upkeep::Upkeep;
@@ -180,6 +181,14 @@ impl Bench {
         self.queue.recover().await.unwrap();
     }
 
+    pub fn operator(&self) -> Arc<dyn Operator> {
+        self.database.operator()
+    }
+
+    pub fn queue(&self) -> Arc<dyn Queue> {
+        self.queue.clone()
+    }
+
     pub fn upkeep(&self) -> Arc<dyn Upkeep> {
         self.database.upkeep()
     }
@@ -213,6 +222,14 @@ impl Bench {
         let mut progress = self.running.as_ref().unwrap().progress.clone();
         let known = progress.wait_for(|progress| progress.ready && progress.known.version >= version);
         tokio::time::timeout(PATIENCE, known).await.expect("settings not loaded").unwrap().clone()
+    }
+
+    /// Waits until the worker tells of this many bad rows, and returns their problems.
+    pub async fn bad_rows(&self, count: usize) -> Vec<String> {
+        let mut progress = self.running.as_ref().unwrap().progress.clone();
+        let told = tokio::time::timeout(PATIENCE, progress.wait_for(|progress| progress.known.bad.len() == count));
+        let known = told.await.expect("bad rows are not told").unwrap().known.clone();
+        known.bad.iter().flat_map(|bad| bad.problems.clone()).collect()
     }
 
     /// Publishes a plain job.

@@ -99,12 +99,16 @@ async fn a_row_that_cannot_be_called_keeps_the_last_good_client() {
     bench.pay("acme", "one").await;
     bench.until_state("one", "succeeded").await;
     bench.apply(&[ProviderRow { url: "https://refused.test/".to_owned(), ..row("acme") }]).await;
-    bench.settings_known().await;
+    assert_eq!(bench.bad_rows(1).await, ["url `https://refused.test/` is refused: not today"]);
     bench.pay("acme", "two").await;
     bench.until_state("two", "succeeded").await;
-    bench.apply(&[ProviderRow { url: "https://moved.test/".to_owned(), ..row("acme") }]).await;
+    // That it is paused is obeyed all the same.
+    bench.sql("UPDATE providers SET paused = 1").await;
     bench.settings_known().await;
+    bench.bad_rows(1).await;
     bench.pay("acme", "three").await;
+    bench.apply(&[ProviderRow { url: "https://moved.test/".to_owned(), ..row("acme") }]).await;
+    assert!(bench.bad_rows(0).await.is_empty());
     bench.until_state("three", "succeeded").await;
     let urls: Vec<String> = bench.script.sent().into_iter().map(|sent| sent.request.url).collect();
     assert_eq!(urls, ["https://acme.test/charges", "https://acme.test/charges", "https://moved.test/"]);

@@ -17,7 +17,7 @@ use super::bench::{Bench, limit, row};
 
 const JOBS: usize = 60;
 
-struct Http(OutboundPolicy);
+pub struct Http(pub OutboundPolicy);
 
 impl ProviderFactory for Http {
     fn build(&self, provider: &Provider) -> Result<Arc<dyn PaymentProvider>, FreezeError> {

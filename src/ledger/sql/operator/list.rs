@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::domain::job::JobId;
+use crate::domain::job::{JobId, Token};
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 use crate::ledger::operator::{At, Filter, JobLine, LIST_MAX};
@@ -21,13 +21,15 @@ pub const LINE_COLUMNS: &str = "jobs.id, jobs.provider, jobs.state, jobs.amount,
 pub struct Statements {
     of_any_state: Sql,
     of_a_state: Sql,
+    one: Sql,
 }
 
 impl Statements {
     pub fn new(dialect: Dialect) -> Self {
         let of_any_state = format!(
             "SELECT {LINE_COLUMNS} FROM jobs \
-             WHERE ($1 IS NULL OR jobs.provider = $1) AND jobs.id > $2 ORDER BY jobs.id LIMIT $3"
+             WHERE ($1 IS NULL OR jobs.provider = $1) AND jobs.id > $2 AND ($4 IS NULL OR jobs.account = $4) \
+             ORDER BY jobs.id LIMIT $3"
         );
         // Steps from one provider to the next instead of reading all entries of the index.
         let of_a_state = format!(
@@ -36,10 +38,15 @@ impl Statements {
                  UNION ALL \
                  SELECT (SELECT min(provider) FROM jobs WHERE jobs.provider > lanes.provider) FROM lanes \
                  WHERE lanes.provider IS NOT NULL) \
-             SELECT {LINE_COLUMNS} FROM lanes JOIN jobs ON jobs.provider = lanes.provider AND jobs.state = $4 \
-             WHERE ($1 IS NULL OR lanes.provider = $1) AND jobs.id > $2 ORDER BY jobs.id LIMIT $3"
+             SELECT {LINE_COLUMNS} FROM lanes JOIN jobs ON jobs.provider = lanes.provider AND jobs.state = $5 \
+             WHERE ($1 IS NULL OR lanes.provider = $1) AND jobs.id > $2 AND ($4 IS NULL OR jobs.account = $4) \
+             ORDER BY jobs.id LIMIT $3"
         );
-        Self { of_any_state: dialect.sql(&of_any_state), of_a_state: dialect.sql(&of_a_state) }
+        Self {
+            of_any_state: dialect.sql(&of_any_state),
+            of_a_state: dialect.sql(&of_a_state),
+            one: dialect.sql(&format!("SELECT {LINE_COLUMNS} FROM jobs WHERE jobs.id = $1")),
+        }
     }
 
     pub async fn page(
@@ -49,9 +56,17 @@ impl Statements {
         after: Option<&JobId>,
         at_most: u32,
     ) -> Result<Vec<JobLine>, LedgerError> {
+        if let Some(id) = &filter.id {
+            let found = engine.query(&self.one, of(id)).await?;
+            let found = found.iter().map(line).collect::<Result<Vec<_>, _>>()?;
+            let wanted =
+                |line: &JobLine| filter.holds(line) && after.is_none_or(|after| line.id.as_str() > after.as_str());
+            return Ok(found.into_iter().filter(wanted).take(at_most as usize).collect());
+        }
         let provider = filter.provider.as_ref().map(ProviderName::as_str);
+        let account = filter.account.as_ref().map(Token::as_str);
         let after = after.map_or("", JobId::as_str);
-        let mut args = vec![provider.into(), after.into(), at_most.min(LIST_MAX).into()];
+        let mut args = vec![provider.into(), after.into(), at_most.min(LIST_MAX).into(), account.into()];
         args.extend(filter.state.map(Into::into));
         let sql = if filter.state.is_some() { &self.of_a_state } else { &self.of_any_state };
         engine.query(sql, Args::from(args)).await?.iter().map(line).collect()

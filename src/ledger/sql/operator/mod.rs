@@ -4,28 +4,36 @@
 //! verdict is passed on.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 
 use super::engine::Engine;
-use super::reports;
+use super::{recent, reports};
 use crate::domain::job::JobId;
-use crate::ledger::operator::{By, Filter, JobLine, JobStory, Operator, Recalled, Refusal, Verdict};
-use crate::ledger::{LedgerError, StateCount};
+use crate::domain::provider::ProviderName;
+use crate::ledger::operator::{At, By, Filter, JobLine, JobStory, Operator, PastArrival, Recalled, Refusal, Verdict};
+use crate::ledger::surroundings::Surroundings;
+use crate::ledger::{LedgerError, RecentUses, StateCount};
 
+mod history;
 mod list;
 mod recall;
 mod story;
+mod surroundings;
 mod verdict;
 
 /// The operators' face over any engine.
 pub struct SqlOperator {
     engine: Arc<dyn Engine>,
+    history: history::Statements,
     list: list::Statements,
     story: story::Statements,
+    surroundings: surroundings::Statements,
     recall: recall::Statements,
     verdict: verdict::Statements,
     reports: reports::Statements,
+    recent: recent::Statements,
 }
 
 impl SqlOperator {
@@ -33,11 +41,14 @@ impl SqlOperator {
         let dialect = engine.dialect();
         Self {
             engine,
+            history: history::Statements::new(dialect),
             list: list::Statements::new(dialect),
             story: story::Statements::new(dialect),
+            surroundings: surroundings::Statements::new(dialect),
             recall: recall::Statements::new(dialect),
             verdict: verdict::Statements::new(dialect),
             reports: reports::Statements::new(dialect),
+            recent: recent::Statements::new(dialect),
         }
     }
 }
@@ -48,8 +59,26 @@ impl Operator for SqlOperator {
         self.story.of(&*self.engine, id).await
     }
 
+    async fn surroundings(&self, id: &JobId, sharing: &[ProviderName]) -> Result<Surroundings, LedgerError> {
+        self.surroundings.of(&*self.engine, id, sharing).await
+    }
+
+    async fn recent_uses(&self, quota: &ProviderName, within: Duration) -> Result<RecentUses, LedgerError> {
+        self.recent.uses(&*self.engine, quota, within).await
+    }
+
     async fn list(&self, filter: &Filter, after: Option<&JobId>, at_most: u32) -> Result<Vec<JobLine>, LedgerError> {
         self.list.page(&*self.engine, filter, after, at_most).await
+    }
+
+    async fn arrivals(
+        &self,
+        provider: &ProviderName,
+        from: At,
+        to: At,
+        at_most: usize,
+    ) -> Result<Vec<PastArrival>, LedgerError> {
+        self.history.of(&*self.engine, provider, (from, to), at_most).await
     }
 
     async fn counts(&self) -> Result<Vec<StateCount>, LedgerError> {

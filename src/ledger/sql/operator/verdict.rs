@@ -11,16 +11,11 @@ use crate::ledger::LedgerError;
 use crate::ledger::operator::{By, Refusal, Verdict};
 use crate::ledger::sql::dialect::Dialect;
 use crate::ledger::sql::engine::{Args, Engine, Sql, Step, Value};
+use crate::ledger::sql::signature::Signature;
 use crate::ledger::sql::storable;
 
 /// How often a verdict looks again when a worker took the job between its statements.
 const LOOKS_MAX: u32 = 4;
-
-/// The trigger on `jobs` writes the audit row; who and why are told before or after, as the database can.
-enum Note {
-    Before(Sql),
-    After(Sql),
-}
 
 pub struct Statements {
     look: Sql,
@@ -28,22 +23,11 @@ pub struct Statements {
     revive: Sql,
     event: Sql,
     charged: Sql,
-    note: Note,
+    signature: Signature,
 }
 
 impl Statements {
     pub fn new(dialect: Dialect) -> Self {
-        let note = match dialect {
-            // For this transaction alone.
-            Dialect::Postgres => Note::Before(dialect.sql(
-                "SELECT set_config('sluicegate.os_user', $2, true) AS os_user, \
-                     set_config('sluicegate.because', COALESCE($3, ''), true) AS because WHERE $1 <> ''",
-            )),
-            Dialect::Sqlite => Note::After(dialect.sql(
-                "UPDATE job_audit SET os_user = $2, because = $3 \
-                 WHERE id = (SELECT max(id) FROM job_audit WHERE job_id = $1)",
-            )),
-        };
         Self {
             look: dialect.sql(
                 "SELECT state, fence, maybe_charged, \
@@ -76,7 +60,7 @@ impl Statements {
                  WHERE jobs.id = $1 AND other.id <> $1 AND other.state = 'succeeded' \
                      AND other.provider_reference = COALESCE($2, jobs.provider_reference)",
             ),
-            note,
+            signature: Signature::new(dialect),
         }
     }
 
@@ -149,11 +133,7 @@ impl Statements {
             storable(&reason).into(),
         ];
         let step = |sql: &Sql, args: Args| Step { sql: sql.clone(), args, must_affect: true };
-        let note_args: Args = Arc::from([id.as_str().into(), storable(&by.os_user).into(), because.into()]);
         let mut steps = Vec::new();
-        if let Note::Before(sql) = &self.note {
-            steps.push(step(sql, note_args.clone()));
-        }
         if verdict.sends_again() {
             change.push(false.into());
             steps.push(step(&self.revive, Args::from(change)));
@@ -166,9 +146,6 @@ impl Statements {
             steps.push(step(&self.settle, Args::from(change)));
             steps.push(step(&self.event, of(id)));
         }
-        if let Note::After(sql) = &self.note {
-            steps.push(step(sql, note_args));
-        }
-        steps
+        self.signature.on_job(id, steps, by)
     }
 }

@@ -22,6 +22,9 @@ const SETTLED_LATELY: &str = "scrubbed_at IS NULL AND state IN ('succeeded', 'de
 const IN_REVIEW_LATELY: &str = "state = 'review' AND updated_at >= {after:(0 - $2)}";
 const SETTLED: &str = "state NOT IN ('waiting', 'sending', 'unknown')";
 
+/// What is to wait for its time waits from then on.
+const SINCE: &str = "CASE WHEN not_before > created_at THEN not_before ELSE created_at END";
+
 const NO_EVENT: &str = "NOT EXISTS (SELECT 1 FROM outcome_events WHERE outcome_events.job_id = jobs.id \
      AND outcome_events.state = jobs.state)";
 /// `accepted` is the reason that an answer leaves; what a look-up or a person found says so in other words.
@@ -37,7 +40,15 @@ impl Statements {
     pub fn new(dialect: Dialect) -> Self {
         let open = |place: &str, which: &str| part(place, &format!("{OPEN} AND {which}"));
         let places = [
-            "SELECT provider, 'state' AS place, state, count(*) AS jobs FROM jobs GROUP BY provider, state".to_owned(),
+            // First, because PostgreSQL takes the types of the columns from here.
+            format!(
+                "SELECT min(provider) AS provider, 'open' AS place, NULL AS state, \
+                 count(CASE WHEN expires_at <= {{now}} THEN 1 END) AS jobs, {{aged:min({SINCE})}} AS oldest_ms \
+                 FROM jobs WHERE {OPEN} GROUP BY provider || ''"
+            ),
+            "SELECT provider, 'state' AS place, state, count(*) AS jobs, NULL AS oldest_ms FROM jobs \
+             GROUP BY provider, state"
+                .to_owned(),
             open("in_hand", "lease_until > {now}"),
             open("parked", &format!("{FREE} AND wake_at > {{now}}")),
             open("due", &format!("{FREE} AND wake_at <= {{now}}")),
@@ -78,8 +89,8 @@ impl Statements {
 /// Grouped by an expression, because SQLite would rather read all jobs in the order of an index on the column.
 fn part(place: &str, which: &str) -> String {
     format!(
-        "SELECT min(provider) AS provider, '{place}' AS place, NULL AS state, count(*) AS jobs FROM jobs WHERE {which} \
-         GROUP BY provider || ''"
+        "SELECT min(provider) AS provider, '{place}' AS place, NULL AS state, count(*) AS jobs, NULL AS oldest_ms \
+         FROM jobs WHERE {which} GROUP BY provider || ''"
     )
 }
 
@@ -89,6 +100,10 @@ fn enter(account: &mut Account, row: &Row) -> Result<(), LedgerError> {
         "state" => {
             account.recorded += jobs;
             account.states.push((row.text("state")?, jobs));
+        }
+        "open" => {
+            account.past_deadline = jobs;
+            account.oldest_open = row.opt_ms("oldest_ms")?;
         }
         "in_hand" => account.in_hand = jobs,
         "parked" => account.parked = jobs,

@@ -13,15 +13,19 @@ use crate::domain::decision::{CallKind, PassedOver, Refusal, Refused, Reply, Run
 use crate::domain::limit::Scope;
 use crate::domain::quota_spec::{CellSpec, QuotaSpec};
 use crate::domain::time::Micros;
+use crate::limiter::StoreReading;
 use crate::limiter::gate::line::{Aside, Place};
 use crate::limiter::gate::outgoing::Outgoing;
 use crate::limiter::gate::permit::{Permit, Slots};
 use crate::limiter::gate::standing::{ASK_PAUSE, Standing};
+use crate::limiter::gate::trust::Sought;
 use crate::limiter::gate::warm::Cold;
 use crate::limiter::gate::{Grant, RefusedBy};
 
 /// How long a gate with old settings waits for the new ones before it asks again.
 const STALE_PAUSE: Duration = Duration::from_millis(100);
+/// Between two questions whether somebody vouches for the store's clock.
+const WORD_PAUSE: Duration = Duration::from_millis(50);
 /// How long one whose permit would have started too late is not asked for, at most.
 const TOO_LATE_MAX: Duration = Duration::from_secs(1);
 
@@ -46,10 +50,12 @@ impl GateTask {
         if self.stepped(&outgoing, reply, arrived) {
             return;
         }
+        self.seek_trust(&outgoing, reply, arrived);
         self.hand_out(&outgoing, reply, arrived);
         let Some(refused) = reply.refused else {
             self.cold = None;
             self.stale = false;
+            self.wait_for_trust(arrived);
             return;
         };
         if refused.by == Refusal::StaleVersion {
@@ -65,6 +71,15 @@ impl GateTask {
         }
         self.stale = refused.by == Refusal::StaleVersion;
         self.stand(&outgoing.spec, refused, reply, arrived).await;
+        self.wait_for_trust(arrived);
+    }
+
+    fn wait_for_trust(&mut self, arrived: Instant) {
+        if !self.trust.is_given() && self.distrust.is_none() {
+            let standing = Standing::new(RefusedBy::Cold, arrived + WORD_PAUSE, false, arrived);
+            self.ask_at = standing.ask_at;
+            self.standing = Some(standing);
+        }
     }
 
     /// Compares the clocks before anything of the reply is used. After a step nothing that the store has counted says when
@@ -73,15 +88,42 @@ impl GateTask {
         self.distrust.take_if(|born| outgoing.call.distrust == Some(*born));
         let [departed, arrived] = [outgoing.departed, arrived].map(|at| at.saturating_duration_since(self.origin));
         let (by, direction) = match self.clock.observe(departed, arrived, reply.now) {
-            Comparison::First | Comparison::Agrees { .. } => return false,
+            Comparison::First => {
+                self.trust.begin(reply.now);
+                return false;
+            }
+            Comparison::Agrees { .. } => return false,
             Comparison::SteppedForward { by } => (by, "forward"),
             Comparison::SteppedBack { by } => (by, "back"),
         };
         let quota = &outgoing.spec.quota;
         tracing::error!(%quota, ?by, direction, "the limiter store's clock made a step; its state is begun anew");
+        self.trust.begin(reply.now);
         self.distrust = Some(reply.born);
         self.pause_until = self.pause_until.max(outgoing.pause_until);
         true
+    }
+
+    /// What the state counted before our first exchange is trusted on the word of somebody who was there; else the state
+    /// is begun anew. Once it is trusted, our own word is kept for others.
+    fn seek_trust(&mut self, outgoing: &Outgoing, reply: &Reply, arrived: Instant) {
+        let since_origin = arrived.saturating_duration_since(self.origin);
+        let over = Duration::from_micros(outgoing.spec.longest_us()) + outgoing.spec.hold_max;
+        let Some((least_ns, most_ns)) = self.clock.reading(since_origin, over) else { return };
+        let (quota, read) = (&outgoing.spec.quota, StoreReading { at: arrived, least_ns, most_ns });
+        let limiter = &self.parts.limiter;
+        match self.trust.seek(reply.born, arrived, || limiter.witness(quota, &read)) {
+            Sought::Given { since, hidden } => {
+                self.clock.assume_hidden(hidden);
+                limiter.clock_kept(quota, &outgoing.call.run_id, since, read);
+            }
+            Sought::Kept { since } => limiter.clock_kept(quota, &outgoing.call.run_id, since, read),
+            Sought::Wait => {}
+            Sought::Refused => {
+                tracing::warn!(%quota, "nobody vouches for the limiter store's clock; its state is begun anew");
+                self.distrust = Some(reply.born);
+            }
+        }
     }
 
     fn hand_out(&mut self, outgoing: &Outgoing, reply: &Reply, arrived: Instant) {

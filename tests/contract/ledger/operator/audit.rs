@@ -6,6 +6,7 @@ on_every_database!(
     plain_sql_is_audited_and_told,
     what_workers_do_is_not_audited,
     a_verdict_whose_audit_fails_is_not_passed,
+    a_verdict_says_what_it_was_passed_with,
 );
 
 /// Jobs that somebody else had in hand, too.
@@ -66,6 +67,23 @@ async fn what_workers_do_is_not_audited(kind: Kind) {
     assert_eq!(fixture.one("SELECT count(*) FROM job_audit").await, "0");
     let doubly = "SELECT count(*) FROM (SELECT job_id FROM outcome_events GROUP BY job_id HAVING count(*) > 1) AS t";
     assert_eq!(fixture.one(doubly).await, "0");
+}
+
+async fn a_verdict_says_what_it_was_passed_with(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let by_ops = By { program: Some("sluicegate ops"), ..by() };
+    fixture.bring("dead").await;
+    fixture.operator().decide(&id("dead"), &Verdict::Discard, None, &by_ops).await.unwrap().unwrap();
+    let audit = fixture.story("dead").await.audit;
+    assert_eq!(audit[0].program.as_deref(), Some("sluicegate ops"));
+    assert_eq!((&audit[0].os_user, &audit[0].because), (&Some(by_ops.os_user), &by_ops.because));
+    // For that transaction alone, whichever connection comes next.
+    let own = if kind == Kind::Postgres { Some("sluicegate") } else { None };
+    for situation in ["waiting", "waiting-in-hand", "waiting-throttled"] {
+        fixture.bring(situation).await;
+        assert_eq!(fixture.decide(situation, &Verdict::Cancel).await, Ok(()));
+        assert_eq!(fixture.story(situation).await.audit[0].program.as_deref(), own);
+    }
 }
 
 /// All or nothing.

@@ -78,7 +78,7 @@ impl Attempts {
         self.0.lock().unwrap().0 -= 1;
     }
 
-    fn end(&self) {
+    pub fn end(&self) {
         let mut attempts = self.0.lock().unwrap();
         attempts.0 -= 1;
         attempts.1.push(Instant::now());

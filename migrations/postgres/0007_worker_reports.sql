@@ -1,0 +1,16 @@
+-- What each running worker says of itself, every two seconds: one row per process, so that any of them can tell of all.
+-- Nothing depends on these rows but pages and `status`; whoever deletes one sees it come back.
+
+CREATE TABLE worker_reports (
+    id text NOT NULL PRIMARY KEY
+        CONSTRAINT worker_id_is_1_to_64_of_letters_digits_underscore_dash CHECK (id ~ '^[A-Za-z0-9_-]{1,64}$'),
+    host text NOT NULL CONSTRAINT host_is_at_most_255_characters CHECK (char_length(host) <= 255),
+    pid bigint NOT NULL CONSTRAINT pid_is_0_or_more CHECK (pid >= 0),
+    version text NOT NULL CONSTRAINT version_is_at_most_64_characters CHECK (char_length(version) <= 64),
+    started_at timestamptz NOT NULL,
+    -- By the database's clock, like every instant here: workers need not agree on the time.
+    reported_at timestamptz NOT NULL,
+    -- How `report` is to be read; a program that knows only older formats leaves it alone.
+    format bigint NOT NULL CONSTRAINT format_is_1_or_more CHECK (format >= 1),
+    report jsonb NOT NULL
+);

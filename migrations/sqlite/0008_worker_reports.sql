@@ -1,0 +1,17 @@
+-- What each running worker says of itself, every two seconds: one row per process, so that any of them can tell of all.
+-- Nothing depends on these rows but pages and `status`; whoever deletes one sees it come back.
+
+CREATE TABLE worker_reports (
+    id TEXT NOT NULL PRIMARY KEY
+        CONSTRAINT worker_id_is_1_to_64_of_letters_digits_underscore_dash
+            CHECK (length(id) BETWEEN 1 AND 64 AND id NOT GLOB '*[^A-Za-z0-9_-]*'),
+    host TEXT NOT NULL CONSTRAINT host_is_at_most_255_characters CHECK (length(host) <= 255),
+    pid INTEGER NOT NULL CONSTRAINT pid_is_0_or_more CHECK (pid >= 0),
+    version TEXT NOT NULL CONSTRAINT version_is_at_most_64_characters CHECK (length(version) <= 64),
+    started_at INTEGER NOT NULL,
+    -- By the database's clock, like every instant here: workers need not agree on the time.
+    reported_at INTEGER NOT NULL,
+    -- How `report` is to be read; a program that knows only older formats leaves it alone.
+    format INTEGER NOT NULL CONSTRAINT format_is_1_or_more CHECK (format >= 1),
+    report TEXT NOT NULL CONSTRAINT report_is_json CHECK (json_valid(report))
+) STRICT;

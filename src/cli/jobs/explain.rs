@@ -1,0 +1,85 @@
+//! `jobs explain`: why a payment is where it is, and when its turn comes.
+//!
+//! Refuses to pretend: without a running process it explains from the ledger (and from a limiter's store that all
+//! processes share), and says that it did.
+
+use super::super::connect::Engines;
+use super::super::{CommandError, Console, Exit, ops_client};
+use crate::config::{Config, LimiterUrl};
+use crate::domain::job::JobId;
+use crate::ops::explain::{Explained, Sources, explained};
+use crate::worker::settings_watch::Known;
+
+/// Explains one payment. One that the ledger does not know exits with 1.
+///
+/// # Errors
+/// When neither a running process nor the database answers.
+pub async fn run(
+    id: &JobId,
+    json: bool,
+    config: &Config,
+    engines: &dyn Engines,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
+    let path = format!("/api/v1/jobs/{id}/explain");
+    let answer = match ops_client::get_if_running::<Explained>(config, &path).await? {
+        Some(answer) => answer,
+        None => {
+            console.message(
+                "no running process on `ops.listen`: explained from the ledger alone, without its lanes and gates",
+            )?;
+            alone(id, config, engines).await?
+        }
+    };
+    if json {
+        console.json(&answer)?;
+    } else {
+        print(&answer, console)?;
+    }
+    Ok(if answer.state == "unrecorded" { Exit::Failed } else { Exit::Fine })
+}
+
+async fn alone(id: &JobId, config: &Config, engines: &dyn Engines) -> Result<Explained, CommandError> {
+    let settings = engines.settings(config).await?;
+    let known = Known::default().after(settings.load().await?);
+    let operator = engines.operator(config).await?;
+    let queue = engines.queue(config).await?;
+    // An embedded limiter is in its process, and gone with it.
+    let limiter = match config.limiter.url {
+        LimiterUrl::Embedded => None,
+        LimiterUrl::Redis(_) | LimiterUrl::RedisCluster(_) => Some(engines.limiter(config).await?),
+    };
+    let sources = Sources {
+        operator: operator.as_ref(),
+        known: &known,
+        queue: Some(queue.as_ref()),
+        limiter: limiter.as_deref(),
+        process: None,
+    };
+    Ok(explained(&sources, id).await?)
+}
+
+fn print(answer: &Explained, console: &mut Console) -> Result<(), CommandError> {
+    let here = answer.stands_at.as_ref().map(|at| at.gate.as_str());
+    let provider = answer.provider.as_deref().map(|provider| format!(" of {provider}")).unwrap_or_default();
+    console.line(&format!("{}{provider} is `{}`: {}", answer.id, answer.state, answer.summary))?;
+    if answer.gates.is_empty() {
+        return Ok(());
+    }
+    let rows: Vec<Vec<String>> = answer
+        .gates
+        .iter()
+        .map(|gate| {
+            let passed = match (gate.passed, here == Some(gate.name.as_str())) {
+                (true, _) => "passed",
+                (false, true) => "here",
+                (false, false) => "",
+            };
+            // The summary has said what holds it.
+            let words = if here == Some(gate.name.as_str()) { "as said above" } else { gate.words.as_str() };
+            vec![gate.name.clone(), passed.to_owned(), words.to_owned()]
+        })
+        .collect();
+    console.line("")?;
+    Ok(console.table(&["gate", "", "why"], &rows)?)
+}

@@ -1,0 +1,46 @@
+//! `limits history`: who changed what of a provider, when and why, as the audit's triggers wrote it down.
+//!
+//! Refuses to show headers and templates: that they changed is told, and `provider show` prints what counts now.
+
+use super::super::provider::{parse_name, unknown};
+use super::super::{CommandError, Console, Exit};
+use crate::ledger::audited::AuditedChange;
+use crate::ledger::settings::Settings;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    provider: Option<String>,
+    /// Changes to show, 1 to 1000.
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    limit: u32,
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the database fails, or nobody ever changed anything of the provider.
+pub async fn run(args: &Args, settings: &dyn Settings, console: &mut Console) -> Result<Exit, CommandError> {
+    let provider = args.provider.as_deref().map(parse_name).transpose()?;
+    let changes = settings.audit(provider.as_ref(), args.limit).await?;
+    // One that was deleted has a history.
+    if let (Some(name), true) = (&args.provider, changes.is_empty()) {
+        return Err(unknown(name));
+    }
+    if args.json {
+        console.json(&serde_json::json!({ "changes": changes }))?;
+    } else if changes.is_empty() {
+        console.message("nothing was ever changed")?;
+    } else {
+        let header = ["at", "provider", "what", "who", "program", "because"];
+        console.table(&header, &changes.iter().map(cells).collect::<Vec<_>>())?;
+    }
+    Ok(Exit::Fine)
+}
+
+fn cells(change: &AuditedChange) -> Vec<String> {
+    let AuditedChange { at, who, what, program, because, provider, .. } = change;
+    let text = |cell: &Option<String>| cell.clone().unwrap_or_default();
+    vec![at.to_string(), text(provider), what.clone(), who.clone(), text(program), text(because)]
+}

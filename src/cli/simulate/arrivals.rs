@@ -1,0 +1,229 @@
+//! Where the jobs of a rehearsal come from: a rate, a burst, a recorded trace, the ledger's own history.
+//!
+//! Refuses to skip what it cannot read: every bad line of a trace is named, and nothing is simulated.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use rand::rngs::StdRng;
+
+use super::Args;
+use super::changes::Setup;
+use crate::cli::CommandError;
+use crate::cli::connect::Engines;
+use crate::cli::provider::parse_name;
+use crate::config::Config;
+use crate::domain::job::{COST_MAX, Token};
+use crate::domain::limit::Rate;
+use crate::domain::time::parse_duration;
+use crate::ledger::operator::{At, PastArrival};
+use crate::simulation::arrivals::JOBS_MAX;
+use crate::simulation::{Arrival, Arrivals};
+
+/// Bad lines that are named before the rest is only counted.
+const NAMED_MAX: usize = 10;
+const COLUMNS: [&str; 5] = ["at_ms", "account", "cost", "priority", "expires_at_ms"];
+
+#[derive(Debug, clap::Args)]
+#[group(required = true, multiple = true)]
+pub struct ArrivalArgs {
+    /// Jobs come at random at this mean rate: 50/s, 600/1m.
+    #[arg(long, value_name = "N/DURATION", value_parser = rate, requires = "lasting")]
+    rate: Option<Rate>,
+    /// For how long they come.
+    #[arg(long = "for", id = "lasting", value_name = "DURATION", value_parser = parse_duration, requires = "rate")]
+    lasting: Option<Duration>,
+    /// So many at the start.
+    #[arg(long, value_name = "JOBS")]
+    burst: Option<usize>,
+    /// A recording: CSV with the columns at_ms[,account][,cost][,priority][,expires_at_ms].
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// The provider's jobs that the ledger first saw between two times (RFC 3339), at those times.
+    #[arg(long, value_name = "FROM..TO", value_parser = span, conflicts_with_all = ["rate", "burst", "trace"])]
+    history: Option<(Timestamp, Timestamp)>,
+}
+
+/// What comes, and when it came if it has been.
+pub(super) struct Come {
+    pub arrivals: Arrivals,
+    pub from: Option<Timestamp>,
+}
+
+/// `50/s` is `50/1s`.
+fn rate(text: &str) -> Result<Rate, String> {
+    match text.split_once('/') {
+        Some((count, unit)) if unit.starts_with(|c: char| c.is_ascii_alphabetic()) => {
+            format!("{count}/1{unit}").parse()
+        }
+        _ => text.parse(),
+    }
+}
+
+fn span(text: &str) -> Result<(Timestamp, Timestamp), String> {
+    let (from, to) = text.split_once("..").ok_or_else(|| format!("`{text}`: write FROM..TO"))?;
+    let instant = |text: &str| text.parse::<Timestamp>().map_err(|error| format!("`{text}`: {error}"));
+    let (from, to) = (instant(from)?, instant(to)?);
+    if from < to { Ok((from, to)) } else { Err(format!("`{text}` ends before it begins")) }
+}
+
+pub(super) async fn gather(
+    args: &Args,
+    setup: &Setup,
+    config: &Config,
+    engines: &dyn Engines,
+    rng: &mut StdRng,
+) -> Result<Come, CommandError> {
+    let asked = &args.arrivals;
+    if let Some((from, to)) = asked.history {
+        let name = parse_name(setup.provider())?;
+        let operator = engines.operator(config).await?;
+        let past = operator.arrivals(&name, At(from.as_millisecond()), At(to.as_millisecond()), JOBS_MAX).await?;
+        return Ok(Come { arrivals: of_history(from, &past), from: Some(from) });
+    }
+    let mut arrivals = match &asked.trace {
+        Some(path) => read_trace(path)?,
+        None => Arrivals::default(),
+    };
+    if let (Some(rate), Some(lasting)) = (asked.rate, asked.lasting) {
+        arrivals.add(Arrivals::at_rate(rate.per_second(), lasting, rng).jobs().iter().copied());
+    }
+    if let Some(burst) = asked.burst {
+        arrivals.add(Arrivals::burst(burst).jobs().iter().copied());
+    }
+    if arrivals.jobs().len() > JOBS_MAX || asked.burst.is_some_and(|burst| burst > JOBS_MAX) {
+        return Err(CommandError::Configuration(format!("at most {JOBS_MAX} jobs are simulated at once")));
+    }
+    Ok(Come { arrivals, from: None })
+}
+
+fn of_history(from: Timestamp, past: &[PastArrival]) -> Arrivals {
+    let mut arrivals = Arrivals::default();
+    let since = |at: At| u64::try_from(at.0 - from.as_millisecond()).unwrap_or(0) * 1_000;
+    let jobs: Vec<Arrival> = past
+        .iter()
+        .map(|job| Arrival {
+            at_us: since(job.created_at),
+            account: job.account.as_deref().map(|name| arrivals.account(name)),
+            cost: u16::try_from(job.cost).unwrap_or(COST_MAX),
+            priority: u8::try_from(job.priority).unwrap_or(9),
+            expires_us: job.expires_at.map(since),
+        })
+        .collect();
+    arrivals.add(jobs);
+    arrivals
+}
+
+fn read_trace(path: &Path) -> Result<Arrivals, CommandError> {
+    let said = |problem: String| CommandError::Configuration(format!("{}: {problem}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|error| said(error.to_string()))?;
+    trace(&text).map_err(|problems| {
+        let lines = problems.iter().map(|problem| format!("{}:{problem}", path.display()));
+        CommandError::Configuration(lines.collect::<Vec<_>>().join("\n"))
+    })
+}
+
+/// A trace; its earliest job is at the start, whatever its times count from.
+fn trace(text: &str) -> Result<Arrivals, Vec<String>> {
+    let mut lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let Some((number, title)) = lines.next() else { return Err(vec!["1: is empty".to_owned()]) };
+    let columns: Vec<&str> = title.split(',').map(str::trim).collect();
+    if let Some(unknown) = columns.iter().find(|column| !COLUMNS.contains(column)) {
+        return Err(vec![format!("{}: `{unknown}` is no column: {}", number + 1, COLUMNS.join(", "))]);
+    }
+    if !columns.contains(&"at_ms") {
+        return Err(vec![format!("{}: column at_ms is missing", number + 1)]);
+    }
+    let (mut arrivals, mut jobs, mut problems, mut bad) = (Arrivals::default(), Vec::new(), Vec::new(), 0);
+    for (number, line) in lines {
+        match read_line(&columns, line, &mut arrivals) {
+            Ok(job) => jobs.push(job),
+            Err(problem) => {
+                bad += 1;
+                if problems.len() < NAMED_MAX {
+                    problems.push(format!("{}: {problem}", number + 1));
+                }
+            }
+        }
+    }
+    if bad > NAMED_MAX {
+        problems.push(format!(" {} more bad lines", bad - NAMED_MAX));
+    }
+    if bad > 0 {
+        return Err(problems);
+    }
+    let first_us = jobs.iter().map(|job| job.at_us).min().unwrap_or(0);
+    arrivals.add(jobs.into_iter().map(|job| Arrival {
+        at_us: job.at_us - first_us,
+        expires_us: job.expires_us.map(|at_us| at_us.saturating_sub(first_us)),
+        ..job
+    }));
+    Ok(arrivals)
+}
+
+fn read_line(columns: &[&str], line: &str, arrivals: &mut Arrivals) -> Result<Arrival, String> {
+    let cells: Vec<&str> = line.split(',').map(str::trim).collect();
+    if cells.len() != columns.len() {
+        return Err(format!("has {} cells, the title has {}", cells.len(), columns.len()));
+    }
+    let mut job = Arrival::at(0);
+    for (column, cell) in columns.iter().zip(cells) {
+        let number = |most: u64| {
+            let value = cell.parse::<u64>().ok().filter(|value| *value <= most);
+            value.ok_or_else(|| format!("{column} is `{cell}`: must be a whole number from 0 to {most}"))
+        };
+        match *column {
+            "at_ms" => job.at_us = number(1 << 52)? * 1_000,
+            _ if cell.is_empty() => {}
+            "account" => {
+                Token::new(cell).map_err(|problem| format!("account {problem}"))?;
+                job.account = Some(arrivals.account(cell));
+            }
+            "cost" => {
+                let cost = u16::try_from(number(u64::from(COST_MAX))?).unwrap_or(COST_MAX);
+                if cost == 0 {
+                    return Err("cost is 0: must be at least 1".to_owned());
+                }
+                job.cost = cost;
+            }
+            "priority" => job.priority = u8::try_from(number(9)?).unwrap_or(9),
+            _ => job.expires_us = Some(number(1 << 52)? * 1_000),
+        }
+    }
+    Ok(job)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trace_begins_at_its_earliest_job() {
+        let arrivals = trace("at_ms,account,cost,priority,expires_at_ms\n2000,acme,3,9,2500\n1000,,,,\n").unwrap();
+        assert_eq!(arrivals.accounts(), ["acme"]);
+        let urgent = Arrival { at_us: 1_000_000, account: Some(0), cost: 3, priority: 9, expires_us: Some(1_500_000) };
+        assert_eq!(arrivals.jobs(), [Arrival::at(0), urgent]);
+    }
+
+    #[test]
+    fn bad_lines_are_named() {
+        let bad = |text| trace(text).unwrap_err();
+        assert_eq!(bad("at_ms,cost\n1,1\nx,1\n2,0\n3\n").len(), 3);
+        assert_eq!(bad("at_ms\nx\n"), [format!("2: at_ms is `x`: must be a whole number from 0 to {}", 1_u64 << 52)]);
+        assert_eq!(bad("at\n1\n"), ["1: `at` is no column: at_ms, account, cost, priority, expires_at_ms"]);
+        assert_eq!(bad("cost\n1\n"), ["1: column at_ms is missing"]);
+        assert_eq!(bad(""), ["1: is empty"]);
+        let many = format!("at_ms\n{}", "-1\n".repeat(25));
+        assert_eq!((bad(&many).len(), bad(&many)[10].as_str()), (11, " 15 more bad lines"));
+    }
+
+    #[test]
+    fn rates_and_spans_are_read() {
+        assert_eq!(rate("50/s").unwrap(), rate("50/1s").unwrap());
+        assert_eq!(rate("600/m").unwrap(), rate("600/1m").unwrap());
+        assert!(rate("50").is_err() && rate("x/s").is_err());
+        assert!(span("2026-01-01T00:00:00Z..2026-01-02T00:00:00Z").is_ok());
+        assert!(span("2026-01-02T00:00:00Z..2026-01-01T00:00:00Z").is_err() && span("today").is_err());
+    }
+}

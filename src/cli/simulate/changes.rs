@@ -1,0 +1,207 @@
+//! What is rehearsed: rows and surroundings, and the changes that make a variant of them.
+//!
+//! Refuses a change that no row could hold: a changed row is checked like any other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde_json::Value;
+
+use super::Args;
+use crate::cli::CommandError;
+use crate::cli::connect::Engines;
+use crate::domain::limit::Rate;
+use crate::domain::time::{millis_up, parse_duration};
+use crate::ledger::provider_row::ProviderRow;
+use crate::simulation::{Latency, Model};
+use crate::worker::quotas::quota_spec;
+use crate::worker::settings_watch::Known;
+
+#[derive(Clone, Debug)]
+pub(super) struct Setup {
+    rows: Vec<ProviderRow>,
+    provider: usize,
+    processes: u32,
+    latency: Latency,
+    transit: Latency,
+    round_trip: Duration,
+    commit: Duration,
+    faults: f64,
+    cold: bool,
+}
+
+/// The name and the changes of `NAME: KEY=VALUE …`; without a name, the changes are the name.
+pub(super) fn variant(text: &str) -> Result<(String, Vec<String>), String> {
+    let (name, changes) = text.split_once(": ").unwrap_or(("", text));
+    let changes: Vec<String> = changes.split_whitespace().map(str::to_owned).collect();
+    if changes.is_empty() {
+        return Err(format!("--variant `{text}` changes nothing: write `NAME: KEY=VALUE`"));
+    }
+    let name = if name.trim().is_empty() { changes.join(" ") } else { name.trim().to_owned() };
+    Ok((name, changes))
+}
+
+impl Setup {
+    pub fn new(args: &Args, rows: Vec<ProviderRow>, provider: usize) -> Result<Self, CommandError> {
+        let mut setup = Self {
+            rows,
+            provider,
+            processes: args.processes,
+            latency: Latency::Constant(0),
+            transit: Latency::Constant(0),
+            round_trip: Duration::ZERO,
+            commit: Duration::ZERO,
+            faults: 0.0,
+            cold: args.cold,
+        };
+        let named = [
+            ("latency", &args.latency),
+            ("transit", &args.transit),
+            ("round_trip", &args.round_trip),
+            ("commit", &args.commit),
+            ("faults", &args.faults),
+        ];
+        for (key, value) in named {
+            let said = |problem| CommandError::Configuration(format!("--{}: {problem}", key.replace('_', "-")));
+            setup.change(&format!("{key}={value}")).map_err(said)?;
+        }
+        Ok(setup)
+    }
+
+    fn row(&mut self) -> Result<&mut ProviderRow, String> {
+        self.rows.get_mut(self.provider).ok_or_else(|| "there is no row".to_owned())
+    }
+
+    pub fn provider(&self) -> &str {
+        self.rows.get(self.provider).map_or("", |row| row.name.as_str())
+    }
+
+    /// One `KEY=VALUE`.
+    pub fn change(&mut self, change: &str) -> Result<(), String> {
+        let (key, value) = change.split_once('=').ok_or_else(|| "write KEY=VALUE, like limit=200/1s".to_owned())?;
+        match key {
+            "processes" => {
+                let count = value.parse().ok().filter(|count| (1..=1_000).contains(count));
+                self.processes = count.ok_or_else(|| format!("`{value}` must be 1 to 1000"))?;
+            }
+            "latency" => self.latency = latency(value)?,
+            "transit" => self.transit = latency(value)?,
+            "round_trip" => self.round_trip = duration(value)?,
+            "commit" => self.commit = duration(value)?,
+            "faults" => {
+                let share = value.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+                self.faults = share.ok_or_else(|| format!("`{value}` must be a share between 0 and 1"))?;
+            }
+            _ => match key.strip_prefix("limit") {
+                Some("") => self.set_limit(None, value)?,
+                Some(name) if name.starts_with('.') => self.set_limit(name.get(1..), value)?,
+                _ => self.set_column(key, value)?,
+            },
+        }
+        Ok(())
+    }
+
+    fn set_limit(&mut self, name: Option<&str>, value: &str) -> Result<(), String> {
+        let rate: Rate = value.parse()?;
+        let row = self.row()?;
+        let names: Vec<String> =
+            row.limits.iter().filter(|limit| limit.enabled).map(|limit| limit.name.clone()).collect();
+        let name = match (name, names.as_slice()) {
+            (Some(name), _) => name.to_owned(),
+            (None, [one]) => one.clone(),
+            (None, _) => return Err(format!("say which limit, as limit.NAME=…: {}", names.join(", "))),
+        };
+        let limit = row.limits.iter_mut().find(|limit| limit.name == name);
+        let limit = limit.ok_or_else(|| format!("there is no limit `{name}`; there are: {}", names.join(", ")))?;
+        limit.max_requests = i64::from(rate.max_requests());
+        limit.window_ms = i64::try_from(millis_up(rate.window())).unwrap_or(i64::MAX);
+        limit.enabled = true;
+        Ok(())
+    }
+
+    /// A column as JSON if it is, else as text.
+    fn set_column(&mut self, key: &str, value: &str) -> Result<(), String> {
+        let row = self.row()?;
+        let mut written = serde_json::to_value(&*row).map_err(|error| error.to_string())?;
+        let text = written.get(key).is_some_and(Value::is_string);
+        let value = serde_json::from_str(value).ok().filter(|_| !text).unwrap_or_else(|| Value::from(value));
+        if let Some(columns) = written.as_object_mut() {
+            columns.insert(key.to_owned(), value);
+        }
+        *row = serde_json::from_value(written).map_err(|error| error.to_string())?;
+        Ok(())
+    }
+
+    /// What the rows mean now, as a worker would build it.
+    pub fn model(&self, start: Timestamp, engines: &dyn Engines) -> Result<Model, String> {
+        let mut known = Known { version: 1, ..Known::default() };
+        let mut mine = None;
+        for (index, row) in self.rows.iter().enumerate() {
+            match engines.meant(row) {
+                Ok(provider) => {
+                    let provider = Arc::new(provider);
+                    if index == self.provider {
+                        mine = Some(Arc::clone(&provider));
+                    }
+                    known.providers.insert(provider.name.clone(), provider);
+                }
+                Err(bad) if index == self.provider => return Err(bad.problems.join("; ")),
+                Err(bad) => known.bad.push(bad),
+            }
+        }
+        let provider = mine.ok_or_else(|| "there is no row".to_owned())?;
+        if provider.paused || !provider.enabled {
+            let what =
+                if provider.paused { "paused: add --with paused=false" } else { "disabled: add --with enabled=true" };
+            return Err(format!("{} is {what}", provider.name));
+        }
+        let spec = quota_spec(&known, &provider.quota).ok_or_else(|| {
+            format!("a row of quota {} cannot be meant, so that its limits are unknown", provider.quota)
+        })?;
+        let start_us = u64::try_from(start.as_microsecond()).map_err(|_| "the start lies before 1970".to_owned())?;
+        Ok(Model {
+            spec,
+            provider: provider.as_ref().clone(),
+            processes: self.processes,
+            start_us,
+            latency: self.latency.clone(),
+            transit: self.transit.clone(),
+            round_trip: self.round_trip,
+            commit: self.commit,
+            faults: self.faults,
+            cold: self.cold,
+        })
+    }
+}
+
+fn latency(text: &str) -> Result<Latency, String> {
+    if std::path::Path::new(text).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv")) {
+        let csv = std::fs::read_to_string(text).map_err(|error| format!("{text}: {error}"))?;
+        return Latency::observed(&csv).map_err(|problem| format!("{text}: {problem}"));
+    }
+    text.parse()
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    match text.strip_suffix("us") {
+        Some(us) => us.parse().map(Duration::from_micros).map_err(|_| format!("`{text}` is not a duration")),
+        None => parse_duration(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_variant_has_a_name_or_is_its_own() {
+        let of = |text| variant(text).unwrap();
+        assert_eq!(
+            of("at 50/s: limit=50/1s processes=2"),
+            ("at 50/s".into(), vec!["limit=50/1s".into(), "processes=2".into()])
+        );
+        assert_eq!(of("limit=50/1s"), ("limit=50/1s".into(), vec!["limit=50/1s".into()]));
+        assert!(variant("slow: ").is_err());
+    }
+}

@@ -1,0 +1,152 @@
+//! A rehearsal as a picture for a ticket: what waits over time, and the rate against the limit, a colour per variant.
+//!
+//! Refuses to draw what a page cannot show: SVG alone, without scripts or fonts of its own.
+
+use std::path::Path;
+
+use jiff::Timestamp;
+use plotters::prelude::*;
+
+use super::Column;
+use super::print::{clears_at, time};
+use crate::cli::CommandError;
+use crate::simulation::Point;
+
+const SIZE: (u32, u32) = (1_100, 760);
+/// Distinguishable for those who do not see red and green apart, too (Okabe and Ito).
+const COLOURS: [RGBColor; 6] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(120, 94, 20),
+    RGBColor(70, 70, 70),
+];
+
+type Line = Vec<(f64, f64)>;
+
+pub(super) fn write(path: &Path, columns: &[Column], start: Timestamp) -> Result<(), CommandError> {
+    let text = draw(columns, start)
+        .map_err(|error| CommandError::Failed(format!("{}: cannot be drawn: {error}", path.display())))?;
+    std::fs::write(path, text).map_err(|error| CommandError::Failed(format!("{}: {error}", path.display())))
+}
+
+fn draw(columns: &[Column], start: Timestamp) -> Result<String, Box<dyn std::error::Error>> {
+    let mut text = String::new();
+    {
+        let root = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
+        root.fill(&WHITE)?;
+        let provider = columns.first().map_or("", |column| column.model.provider.name.as_str());
+        let title = format!("{provider}: simulated from {}", start.strftime("%Y-%m-%d %H:%M:%S UTC"));
+        let root = root.margin(10, 0, 0, 0).titled(&title, ("sans-serif", 20))?;
+        let (upper, lower) = root.split_vertically(360);
+        let last_s = columns.iter().flat_map(|column| column.figures.series.points.last()).map(|point| point.at_s);
+        let (unit, per_unit_s) = unit(last_s.fold(0.0, f64::max));
+        let x = |point: &Point| point.at_s / per_unit_s;
+        let waiting = columns.iter().map(|column| {
+            let ends = match clears_at(&column.figures, start) {
+                Some(at) => format!(
+                    "clears at {} (in {})",
+                    at.strftime("%H:%M:%S"),
+                    column.figures.drained_in_ms.map_or_else(String::new, time)
+                ),
+                None => "never clears".to_owned(),
+            };
+            #[allow(clippy::cast_precision_loss, reason = "for the eye")]
+            let line = column.figures.series.points.iter().map(|point| (x(point), point.waiting as f64));
+            (format!("{}: {ends}", column.name), line.collect::<Line>(), None)
+        });
+        chart(&upper, (&format!("time since the start ({unit})"), "not settled yet (jobs)"), waiting.collect())?;
+        let rates = columns.iter().map(|column| {
+            let limit = column.model.provider.tightest_rate();
+            let named = limit.map_or_else(String::new, |limit| format!(", limit {limit} (dashed)"));
+            let line = smooth(column).into_iter().map(|(at_s, rate)| (at_s / per_unit_s, rate));
+            (format!("{}{named}", column.name), line.collect::<Line>(), limit.map(|limit| limit.per_second()))
+        });
+        chart(
+            &lower,
+            (&format!("time since the start ({unit})"), "rate at the provider (requests/s)"),
+            rates.collect(),
+        )?;
+        root.present()?;
+    }
+    Ok(text)
+}
+
+/// The unit of the time axis, and its length in seconds.
+fn unit(last_s: f64) -> (&'static str, f64) {
+    match last_s {
+        ..=180.0 => ("seconds", 1.0),
+        ..=10_800.0 => ("minutes", 60.0),
+        ..=259_200.0 => ("hours", 3_600.0),
+        _ => ("days", 86_400.0),
+    }
+}
+
+/// The rate as a mean over the tightest limit's window: within one, requests may come all at once.
+fn smooth(column: &Column) -> Line {
+    let series = &column.figures.series;
+    let window_ms = column.model.provider.tightest_rate().map_or(0, |rate| rate.window().as_millis());
+    let steps = usize::try_from(window_ms.div_ceil(u128::from(series.step_ms.max(1)))).unwrap_or(1);
+    let steps = steps.clamp(1, (series.points.len() / 8).max(1));
+    #[allow(clippy::cast_precision_loss, reason = "a few hundred points")]
+    let mean = |points: &[Point]| points.iter().map(|point| point.rate_per_s).sum::<f64>() / points.len() as f64;
+    series.points.windows(steps).filter_map(|points| Some((points.last()?.at_s, mean(points)))).collect()
+}
+
+/// Whole numbers without decimals.
+fn label(value: &f64) -> String {
+    if value.fract().abs() < 1e-9 { format!("{value:.0}") } else { format!("{value:.1}") }
+}
+
+/// Lines with their names, some with a level to compare with.
+fn chart(
+    area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
+    (x_desc, y_desc): (&str, &str),
+    lines: Vec<(String, Line, Option<f64>)>,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let all = || lines.iter().flat_map(|(_, line, _)| line);
+    let levels = lines.iter().filter_map(|(_, _, level)| *level);
+    let x_max = all().map(|(x, _)| *x).fold(0.0, f64::max).max(f64::MIN_POSITIVE);
+    // Room above the lines for their names.
+    let room = 1.15 + 0.09 * f64::from(u32::try_from(lines.len()).unwrap_or(6));
+    let y_max = all().map(|(_, y)| *y).chain(levels).fold(1.0, f64::max) * room;
+    let mut chart = ChartBuilder::on(area)
+        .margin(14)
+        .x_label_area_size(42)
+        .y_label_area_size(82)
+        .build_cartesian_2d(0.0..x_max, 0.0..y_max)?;
+    chart
+        .configure_mesh()
+        .light_line_style(WHITE)
+        .x_desc(x_desc)
+        .y_desc(y_desc)
+        .label_style(("sans-serif", 14))
+        .axis_desc_style(("sans-serif", 15))
+        .x_label_formatter(&label)
+        .y_label_formatter(&label)
+        .draw()?;
+    let count = u32::try_from(lines.len()).unwrap_or(6);
+    for (index, (name, line, level)) in (0_u32..).zip(lines) {
+        let colour = COLOURS[index as usize % COLOURS.len()];
+        // Where lines are the same, each shows beside the next.
+        let width = 2 + 2 * (count - 1 - index).min(3);
+        if let Some(level) = level {
+            let ends = [(0.0, level), (x_max, level)];
+            chart.draw_series(DashedLineSeries::new(ends, 7, 5, colour.stroke_width(1)))?;
+        }
+        chart
+            .draw_series(LineSeries::new(line, colour.stroke_width(width)))?
+            .label(name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 22, y)], colour.stroke_width(3)));
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperRight)
+        .label_font(("sans-serif", 14))
+        .background_style(WHITE.mix(0.85))
+        .border_style(RGBColor(200, 200, 200))
+        .legend_area_size(30)
+        .draw()?;
+    Ok(())
+}

@@ -1,0 +1,139 @@
+//! What a rehearsal says: a table with a column per variant, or JSON.
+//!
+//! Refuses to hide what broke: a window that held more than its limit is marked, and what never ends is counted.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::{Args, Column};
+use crate::cli::{CommandError, Console};
+use crate::simulation::{Figures, WindowCount};
+
+pub(super) fn table(columns: &[Column], start: Timestamp, console: &mut Console) -> Result<(), CommandError> {
+    let header: Vec<&str> = std::iter::once("").chain(columns.iter().map(|column| column.name.as_str())).collect();
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    let mut line = |title: &str, cell: &dyn Fn(&Column) -> String| {
+        rows.push(std::iter::once(title.to_owned()).chain(columns.iter().map(cell)).collect());
+    };
+    line("jobs", &|c| thousands(c.figures.jobs));
+    line("wait p50", &|c| time(c.figures.wait.p50_ms));
+    line("wait p95", &|c| time(c.figures.wait.p95_ms));
+    line("wait p99", &|c| time(c.figures.wait.p99_ms));
+    line("wait max", &|c| time(c.figures.wait.max_ms));
+    line("drained in", &|c| c.figures.drained_in_ms.map_or_else(|| "never".to_owned(), time));
+    line("clears at", &|c| clears_at(&c.figures, start).map_or_else(String::new, |at| clock(at, start)));
+    line("deadlines missed", &|c| thousands(c.figures.deadlines_missed));
+    let limits: Vec<String> = names(columns);
+    for limit in &limits {
+        line(&format!("most in a window, {limit}"), &|c| {
+            c.figures.windows.iter().find(|window| window.limit == *limit).map_or_else(String::new, fullest)
+        });
+    }
+    line("rate", &|c| format!("{:.1}/s", c.figures.rate_per_s));
+    line("utilisation", &|c| format!("{:.1} %", c.figures.utilisation * 100.0));
+    line("answer after", &|c| format!("{:.0} ms", c.figures.hold_ms));
+    line("requests", &|c| thousands(c.figures.requests));
+    line("calls to the limiter", &|c| thousands(c.figures.limiter_calls));
+    line("parked", &|c| thousands(c.figures.parked));
+    let troubles: [(&str, fn(&Figures) -> u64); 6] = [
+        ("for a person", |f| f.review),
+        ("dead", |f| f.dead),
+        ("blocked accounts' jobs", |f| f.blocked),
+        ("never sent", |f| f.unfinished),
+        ("no answer in time", |f| f.timeouts),
+        ("permits too late", |f| f.late_permits),
+    ];
+    for (title, of) in troubles {
+        if columns.iter().any(|column| of(&column.figures) > 0) {
+            line(title, &|c| thousands(of(&c.figures)));
+        }
+    }
+    console.table(&header, &rows)?;
+    Ok(())
+}
+
+pub(super) fn json(args: &Args, columns: &[Column], start: Timestamp) -> Value {
+    let variants = columns.iter().map(|column| {
+        let model = &column.model;
+        json!({
+            "name": column.name,
+            "changes": column.changes,
+            "processes": model.processes,
+            "workers": model.provider.workers,
+            "holds": column.figures.holds(),
+            "drained_at": clears_at(&column.figures, start).map(|at| format!("{at:.3}")),
+            "figures": column.figures,
+        })
+    });
+    json!({
+        "start_at": format!("{start:.3}"),
+        "seed": args.seed,
+        "variants": variants.collect::<Vec<_>>(),
+    })
+}
+
+/// Limits of all variants, in the order in which they appear.
+fn names(columns: &[Column]) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for window in columns.iter().flat_map(|column| &column.figures.windows) {
+        if !names.contains(&window.limit) {
+            names.push(window.limit.clone());
+        }
+    }
+    names
+}
+
+fn fullest(window: &WindowCount) -> String {
+    let WindowCount { largest, most, allows, .. } = window;
+    let whose = window.account.as_ref().map_or_else(String::new, |account| format!(", {account}"));
+    let mark = if window.holds() { "" } else { " EXCEEDED" };
+    let shadow = if window.shadow { ", shadow" } else { "" };
+    format!("{largest} of {most} ({allows}{whose}{shadow}){mark}")
+}
+
+pub(super) fn clears_at(figures: &Figures, start: Timestamp) -> Option<Timestamp> {
+    start.checked_add(Duration::from_millis(figures.drained_in_ms?)).ok()
+}
+
+/// With the day only where it is another.
+fn clock(at: Timestamp, start: Timestamp) -> String {
+    let day = |at: Timestamp| at.strftime("%Y-%m-%d").to_string();
+    let time = at.strftime("%H:%M:%S UTC").to_string();
+    if day(at) == day(start) { time } else { format!("{} {time}", day(at)) }
+}
+
+/// With the precision that a person reads.
+pub(super) fn time(ms: u64) -> String {
+    let seconds = ms / 1_000;
+    match seconds {
+        0 => format!("{ms} ms"),
+        1..60 => format!("{seconds}.{} s", ms % 1_000 / 100),
+        60..3_600 => format!("{} min {:02} s", seconds / 60, seconds % 60),
+        3_600..86_400 => format!("{} h {:02} min", seconds / 3_600, seconds % 3_600 / 60),
+        _ => format!("{} d {:02} h", seconds / 86_400, seconds % 86_400 / 3_600),
+    }
+}
+
+fn thousands(count: u64) -> String {
+    let digits = count.to_string();
+    let groups = digits.as_bytes().rchunks(3).rev().map(|group| String::from_utf8_lossy(group).into_owned());
+    groups.collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_counts_read_like_a_person_writes_them() {
+        let shown = [0, 999, 1_250, 59_990, 60_000, 3_599_000, 3_600_000, 90_000_000].map(time);
+        assert_eq!(shown, ["0 ms", "999 ms", "1.2 s", "59.9 s", "1 min 00 s", "59 min 59 s", "1 h 00 min", "1 d 01 h"]);
+        assert_eq!([0, 999, 1_000, 1_234_567].map(thousands), ["0", "999", "1,000", "1,234,567"]);
+        let at = |text: &str| text.parse::<Timestamp>().unwrap();
+        let start = at("2026-11-30T23:00:00Z");
+        assert_eq!(clock(at("2026-11-30T23:20:05.9Z"), start), "23:20:05 UTC");
+        assert_eq!(clock(at("2026-12-01T00:00:01Z"), start), "2026-12-01 00:00:01 UTC");
+    }
+}

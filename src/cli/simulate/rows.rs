@@ -1,0 +1,44 @@
+//! The rows that a rehearsal begins with: the database's, or a file's.
+//!
+//! Refuses to guess which provider is meant when there are several.
+
+use super::Args;
+use crate::cli::CommandError;
+use crate::cli::connect::Engines;
+use crate::cli::provider::unknown;
+use crate::config::Config;
+use crate::ledger::provider_row::ProviderRow;
+
+/// All rows, and the index of the one whose lane is rehearsed.
+pub(super) async fn load(
+    args: &Args,
+    config: &Config,
+    engines: &dyn Engines,
+) -> Result<(Vec<ProviderRow>, usize), CommandError> {
+    let rows = match &args.providers {
+        Some(path) => {
+            let text = std::fs::read_to_string(path)
+                .map_err(|error| CommandError::Configuration(format!("{}: {error}", path.display())))?;
+            let said = |problems: Vec<String>| {
+                let lines = problems.iter().map(|problem| format!("{}: {problem}", path.display()));
+                CommandError::Configuration(lines.collect::<Vec<_>>().join("\n"))
+            };
+            engines.parse_provider_file(&text).map_err(said)?
+        }
+        None => engines.settings(config).await?.rows(None).await?,
+    };
+    let index = match (&args.provider, rows.len()) {
+        (Some(name), _) => rows.iter().position(|row| row.name == *name).ok_or_else(|| unknown(name))?,
+        (None, 1) => 0,
+        (None, 0) => {
+            let text = "no providers yet: `sluicegate provider apply FILE` adds some, or name a file with --providers";
+            return Err(CommandError::Failed(text.to_owned()));
+        }
+        (None, _) => {
+            let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
+            let text = format!("say which with --provider: {}", names.join(", "));
+            return Err(CommandError::Configuration(text));
+        }
+    };
+    Ok((rows, index))
+}

@@ -1,0 +1,167 @@
+//! `status`: every provider in one table, as the running process tells it of all workers, and what is wrong with it.
+//!
+//! Refuses to be silent about where it looks: without a running process it shows what the database alone tells, and says
+//! so on stderr.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::connect::Engines;
+use super::console::Shape;
+use super::{CommandError, Console, Exit, ops_client};
+use crate::config::Config;
+use crate::fleet::workers::present;
+use crate::fleet::{Conserved, Evidence, Overview, overview};
+use crate::ops::unix_ms;
+use crate::worker::settings_watch::Known;
+use crate::worker::sweeper::{ASTRAY_AFTER, CHECKED};
+
+mod text;
+
+/// How often `--watch` looks.
+const EVERY: Duration = Duration::from_secs(2);
+/// The terminal's second screen, so that what stood there before stands there afterwards; and back.
+/// <https://invisible-island.net/xterm/ctlseqs/ctlseqs.html>
+const SECOND_SCREEN: &str = "\x1b[?1049h";
+const FIRST_SCREEN: &str = "\x1b[?1049l";
+const HOME: &str = "\x1b[H";
+const CLEAR_LINE_REST: &str = "\x1b[K";
+const CLEAR_BELOW: &str = "\x1b[J";
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Show it anew every 2 seconds, until Ctrl-C.
+    #[arg(long)]
+    watch: bool,
+    /// The whole overview, as /api/v1/overview.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When neither a running process nor the database answers.
+pub async fn run(
+    args: &Args,
+    config: &Config,
+    engines: &dyn Engines,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
+    let looking = Looking { config, engines };
+    if !args.watch {
+        let (overview, fallback) = looking.look().await?;
+        if let Some(why) = fallback {
+            console.message(&why)?;
+        }
+        return print(args, &overview, console);
+    }
+    let draws = !args.json && matches!(console.shape(), Shape::Terminal { .. });
+    if draws {
+        console.raw(SECOND_SCREEN)?;
+    }
+    let watched = watch(args, &looking, draws, console).await;
+    if draws {
+        console.raw(FIRST_SCREEN)?;
+    }
+    watched
+}
+
+async fn watch(args: &Args, looking: &Looking<'_>, draws: bool, console: &mut Console) -> Result<Exit, CommandError> {
+    let mut said = None;
+    let stop = tokio::signal::ctrl_c();
+    tokio::pin!(stop);
+    loop {
+        let looked = tokio::select! {
+            looked = looking.look() => looked,
+            stopped = &mut stop => return Ok(stopped.map(|()| Exit::Fine)?),
+        };
+        match looked {
+            Ok((overview, fallback)) if draws => draw(&overview, fallback.as_deref(), console)?,
+            Ok((overview, fallback)) => {
+                if said != fallback {
+                    fallback.iter().try_for_each(|why| console.message(why))?;
+                    said = fallback;
+                }
+                print(args, &overview, console)?;
+            }
+            // Whoever watches through an outage wants to see its end.
+            Err(error) if draws => console.raw(&frame(&format!("error: {error}")))?,
+            Err(error) => return Err(error),
+        }
+        console.flush()?;
+        tokio::select! {
+            () = sleep(EVERY) => {}
+            stopped = &mut stop => return Ok(stopped.map(|()| Exit::Fine)?),
+        }
+    }
+}
+
+fn print(args: &Args, overview: &Overview, console: &mut Console) -> Result<Exit, CommandError> {
+    if args.json {
+        console.json(overview)?;
+    } else if overview.providers.is_empty() {
+        console.message("no providers yet: `sluicegate provider apply FILE` adds some")?;
+    } else {
+        console.line(&text::overview(overview, console.shape()))?;
+        if args.watch {
+            console.line("")?;
+        }
+    }
+    Ok(Exit::Fine)
+}
+
+fn draw(overview: &Overview, fallback: Option<&str>, console: &mut Console) -> std::io::Result<()> {
+    let mut page = format!("sluicegate {}  {}\n\n", overview.version, overview.at);
+    if let Some(why) = fallback {
+        page.push_str(&format!("{why}\n\n"));
+    }
+    page.push_str(&text::overview(overview, console.shape()));
+    page.push_str("\n\nCtrl-C ends");
+    console.raw(&frame(&page))
+}
+
+/// One page over the one before it.
+fn frame(page: &str) -> String {
+    let lines: String = page.lines().map(|line| format!("{line}{CLEAR_LINE_REST}\r\n")).collect();
+    format!("{HOME}{lines}{CLEAR_BELOW}")
+}
+
+struct Looking<'a> {
+    config: &'a Config,
+    engines: &'a dyn Engines,
+}
+
+impl Looking<'_> {
+    /// The overview, and why it is not a running process's.
+    async fn look(&self) -> Result<(Overview, Option<String>), CommandError> {
+        match ops_client::get(self.config, "/api/v1/overview").await {
+            Ok(overview) => Ok((overview, None)),
+            Err(error) => {
+                let overview = overview(&self.evidence().await?);
+                Ok((overview, Some(format!("{error}\nshown is what the database alone tells"))))
+            }
+        }
+    }
+
+    /// What stands in the database: rows, jobs, and what workers said of themselves.
+    async fn evidence(&self) -> Result<Evidence, CommandError> {
+        let settings = self.engines.settings(self.config).await?;
+        let (fleet, upkeep) = self.engines.fleet(self.config).await?;
+        let known = Known::default().after(settings.load().await?);
+        let names: Vec<_> = known.providers.keys().cloned().collect();
+        let accounts = upkeep.conservation(ASTRAY_AFTER, CHECKED).await?;
+        Ok(Evidence {
+            at_ms: unix_ms(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            rows: settings.rows(None).await?,
+            workers: present(&fleet.reports().await?, Duration::ZERO),
+            accounts: Some(accounts.into_iter().map(Conserved::from).collect()),
+            oldest_ms: fleet.oldest_open(&names).await?.into_iter().collect(),
+            providers: known.providers,
+            bad: known.bad,
+            ..Evidence::default()
+        })
+    }
+}

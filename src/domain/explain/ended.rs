@@ -1,0 +1,70 @@
+//! Jobs that wait for no gate any more: why, since when, and what a person can do.
+//!
+//! Refuses to name a command that would be refused: each belongs to its state.
+
+use super::facts::{Facts, JobFacts};
+use super::{Explanation, GATES, Gate, StandsAt, line_up, recorded, words};
+use crate::domain::explain::Verdict;
+
+pub(super) fn ended(facts: &Facts, job: &JobFacts) -> Explanation {
+    let id = &facts.id;
+    let since = words::when(job.updated_at, facts.now);
+    let because = job.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
+    let requests = match job.requests.len() {
+        0 => "nothing was ever sent".to_owned(),
+        1 => "after 1 request".to_owned(),
+        many => format!("after {many} requests"),
+    };
+    let by_hand = job.by_hand.as_ref().map(|by| {
+        let because = by.because.as_deref().map(|because| format!(" ({because})")).unwrap_or_default();
+        format!("; changed by {}{because}", by.who)
+    });
+    let by_hand = by_hand.unwrap_or_default();
+    let what = match job.state.as_str() {
+        "succeeded" => {
+            let reference = job.reference.as_deref().map(|reference| format!(" as {reference}")).unwrap_or_default();
+            format!("charged{reference}, {since}, {requests}{because}{by_hand}")
+        }
+        "declined" => format!("declined for good, {since}, {requests}{because}{by_hand}; nothing was charged"),
+        "expired" => {
+            format!("expired {since}, {requests}{because}; surely not charged; publish a new payment to charge")
+        }
+        "cancelled" => format!("cancelled {since}, {requests}{because}{by_hand}; surely not charged"),
+        "dead" => format!(
+            "given up {since}, {requests}{because}; surely not charged: `sluicegate dlq replay {id}` tries again, \
+             `sluicegate dlq discard {id}` ends it"
+        ),
+        "review" => format!(
+            "waits for a person since {since}, {requests}{because}; look at the provider, then `sluicegate jobs resolve \
+             {id} --as succeeded` (or `declined`, or `resend` if it was surely not charged)"
+        ),
+        other => format!("is `{other}` since {since}"),
+    };
+    let event = match job.event {
+        Some(Some(at)) => format!("; its event was published {}", words::when(at, facts.now)),
+        Some(None) => "; its event waits to be published".to_owned(),
+        None => String::new(),
+    };
+    let summary = format!("{what}{event}");
+    let (gates, stands_at) = gates(facts, job, &summary);
+    Explanation { state: job.state.clone(), provider: Some(job.provider.clone()), summary, gates, stands_at }
+}
+
+fn gates(facts: &Facts, job: &JobFacts, summary: &str) -> (Vec<Gate>, Option<StandsAt>) {
+    let mut verdicts = vec![("recorded", recorded(facts, job))];
+    let last = job.requests.last();
+    if let Some(last) = last {
+        let on_the_way = GATES.iter().skip(1).take_while(|name| **name != "sent");
+        verdicts.extend(on_the_way.map(|name| (*name, Verdict::passed("passed for its last request"))));
+        let words = format!("request {} left {}", last.number, words::when(last.began_at, facts.now));
+        verdicts.push(("sent", Verdict::Passed(Some(last.began_at), words)));
+    }
+    let outcome = if job.state == "review" {
+        Verdict::stands("outcome", summary)
+    } else {
+        Verdict::Passed(Some(job.updated_at), job.state.clone())
+    };
+    verdicts.push(("outcome", outcome));
+    let (gates, stands_at) = line_up(verdicts);
+    (gates, stands_at.map(|(at, _)| at))
+}

@@ -1,0 +1,223 @@
+//! What an explanation stands on: one job, and everything that it may wait for, as they are at one instant.
+//!
+//! Refuses to fetch: `ops::explain` gathers these from the ledger, the settings, the limiter and the running process.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::turn::Past;
+use crate::domain::disposition::Resend;
+use crate::domain::provider::Provider;
+use crate::domain::quota_spec::QuotaSpec;
+use crate::domain::time::EpochMs;
+
+/// Everything that is known of one id.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// The ledger's clock.
+    pub now: EpochMs,
+    pub id: String,
+    /// `None`: the ledger has no such job.
+    pub job: Option<JobFacts>,
+    /// Messages with this id that can never be a job; newest first.
+    pub rejected: Vec<Rejected>,
+    pub row: RowFacts,
+    pub lane: LaneFacts,
+    pub hand: Hand,
+    pub before: Before,
+    pub limiter: LimiterFacts,
+}
+
+/// A job as the ledger has it.
+#[derive(Clone, Debug, Default)]
+pub struct JobFacts {
+    pub provider: String,
+    pub state: String,
+    pub reason: Option<String>,
+    pub reference: Option<String>,
+    pub created_at: EpochMs,
+    pub updated_at: EpochMs,
+    pub wake_at: EpochMs,
+    pub not_before: Option<EpochMs>,
+    pub expires_at: Option<EpochMs>,
+    pub revived_at: Option<EpochMs>,
+    pub first_sent_at: Option<EpochMs>,
+    pub unknown_since: Option<EpochMs>,
+    pub cost: u32,
+    pub account: Option<String>,
+    /// Attempts that count.
+    pub attempts: u32,
+    pub lookups: u32,
+    pub resend: Resend,
+    pub requests: Vec<Request>,
+    /// When the event of its state was published; the inner `None`: not yet.
+    pub event: Option<Option<EpochMs>>,
+    /// Who changed it by hand last.
+    pub by_hand: Option<ByHand>,
+}
+
+/// One request that was, or may have been, sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    pub number: u32,
+    pub began_at: EpochMs,
+    pub ended_at: Option<EpochMs>,
+    pub outcome: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ByHand {
+    pub who: String,
+    pub because: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rejected {
+    pub at: EpochMs,
+    pub lane: String,
+    pub reason: String,
+    pub detail: String,
+}
+
+/// The provider's row, and what its quota allows.
+#[derive(Clone, Debug, Default)]
+pub struct RowFacts {
+    /// As meant, or the last that could be; `None`: there is no row, or no good one.
+    pub provider: Option<Arc<Provider>>,
+    /// Why the row that is there now cannot be meant.
+    pub problems: Vec<String>,
+    /// `None`: not known in full.
+    pub spec: Option<Arc<QuotaSpec>>,
+}
+
+/// What this process's lane does.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum LaneFacts {
+    /// No process was asked.
+    #[default]
+    NotAsked,
+    /// The process that was asked has none for this provider.
+    Absent,
+    Running,
+    /// Takes no more; what is in hand goes on.
+    Resting {
+        cause: String,
+        ends_in: Duration,
+    },
+    /// Sends nothing either.
+    Stopped {
+        cause: String,
+        ends_in: Duration,
+    },
+    /// The breaker was open: one job at a time is sent.
+    Probing {
+        cause: String,
+    },
+}
+
+/// In whose hand the job is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Hand {
+    #[default]
+    Nobody,
+    /// Of a worker that was not asked.
+    Elsewhere { worker: String },
+    /// Of the worker that was asked, in its gate's line or on the way there.
+    Here { worker: String, place: Option<Place> },
+}
+
+/// Where a job stands in its gate's line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub before: u64,
+    pub cost_before: u64,
+    pub refused: Option<Refused>,
+    /// By what counts its own account, reference or kind of call.
+    pub of_its_own: bool,
+}
+
+/// Why nobody passes a gate, or one job does not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    pub by: Refuser,
+    /// From now.
+    pub wait: Duration,
+    /// Whether a permit starts exactly then.
+    pub exact: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refuser {
+    Limit(String),
+    Cold,
+    /// The provider named a wait.
+    Paused,
+    Away(String),
+    StaleSettings,
+    TooCostly,
+    Blocked,
+    Stopping,
+}
+
+/// Who is served before it, by the ledger and the lane's queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Before {
+    /// Open jobs that are due earlier or more urgent, and messages in the lane's queue that the ledger does not know yet.
+    pub jobs: u64,
+    pub cost: u64,
+    /// Messages ready in the lane's queue; `None`: the broker did not say.
+    pub ready: Option<u64>,
+    /// Workers that let jobs out, at least one.
+    pub workers: u32,
+}
+
+/// What the limiter says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LimiterFacts {
+    /// Why it cannot be asked.
+    pub away: Option<String>,
+    /// By limit: uses that count now, and how many may. Empty where nobody could be asked.
+    pub uses: Vec<LimitUsed>,
+    /// Why this process's gate stands for everybody.
+    pub standing: Option<Refused>,
+    /// What the ledger knows of the quota's use; `None`: it cannot say.
+    pub past: Option<Past>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitUsed {
+    pub name: String,
+    pub used: u64,
+    pub capacity: u64,
+}
+
+impl Facts {
+    /// What a limit has used: as the limiter says, else as the ledger does.
+    #[must_use]
+    pub fn used(&self, limit: &str) -> Option<u64> {
+        let told = self.limiter.uses.iter().find(|it| it.name == limit).map(|it| it.used);
+        told.or_else(|| {
+            let (spec, past) = (self.row.spec.as_ref()?, self.limiter.past.as_ref()?);
+            let uses = super::turn::used(spec, self.micros(), past);
+            uses.into_iter().find(|(index, _)| spec.limit_name(*index) == limit).map(|(_, used)| used)
+        })
+    }
+
+    /// The ledger's clock in the limiter's unit.
+    #[must_use]
+    pub fn micros(&self) -> crate::domain::time::Micros {
+        crate::domain::time::Micros(u64::try_from(self.now.0).unwrap_or(0).saturating_mul(1_000))
+    }
+
+    /// From now to an instant; zero when it has passed.
+    #[must_use]
+    pub fn until(&self, at: EpochMs) -> Duration {
+        Duration::from_millis(u64::try_from(at.0.saturating_sub(self.now.0)).unwrap_or(0))
+    }
+
+    /// From an instant to now; zero when it lies ahead.
+    #[must_use]
+    pub fn since(&self, at: EpochMs) -> Duration {
+        Duration::from_millis(u64::try_from(self.now.0.saturating_sub(at.0)).unwrap_or(0))
+    }
+}

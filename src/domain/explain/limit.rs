@@ -1,0 +1,250 @@
+//! The limits that a job waits for, and its turn among the others: `600 used, its turn about …; 37 before it`.
+//!
+//! Refuses to announce a turn that it cannot reckon: closed limits and a ledger that cannot tell have none.
+
+use std::time::Duration;
+
+use super::facts::{Facts, Hand, JobFacts, LaneFacts, Place, Refused, Refuser};
+use super::open::{is_parked, later};
+use super::turn::{self, Ahead};
+use super::{StandsAt, Verdict, words};
+use crate::domain::decision::CallKind;
+use crate::domain::limit::{AppliesTo, Scope};
+use crate::domain::quota_spec::{LimitSpec, PACING, QuotaSpec};
+use crate::domain::time::format_duration;
+
+/// How the reason of a job begins that a limit has parked; the limit's name follows.
+pub(super) const WAITS_FOR_LIMIT: &str = "waits for limit ";
+const BLOCKED: &str = "is blocked by a rule of this provider";
+/// Below this a turn is now.
+const NOW: Duration = Duration::from_millis(20);
+
+/// When its turn comes, who refuses until then, and who goes before.
+pub(super) struct Outlook {
+    pub turn_in: Option<Duration>,
+    pub by: Option<String>,
+    pub before: u64,
+    /// Whether `before` is counted in the line that it stands in.
+    pub exact: bool,
+}
+
+/// The limit that has parked this job, if one has.
+pub(super) fn parked_for(job: &JobFacts) -> Option<&str> {
+    job.reason.as_deref()?.strip_prefix(WAITS_FOR_LIMIT)
+}
+
+pub(super) fn parked_as_blocked(job: &JobFacts) -> bool {
+    job.reason.as_deref().is_some_and(|reason| reason.ends_with(BLOCKED))
+}
+
+fn place(facts: &Facts) -> Option<&Place> {
+    match &facts.hand {
+        Hand::Here { place, .. } => place.as_ref(),
+        _ => None,
+    }
+}
+
+fn refused_limit(refused: Option<&Refused>) -> Option<(&str, &Refused)> {
+    refused.and_then(|refused| match &refused.by {
+        Refuser::Limit(name) => Some((name.as_str(), refused)),
+        _ => None,
+    })
+}
+
+pub(super) fn outlook(facts: &Facts, job: &JobFacts, kind: CallKind) -> Outlook {
+    let place = place(facts);
+    let (before, cost_before) = place.map_or((facts.before.jobs, facts.before.cost), |it| (it.before, it.cost_before));
+    let cost = if kind == CallKind::Charge { job.cost } else { 1 };
+    // Whoever stands at the gate has passed the bucket.
+    let outflow = facts.row.provider.as_ref().filter(|_| place.is_none());
+    let jobs_per_second = outflow.map(|row| row.outflow_per_second() * f64::from(facts.before.workers.max(1)));
+    let ahead = Ahead { cost_before, cost, kind, jobs_per_second };
+    let reckoned = match (&facts.row.spec, &facts.limiter.past) {
+        (Some(spec), Some(past)) => turn::turn(spec, facts.micros(), past, &ahead)
+            .map(|turn| (turn.wait, turn.by.map(|index| spec.limit_name(index).to_owned()))),
+        _ => None,
+    };
+    let announced = refused_limit(place.and_then(|it| it.refused.as_ref()))
+        .or_else(|| refused_limit(facts.limiter.standing.as_ref()));
+    let (mut turn_in, mut by) = reckoned.unzip();
+    let mut by: Option<String> = by.take().flatten();
+    if let Some((name, refused)) = announced {
+        // What the limiter announced goes before what was reckoned: for the first in line it is the turn.
+        let first = before == 0 && place.is_some();
+        turn_in = Some(if first { refused.wait } else { turn_in.unwrap_or_default().max(refused.wait) });
+        by = by.or_else(|| Some(name.to_owned()));
+    }
+    if is_parked(facts, job) {
+        turn_in = turn_in.map(|turn| turn.max(facts.until(job.wake_at)));
+        by = by.or_else(|| parked_for(job).map(str::to_owned));
+    }
+    Outlook { turn_in, by, before, exact: place.is_some() }
+}
+
+/// What counts its own account or reference alone.
+pub(super) fn account(facts: &Facts, job: &JobFacts, kind: CallKind) -> Verdict {
+    let Some(spec) = &facts.row.spec else { return Verdict::passed("not known") };
+    let name = job.account.as_deref().unwrap_or_default();
+    if spec.subjects(job.account.as_deref(), None).is_err() {
+        let words = format!(
+            "account {name} is blocked by a rule of {}: nothing of it is sent while the rule is there",
+            job.provider
+        );
+        return Verdict::stands("account", words);
+    }
+    let its_own = |limit: &str| own_limit(spec, limit, kind);
+    let at_the_gate = place(facts).filter(|it| it.of_its_own);
+    if let Some((limit, refused)) = refused_limit(at_the_gate.and_then(|it| it.refused.as_ref()))
+        && let Some(own) = its_own(limit)
+    {
+        let before = at_the_gate.map(|it| it.before);
+        return stands("account", facts, job, own, (Some(refused.wait), before, true));
+    }
+    if is_parked(facts, job)
+        && let Some(own) = parked_for(job).and_then(its_own)
+    {
+        return stands("account", facts, job, own, (Some(facts.until(job.wake_at)), None, false));
+    }
+    let full = facts.limiter.uses.iter().find(|it| it.used >= it.capacity && its_own(&it.name).is_some());
+    match full.and_then(|it| its_own(&it.name)) {
+        Some(own) if place(facts).is_none() => stands("account", facts, job, own, (None, None, false)),
+        _ => Verdict::passed("no rule or limit of its own holds it"),
+    }
+}
+
+fn own_limit<'a>(spec: &'a QuotaSpec, name: &str, kind: CallKind) -> Option<&'a LimitSpec> {
+    let counts = |limit: &&LimitSpec| {
+        limit.scope != Scope::Provider && !limit.shadow && limit.name == name && applies(limit.applies_to, kind)
+    };
+    spec.limits.iter().find(counts)
+}
+
+fn applies(applies_to: AppliesTo, kind: CallKind) -> bool {
+    match applies_to {
+        AppliesTo::All => true,
+        AppliesTo::Charge => kind == CallKind::Charge,
+        AppliesTo::Lookup => kind == CallKind::Lookup,
+    }
+}
+
+/// What counts everybody's calls.
+pub(super) fn limit(facts: &Facts, job: &JobFacts, kind: CallKind, outlook: &Outlook) -> Verdict {
+    let Some(spec) = &facts.row.spec else { return Verdict::passed("not known") };
+    let cost = if kind == CallKind::Charge { job.cost } else { 1 };
+    let most = spec.cost_max(kind, &[]);
+    let closed = |limit: &&LimitSpec| limit.max_requests == 0 && !limit.shadow && applies(limit.applies_to, kind);
+    if let Some(closed) = spec.limits.iter().find(closed).filter(|_| most == 0) {
+        let words = format!(
+            "limit {} of {} is closed (0 per {}): `sluicegate limits set {} {} N/DURATION` opens it",
+            closed.name,
+            job.provider,
+            words::window(closed.window),
+            job.provider,
+            closed.name
+        );
+        return Verdict::stands("limit", words);
+    }
+    if cost > most {
+        let words =
+            format!("its cost of {cost} is above the smallest limit ({most}): when it is taken, it goes to review");
+        return Verdict::stands("limit", words);
+    }
+    let waits = outlook.turn_in.is_none_or(|turn| turn > NOW);
+    let named = outlook.by.as_deref().filter(|_| waits);
+    match named.and_then(|name| spec.limits.iter().find(|limit| limit.name == name)) {
+        Some(refusing) => stands("limit", facts, job, refusing, (outlook.turn_in, Some(outlook.before), outlook.exact)),
+        None if named == Some(PACING) => {
+            let turn = turn_words(facts, outlook.turn_in, Some(outlook.before), outlook.exact);
+            let words = format!("waits for the even pacing of {}{turn}", job.provider);
+            let (turn_in, before_it) = (outlook.turn_in, Some(outlook.before));
+            let at = StandsAt { gate: "limit", turn_in, before_it, exact: outlook.exact, ..StandsAt::default() };
+            Verdict::Stands(Box::new(at), words)
+        }
+        // Parked by a limit that its row no longer has: its time comes all the same.
+        None if named.is_some() && is_parked(facts, job) => {
+            let until = words::when(job.wake_at, facts.now);
+            let words = format!("parked until {until} by a limit that is no longer there");
+            let at = StandsAt { gate: "limit", turn_in: outlook.turn_in, ..StandsAt::default() };
+            Verdict::Stands(Box::new(at), words)
+        }
+        None => Verdict::passed("every limit has room for it and for those before it"),
+    }
+}
+
+/// Nothing refuses it: who goes before it, and where it is.
+pub(super) fn turn(facts: &Facts, job: &JobFacts, outlook: &Outlook) -> Verdict {
+    let before = turn_words(facts, outlook.turn_in.filter(|turn| *turn > NOW), Some(outlook.before), outlook.exact);
+    let before = before.trim_start_matches([',', ';', ' ', ':']);
+    let words = match &facts.hand {
+        Hand::Here { worker, place: Some(_) } => {
+            format!("in hand of worker {worker}, in line for its permit: {before}")
+        }
+        Hand::Here { worker, place: None } => {
+            let rate = facts.row.provider.as_ref().map_or(0.0, |row| row.outflow_per_second());
+            format!(
+                "in hand of worker {worker}, waits for its place in the steady outflow ({rate:.1} per second): {before}"
+            )
+        }
+        Hand::Elsewhere { worker } => {
+            format!("in hand of worker {worker}, which was not asked; by the ledger and the limits: {before}")
+        }
+        Hand::Nobody if facts.lane == LaneFacts::NotAsked && facts.before.workers == 0 => format!(
+            "in the queue of lane {}, and no worker has anything of it in hand (is `sluicegate run` up?): {before}",
+            job.provider
+        ),
+        Hand::Nobody => {
+            format!("in the queue of lane {}, for the next worker with a free place: {before}", job.provider)
+        }
+    };
+    let turn_in = outlook.turn_in;
+    let at = StandsAt {
+        gate: "turn",
+        turn_in,
+        before_it: Some(outlook.before),
+        exact: outlook.exact,
+        ..StandsAt::default()
+    };
+    Verdict::Stands(Box::new(at), words)
+}
+
+fn stands(
+    gate: &'static str,
+    facts: &Facts,
+    job: &JobFacts,
+    limit: &LimitSpec,
+    (turn_in, before_it, exact): (Option<Duration>, Option<u64>, bool),
+) -> Verdict {
+    let used = facts.used(&limit.name);
+    let whose = match limit.scope {
+        Scope::Provider => job.provider.clone(),
+        Scope::Account => {
+            format!("{}, counted for account {}", job.provider, job.account.as_deref().unwrap_or_default())
+        }
+        Scope::Reference => format!("{}, counted for its reference", job.provider),
+    };
+    let allows = format!("{} per {}", limit.max_requests, words::window(limit.window));
+    let used_words = used.map_or_else(|| "its use is not known".to_owned(), |used| format!("{used} used"));
+    let turn = turn_words(facts, turn_in, before_it, exact);
+    let words = format!("waits for limit {} of {whose} ({allows}): {used_words}{turn}", limit.name);
+    let at = StandsAt {
+        gate,
+        limit: Some(limit.name.clone()),
+        allows: Some(format!("{}/{}", limit.max_requests, format_duration(limit.window))),
+        used,
+        turn_in,
+        before_it,
+        exact,
+    };
+    Verdict::Stands(Box::new(at), words)
+}
+
+/// `, its turn about 14:03:21 UTC (in 12.4 s); 37 before it`.
+fn turn_words(facts: &Facts, turn_in: Option<Duration>, before_it: Option<u64>, exact: bool) -> String {
+    let turn = turn_in.map(|wait| format!(", its turn about {}", words::when(later(facts.now, wait), facts.now)));
+    let before = before_it.map(|before| match (before, exact) {
+        (0, _) => "; nobody before it".to_owned(),
+        (_, true) => format!("; {before} before it"),
+        (_, false) => format!("; about {before} before it"),
+    });
+    format!("{}{}", turn.unwrap_or_default(), before.unwrap_or_default())
+}

@@ -1,0 +1,134 @@
+//! Why a job is where it is: the gates that it has passed, the one that it stands at, and when its turn comes.
+//!
+//! Refuses to guess: each word comes from a fact ([`facts`]), each turn from the limiter's own state machine ([`turn`]), and
+//! what could not be asked is said to be unknown. A person's next step is named as the command to type.
+
+use std::time::Duration;
+
+use self::facts::{Facts, JobFacts};
+use super::time::EpochMs;
+
+mod ended;
+pub mod facts;
+mod limit;
+mod open;
+#[cfg(test)]
+mod tests;
+pub mod turn;
+pub mod words;
+
+/// The gates in the order in which they are looked at; the first that does not let the job pass is the one it stands at.
+pub const GATES: [&str; 10] =
+    ["recorded", "provider", "time", "lane", "limiter", "account", "limit", "turn", "sent", "outcome"];
+
+/// What is told of a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explanation {
+    /// The ledger's word, or `unrecorded`.
+    pub state: String,
+    pub provider: Option<String>,
+    /// One sentence.
+    pub summary: String,
+    /// In the order of [`GATES`]; none for a job that the ledger does not know.
+    pub gates: Vec<Gate>,
+    /// `None`: there is none that it waits for.
+    pub stands_at: Option<StandsAt>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gate {
+    pub name: &'static str,
+    pub passed: bool,
+    pub at: Option<EpochMs>,
+    pub words: String,
+}
+
+/// The gate that a job stands at, in numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StandsAt {
+    pub gate: &'static str,
+    pub limit: Option<String>,
+    /// As limits are written: `600/1m`.
+    pub allows: Option<String>,
+    pub used: Option<u64>,
+    /// From now until its turn; an estimate unless `exact`.
+    pub turn_in: Option<Duration>,
+    /// Jobs that are served before it.
+    pub before_it: Option<u64>,
+    /// Whether `before_it` is counted in the line that it stands in; else it is reckoned from the ledger and the queue.
+    pub exact: bool,
+}
+
+/// What one gate says of a job.
+enum Verdict {
+    Passed(Option<EpochMs>, String),
+    Stands(Box<StandsAt>, String),
+}
+
+impl Verdict {
+    fn passed(words: impl Into<String>) -> Self {
+        Self::Passed(None, words.into())
+    }
+
+    fn stands(gate: &'static str, words: impl Into<String>) -> Self {
+        Self::Stands(Box::new(StandsAt { gate, ..StandsAt::default() }), words.into())
+    }
+}
+
+/// Explains one job from what is known.
+#[must_use]
+pub fn explain(facts: &Facts) -> Explanation {
+    match &facts.job {
+        None => unrecorded(facts),
+        Some(job) => match job.state.as_str() {
+            "waiting" | "unknown" => open::waits(facts, job),
+            "sending" => open::on_the_wire(facts, job),
+            _ => ended::ended(facts, job),
+        },
+    }
+}
+
+/// Where a job may be that the ledger does not know.
+fn unrecorded(facts: &Facts) -> Explanation {
+    let id = &facts.id;
+    let summary = match facts.rejected.first() {
+        Some(rejected) => format!(
+            "a message with the id {id} on lane {} can never be a job ({}: {}), since {}; it is in the queue of invalid \
+             messages (payments.invalid), and a corrected message under this id is taken",
+            rejected.lane,
+            rejected.reason,
+            rejected.detail,
+            words::when(rejected.at, facts.now),
+        ),
+        None => format!(
+            "the ledger has no job {id}: it is still in its lane's queue, where no worker has taken it yet (`sluicegate \
+             status` tells how many there are), or its message can never be a job and its id could not be read \
+             (payments.invalid), or it was never published"
+        ),
+    };
+    Explanation { state: "unrecorded".to_owned(), provider: None, summary, gates: Vec::new(), stands_at: None }
+}
+
+/// The gates up to the first that does not let pass; those behind it have not been reached.
+fn line_up(verdicts: Vec<(&'static str, Verdict)>) -> (Vec<Gate>, Option<(StandsAt, String)>) {
+    let mut stands_at = None;
+    let mut gates = Vec::with_capacity(GATES.len());
+    for (name, verdict) in verdicts {
+        let gate = match verdict {
+            _ if stands_at.is_some() => Gate { name, passed: false, at: None, words: "not reached".to_owned() },
+            Verdict::Passed(at, words) => Gate { name, passed: true, at, words },
+            Verdict::Stands(at, words) => {
+                stands_at = Some((*at, words.clone()));
+                Gate { name, passed: false, at: None, words }
+            }
+        };
+        gates.push(gate);
+    }
+    (gates, stands_at)
+}
+
+/// `recorded`, for a job that is.
+fn recorded(facts: &Facts, job: &JobFacts) -> Verdict {
+    let words = format!("the ledger has it since {}", words::when(job.created_at, facts.now));
+    Verdict::Passed(Some(job.created_at), words)
+}

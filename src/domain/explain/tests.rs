@@ -1,0 +1,399 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::facts::*;
+use super::turn::Past;
+use super::*;
+use crate::domain::backoff::BackoffPolicy;
+use crate::domain::decision::PastUse;
+use crate::domain::limit::{AccountRule, Algorithm, Rule, Scope};
+use crate::domain::lookup::WhenNotFound;
+use crate::domain::provider::{Mode, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StoreDown};
+use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
+
+mod turns;
+
+/// 2026-11-21 14:03:20 UTC: 20 s into its minute.
+const NOW: EpochMs = EpochMs(1_795_269_800_000);
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn spec(limits: &[(&str, Algorithm, u32, u64, Option<u32>)]) -> QuotaSpec {
+    let limit = |(name, algorithm, max_requests, window_ms, burst): &(&str, Algorithm, u32, u64, Option<u32>)| {
+        let plain = LimitSpec::sliding_log(*name, *max_requests, ms(*window_ms));
+        LimitSpec { algorithm: *algorithm, burst: *burst, ..plain }
+    };
+    QuotaSpec {
+        quota: ProviderName::new("stripe").unwrap(),
+        version: 1,
+        limits: limits.iter().map(limit).collect(),
+        account_rules: Vec::new(),
+        even: false,
+        grant_jitter: None,
+        hold_max: Duration::from_secs(30),
+        send_budget: ms(500),
+        store_down: StoreDown::Wait,
+        handover: Duration::ZERO,
+    }
+}
+
+fn past(ended: &[(u64, u32)], hold_ms: u64) -> Past {
+    let ended = ended.iter().map(|(age_ms, cost)| PastUse { age: ms(*age_ms), cost: *cost }).collect();
+    Past { ended, open: 0, hold: ms(hold_ms) }
+}
+
+fn provider() -> Provider {
+    Provider {
+        name: ProviderName::new("stripe").unwrap(),
+        quota: ProviderName::new("stripe").unwrap(),
+        enabled: true,
+        paused: false,
+        url: "https://pay.example/".to_owned(),
+        mode: Mode::Blocking,
+        slot_release: SlotRelease::Response,
+        pacing: Pacing::Burst,
+        reserve_percent: 0,
+        store_down: StoreDown::Wait,
+        timeout: Duration::from_secs(30),
+        send_budget: ms(500),
+        workers: 10,
+        bucket_capacity: 100,
+        leak_per_second: Some(1_000.0),
+        max_wait: Duration::from_secs(30),
+        max_attempts: 5,
+        max_age: Duration::from_secs(86_400),
+        backoff: BackoffPolicy { base: ms(500), max: Duration::from_secs(60) },
+        idempotency_retention: Some(Duration::from_secs(86_400)),
+        headers: Default::default(),
+        request: RequestShape::default(),
+        statuses: Default::default(),
+        lookup: None,
+        version: 1,
+        limits: Vec::new(),
+        account_rules: Vec::new(),
+    }
+}
+
+/// A job that waits for `per-minute` with 37 before it, in hand of nobody.
+fn waiting() -> Facts {
+    let minute = spec(&[("per-minute", Algorithm::SlidingLog, 600, 60_000, None)]);
+    let job = JobFacts {
+        provider: "stripe".to_owned(),
+        state: "waiting".to_owned(),
+        created_at: EpochMs(NOW.0 - 5_000),
+        updated_at: EpochMs(NOW.0 - 2_000),
+        wake_at: EpochMs(NOW.0 - 2_000),
+        cost: 1,
+        ..JobFacts::default()
+    };
+    Facts {
+        now: NOW,
+        id: "inv-7".to_owned(),
+        job: Some(job),
+        rejected: Vec::new(),
+        row: RowFacts { provider: Some(Arc::new(provider())), problems: Vec::new(), spec: Some(Arc::new(minute)) },
+        lane: LaneFacts::Running,
+        hand: Hand::Nobody,
+        before: Before { jobs: 37, cost: 37, ready: Some(30), workers: 1 },
+        limiter: LimiterFacts {
+            uses: vec![LimitUsed { name: "per-minute".to_owned(), used: 600, capacity: 600 }],
+            past: Some(past(&[(47_600, 600)], 0)),
+            ..LimiterFacts::default()
+        },
+    }
+}
+
+fn changed(change: impl FnOnce(&mut Facts)) -> Explanation {
+    let mut facts = waiting();
+    change(&mut facts);
+    explain(&facts)
+}
+
+fn job(facts: &mut Facts) -> &mut JobFacts {
+    facts.job.as_mut().unwrap()
+}
+
+#[test]
+fn a_limit_is_told_with_its_use_its_turn_and_those_before() {
+    let explained = explain(&waiting());
+    assert_eq!(
+        explained.summary,
+        "waits for limit per-minute of stripe (600 per 60 s): 600 used, its turn about 14:03:32 UTC (in 12.4 s); about \
+         37 before it"
+    );
+    let names: Vec<&str> = explained.gates.iter().map(|gate| gate.name).collect();
+    assert_eq!(names, GATES);
+    let passed: Vec<&str> = explained.gates.iter().filter(|gate| gate.passed).map(|gate| gate.name).collect();
+    assert_eq!(passed, GATES[..6]);
+    let at = explained.stands_at.unwrap();
+    assert_eq!((at.gate, at.limit.as_deref(), at.allows.as_deref()), ("limit", Some("per-minute"), Some("600/1m")));
+    assert_eq!((at.used, at.before_it, at.exact), (Some(600), Some(37), false));
+
+    // In its gate's line the count is exact, and for the first the announced instant is the turn.
+    let in_line = |before: u64| {
+        let refused = Refused { by: Refuser::Limit("per-minute".to_owned()), wait: ms(12_000), exact: true };
+        let place = Place { before, cost_before: before, refused: Some(refused), of_its_own: false };
+        changed(|facts| facts.hand = Hand::Here { worker: "w1".to_owned(), place: Some(place) })
+    };
+    assert!(in_line(37).summary.ends_with("(in 12.4 s); 37 before it"), "{}", in_line(37).summary);
+    assert!(in_line(0).summary.ends_with("(in 12 s); nobody before it"), "{}", in_line(0).summary);
+    assert!(in_line(37).stands_at.unwrap().exact);
+}
+
+/// Change of the plain case, the gate that it must stand at, and what its sentence must hold.
+#[test]
+#[allow(clippy::too_many_lines, reason = "one table")]
+fn every_state_and_gate_has_its_words() {
+    let other = |at: &str| Some(at.to_owned());
+    let second = Duration::from_secs(1);
+    let resting = |cause: &str| LaneFacts::Resting { cause: cause.to_owned(), ends_in: second };
+    let standing = |by| Some(Refused { by, wait: second, exact: false });
+    let room = |facts: &mut Facts| {
+        facts.limiter.past = Some(Past::default());
+        facts.before = Before { jobs: 0, cost: 0, ready: Some(0), workers: 1 };
+    };
+    let set = |change: fn(&mut Provider)| {
+        let mut row = provider();
+        change(&mut row);
+        Some(Arc::new(row))
+    };
+    let rule = |facts: &mut Facts, rule| {
+        let mut spec = QuotaSpec::clone(facts.row.spec.as_ref().unwrap());
+        spec.account_rules = vec![AccountRule { account: "shop".to_owned(), limit: None, rule }];
+        let own = LimitSpec::sliding_log("per-account", 5, second);
+        spec.limits.push(LimitSpec { scope: Scope::Account, ..own });
+        facts.row.spec = Some(Arc::new(spec));
+        job(facts).account = Some("shop".to_owned());
+    };
+    type Change<'a> = Box<dyn FnOnce(&mut Facts) + 'a>;
+    let cases: Vec<(Change<'_>, &str, &str)> = vec![
+        (Box::new(|f| f.row = RowFacts::default()), "provider", "no provider row stripe: `sluicegate provider apply"),
+        (
+            Box::new(|f| f.row = RowFacts { problems: vec!["url: is empty".to_owned()], ..RowFacts::default() }),
+            "provider",
+            "cannot be meant: url: is empty",
+        ),
+        (Box::new(|f| f.row.provider = set(|row| row.enabled = false)), "provider", "is disabled"),
+        (
+            Box::new(|f| f.row.provider = set(|row| row.paused = true)),
+            "provider",
+            "`sluicegate provider resume stripe`",
+        ),
+        (Box::new(|f| f.row.spec = None), "provider", "another row of quota stripe cannot be meant"),
+        (
+            Box::new(|f| {
+                job(f).wake_at = EpochMs(NOW.0 + 60_000);
+                job(f).not_before = Some(EpochMs(NOW.0 + 60_000));
+            }),
+            "time",
+            "its `not_before` is 14:04:20 UTC (in 1 min)",
+        ),
+        (
+            Box::new(|f| {
+                job(f).wake_at = EpochMs(NOW.0 + 4_000);
+                job(f).reason = other("connection refused");
+            }),
+            "time",
+            "parked until 14:03:24 UTC (in 4 s): connection refused",
+        ),
+        (
+            Box::new(|f| {
+                job(f).wake_at = EpochMs(NOW.0 + 30_000);
+                job(f).reason = other("waits for limit per-minute");
+            }),
+            "limit",
+            "600 used, its turn about 14:03:50 UTC (in 30 s)",
+        ),
+        (Box::new(|f| f.lane = LaneFacts::Absent), "lane", "no lane"),
+        (
+            Box::new(|f| f.lane = resting("the ledger is slower than the send budget")),
+            "lane",
+            "takes no more jobs until",
+        ),
+        (Box::new(|f| f.lane = resting("waits for limit per-minute")), "limit", "600 used"),
+        (
+            Box::new(|f| {
+                f.lane = LaneFacts::Stopped { cause: "the provider is down: no answer".to_owned(), ends_in: second };
+            }),
+            "lane",
+            "sends nothing until 14:03:21 UTC (in 1 s): the provider is down",
+        ),
+        (Box::new(|f| f.lane = LaneFacts::Probing { cause: "down".to_owned() }), "lane", "one job at a time"),
+        (Box::new(|f| f.limiter.standing = standing(Refuser::Cold)), "limiter", "lost its state"),
+        (Box::new(|f| f.limiter.standing = standing(Refuser::Paused)), "limiter", "stripe asked for a pause"),
+        (Box::new(|f| f.limiter.standing = standing(Refuser::StaleSettings)), "limiter", "newer settings"),
+        (Box::new(|f| f.limiter.away = other("connection refused")), "limiter", "cannot be asked: connection refused"),
+        (
+            Box::new(|f| {
+                job(f).wake_at = EpochMs(NOW.0 + 30_000);
+                job(f).reason = other("the provider asked for a pause");
+            }),
+            "limiter",
+            "the provider asked for a pause; it is looked at again 14:03:50",
+        ),
+        (Box::new(|f| rule(f, Rule::Blocked)), "account", "account shop is blocked by a rule"),
+        (
+            Box::new(|f| {
+                rule(f, Rule::Exempt);
+                rule(f, Rule::Limit("5/1s".parse().unwrap()));
+                f.limiter.uses.push(LimitUsed { name: "per-account".to_owned(), used: 5, capacity: 5 });
+            }),
+            "account",
+            "waits for limit per-account of stripe, counted for account shop (5 per 1 s): 5 used",
+        ),
+        (Box::new(|f| job(f).cost = 601), "limit", "its cost of 601 is above the smallest limit (600)"),
+        (
+            Box::new(|f| f.row.spec = Some(Arc::new(spec(&[("shut", Algorithm::SlidingLog, 0, 1_000, None)])))),
+            "limit",
+            "limit shut of stripe is closed (0 per 1 s): `sluicegate limits set stripe shut",
+        ),
+        (
+            Box::new(room),
+            "turn",
+            "in the queue of lane stripe, for the next worker with a free place: nobody before it",
+        ),
+        (
+            Box::new(|f| {
+                room(f);
+                f.before.workers = 0;
+                f.lane = LaneFacts::NotAsked;
+            }),
+            "turn",
+            "is `sluicegate run` up?",
+        ),
+        (
+            Box::new(|f| {
+                room(f);
+                f.hand = Hand::Elsewhere { worker: "w2".to_owned() };
+            }),
+            "turn",
+            "in hand of worker w2, which was not asked",
+        ),
+        (
+            Box::new(|f| {
+                room(f);
+                f.hand = Hand::Here { worker: "w1".to_owned(), place: None };
+            }),
+            "turn",
+            "steady outflow (1000.0 per second)",
+        ),
+    ];
+    for (nth, (change, gate, words)) in cases.into_iter().enumerate() {
+        let explained = changed(change);
+        let at = explained.stands_at.as_ref().map(|at| at.gate);
+        assert!(
+            at == Some(gate) && explained.summary.contains(words),
+            "{nth}: {at:?} {}, not {words}",
+            explained.summary
+        );
+        // What it stands at is the first that it has not passed.
+        assert_eq!(explained.gates.iter().find(|gate| !gate.passed).map(|gate| gate.name), at, "{nth}");
+    }
+    let expiring = changed(|f| job(f).expires_at = Some(EpochMs(NOW.0 + 3_000)));
+    assert!(expiring.summary.ends_with("it expires before, 14:03:23 UTC (in 3 s)"), "{}", expiring.summary);
+}
+
+#[test]
+fn an_unknown_outcome_says_what_is_done_next() {
+    let unknown = |f: &mut Facts| {
+        let it = job(f);
+        it.state = "unknown".to_owned();
+        it.reason = Some("no answer in time".to_owned());
+        it.wake_at = EpochMs(NOW.0 + 12_000);
+        it.attempts = 1;
+        (it.first_sent_at, it.unknown_since) = (Some(it.created_at), Some(it.created_at));
+        it.requests = vec![Request {
+            number: 1,
+            began_at: it.created_at,
+            ended_at: Some(it.updated_at),
+            outcome: Some("unknown".to_owned()),
+        }];
+    };
+    let again = changed(unknown).summary;
+    assert!(
+        again.contains("next, the same request under the same key; parked until 14:03:32 UTC (in 12 s)"),
+        "{again}"
+    );
+    let with = |change: fn(&mut Provider)| {
+        changed(|facts| {
+            unknown(facts);
+            let mut row = provider();
+            change(&mut row);
+            facts.row.provider = Some(Arc::new(row));
+        })
+        .summary
+    };
+    let person = with(|row| row.idempotency_retention = None);
+    assert!(person.contains("next, a person decides (the outcome is unknown and the provider does not"), "{person}");
+    let asked = with(|row| {
+        row.idempotency_retention = None;
+        row.lookup = Some(crate::domain::lookup::Lookup {
+            url: crate::domain::lookup::LookupUrl::parse("https://pay.example/x/${job:id}").unwrap(),
+            method: crate::domain::lookup::LookupMethod::Get,
+            state: "/state".to_owned(),
+            accepted: vec!["ok".to_owned()],
+            declined: Vec::new(),
+            in_progress: Vec::new(),
+            reference: "/id".to_owned(),
+            amount: None,
+            currency: None,
+            not_found: WhenNotFound::Review,
+            give_up_after: Duration::from_secs(600),
+        });
+    });
+    assert!(asked.contains("next, the provider is asked what became of it"), "{asked}");
+}
+
+#[test]
+fn what_has_ended_or_is_on_the_wire_says_since_when_and_what_to_do() {
+    let ended = |state: &str, requests: u32| {
+        changed(|f| {
+            let it = job(f);
+            state.clone_into(&mut it.state);
+            it.reason = Some("why".to_owned());
+            it.requests = (1..=requests)
+                .map(|number| Request { number, began_at: it.created_at, ended_at: None, outcome: None })
+                .collect();
+        })
+    };
+    for (state, requests, words, stands) in [
+        ("succeeded", 1, "charged, 14:03:18 UTC (2 s ago), after 1 request: why", None),
+        ("declined", 2, "after 2 requests: why; nothing was charged", None),
+        ("dead", 3, "`sluicegate dlq replay inv-7` tries again", None),
+        ("expired", 0, "nothing was ever sent: why; surely not charged", None),
+        ("cancelled", 0, "cancelled 14:03:18 UTC", None),
+        ("review", 1, "`sluicegate jobs resolve inv-7 --as succeeded`", Some("outcome")),
+        (
+            "sending",
+            2,
+            "request 2 has been on the wire since 14:03:15 UTC (5 s), and its worker is lost",
+            Some("outcome"),
+        ),
+    ] {
+        let explained = ended(state, requests);
+        assert!(explained.summary.contains(words), "{state}: {}", explained.summary);
+        assert_eq!(explained.stands_at.map(|at| at.gate), stands, "{state}");
+    }
+    let held = changed(|f| {
+        job(f).state = "sending".to_owned();
+        f.hand = Hand::Elsewhere { worker: "w2".to_owned() };
+    });
+    assert!(held.summary.contains("in hand of worker w2; its answer is waited for at most 30 s"), "{}", held.summary);
+
+    let nobody = changed(|f| f.job = None);
+    assert!(nobody.summary.contains("still in its lane's queue"), "{}", nobody.summary);
+    assert_eq!((nobody.state.as_str(), nobody.gates.len()), ("unrecorded", 0));
+    let put_aside = changed(|f| {
+        f.job = None;
+        let (lane, reason, detail) =
+            ("stripe".to_owned(), "bad_amount".to_owned(), "amount must be above 0".to_owned());
+        f.rejected = vec![Rejected { at: EpochMs(NOW.0 - 1_000), lane, reason, detail }];
+    });
+    assert!(
+        put_aside.summary.contains("can never be a job (bad_amount: amount must be above 0)"),
+        "{}",
+        put_aside.summary
+    );
+}

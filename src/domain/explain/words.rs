@@ -1,0 +1,98 @@
+//! Instants and spans as people read them: `14:03:21 UTC (in 12.4 s)`.
+//!
+//! Refuses time zones: everything is UTC, and says so.
+
+use std::time::Duration;
+
+use crate::domain::time::EpochMs;
+
+const DAY_MS: i64 = 86_400_000;
+
+/// `14:03:21 UTC`; with its date when that is not today's.
+#[must_use]
+pub fn clock(at: EpochMs, now: EpochMs) -> String {
+    let (day, of_day) = (at.0.div_euclid(DAY_MS), at.0.rem_euclid(DAY_MS) / 1_000);
+    let time = format!("{:02}:{:02}:{:02} UTC", of_day / 3_600, of_day / 60 % 60, of_day % 60);
+    if day == now.0.div_euclid(DAY_MS) {
+        return time;
+    }
+    let (year, month, day) = civil(day);
+    format!("{year:04}-{month:02}-{day:02} {time}")
+}
+
+/// `14:03:21 UTC (in 12.4 s)`, or `(12.4 s ago)`.
+#[must_use]
+pub fn when(at: EpochMs, now: EpochMs) -> String {
+    let apart = span(Duration::from_millis(at.0.abs_diff(now.0)));
+    let apart = if at > now { format!("in {apart}") } else { format!("{apart} ago") };
+    format!("{} ({apart})", clock(at, now))
+}
+
+/// `850 ms`, `12.4 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`.
+#[must_use]
+pub fn span(span: Duration) -> String {
+    let (ms, s) = (span.as_millis(), span.as_secs());
+    let two = |whole: u64, unit: &str, rest: u64, of: &str| match rest {
+        0 => format!("{whole} {unit}"),
+        _ => format!("{whole} {unit} {rest} {of}"),
+    };
+    match s {
+        0 => format!("{ms} ms"),
+        1..60 if ms.is_multiple_of(1_000) => format!("{s} s"),
+        1..60 => format!("{}.{} s", s, ms % 1_000 / 100),
+        60..3_600 => two(s / 60, "min", s % 60, "s"),
+        3_600..86_400 => two(s / 3_600, "h", s / 60 % 60, "min"),
+        _ => two(s / 86_400, "d", s / 3_600 % 24, "h"),
+    }
+}
+
+/// A window as a limit has it: `60 s`, `250 ms`, `1 d`.
+#[must_use]
+pub fn window(window: Duration) -> String {
+    let s = window.as_secs();
+    if window.subsec_nanos() == 0 && s <= 600 { format!("{s} s") } else { span(window) }
+}
+
+/// Year, month and day of a number of days since 1970-01-01, in the Gregorian calendar.
+/// <https://howardhinnant.github.io/date_algorithms.html#civil_from_days>
+fn civil(days: i64) -> (i64, i64, i64) {
+    let shifted = days + 719_468;
+    let (era, of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
+    let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let march_based = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * march_based + 2) / 5 + 1;
+    let month = if march_based < 10 { march_based + 3 } else { march_based - 9 };
+    (year_of_era + era * 400 + i64::from(month <= 2), month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instants_and_spans_are_said_as_people_do() {
+        // 2026-11-21 14:03:21 UTC.
+        let at = EpochMs(1_795_269_801_000);
+        assert_eq!(clock(at, EpochMs(at.0 + 1)), "14:03:21 UTC");
+        assert_eq!(clock(at, EpochMs(at.0 + DAY_MS)), "2026-11-21 14:03:21 UTC");
+        assert_eq!(clock(EpochMs(951_782_400_000), at), "2000-02-29 00:00:00 UTC");
+        assert_eq!(when(at, EpochMs(at.0 - 12_432)), "14:03:21 UTC (in 12.4 s)");
+        assert_eq!(when(at, EpochMs(at.0 + 850)), "14:03:21 UTC (850 ms ago)");
+        for (ms, words) in [
+            (0, "0 ms"),
+            (999, "999 ms"),
+            (1_000, "1 s"),
+            (12_432, "12.4 s"),
+            (60_000, "1 min"),
+            (200_000, "3 min 20 s"),
+            (7_500_000, "2 h 5 min"),
+            (273_600_000, "3 d 4 h"),
+        ] {
+            assert_eq!(span(Duration::from_millis(ms)), words);
+        }
+        assert_eq!(window(Duration::from_secs(60)), "60 s");
+        assert_eq!(window(Duration::from_millis(250)), "250 ms");
+        assert_eq!(window(Duration::from_secs(86_400)), "1 d");
+    }
+}

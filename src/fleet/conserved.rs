@@ -1,0 +1,50 @@
+//! Where every job is, as `/api/v1/conservation` and the overview show it: per provider, with what does not add up in words.
+//!
+//! Refuses to count: the ledger's [`Account`] is what it shows.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ledger::upkeep::Account;
+
+/// One provider's account; the fields are [`Account`]'s.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Conserved {
+    pub provider: String,
+    pub recorded: u64,
+    pub states: BTreeMap<String, u64>,
+    pub in_hand: u64,
+    pub parked: u64,
+    pub due: u64,
+    pub astray: u64,
+    pub without_event: u64,
+    pub without_cause: u64,
+    /// What does not add up, in words; empty when everything does.
+    pub faults: Vec<String>,
+}
+
+impl From<Account> for Conserved {
+    fn from(account: Account) -> Self {
+        Self {
+            faults: account.faults(),
+            provider: account.provider,
+            recorded: account.recorded,
+            states: account.states.into_iter().collect(),
+            in_hand: account.in_hand,
+            parked: account.parked,
+            due: account.due,
+            astray: account.astray,
+            without_event: account.without_event,
+            without_cause: account.without_cause,
+        }
+    }
+}
+
+impl Conserved {
+    /// Jobs in one state.
+    #[must_use]
+    pub fn in_state(&self, state: &str) -> u64 {
+        self.states.get(state).copied().unwrap_or_default()
+    }
+}

@@ -1,0 +1,167 @@
+//! When a backlog will be through, by what the limits allow.
+//!
+//! An estimate, not a promise: it takes the backlog as it is, nothing new. Refuses to look at limits of accounts and
+//! references, because nobody knows whose jobs wait in the queue.
+
+use std::time::Duration;
+
+use crate::domain::limit::{Algorithm, AppliesTo, Limit, Scope};
+use crate::domain::provider::{Pacing, Provider, SlotRelease};
+
+/// How one limit of a provider stands now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Used {
+    pub limit: String,
+    pub free: u64,
+}
+
+/// How long the slowest limit on the whole provider takes to let `backlog` charges out. `hold` is how long a request is on
+/// its way: a slot that is freed by the answer serves again only a window after it. A limit that `used` does not name is
+/// taken to be wholly free. `None`: never, because one is closed.
+#[must_use]
+pub fn drained_in(provider: &Provider, backlog: u64, used: &[Used], hold: Duration) -> Option<Duration> {
+    if backlog == 0 {
+        return Some(Duration::ZERO);
+    }
+    let limits = provider.limits.iter().filter(|limit| limit.holds_every_charge());
+    let each = limits.map(|limit| {
+        let used = used.iter().find(|used| used.limit == limit.name);
+        through(provider, limit, backlog, used.map(|used| used.free), hold)
+    });
+    let all: Option<Vec<Duration>> = each.collect();
+    all.map(|all| all.into_iter().max().unwrap_or_default())
+}
+
+/// The tightest limit on everything that the provider is sent, in requests per second.
+#[must_use]
+pub fn limit_per_second(provider: &Provider) -> Option<f64> {
+    let limits = provider.limits.iter();
+    let held = limits.filter(|limit| limit.scope == Scope::Provider && limit.applies_to != AppliesTo::Lookup);
+    held.filter(|limit| !limit.shadow).map(|limit| limit.rate.per_second()).min_by(f64::total_cmp)
+}
+
+fn through(provider: &Provider, limit: &Limit, backlog: u64, free: Option<u64>, hold: Duration) -> Option<Duration> {
+    let kept = 100 - u64::from(provider.reserve_percent.min(99));
+    let share = |count: u32| u64::from(count) * kept / 100;
+    let per_window = share(limit.rate.max_requests());
+    if per_window == 0 {
+        return None;
+    }
+    let window = limit.rate.window();
+    let free = free.unwrap_or_else(|| share(limit.capacity())).min(backlog);
+    let bucket = matches!(limit.algorithm, Algorithm::TokenBucket | Algorithm::Gcra);
+    if bucket || provider.pacing == Pacing::Even {
+        let at_once = if bucket { free } else { 1 };
+        return Some(seconds(ratio(backlog - at_once.min(backlog), per_window) * window.as_secs_f64()));
+    }
+    let cycle = match (limit.algorithm, provider.slot_release) {
+        (Algorithm::FixedWindow, _) => window,
+        (_, SlotRelease::Response) => window + hold,
+        (_, SlotRelease::Grant { transit_jitter }) => window + transit_jitter,
+    };
+    // Slots come back a cycle after they were taken: whole rounds, and a last one that begins with what is free now and
+    // goes on with what is used now, whose slots come back spread over one cycle.
+    let (rounds, last) = ((backlog - 1) / per_window, (backlog - 1) % per_window + 1);
+    let free = free.min(per_window);
+    let within = if last <= free { 0.0 } else { ratio(last - free, (per_window - free).max(1)) };
+    #[allow(clippy::cast_precision_loss, reason = "a number of windows")]
+    let cycles = rounds as f64 + within;
+    Some(seconds(cycles * cycle.as_secs_f64()))
+}
+
+#[allow(clippy::cast_precision_loss, reason = "counts of jobs are far below 2^53")]
+fn ratio(count: u64, of: u64) -> f64 {
+    count as f64 / of as f64
+}
+
+/// Saturates: a backlog may take longer than a duration can say.
+fn seconds(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::provider_row::{LimitRow, ProviderRow};
+
+    fn provider(limits: &[(&str, &str, i64, i64)], change: fn(&mut ProviderRow)) -> Provider {
+        let limit = |(name, algorithm, max_requests, window_ms): &(&str, &str, i64, i64)| LimitRow {
+            name: (*name).to_owned(),
+            algorithm: (*algorithm).to_owned(),
+            max_requests: *max_requests,
+            window_ms: *window_ms,
+            ..LimitRow::default()
+        };
+        let mut row = ProviderRow {
+            name: "acme".to_owned(),
+            url: "https://acme.example/".to_owned(),
+            limits: limits.iter().map(limit).collect(),
+            ..ProviderRow::default()
+        };
+        change(&mut row);
+        row.meant(1).unwrap()
+    }
+
+    #[test]
+    fn the_slowest_limit_says_when_a_backlog_is_through() {
+        let second: &[(&str, &str, i64, i64)] = &[("second", "sliding_log", 100, 1_000)];
+        let both: &[(&str, &str, i64, i64)] =
+            &[("second", "sliding_log", 100, 1_000), ("minute", "sliding_log", 600, 60_000)];
+        let closed: &[(&str, &str, i64, i64)] = &[("all", "sliding_log", 0, 1_000)];
+        let bucket: &[(&str, &str, i64, i64)] = &[("all", "token_bucket", 10, 1_000)];
+        let day: &[(&str, &str, i64, i64)] = &[("all", "fixed_window", 1_000, 86_400_000)];
+        let as_it_is: fn(&mut ProviderRow) = |_| ();
+        let grant: fn(&mut ProviderRow) = |row| row.slot_release = "grant".to_owned();
+        let even: fn(&mut ProviderRow) = |row| row.pacing = "even".to_owned();
+        let reserve: fn(&mut ProviderRow) = |row| row.reserve_percent = 50;
+        let account: fn(&mut ProviderRow) = |row| {
+            row.limits.push(LimitRow {
+                name: "each".to_owned(),
+                scope: "account".to_owned(),
+                max_requests: 1,
+                window_ms: 60_000,
+                ..LimitRow::default()
+            });
+        };
+        for (limits, change, backlog, free, hold_ms, wanted_ms) in [
+            (second, as_it_is, 0, None, 0, Some(0)),
+            (second, as_it_is, 100, None, 0, Some(0)),
+            (second, as_it_is, 101, None, 0, Some(1_000)),
+            (second, as_it_is, 12_000, None, 0, Some(119_000)),
+            // Everything is used: the slots come back over a window.
+            (second, as_it_is, 100, Some(0), 0, Some(1_000)),
+            (second, as_it_is, 50, Some(0), 0, Some(500)),
+            (second, as_it_is, 60, Some(20), 0, Some(500)),
+            // Each slot is taken for as long as the answer takes, too.
+            (second, as_it_is, 12_000, None, 200, Some(142_800)),
+            (second, grant, 12_000, None, 200, Some(124_950)),
+            (second, even, 12_000, None, 200, Some(119_990)),
+            (second, reserve, 101, None, 0, Some(2_000)),
+            (second, account, 101, None, 0, Some(1_000)),
+            (both, as_it_is, 6_000, None, 0, Some(540_000)),
+            (bucket, as_it_is, 110, Some(10), 5_000, Some(10_000)),
+            (bucket, as_it_is, 110, Some(0), 0, Some(11_000)),
+            (day, as_it_is, 1_500, Some(1_000), 9_000, Some(86_400_000)),
+            (closed, as_it_is, 1, None, 0, None),
+            (closed, as_it_is, 0, None, 0, Some(0)),
+        ] {
+            let provider = provider(limits, change);
+            let name = provider.limits[0].name.clone();
+            let used: Vec<Used> = free.map(|free| Used { limit: name, free }).into_iter().collect();
+            let told = drained_in(&provider, backlog, &used, Duration::from_millis(hold_ms));
+            let told_ms = told.map(|told| u64::try_from(told.as_millis()).unwrap());
+            let near = match (told_ms, wanted_ms) {
+                (Some(told), Some(wanted)) => u64::abs_diff(told, wanted) <= 1,
+                (told, wanted) => told == wanted,
+            };
+            assert!(near, "{limits:?} {backlog} {free:?} {hold_ms}: {told_ms:?}, not {wanted_ms:?}");
+        }
+    }
+
+    #[test]
+    fn the_tightest_limit_on_charges_counts() {
+        let per_second = |limits| limit_per_second(&provider(limits, |_| ()));
+        assert_eq!(per_second(&[("a", "sliding_log", 100, 1_000), ("b", "sliding_log", 600, 60_000)]), Some(10.0));
+        assert_eq!(per_second(&[("a", "sliding_log", 0, 1_000)]), Some(0.0));
+    }
+}

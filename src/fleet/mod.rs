@@ -1,0 +1,15 @@
+//! All workers together: what each says of itself, and the one picture that comes out of it.
+//!
+//! Values in, values out. Refuses to ask anybody: `worker::reporting` writes reports, `ops` and `status` gather what stands
+//! in the databases and stores, and [`overview`] is the same whoever asks.
+
+pub mod conserved;
+pub mod drain;
+pub mod overview;
+pub mod report;
+pub mod standing;
+pub mod workers;
+
+pub use conserved::Conserved;
+pub use overview::{Evidence, Overview, ProviderOverview, overview};
+pub use standing::State;

@@ -1,0 +1,432 @@
+//! The overview: everything that is known of all providers, as `/api/v1/overview` and `status --json` show it.
+//!
+//! Refuses to leave a number out in silence: what could not be asked is `null`, and a warning says why. Pure: the same
+//! [`Evidence`] gives the same picture.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::Conserved;
+use super::drain::{Used, drained_in, limit_per_second};
+use super::report::{Decision, Lane, Waits};
+use super::standing::{RowSays, Standing, State, Subject, standing};
+use super::workers::Worker;
+use crate::domain::provider::{Provider, ProviderName};
+use crate::ledger::operator::At;
+use crate::ledger::provider_row::{LimitRow, ProviderRow};
+use crate::ledger::settings::BadRow;
+use crate::limiter::LimitUse;
+
+/// Most decisions that one provider's page shows.
+const DECISIONS_MAX: usize = 50;
+/// Time over which `sent_10s` counts.
+const RATE_WINDOW_S: f64 = 10.0;
+/// A lost worker is worth a warning for so long; its row stays for a day.
+const LOST_WARNED_MAX: Duration = Duration::from_secs(10 * 60);
+
+/// What was gathered; a source that could not be asked is empty, and in `away`.
+#[derive(Clone, Debug, Default)]
+pub struct Evidence {
+    /// Milliseconds since the Unix epoch.
+    pub at_ms: i64,
+    pub version: String,
+    /// The process that answers; empty when none does.
+    pub worker: String,
+    /// As written.
+    pub rows: Vec<ProviderRow>,
+    /// As meant; for a bad row the last good one.
+    pub providers: BTreeMap<ProviderName, Arc<Provider>>,
+    pub bad: Vec<BadRow>,
+    pub workers: Vec<Worker>,
+    /// `None`: the ledger could not be counted.
+    pub accounts: Option<Vec<Conserved>>,
+    /// Messages ready in a lane's queue.
+    pub depths: BTreeMap<String, u64>,
+    /// Milliseconds since the Unix epoch.
+    pub oldest_ms: BTreeMap<String, i64>,
+    /// By quota.
+    pub used: BTreeMap<ProviderName, Vec<LimitUse>>,
+    pub database_away: Option<String>,
+    pub away: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Overview {
+    pub at: String,
+    pub version: String,
+    /// The process that answers.
+    #[serde(skip_serializing_if = "String::is_empty", default)]
+    pub worker: String,
+    pub providers: Vec<ProviderOverview>,
+    pub conservation: Vec<Conserved>,
+    pub warnings: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct ProviderOverview {
+    pub name: String,
+    pub quota: String,
+    pub enabled: bool,
+    pub paused: bool,
+    pub mode: String,
+    pub version: i64,
+    pub state: State,
+    pub cause: Option<String>,
+    pub ends_in_ms: Option<u64>,
+    /// What is wrong with its row while the last good one counts.
+    pub problems: Vec<String>,
+    pub limits: Vec<LimitOverview>,
+    /// Requests begun in the last ten seconds, over ten; all workers.
+    pub rate_per_s: f64,
+    pub limit_per_s: Option<f64>,
+    /// Jobs that nobody holds: parked, due, or only in the queue yet.
+    pub waiting: u64,
+    pub queued: Option<u64>,
+    pub parked: u64,
+    pub in_hand: u64,
+    pub in_flight: u64,
+    pub oldest_waiting_at: Option<String>,
+    pub drained_in_ms: Option<u64>,
+    pub review: u64,
+    pub dead: u64,
+    pub succeeded: u64,
+    pub declined: u64,
+    pub expired: u64,
+    pub cancelled: u64,
+    pub unknown: u64,
+    pub sending: u64,
+    /// 429s to permits that we gave, since the processes started.
+    pub refused_by_provider: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct LimitOverview {
+    pub name: String,
+    pub algorithm: String,
+    pub max_requests: i64,
+    pub window_ms: i64,
+    pub scope: String,
+    pub applies_to: String,
+    pub shadow: bool,
+    pub enabled: bool,
+    /// Absent for a limit on accounts or references, one that is disabled, and where the limiter was not asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub free: Option<u64>,
+}
+
+/// A decision and whose it was.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct DecisionLine {
+    pub at: String,
+    pub worker: String,
+    pub kind: String,
+    pub reason: String,
+    pub permits: u32,
+}
+
+/// Everything of one provider that is counted by whoever asks.
+struct Counted<'a> {
+    evidence: &'a Evidence,
+    account: Option<&'a Conserved>,
+    queued: Option<u64>,
+    in_hand: u64,
+    in_flight: u64,
+    sent_10s: u64,
+}
+
+impl<'a> Counted<'a> {
+    fn of(evidence: &'a Evidence, name: &str) -> Self {
+        let accounts = evidence.accounts.as_deref().unwrap_or_default();
+        let account = accounts.iter().find(|account| account.provider == name);
+        let live = || lanes(&evidence.workers, name).filter(|(worker, _)| worker.is_live()).map(|(_, lane)| lane);
+        let told = live().next().is_some();
+        Self {
+            evidence,
+            account,
+            queued: evidence.depths.get(name).copied(),
+            // Without a worker to ask, leases that still run tell.
+            in_hand: if told { live().map(|lane| lane.in_hand).sum() } else { account.map_or(0, |it| it.in_hand) },
+            in_flight: live().map(|lane| lane.in_flight).sum(),
+            sent_10s: live().map(|lane| lane.sent_10s).sum(),
+        }
+    }
+
+    /// A due job's message is in the queue, and the queue may hold more that the ledger has not seen.
+    fn waiting(&self) -> u64 {
+        let (parked, due) = self.account.map_or((0, 0), |account| (account.parked, account.due));
+        parked + due.max(self.queued.unwrap_or(0))
+    }
+
+    #[allow(clippy::cast_precision_loss, reason = "counts of requests are far below 2^53")]
+    fn rate_per_s(&self) -> f64 {
+        self.sent_10s as f64 / RATE_WINDOW_S
+    }
+
+    /// How long a request is on its way, by Little's law: what is in flight over what is begun.
+    #[allow(clippy::cast_precision_loss, reason = "counts of requests are far below 2^53")]
+    fn hold(&self, provider: &Provider) -> Duration {
+        if self.sent_10s == 0 {
+            return Duration::ZERO;
+        }
+        let seconds = self.in_flight as f64 / self.rate_per_s();
+        Duration::try_from_secs_f64(seconds).unwrap_or_default().min(provider.hold_max())
+    }
+
+    fn in_state(&self, state: &str) -> u64 {
+        self.account.map_or(0, |account| account.in_state(state))
+    }
+
+    fn backlog(&self) -> u64 {
+        self.waiting() + self.in_hand.saturating_sub(self.in_flight)
+    }
+}
+
+fn lanes<'a>(workers: &'a [Worker], name: &str) -> impl Iterator<Item = (&'a Worker, &'a Lane)> {
+    let lane = move |worker: &'a Worker| {
+        let lane = worker.report.as_ref()?.lanes.get(name)?;
+        Some((worker, lane))
+    };
+    workers.iter().filter_map(lane)
+}
+
+/// The whole picture.
+#[must_use]
+pub fn overview(evidence: &Evidence) -> Overview {
+    let mut providers: Vec<ProviderOverview> = evidence.rows.iter().map(|row| with_row(evidence, row)).collect();
+    let accounts = evidence.accounts.as_deref().unwrap_or_default();
+    let gone = accounts.iter().filter(|account| !evidence.rows.iter().any(|row| row.name == account.provider));
+    providers.extend(gone.map(|account| without_row(evidence, &account.provider)));
+    Overview {
+        at: At(evidence.at_ms).to_string(),
+        version: evidence.version.clone(),
+        worker: evidence.worker.clone(),
+        providers,
+        conservation: accounts.to_vec(),
+        warnings: warnings(evidence),
+    }
+}
+
+/// How long permits of a provider were waited for, all workers.
+#[must_use]
+pub fn waits(workers: &[Worker], name: &str) -> Waits {
+    let mut sum = Waits::default();
+    lanes(workers, name).filter(|(worker, _)| worker.is_live()).for_each(|(_, lane)| sum.add(&lane.waits));
+    sum
+}
+
+/// The last decisions of all workers, newest first.
+#[must_use]
+pub fn decisions(workers: &[Worker], name: &str) -> Vec<DecisionLine> {
+    let all = lanes(workers, name).flat_map(|(worker, lane)| lane.decisions.iter().map(move |it| (worker, it)));
+    let mut all: Vec<(&Worker, &Decision)> = all.collect();
+    all.sort_by_key(|(_, decision)| std::cmp::Reverse(decision.at_ms));
+    let line = |(worker, decision): (&Worker, &Decision)| DecisionLine {
+        at: At(decision.at_ms).to_string(),
+        worker: worker.id.clone(),
+        kind: decision.kind.clone(),
+        reason: decision.reason.clone(),
+        permits: decision.permits,
+    };
+    all.into_iter().take(DECISIONS_MAX).map(line).collect()
+}
+
+fn with_row(evidence: &Evidence, row: &ProviderRow) -> ProviderOverview {
+    let meant = evidence.providers.iter().find(|(name, _)| name.as_str() == row.name).map(|(_, provider)| provider);
+    let bad = evidence.bad.iter().find(|bad| bad.provider == row.name);
+    let counted = Counted::of(evidence, &row.name);
+    let version = meant.map_or(0, |provider| provider.version);
+    let limits = limits(evidence, row, meant.map(AsRef::as_ref));
+    let in_words: BTreeMap<String, String> =
+        row.limits.iter().map(|limit| (limit.name.clone(), limit.rate_in_words())).collect();
+    let problems = bad.map_or(&[][..], |bad| &bad.problems[..]);
+    let paused = row.paused || meant.is_some_and(|provider| provider.paused);
+    let told = standing(
+        &Subject {
+            name: &row.name,
+            row: Some(RowSays { enabled: row.enabled, paused, version }),
+            problems,
+            in_force: meant.is_some(),
+            limits: &in_words,
+            waiting: counted.waiting() > 0,
+            database_away: evidence.database_away.as_deref(),
+        },
+        &evidence.workers,
+    );
+    let drained_in_ms = meant.and_then(|provider| drained_ms(evidence, provider, &limits, &counted, &told));
+    ProviderOverview {
+        quota: row.quota.clone().unwrap_or_else(|| row.name.clone()),
+        enabled: row.enabled,
+        paused,
+        mode: row.mode.clone(),
+        version,
+        problems: problems.to_vec(),
+        limits,
+        limit_per_s: meant.and_then(|provider| limit_per_second(provider)),
+        drained_in_ms,
+        ..counts(&row.name, &counted, told)
+    }
+}
+
+fn without_row(evidence: &Evidence, name: &str) -> ProviderOverview {
+    let (counted, limits) = (Counted::of(evidence, name), BTreeMap::new());
+    let subject = Subject {
+        name,
+        row: None,
+        problems: &[],
+        in_force: false,
+        limits: &limits,
+        waiting: counted.waiting() > 0,
+        database_away: None,
+    };
+    counts(name, &counted, standing(&subject, &evidence.workers))
+}
+
+/// What does not depend on a row.
+fn counts(name: &str, counted: &Counted<'_>, told: Standing) -> ProviderOverview {
+    let oldest = counted.evidence.oldest_ms.get(name).filter(|at_ms| **at_ms <= counted.evidence.at_ms);
+    let refused = lanes(&counted.evidence.workers, name).map(|(_, lane)| lane.throttled_total).sum();
+    ProviderOverview {
+        name: name.to_owned(),
+        quota: name.to_owned(),
+        enabled: false,
+        paused: false,
+        mode: String::new(),
+        version: 0,
+        state: told.state,
+        cause: told.cause,
+        ends_in_ms: told.ends_in_ms,
+        problems: Vec::new(),
+        limits: Vec::new(),
+        rate_per_s: counted.rate_per_s(),
+        limit_per_s: None,
+        waiting: counted.waiting(),
+        queued: counted.queued,
+        parked: counted.account.map_or(0, |account| account.parked),
+        in_hand: counted.in_hand,
+        in_flight: counted.in_flight,
+        oldest_waiting_at: oldest.map(|at_ms| At(*at_ms).to_string()),
+        drained_in_ms: None,
+        review: counted.in_state("review"),
+        dead: counted.in_state("dead"),
+        succeeded: counted.in_state("succeeded"),
+        declined: counted.in_state("declined"),
+        expired: counted.in_state("expired"),
+        cancelled: counted.in_state("cancelled"),
+        unknown: counted.in_state("unknown"),
+        sending: counted.in_state("sending"),
+        refused_by_provider: refused,
+    }
+}
+
+fn limits(evidence: &Evidence, row: &ProviderRow, meant: Option<&Provider>) -> Vec<LimitOverview> {
+    let used = meant.and_then(|provider| evidence.used.get(&provider.quota));
+    let line = |limit: &LimitRow| {
+        // Where rows of one quota mean something else by a name, the limiter counts them apart.
+        let own = format!("{}@{}", limit.name, row.name);
+        let find = |name: &str| used.and_then(|used| used.iter().find(|it| it.name == name));
+        let counts = find(&own).or_else(|| find(&limit.name)).filter(|_| limit.enabled && limit.scope == "provider");
+        LimitOverview {
+            name: limit.name.clone(),
+            algorithm: limit.algorithm.clone(),
+            max_requests: limit.max_requests,
+            window_ms: limit.window_ms,
+            scope: limit.scope.clone(),
+            applies_to: limit.applies_to.clone(),
+            shadow: limit.shadow,
+            enabled: limit.enabled,
+            used: counts.map(|it| it.used),
+            free: counts.map(|it| u64::from(it.capacity).saturating_sub(it.used)),
+        }
+    };
+    row.limits.iter().map(line).collect()
+}
+
+/// In how many milliseconds what waits now would be through if the provider's row were this one and all of its limits
+/// were free. `None`: never, because it sends nothing.
+#[must_use]
+pub fn drained_if(evidence: &Evidence, provider: &Provider) -> Option<u64> {
+    if !provider.enabled || provider.paused {
+        return None;
+    }
+    let counted = Counted::of(evidence, provider.name.as_str());
+    let through = drained_in(provider, backlog(evidence, provider, &counted), &[], counted.hold(provider))?;
+    Some(u64::try_from(through.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// Those that share a quota share what it lets out, so their backlogs are one.
+fn backlog(evidence: &Evidence, provider: &Provider, counted: &Counted<'_>) -> u64 {
+    let others =
+        evidence.providers.values().filter(|other| other.quota == provider.quota && other.name != provider.name);
+    let others = others.filter(|other| other.enabled && !other.paused);
+    let theirs: u64 = others.map(|other| Counted::of(evidence, other.name.as_str()).backlog()).sum();
+    let own = counted.backlog();
+    if own == 0 { 0 } else { own + theirs }
+}
+
+fn drained_ms(
+    evidence: &Evidence,
+    provider: &Provider,
+    limits: &[LimitOverview],
+    counted: &Counted<'_>,
+    told: &Standing,
+) -> Option<u64> {
+    if !told.state.drains() {
+        return None;
+    }
+    let backlog = backlog(evidence, provider, counted);
+    let used: Vec<Used> =
+        limits.iter().filter_map(|limit| Some(Used { limit: limit.name.clone(), free: limit.free? })).collect();
+    let through = drained_in(provider, backlog, &used, counted.hold(provider))?;
+    let rest = match told.state {
+        State::BreakerOpen | State::Cold | State::PausedByProvider if backlog > 0 => told.ends_in_ms.unwrap_or(0),
+        _ => 0,
+    };
+    Some(rest.saturating_add(u64::try_from(through.as_millis()).unwrap_or(u64::MAX)))
+}
+
+fn warnings(evidence: &Evidence) -> Vec<String> {
+    let mut warnings = evidence.away.clone();
+    warnings.extend(evidence.database_away.iter().map(|problem| format!("database: {problem}")));
+    for bad in &evidence.bad {
+        let kept = evidence.providers.keys().any(|name| name.as_str() == bad.provider);
+        let what = if kept { "the last good one counts" } else { "nothing is sent" };
+        let problem = bad.problems.first().map_or("it cannot be meant", String::as_str);
+        warnings.push(format!("row of {} is bad, and {what}: {problem}", bad.provider));
+    }
+    for worker in &evidence.workers {
+        let place = worker.place();
+        match &worker.report {
+            _ if !worker.is_live() && worker.age <= LOST_WARNED_MAX => {
+                let silent_s = worker.age.as_secs();
+                warnings.push(format!("worker {place} is lost: it has not reported for {silent_s} s"));
+            }
+            _ if !worker.is_live() => {}
+            None => warnings.push(format!("worker {place} reports in a format that this program does not read")),
+            Some(report) => {
+                let away = report.engines.iter().filter(|(_, engine)| !engine.ok);
+                warnings.extend(away.map(|(name, engine)| {
+                    let problem = engine.problem.as_deref().unwrap_or("does not answer");
+                    format!("worker {place}: {name}: {problem}")
+                }));
+                warnings.extend(report.warnings.iter().map(|warning| format!("worker {place}: {warning}")));
+            }
+        }
+    }
+    let live = evidence.workers.iter().filter(|worker| worker.is_live());
+    let mut versions: Vec<&str> = live.map(|worker| worker.version.as_str()).collect();
+    versions.sort_unstable();
+    versions.dedup();
+    if versions.len() > 1 {
+        warnings.push(format!("workers run different versions: {}", versions.join(", ")));
+    }
+    warnings
+}
+
+#[cfg(test)]
+#[path = "overview_tests.rs"]
+mod tests;

@@ -1,0 +1,309 @@
+//! One provider, one row, and what workers say of it: every state with its cause, and which hides which.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::fleet::report::{By, Report};
+use crate::ledger::upkeep::Account;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn row() -> ProviderRow {
+    let limit = |name: &str, max_requests, window_ms| LimitRow {
+        name: name.to_owned(),
+        max_requests,
+        window_ms,
+        ..LimitRow::default()
+    };
+    ProviderRow {
+        name: "acme".to_owned(),
+        url: "https://acme.example/".to_owned(),
+        limits: vec![limit("per-second", 100, 1_000), limit("per-minute", 600, 60_000)],
+        ..ProviderRow::default()
+    }
+}
+
+fn worker(id: &str, lane: Value) -> Worker {
+    let engine = json!({"ok": true, "kind": "redis", "rtt_ms": 0.5});
+    let report = json!({
+        "ready": true, "settings_version": 9, "lanes": {"acme": lane},
+        "engines": {"database": engine, "queue": engine, "limiter": engine},
+    });
+    Worker {
+        id: id.to_owned(),
+        host: format!("host-{id}"),
+        pid: 7,
+        version: "0.1.0".to_owned(),
+        age: SECOND,
+        report: Some(serde_json::from_value::<Report>(report).unwrap()),
+        ..Worker::default()
+    }
+}
+
+fn account(parked: u64, due: u64) -> Conserved {
+    let states = [("waiting", parked + due), ("review", 2), ("dead", 1), ("succeeded", 1_000)];
+    let states: Vec<(String, u64)> = states.map(|(state, jobs)| (state.to_owned(), jobs)).to_vec();
+    let recorded = states.iter().map(|(_, jobs)| jobs).sum();
+    Account { provider: "acme".to_owned(), recorded, states, parked, due, ..Account::default() }.into()
+}
+
+/// A row that runs, seen by these workers, with jobs that wait.
+fn evidence(rows: Vec<ProviderRow>, workers: Vec<Worker>) -> Evidence {
+    let meant = rows.iter().filter_map(|row| row.meant(9).ok());
+    Evidence {
+        at_ms: 1_800_000_000_000,
+        providers: meant.map(|provider| (provider.name.clone(), Arc::new(provider))).collect(),
+        rows,
+        workers,
+        accounts: Some(vec![account(3, 4)]),
+        ..Evidence::default()
+    }
+}
+
+fn told(evidence: &Evidence) -> (State, String, Option<u64>) {
+    let one = overview(evidence).providers.remove(0);
+    (one.state, one.cause.unwrap_or_default(), one.ends_in_ms)
+}
+
+fn held(by: &str, words: &str, ends_in_ms: u64) -> Value {
+    json!({"by": by, "words": words, "ends_in_ms": ends_in_ms})
+}
+
+#[test]
+fn each_thing_that_a_lane_says_is_a_state_with_its_cause() {
+    let down = "the provider is down: no answer in time";
+    for (lane, state, cause, ends_in_ms) in [
+        (json!({}), State::Running, "", None),
+        (
+            json!({"pause": held("setup", "provider answered 401", 30_000)}),
+            State::Misconfigured,
+            "provider answered 401",
+            Some(30_000),
+        ),
+        (json!({"does": "stopped", "pause": held("breaker", down, 4_000)}), State::BreakerOpen, down, Some(4_000)),
+        (json!({"gate": held("cold", "lost its state", 7_000)}), State::Cold, "lost its state", Some(7_000)),
+        (
+            json!({"pause": held("provider", "asked for a pause", 900)}),
+            State::PausedByProvider,
+            "asked for a pause",
+            Some(900),
+        ),
+        (
+            json!({"does": "probing", "pause": {"by": "breaker", "words": down}}),
+            State::Probing,
+            "one job at a time finds out whether it is up again; the provider is down: no answer in time",
+            None,
+        ),
+        (json!({"gate": held("engine", "limiter: away", 900)}), State::EngineAway, "limiter: away", Some(900)),
+        (
+            json!({"gate": held("limit", "per-minute", 12_400)}),
+            State::WaitingForLimit,
+            "limit per-minute (600/1m) is used up",
+            Some(12_400),
+        ),
+        (json!({"pause": held("limit", "even pacing", 12_400)}), State::WaitingForLimit, "even pacing", Some(12_400)),
+        // Every lane at its limit waits for a moment.
+        (json!({"gate": held("limit", "per-second", 900)}), State::Running, "", None),
+        (json!({"pause": held("other", "newer settings are being loaded", 900)}), State::Running, "", None),
+        (json!({"pause": held("a later program's word", "who knows", 900)}), State::Running, "", None),
+    ] {
+        let told = told(&evidence(vec![row()], vec![worker("a", lane.clone())]));
+        assert_eq!(told, (state, cause.to_owned(), ends_in_ms), "{lane}");
+    }
+    let mut idle = evidence(vec![row()], vec![worker("a", json!({"gate": held("limit", "per-minute", 12_400)}))]);
+    idle.accounts = Some(vec![account(0, 0)]);
+    assert_eq!(told(&idle), (State::Idle, String::new(), None));
+}
+
+#[test]
+fn the_row_and_the_engines_hide_what_lanes_say() {
+    let cold = || vec![worker("a", json!({"gate": held("cold", "lost its state", 7_000)}))];
+    let with = |change: fn(&mut Evidence)| {
+        let mut evidence = evidence(vec![row()], cold());
+        change(&mut evidence);
+        told(&evidence)
+    };
+    type Case = (fn(&mut Evidence), State, &'static str);
+    let cases: [Case; 10] = [
+        (|_| (), State::Cold, "lost its state"),
+        (
+            |e| e.workers[0].report.as_mut().unwrap().engines.get_mut("queue").unwrap().ok = false,
+            State::EngineAway,
+            "queue: does not answer",
+        ),
+        (|e| e.database_away = Some("gone".to_owned()), State::EngineAway, "database: gone"),
+        (
+            |e| e.workers[0].age = SECOND * 11,
+            State::NoWorker,
+            "no worker reports; the last was host-a:7, 11 s ago: nothing is sent",
+        ),
+        (|e| e.workers.clear(), State::NoWorker, "no `sluicegate run` reports: nothing is sent"),
+        (
+            |e| e.workers[0].report.as_mut().unwrap().lanes.clear(),
+            State::Misconfigured,
+            "no worker can make a lane of its row: its log says why",
+        ),
+        (
+            |e| {
+                let report = e.workers[0].report.as_mut().unwrap();
+                report.lanes.clear();
+                report.ready = false;
+            },
+            State::NoWorker,
+            "its lane begins or ends: the workers start, drain or load settings",
+        ),
+        (|e| e.rows[0].paused = true, State::Paused, "somebody paused it: its queue keeps collecting"),
+        (
+            |e| {
+                e.rows[0].paused = true;
+                e.rows[0].enabled = false;
+            },
+            State::Disabled,
+            "its row is disabled: its queue keeps collecting",
+        ),
+        (|e| e.rows.clear(), State::Disabled, "it has no row any more: nobody takes its jobs"),
+    ];
+    for (change, state, cause) in cases {
+        let (said, why, _) = with(change);
+        assert_eq!((said, why.as_str()), (state, cause));
+    }
+    // A row that cannot be meant: without a last good one nothing runs; with one, what it does is told, and the problems.
+    let bad = BadRow {
+        provider: "acme".to_owned(),
+        quota: "acme".to_owned(),
+        stopped: false,
+        problems: vec!["limit per-second: window_ms is 0".to_owned()],
+    };
+    let mut without = evidence(vec![row()], cold());
+    (without.bad, without.providers) = (vec![bad.clone()], BTreeMap::new());
+    assert_eq!(told(&without), (State::Misconfigured, "no lane: limit per-second: window_ms is 0".to_owned(), None));
+    let mut with = evidence(vec![row()], cold());
+    with.bad = vec![bad];
+    let picture = overview(&with);
+    assert_eq!((picture.providers[0].state, picture.providers[0].problems.len()), (State::Cold, 1));
+    assert_eq!(
+        picture.warnings,
+        ["row of acme is bad, and the last good one counts: limit per-second: window_ms is 0"]
+    );
+}
+
+#[test]
+fn the_gravest_of_all_workers_is_told_and_how_many_say_it() {
+    let lane = |by: &str, ends_in_ms| json!({"pause": held(by, by, ends_in_ms)});
+    // In the order in which they hide each other.
+    let gravest_first = ["engine", "setup", "breaker", "cold", "provider", "limit", "other"];
+    for pair in gravest_first.windows(2) {
+        let workers = |a: &str, b: &str| vec![worker("a", lane(a, 9_000)), worker("b", lane(b, 8_000))];
+        let alone = told(&evidence(vec![row()], vec![worker("a", lane(pair[0], 9_000))]));
+        for both in [workers(pair[0], pair[1]), workers(pair[1], pair[0])] {
+            let (state, cause, _) = told(&evidence(vec![row()], both));
+            assert_eq!((state, cause), (alone.0, format!("{} (so say 1 of 2 workers)", alone.1)), "{pair:?}");
+        }
+    }
+    let both = vec![worker("a", lane("cold", 9_000)), worker("b", lane("cold", 8_000))];
+    assert_eq!(told(&evidence(vec![row()], both)), (State::Cold, "cold".to_owned(), Some(8_000)));
+    let mut lost = vec![worker("a", lane("setup", 9_000)), worker("b", json!({}))];
+    lost[0].age = SECOND * 60;
+    let picture = overview(&evidence(vec![row()], lost));
+    assert_eq!(picture.providers[0].state, State::Running);
+    assert_eq!(picture.warnings, ["worker host-a:7 is lost: it has not reported for 60 s"]);
+    // A lane's pause and its gate: the graver counts.
+    let lane = json!({"pause": held("limit", "per-minute", 9_000), "gate": held("cold", "lost", 8_000)});
+    assert_eq!(told(&evidence(vec![row()], vec![worker("a", lane)])).0, State::Cold);
+    assert_eq!(serde_json::from_value::<By>(json!("of a later program")).unwrap(), By::Other);
+}
+
+#[test]
+fn numbers_add_up_over_workers_ledger_and_queue() {
+    let lane = |in_hand: u64, sent_10s: u64| json!({"in_hand": in_hand, "in_flight": 1, "sent_total": 999, "sent_10s": sent_10s, "throttled_total": 2});
+    let mut both = evidence(vec![row()], vec![worker("a", lane(5, 60)), worker("b", lane(4, 40))]);
+    both.depths.insert("acme".to_owned(), 11_000);
+    both.oldest_ms.insert("acme".to_owned(), 1_799_999_990_000);
+    let used = |name: &str, max_requests, used| LimitUse {
+        name: name.to_owned(),
+        max_requests,
+        window: SECOND,
+        capacity: max_requests,
+        used,
+        shadow: false,
+        would_have_refused: 0,
+        would_have_waited: 0,
+    };
+    let quota = ProviderName::new("acme").unwrap();
+    both.used.insert(quota, vec![used("per-second", 100, 87), used("per-minute", 600, 601)]);
+    let picture = overview(&both);
+    let one = &picture.providers[0];
+    // 4 of the 11,000 are the due ones.
+    assert_eq!((one.waiting, one.queued, one.parked), (11_003, Some(11_000), 3));
+    assert_eq!((one.in_hand, one.in_flight, one.refused_by_provider), (9, 2, 4));
+    assert!((one.rate_per_s - 10.0).abs() < 1e-9 && one.limit_per_s == Some(10.0));
+    assert_eq!((one.review, one.dead, one.succeeded), (2, 1, 1_000));
+    assert_eq!(one.oldest_waiting_at.as_deref(), Some("2027-01-15T07:59:50.000Z"));
+    let free: Vec<_> = one.limits.iter().map(|limit| (limit.used, limit.free)).collect();
+    assert_eq!(free, [(Some(87), Some(13)), (Some(601), Some(0))]);
+    // 11,010 through 600 per minute that are all used, and each request takes a fifth of a second.
+    let drained_in_s = one.drained_in_ms.unwrap() / 1_000;
+    assert!((1_080..=1_110).contains(&drained_in_s), "{drained_in_s} s");
+    // Due jobs whose messages the queue does not show are waiting nevertheless.
+    both.depths.insert("acme".to_owned(), 1);
+    assert_eq!(overview(&both).providers[0].waiting, 7);
+    both.rows[0].paused = true;
+    assert_eq!(overview(&both).providers[0].drained_in_ms, None);
+    // Nobody to ask: leases tell who has jobs in hand, and nothing drains.
+    let mut alone = evidence(vec![row()], Vec::new());
+    alone.accounts.as_mut().unwrap()[0].in_hand = 6;
+    let one = overview(&alone).providers.remove(0);
+    assert_eq!((one.in_hand, one.in_flight, one.drained_in_ms, one.limits[0].used), (6, 0, None, None));
+}
+
+#[test]
+fn those_that_share_a_quota_drain_together() {
+    let of = |name: &str| ProviderRow { name: name.to_owned(), quota: Some("shared".to_owned()), ..row() };
+    let mut workers = worker("a", json!({}));
+    let lanes = &mut workers.report.as_mut().unwrap().lanes;
+    lanes.insert("bolt".to_owned(), Lane::default());
+    let mut both = evidence(vec![of("acme"), of("bolt")], vec![workers]);
+    let mut theirs = account(0, 1_200);
+    theirs.provider = "bolt".to_owned();
+    both.accounts.as_mut().unwrap().push(theirs);
+    let drained: Vec<_> = overview(&both).providers.iter().map(|one| one.drained_in_ms.unwrap() / 60_000).collect();
+    assert_eq!(drained, [2, 2]);
+    both.accounts.as_mut().unwrap().pop();
+    let drained: Vec<_> = overview(&both).providers.iter().map(|one| one.drained_in_ms).collect();
+    assert_eq!(drained, [Some(0), Some(0)]);
+}
+
+#[test]
+fn waits_and_decisions_are_those_of_all_workers() {
+    let lane = |counts: [u64; 3], at_ms: [i64; 30]| {
+        let line = |at_ms| json!({"at_ms": at_ms, "kind": "granted", "reason": "room", "permits": 1});
+        let decisions: Vec<Value> = at_ms.map(line).to_vec();
+        json!({"waits": {"bounds_ms": [1, 2], "counts": counts}, "decisions": decisions})
+    };
+    let even: [i64; 30] = std::array::from_fn(|at| 2 * (30 - i64::try_from(at).unwrap()));
+    let workers = [worker("a", lane([1, 2, 3], even)), worker("b", lane([10, 0, 1], even.map(|at| at - 1)))];
+    assert_eq!(waits(&workers, "acme").counts, [11, 2, 4]);
+    let lines = decisions(&workers, "acme");
+    assert_eq!((lines.len(), lines[0].worker.as_str(), lines[1].worker.as_str()), (50, "a", "b"));
+    assert!(lines.windows(2).all(|pair| pair[0].at >= pair[1].at));
+    let mut other = waits(&workers[..1], "acme");
+    other.add(&Waits { bounds_ms: vec![5], counts: vec![7, 7] });
+    assert_eq!(other.counts, [1, 2, 3], "other bounds cannot be added");
+    assert!(decisions(&workers, "bolt").is_empty() && waits(&workers, "bolt").counts.is_empty());
+}
+
+#[test]
+fn different_versions_and_unreadable_reports_are_warned_of() {
+    let mut workers = vec![worker("a", json!({})), worker("b", json!({})), worker("c", json!({}))];
+    workers[1].version = "0.2.0".to_owned();
+    workers[2].report = None;
+    let picture = overview(&evidence(vec![row()], workers));
+    assert_eq!(
+        picture.warnings,
+        [
+            "worker host-c:7 reports in a format that this program does not read",
+            "workers run different versions: 0.1.0, 0.2.0"
+        ]
+    );
+    assert_eq!(picture.conservation.len(), 1);
+}

@@ -1,0 +1,215 @@
+//! What a provider does, in one word and its cause: from its row, and from what the lanes of all live workers say.
+//!
+//! Refuses to average: the gravest thing that any worker says is told, with how many workers say it. The order is that of
+//! [`State`].
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::report::{By, Does, Held, Lane, Report};
+use super::workers::Worker;
+
+/// A refusal that ends sooner is no state of the provider: a lane at its limit meets one in every window.
+const LIMIT_WAIT_MIN_MS: u64 = 2_000;
+
+/// The gravest first: what comes earlier hides what comes later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    Disabled,
+    Paused,
+    NoWorker,
+    EngineAway,
+    Misconfigured,
+    BreakerOpen,
+    Cold,
+    PausedByProvider,
+    Probing,
+    WaitingForLimit,
+    Running,
+    Idle,
+}
+
+impl State {
+    /// The name in JSON and tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Disabled => "disabled",
+            Self::Paused => "paused",
+            Self::NoWorker => "no_worker",
+            Self::EngineAway => "engine_away",
+            Self::Misconfigured => "misconfigured",
+            Self::BreakerOpen => "breaker_open",
+            Self::Cold => "cold",
+            Self::PausedByProvider => "paused_by_provider",
+            Self::Probing => "probing",
+            Self::WaitingForLimit => "waiting_for_limit",
+            Self::Running => "running",
+            Self::Idle => "idle",
+        }
+    }
+
+    /// Whether jobs go out, or will by themselves once the wait is over.
+    #[must_use]
+    pub fn drains(self) -> bool {
+        self >= Self::BreakerOpen
+    }
+}
+
+/// What a provider does, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standing {
+    pub state: State,
+    pub cause: Option<String>,
+    pub ends_in_ms: Option<u64>,
+}
+
+impl Standing {
+    fn plain(state: State) -> Self {
+        Self { state, cause: None, ends_in_ms: None }
+    }
+
+    fn because(state: State, cause: impl Into<String>) -> Self {
+        Self { state, cause: Some(cause.into()), ends_in_ms: None }
+    }
+}
+
+/// What is known of one provider, beside its lanes.
+#[derive(Clone, Copy, Debug)]
+pub struct Subject<'a> {
+    pub name: &'a str,
+    /// `None`: the provider has jobs, and no row.
+    pub row: Option<RowSays>,
+    /// Of a row that cannot be meant.
+    pub problems: &'a [String],
+    /// A row that can be meant is in force: this one, or the last good one.
+    pub in_force: bool,
+    /// By name: `600/1m`.
+    pub limits: &'a BTreeMap<String, String>,
+    /// Jobs wait somewhere.
+    pub waiting: bool,
+    /// Why the database cannot be asked; then nobody knows what workers do.
+    pub database_away: Option<&'a str>,
+}
+
+/// What the row itself says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowSays {
+    pub enabled: bool,
+    pub paused: bool,
+    pub version: i64,
+}
+
+pub fn standing(of: &Subject<'_>, workers: &[Worker]) -> Standing {
+    match of.row {
+        None => return Standing::because(State::Disabled, "it has no row any more: nobody takes its jobs"),
+        Some(RowSays { enabled: false, .. }) => {
+            return Standing::because(State::Disabled, "its row is disabled: its queue keeps collecting");
+        }
+        Some(RowSays { paused: true, .. }) => {
+            return Standing::because(State::Paused, "somebody paused it: its queue keeps collecting");
+        }
+        Some(_) => {}
+    }
+    if let Some(problem) = of.database_away {
+        return Standing::because(State::EngineAway, format!("database: {problem}"));
+    }
+    let live: Vec<&Worker> = workers.iter().filter(|worker| worker.is_live()).collect();
+    if live.is_empty() {
+        return Standing::because(State::NoWorker, no_worker(workers));
+    }
+    if !of.in_force {
+        let problem = of.problems.first().map_or("its row cannot be meant", String::as_str);
+        return Standing::because(State::Misconfigured, format!("no lane: {problem}"));
+    }
+    let reports = live.iter().filter_map(|worker| worker.report.as_ref());
+    let said: Vec<Standing> = reports
+        .clone()
+        .filter_map(|report| report.lanes.get(of.name).map(|lane| (report, lane)))
+        .map(|(report, lane)| lane_says(of, report, lane))
+        .collect();
+    if said.is_empty() {
+        return without_lane(of, reports);
+    }
+    gravest(&said)
+}
+
+fn no_worker(workers: &[Worker]) -> String {
+    let last = workers.iter().min_by_key(|worker| worker.age);
+    match last {
+        None => "no `sluicegate run` reports: nothing is sent".to_owned(),
+        Some(worker) => {
+            let (place, silent_s) = (worker.place(), worker.age.as_secs());
+            format!("no worker reports; the last was {place}, {silent_s} s ago: nothing is sent")
+        }
+    }
+}
+
+/// Workers are there, and none has a lane for it.
+fn without_lane<'a>(of: &Subject<'_>, mut reports: impl Iterator<Item = &'a Report>) -> Standing {
+    let version = of.row.map_or(0, |row| row.version);
+    // One that goes by this row and still has no lane could not make one.
+    let knows = |report: &Report| report.ready && !report.draining && report.settings_version >= version;
+    if reports.any(knows) {
+        return Standing::because(State::Misconfigured, "no worker can make a lane of its row: its log says why");
+    }
+    Standing::because(State::NoWorker, "its lane begins or ends: the workers start, drain or load settings")
+}
+
+fn lane_says(of: &Subject<'_>, report: &Report, lane: &Lane) -> Standing {
+    for name in ["queue", "limiter", "database"] {
+        if let Some(engine) = report.engines.get(name).filter(|engine| !engine.ok) {
+            let problem = engine.problem.as_deref().unwrap_or("does not answer");
+            return Standing::because(State::EngineAway, format!("{name}: {problem}"));
+        }
+    }
+    let held = [lane.pause.as_ref(), lane.gate.as_ref()].into_iter().flatten();
+    let probing = (lane.does == Does::Probing).then(|| {
+        let cause = lane.pause.as_ref().map_or("the provider was down", |pause| pause.words.as_str());
+        Standing::because(State::Probing, format!("one job at a time finds out whether it is up again; {cause}"))
+    });
+    // A lane that probes names what it found as its pause; that is told already.
+    let held = held.filter(|held| !(lane.does == Does::Probing && held.by == By::Breaker));
+    let gravest = held.filter_map(|held| held_by(of, lane, held)).chain(probing).min_by_key(|said| said.state);
+    gravest.unwrap_or_else(|| {
+        let busy = of.waiting || lane.in_hand > 0 || lane.sent_10s > 0;
+        Standing::plain(if busy { State::Running } else { State::Idle })
+    })
+}
+
+fn held_by(of: &Subject<'_>, lane: &Lane, held: &Held) -> Option<Standing> {
+    let state = match held.by {
+        By::Engine => State::EngineAway,
+        By::Setup => State::Misconfigured,
+        By::Breaker => State::BreakerOpen,
+        By::Cold => State::Cold,
+        By::Provider => State::PausedByProvider,
+        By::Limit => State::WaitingForLimit,
+        By::Other => return None,
+    };
+    if state != State::WaitingForLimit {
+        return Some(Standing { state, cause: Some(held.words.clone()), ends_in_ms: held.ends_in_ms });
+    }
+    let waits = lane.gate_waiting > 0 || of.waiting;
+    let long = held.ends_in_ms.is_some_and(|ms| ms >= LIMIT_WAIT_MIN_MS);
+    let cause = match of.limits.get(&held.words) {
+        Some(rate) => format!("limit {} ({rate}) is used up", held.words),
+        None => held.words.clone(),
+    };
+    (waits && long).then_some(Standing { state, cause: Some(cause), ends_in_ms: held.ends_in_ms })
+}
+
+fn gravest(said: &[Standing]) -> Standing {
+    let Some(state) = said.iter().map(|standing| standing.state).min() else { return Standing::plain(State::NoWorker) };
+    // One lane that is idle while another runs is a lane that runs.
+    let alike: Vec<&Standing> = said.iter().filter(|standing| standing.state == state).collect();
+    let ends_in_ms = alike.iter().filter_map(|standing| standing.ends_in_ms).min();
+    let cause = alike.iter().find_map(|standing| standing.cause.clone());
+    let cause = cause.map(|cause| match alike.len() == said.len() {
+        true => cause,
+        false => format!("{cause} (so say {} of {} workers)", alike.len(), said.len()),
+    });
+    Standing { state, cause, ends_in_ms }
+}

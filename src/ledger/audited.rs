@@ -1,0 +1,166 @@
+//! Changes of settings as the audit's triggers wrote them down, in words for a person.
+//!
+//! Refuses to show values of headers and templates: a row that was written by SQL may hold a secret there. That they
+//! changed is told.
+
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::operator::At;
+
+/// Columns that hold JSON, and whatever somebody wrote into it.
+const UNSHOWN: [&str; 4] = ["headers", "request", "lookup", "statuses"];
+/// SQLite keeps them as 0 and 1.
+const BOOLEANS: [&str; 4] = ["enabled", "paused", "shadow", "only_row"];
+
+/// One change of one row.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AuditedChange {
+    pub at: At,
+    /// `alice@host (app)`: the operating system's user where a command told it, and the database's.
+    pub who: String,
+    /// `limit per-second: max_requests 100 → 200`, `created`, `paused false → true`, …
+    pub what: String,
+    /// What the connection said it was (`sluicegate`, `psql`); SQLite knows none.
+    pub program: Option<String>,
+    /// Why, in the person's words.
+    pub because: Option<String>,
+    /// The row's provider; absent for the settings version.
+    pub provider: Option<String>,
+    /// Of a changed row the columns that differ, of a new one all; without headers and templates.
+    pub old: Option<Map<String, Value>>,
+    pub new: Option<Map<String, Value>>,
+}
+
+/// A row of the audit, as read.
+pub struct Written {
+    pub at: At,
+    pub who: String,
+    pub os_user: Option<String>,
+    pub program: Option<String>,
+    pub because: Option<String>,
+    pub table: String,
+    pub key: String,
+    pub old: Option<Map<String, Value>>,
+    pub new: Option<Map<String, Value>>,
+}
+
+impl From<Written> for AuditedChange {
+    fn from(written: Written) -> Self {
+        let Written { at, who, os_user, program, because, table, key, mut old, mut new } = written;
+        let what = words(&table, &key, old.as_ref(), new.as_ref());
+        if let (Some(old), Some(new)) = (&mut old, &mut new) {
+            let same: BTreeSet<String> =
+                old.iter().filter(|(column, value)| new.get(*column) == Some(value)).map(|(c, _)| c.clone()).collect();
+            old.retain(|column, _| !same.contains(column));
+            new.retain(|column, _| !same.contains(column));
+        }
+        for row in [&mut old, &mut new].into_iter().flatten() {
+            row.retain(|column, _| !UNSHOWN.contains(&column.as_str()));
+        }
+        let who = match os_user {
+            Some(user) => format!("{user} ({who})"),
+            None => who,
+        };
+        let provider = (table != "settings_version").then(|| key.split('/').next().unwrap_or_default().to_owned());
+        Self { at, who, what, program, because, provider, old, new }
+    }
+}
+
+fn words(table: &str, key: &str, old: Option<&Map<String, Value>>, new: Option<&Map<String, Value>>) -> String {
+    let mut parts = key.split('/').skip(1);
+    let row = match (table, parts.next(), parts.next()) {
+        ("provider_limits", Some(limit), _) => format!("limit {limit}"),
+        ("account_overrides", Some(account), Some("*") | None) => format!("account {account}"),
+        ("account_overrides", Some(account), Some(limit)) => format!("account {account}, limit {limit}"),
+        ("settings_version", ..) => "settings version, after a backup".to_owned(),
+        _ => String::new(),
+    };
+    let said = |text: &str| if row.is_empty() { text.to_owned() } else { format!("{row} {text}") };
+    match (old, new) {
+        (None, Some(new)) if table != "providers" => match rate(new) {
+            Some(rate) => said(&format!("added, {rate}")),
+            None => said(&format!("added, {}", shown("rule", new.get("rule")))),
+        },
+        (None, _) => said("created"),
+        (Some(_), None) => said(if table == "providers" { "deleted" } else { "removed" }),
+        (Some(old), Some(new)) => {
+            let columns: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+            let changes: Vec<String> = columns
+                .into_iter()
+                .filter(|column| old.get(*column) != new.get(*column))
+                .map(|column| difference(column, old.get(column), new.get(column)))
+                .collect();
+            if row.is_empty() { changes.join(", ") } else { format!("{row}: {}", changes.join(", ")) }
+        }
+    }
+}
+
+fn rate(row: &Map<String, Value>) -> Option<String> {
+    let (max_requests, window_ms) = (row.get("max_requests")?.as_i64()?, row.get("window_ms")?.as_i64()?);
+    Some(format!("{max_requests} per {window_ms} ms"))
+}
+
+fn difference(column: &str, old: Option<&Value>, new: Option<&Value>) -> String {
+    if UNSHOWN.contains(&column) {
+        return format!("{column} changed");
+    }
+    format!("{column} {} → {}", shown(column, old), shown(column, new))
+}
+
+fn shown(column: &str, value: Option<&Value>) -> String {
+    match value {
+        None | Some(Value::Null) => "none".to_owned(),
+        Some(Value::Number(number)) if BOOLEANS.contains(&column) => (number.as_i64() != Some(0)).to_string(),
+        Some(Value::String(text)) => text.clone(),
+        Some(other) => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn change(table: &str, key: &str, old: Value, new: Value) -> AuditedChange {
+        let row = |value: Value| value.as_object().cloned();
+        let (table, key) = (table.to_owned(), key.to_owned());
+        let (who, os_user) = ("app".to_owned(), Some("alice@host".to_owned()));
+        Written { at: At(0), who, os_user, program: None, because: None, table, key, old: row(old), new: row(new) }
+            .into()
+    }
+
+    #[test]
+    fn a_change_is_told_by_what_differs() {
+        let limit = |most: i64| json!({ "name": "all", "max_requests": most, "window_ms": 1_000 });
+        let set = change("provider_limits", "acme/all", limit(100), limit(200));
+        assert_eq!((set.what.as_str(), set.who.as_str()), ("limit all: max_requests 100 → 200", "alice@host (app)"));
+        assert_eq!((set.old.unwrap().len(), set.provider.as_deref()), (1, Some("acme")));
+        let told = |table: &str, key: &str, old: Value, new: Value| change(table, key, old, new).what;
+        assert_eq!(told("provider_limits", "acme/all", Value::Null, limit(5)), "limit all added, 5 per 1000 ms");
+        assert_eq!(told("provider_limits", "acme/all", limit(5), Value::Null), "limit all removed");
+        assert_eq!(told("providers", "acme", json!({ "paused": 0 }), json!({ "paused": 1 })), "paused false → true");
+        assert_eq!(told("providers", "acme", Value::Null, json!({ "name": "acme" })), "created");
+        assert_eq!(told("providers", "acme", json!({ "name": "acme" }), Value::Null), "deleted");
+        let rule = json!({ "rule": "blocked", "max_requests": null });
+        assert_eq!(told("account_overrides", "acme/a/*", Value::Null, rule.clone()), "account a added, blocked");
+        let exempt = json!({ "rule": "exempt", "max_requests": null });
+        assert_eq!(
+            told("account_overrides", "acme/a/day", rule, exempt),
+            "account a, limit day: rule blocked → exempt"
+        );
+        let raised = change("settings_version", "version", json!({ "version": 5 }), json!({ "version": 9 }));
+        assert_eq!((raised.what.as_str(), raised.provider), ("settings version, after a backup: version 5 → 9", None));
+    }
+
+    #[test]
+    fn what_headers_and_templates_hold_is_not_shown() {
+        let row = |secret: &str| json!({ "headers": { "Authorization": secret }, "request": { "t": secret } });
+        let set = change("providers", "acme", row("hunter1"), row("hunter2"));
+        assert_eq!(set.what, "headers changed, request changed");
+        assert!(!serde_json::to_string(&set).unwrap().contains("hunter"), "{set:?}");
+    }
+}

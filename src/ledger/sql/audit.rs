@@ -1,0 +1,91 @@
+//! Who changes settings, and who did: a name and a reason for the triggers that write the audit, and reading it.
+//!
+//! Refuses to write audit rows: triggers do, for SQL and commands alike.
+
+use std::sync::Arc;
+
+use super::dialect::Dialect;
+use super::engine::{Args, Engine, Sql, Step};
+use super::row::{Row, corrupt};
+use super::storable;
+use crate::domain::provider::ProviderName;
+use crate::ledger::LedgerError;
+use crate::ledger::audited::{AuditedChange, Written};
+use crate::ledger::operator::{At, By};
+use crate::ledger::provider_row::Object;
+
+pub struct Statements {
+    name: Sql,
+    /// PostgreSQL forgets at the transaction's end; SQLite is told to.
+    forget: Option<Sql>,
+    read: Sql,
+}
+
+impl Statements {
+    pub fn new(dialect: Dialect) -> Self {
+        let (name, forget) = match dialect {
+            Dialect::Postgres => (
+                "SELECT set_config('sluicegate.os_user', $1, true) AS os_user, \
+                     set_config('sluicegate.because', COALESCE($2, ''), true) AS because, \
+                     set_config('application_name', COALESCE($3, current_setting('application_name')), true) AS program",
+                None,
+            ),
+            Dialect::Sqlite => (
+                "UPDATE settings_person SET os_user = $1, because = $2, program = COALESCE($3, 'sluicegate')",
+                Some(dialect.sql("UPDATE settings_person SET os_user = NULL, because = NULL, program = NULL")),
+            ),
+        };
+        Self {
+            name: dialect.sql(name),
+            forget,
+            read: dialect.sql(
+                "SELECT {ms:at} AS at_ms, who, os_user, program, because, table_name, row_key, \
+                     {text:old_row} AS old_row, {text:new_row} AS new_row FROM settings_audit \
+                 WHERE $1 IS NULL OR (table_name <> 'settings_version' \
+                     AND (row_key = $1 OR substr(row_key, 1, length($1) + 1) = $1 || '/')) \
+                 ORDER BY id DESC LIMIT $2",
+            ),
+        }
+    }
+
+    /// The steps as one transaction of a person. Their rows begin at [`LEAD`].
+    pub fn by(&self, by: &By, steps: Vec<Step>) -> Vec<Step> {
+        let step = |sql: &Sql, args: Args| Step { sql: sql.clone(), args, must_affect: false };
+        let because = by.because.as_deref().map(storable);
+        let name = step(&self.name, Arc::from([storable(&by.os_user).into(), because.into(), by.program.into()]));
+        let forget = self.forget.iter().map(|forget| step(forget, Arc::from([])));
+        std::iter::once(name).chain(steps).chain(forget).collect()
+    }
+
+    pub async fn read(
+        &self,
+        engine: &dyn Engine,
+        provider: Option<&ProviderName>,
+        at_most: u32,
+    ) -> Result<Vec<AuditedChange>, LedgerError> {
+        let args: Args = Arc::from([provider.map(ProviderName::as_str).into(), at_most.into()]);
+        let rows = engine.query(&self.read, args).await?;
+        rows.iter().map(|row| written(row).map(AuditedChange::from)).collect()
+    }
+}
+
+/// How many steps stand before those that a person's transaction is about.
+pub const LEAD: usize = 1;
+
+fn written(row: &Row) -> Result<Written, LedgerError> {
+    let object = |column: &str| -> Result<Option<Object>, LedgerError> {
+        let Some(text) = row.opt_text(column)? else { return Ok(None) };
+        serde_json::from_str(&text).map(Some).map_err(|_| corrupt(column, "is no JSON object"))
+    };
+    Ok(Written {
+        at: At(row.int("at_ms")?),
+        who: row.text("who")?,
+        os_user: row.opt_text("os_user")?,
+        program: row.opt_text("program")?,
+        because: row.opt_text("because")?,
+        table: row.text("table_name")?,
+        key: row.text("row_key")?,
+        old: object("old_row")?,
+        new: object("new_row")?,
+    })
+}

@@ -1,0 +1,114 @@
+//! What workers say of themselves, in SQL.
+//!
+//! Refuses to be in a payment's way: each statement touches one small table, or a hundred entries of an index.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::SqlLedger;
+use super::dialect::Dialect;
+use super::engine::{Args, Sql};
+use super::row::Row;
+use crate::domain::provider::ProviderName;
+use crate::ledger::LedgerError;
+use crate::ledger::fleet::{Fleet, Reported, WORKERS_MAX, WorkerReport};
+
+pub struct Statements {
+    report: Sql,
+    reports: Sql,
+    leave: Sql,
+    forget: Sql,
+    oldest: Sql,
+}
+
+impl Statements {
+    pub fn new(dialect: Dialect) -> Self {
+        Self {
+            report: dialect.sql(
+                "INSERT INTO worker_reports (id, host, pid, version, started_at, reported_at, format, report) \
+                 VALUES ($1, $2, $3, $4, {after:(0 - $5)}, {now}, $6, {json:$7}) \
+                 ON CONFLICT (id) DO UPDATE SET reported_at = excluded.reported_at, format = excluded.format, \
+                     report = excluded.report",
+            ),
+            reports: dialect.sql(&format!(
+                "SELECT id, host, pid, version, {{ms:started_at}} AS started_at_ms, {{ms:reported_at}} AS reported_at_ms, \
+                     {{aged:reported_at}} AS age_ms, format, {{text:report}} AS report \
+                 FROM worker_reports ORDER BY id LIMIT {WORKERS_MAX}"
+            )),
+            leave: dialect.sql("DELETE FROM worker_reports WHERE id = $1"),
+            forget: dialect.sql("DELETE FROM worker_reports WHERE reported_at <= {after:(0 - $1)} RETURNING id"),
+            // Condition and order are those of index `jobs_open_by_sweep`, word for word.
+            oldest: dialect.sql(
+                "SELECT names.value AS provider, (\
+                     SELECT {ms:min(CASE WHEN not_before > created_at THEN not_before ELSE created_at END)} FROM (\
+                         SELECT not_before, created_at FROM jobs \
+                         WHERE provider = names.value AND state IN ('waiting', 'sending', 'unknown') \
+                         ORDER BY CASE WHEN sweep_after > wake_at THEN sweep_after ELSE wake_at END LIMIT 100) AS longest\
+                 ) AS since_ms FROM ({texts:$1}) AS names",
+            ),
+        }
+    }
+}
+
+#[async_trait]
+impl Fleet for SqlLedger {
+    async fn report(&self, report: &WorkerReport) -> Result<(), LedgerError> {
+        let WorkerReport { id, host, pid, version, uptime, format, body } = report;
+        let args: Args = Arc::from([
+            id.as_str().into(),
+            host.as_str().into(),
+            (*pid).into(),
+            version.as_str().into(),
+            (*uptime).into(),
+            (*format).into(),
+            body.as_str().into(),
+        ]);
+        self.engine.query(&self.fleet.report, args).await?;
+        Ok(())
+    }
+
+    async fn reports(&self) -> Result<Vec<Reported>, LedgerError> {
+        self.engine.query(&self.fleet.reports, Arc::from([])).await?.iter().map(reported).collect()
+    }
+
+    async fn leave(&self, id: &str) -> Result<(), LedgerError> {
+        self.engine.query(&self.fleet.leave, Arc::from([id.into()])).await?;
+        Ok(())
+    }
+
+    async fn forget(&self, silent_for: Duration) -> Result<u64, LedgerError> {
+        let gone = self.engine.query(&self.fleet.forget, Arc::from([silent_for.into()])).await?;
+        Ok(u64::try_from(gone.len()).unwrap_or(u64::MAX))
+    }
+
+    async fn oldest_open(&self, providers: &[ProviderName]) -> Result<Vec<(String, i64)>, LedgerError> {
+        if providers.is_empty() {
+            return Ok(Vec::new());
+        }
+        let names: Vec<&str> = providers.iter().map(ProviderName::as_str).collect();
+        let args: Args = Arc::from([serde_json::Value::from(names).to_string().into()]);
+        let mut oldest = Vec::new();
+        for row in self.engine.query(&self.fleet.oldest, args).await? {
+            if let Some(since_ms) = row.opt_int("since_ms")? {
+                oldest.push((row.text("provider")?, since_ms));
+            }
+        }
+        Ok(oldest)
+    }
+}
+
+fn reported(row: &Row) -> Result<Reported, LedgerError> {
+    Ok(Reported {
+        id: row.text("id")?,
+        host: row.text("host")?,
+        pid: row.count("pid")?,
+        version: row.text("version")?,
+        started_at_ms: row.int("started_at_ms")?,
+        reported_at_ms: row.int("reported_at_ms")?,
+        age: row.ms("age_ms")?,
+        format: row.count("format")?,
+        body: row.text("report")?,
+    })
+}

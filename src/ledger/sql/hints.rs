@@ -1,0 +1,76 @@
+//! PostgreSQL's NOTIFY as a hint that settings changed, on a connection of its own.
+//!
+//! Refuses to be relied on: it may be lost with its connection, swallowed by a pooler or late. Whoever follows the settings
+//! polls as well, so its loss is only slowness.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
+
+use crate::ledger::settings::Hints;
+
+/// Named in `migrations/postgres/0008_settings_hint.sql`.
+const CHANNEL: &str = "sluicegate_settings";
+/// Between two attempts to listen, and from a loss to the next connection; polling goes on meanwhile.
+const RETRY: Duration = Duration::from_secs(1);
+/// A connection that a firewall has forgotten says nothing, for ever; so each is replaced after this time.
+const RENEW: Duration = Duration::from_secs(300);
+/// How long one attempt to connect may take.
+const CONNECT: Duration = Duration::from_secs(3);
+
+pub struct PostgresHints {
+    options: PgConnectOptions,
+    listener: Option<PgListener>,
+    /// Told once per loss, so that a database that is away does not fill the log.
+    away: bool,
+}
+
+impl PostgresHints {
+    pub fn new(options: PgConnectOptions) -> Self {
+        Self { options, listener: None, away: false }
+    }
+
+    async fn listen(&self) -> Result<PgListener, sqlx::Error> {
+        let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(CONNECT);
+        let mut listener = PgListener::connect_with(&pool.connect_lazy_with(self.options.clone())).await?;
+        listener.eager_reconnect(false);
+        listener.listen(CHANNEL).await?;
+        Ok(listener)
+    }
+
+    /// Whether a notification came. Otherwise the connection is lost, or old enough to be replaced.
+    async fn heard(listener: &mut PgListener) -> bool {
+        matches!(tokio::time::timeout(RENEW, listener.try_recv()).await, Ok(Ok(Some(_))))
+    }
+}
+
+#[async_trait]
+impl Hints for PostgresHints {
+    async fn next(&mut self) {
+        loop {
+            if let Some(listener) = &mut self.listener {
+                if Self::heard(listener).await {
+                    return;
+                }
+                self.listener = None;
+                tokio::time::sleep(RETRY).await;
+            }
+            match self.listen().await {
+                Ok(listener) => {
+                    self.listener = Some(listener);
+                    self.away = false;
+                    // Nobody heard what changed before this moment.
+                    return;
+                }
+                Err(error) => {
+                    if !self.away {
+                        self.away = true;
+                        tracing::warn!(%error, "no hints of changed settings; they are polled");
+                    }
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        }
+    }
+}

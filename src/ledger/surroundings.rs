@@ -1,0 +1,40 @@
+//! What stands around one payment in the ledger: those that go before it, who works on them, and what never became a job.
+//!
+//! Refuses to lock and to be on a worker's path: it counts the open jobs of a provider, for a person who asks about one.
+
+use std::time::Duration;
+
+use super::operator::At;
+use crate::domain::disposition::Resend;
+
+/// What the ledger knows beside a job's own story, at one instant of its clock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Surroundings {
+    pub now: At,
+    /// Messages with this id that can never be a job; newest first, at most five.
+    pub rejected: Vec<Rejection>,
+    /// Look-ups begun so far.
+    pub lookups: u32,
+    pub resend: Resend,
+    /// When the last charge of unknown outcome was begun.
+    pub unknown_since: Option<At>,
+    /// Open jobs of the quota that are due earlier, or more urgent, and have no request on the wire.
+    pub before: u64,
+    /// The sum of their costs.
+    pub cost_before: u64,
+    /// Jobs of the same provider that are due and in nobody's hand: their messages are ready in the lane's queue.
+    pub due: u64,
+    /// Workers that have jobs of the quota in hand.
+    pub workers: u32,
+    /// From a request's beginning to its end, the mean of the last fifty of the last ten minutes.
+    pub hold: Option<Duration>,
+}
+
+/// A message that never became a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rejection {
+    pub at: At,
+    pub lane: String,
+    pub reason: String,
+    pub detail: String,
+}

@@ -1,0 +1,106 @@
+//! Payments as the ledger has them: lists by state, provider, account and id, and one payment's whole story.
+//!
+//! Refuses to show payloads and request bodies, and to return more than a page.
+
+use axum::Json;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::problem::{ErrorBody, Problem};
+use crate::domain::job::{JobId, Token};
+use crate::domain::provider::ProviderName;
+use crate::ledger::operator::{Filter, JobPage, JobStory, LIST_MAX, Refusal, STATES};
+use crate::ops::OpsState;
+
+const PAGE: u32 = 50;
+
+/// Which payments; all that is given must hold.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct Which {
+    /// `waiting`, `sending`, `unknown`, `review`, `dead`, `succeeded`, `declined`, `expired` or `cancelled`.
+    state: Option<String>,
+    provider: Option<String>,
+    /// The whole account, exactly.
+    account: Option<String>,
+    /// The whole id, exactly.
+    id: Option<String>,
+    /// The page behind this id: `next` of the page before.
+    after: Option<String>,
+    /// Payments on a page, 1 to 1000; 50 unless given.
+    limit: Option<u32>,
+}
+
+impl Which {
+    fn meant(self) -> Result<(Filter, Option<JobId>, u32), Problem> {
+        let token = |field: &'static str, text: Option<String>| {
+            text.map(Token::new).transpose().map_err(|why| Problem::bad(format!("`{field}`: {why}")))
+        };
+        let at_most = self.limit.unwrap_or(PAGE);
+        if !(1..=LIST_MAX).contains(&at_most) {
+            return Err(Problem::bad(format!("`limit`: {at_most} is not from 1 to {LIST_MAX}")));
+        }
+        let filter = Filter {
+            state: self.state.as_deref().map(state).transpose()?,
+            provider: self.provider.as_deref().map(provider).transpose()?,
+            account: token("account", self.account)?,
+            id: token("id", self.id)?,
+        };
+        Ok((filter, token("after", self.after)?, at_most))
+    }
+}
+
+fn state(text: &str) -> Result<&'static str, Problem> {
+    let known = STATES.iter().find(|state| **state == text);
+    known.copied().ok_or_else(|| Problem::bad(format!("`state`: is none: write one of {}", STATES.join(", "))))
+}
+
+fn provider(text: &str) -> Result<ProviderName, Problem> {
+    ProviderName::new(text).map_err(|why| Problem::bad(format!("`provider`: {why}")))
+}
+
+/// An id from an address: what can be no id names no payment.
+pub(super) fn of_address(id: String) -> Result<JobId, Problem> {
+    JobId::new(id).map_err(|_| Refusal::NoSuchJob.into())
+}
+
+/// Payments, page by page in the order of their ids.
+#[utoipa::path(
+    get,
+    path = "/api/v1/jobs",
+    tag = "jobs",
+    params(Which),
+    responses(
+        (status = 200, description = "A page", body = JobPage),
+        (status = 400, description = "A parameter is bad", body = ErrorBody),
+        (status = 503, description = "The database is away", body = ErrorBody),
+    )
+)]
+pub async fn list(
+    State(ops): State<OpsState>,
+    which: Result<Query<Which>, QueryRejection>,
+) -> Result<Json<JobPage>, Problem> {
+    let (filter, after, at_most) = which?.0.meant()?;
+    let jobs = ops.desk.operator.list(&filter, after.as_ref(), at_most).await?;
+    Ok(Json(JobPage::of(jobs, at_most)))
+}
+
+/// One payment: its state, its requests, its events, and who changed it by hand.
+#[utoipa::path(
+    get,
+    path = "/api/v1/jobs/{id}",
+    tag = "jobs",
+    params(("id" = String, Path, description = "The payment's id")),
+    responses(
+        (status = 200, description = "The payment", body = JobStory),
+        (status = 404, description = "There is no such payment", body = ErrorBody),
+        (status = 503, description = "The database is away", body = ErrorBody),
+    )
+)]
+pub async fn show(State(ops): State<OpsState>, Path(id): Path<String>) -> Result<Json<JobStory>, Problem> {
+    let story = ops.desk.operator.show(&of_address(id)?).await?;
+    story.map(Json).ok_or_else(|| Refusal::NoSuchJob.into())
+}

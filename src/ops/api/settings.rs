@@ -1,0 +1,170 @@
+//! Pausing and resuming a provider, and changing the rate of one of its limits while everything runs.
+//!
+//! Refuses to add or remove limits, and has no word for "unlimited": a rate is N/DURATION, and zero requests close it.
+
+use axum::extract::{Path, State};
+use axum::{Extension, Json};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::body::{Body, because};
+use super::by;
+use super::problem::{ErrorBody, Problem};
+use crate::domain::limit::Rate;
+use crate::domain::provider::ProviderName;
+use crate::fleet::overview::drained_if;
+use crate::ledger::provider_row::ProviderRow;
+use crate::ops::OpsState;
+use crate::ops::change::{NotChanged, set_paused, set_rate};
+use crate::ops::guard::Caller;
+
+/// Why, if somebody says.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PauseReason {
+    /// For the audit. At most 500 characters.
+    because: Option<String>,
+}
+
+/// Whether anything was changed.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Changed {
+    /// False: it was so already.
+    changed: bool,
+}
+
+/// A limit's new rate.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewRate {
+    /// N/DURATION, like `200/1s` or `600/1m`; `0/1s` closes it.
+    rate: String,
+    /// Say what would change, and change nothing.
+    #[serde(default)]
+    dry_run: bool,
+    /// For the audit. At most 500 characters.
+    because: Option<String>,
+}
+
+/// A limit's rate before and after.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct LimitChanged {
+    limit: String,
+    from: String,
+    to: String,
+    /// False in a dry run, or when it was so already.
+    changed: bool,
+    drained_in_ms: DrainedIn,
+}
+
+/// When what waits now would be through, by what the limits allow; `null` where nothing flows.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct DrainedIn {
+    from: Option<u64>,
+    to: Option<u64>,
+}
+
+/// Starts no more requests to a provider, in every worker; its queue keeps collecting.
+#[utoipa::path(
+    post,
+    path = "/api/v1/providers/{name}/pause",
+    tag = "providers",
+    params(("name" = String, Path, description = "The provider's name")),
+    request_body = PauseReason,
+    responses(
+        (status = 200, description = "It is paused; workers follow within 2 s", body = Changed),
+        (status = 400, description = "A field is bad", body = ErrorBody),
+        (status = 404, description = "There is no such provider", body = ErrorBody),
+        (status = 409, description = "Refused; nothing was changed", body = ErrorBody),
+        (status = 503, description = "The database is away", body = ErrorBody),
+    )
+)]
+pub async fn pause(
+    State(ops): State<OpsState>,
+    Path(name): Path<String>,
+    Extension(caller): Extension<Caller>,
+    Body(asked): Body<PauseReason>,
+) -> Result<Json<Changed>, Problem> {
+    paused(&ops, name, true, &caller, asked).await
+}
+
+/// Starts requests to a provider again.
+#[utoipa::path(
+    post,
+    path = "/api/v1/providers/{name}/resume",
+    tag = "providers",
+    params(("name" = String, Path, description = "The provider's name")),
+    request_body = PauseReason,
+    responses(
+        (status = 200, description = "It is not paused; workers follow within 2 s", body = Changed),
+        (status = 400, description = "A field is bad", body = ErrorBody),
+        (status = 404, description = "There is no such provider", body = ErrorBody),
+        (status = 409, description = "Refused; nothing was changed", body = ErrorBody),
+        (status = 503, description = "The database is away", body = ErrorBody),
+    )
+)]
+pub async fn resume(
+    State(ops): State<OpsState>,
+    Path(name): Path<String>,
+    Extension(caller): Extension<Caller>,
+    Body(asked): Body<PauseReason>,
+) -> Result<Json<Changed>, Problem> {
+    paused(&ops, name, false, &caller, asked).await
+}
+
+async fn paused(
+    ops: &OpsState,
+    name: String,
+    paused: bool,
+    caller: &Caller,
+    asked: PauseReason,
+) -> Result<Json<Changed>, Problem> {
+    let by = by(caller, because(asked.because)?);
+    let changed = set_paused(ops.desk.settings.as_ref(), &of_address(name)?, paused, Some(&by)).await?;
+    Ok(Json(Changed { changed }))
+}
+
+/// Changes a limit's rate; in force in every worker within 2 s, consumption carried over.
+#[utoipa::path(
+    post,
+    path = "/api/v1/providers/{name}/limits/{limit}",
+    tag = "providers",
+    params(
+        ("name" = String, Path, description = "The provider's name"),
+        ("limit" = String, Path, description = "The limit's name"),
+    ),
+    request_body = NewRate,
+    responses(
+        (status = 200, description = "Changed, or what would change", body = LimitChanged),
+        (status = 400, description = "A field is bad", body = ErrorBody),
+        (status = 404, description = "There is no such provider or limit", body = ErrorBody),
+        (status = 409, description = "Refused; nothing was changed", body = ErrorBody),
+        (status = 503, description = "The database is away", body = ErrorBody),
+    )
+)]
+pub async fn set_limit(
+    State(ops): State<OpsState>,
+    Path((name, limit)): Path<(String, String)>,
+    Extension(caller): Extension<Caller>,
+    Body(asked): Body<NewRate>,
+) -> Result<Json<LimitChanged>, Problem> {
+    let by = by(&caller, because(asked.because)?);
+    let rate: Rate = asked.rate.parse().map_err(|why| Problem::bad(format!("`rate`: {why}")))?;
+    let name = of_address(name)?;
+    let settings = ops.desk.settings.as_ref();
+    let evidence = ops.lookout.evidence().await;
+    let drained_if = |row: &ProviderRow| row.meant(0).ok().and_then(|provider| drained_if(&evidence, &provider));
+    let change = set_rate(settings, &name, &limit, rate, asked.dry_run, Some(&by)).await?;
+    Ok(Json(LimitChanged {
+        limit,
+        from: change.from.to_string(),
+        to: change.to.to_string(),
+        changed: !asked.dry_run && change.from != change.to,
+        drained_in_ms: DrainedIn { from: drained_if(&change.row_before), to: drained_if(&change.row_after) },
+    }))
+}
+
+/// A name from an address: what can be no name names no provider.
+fn of_address(name: String) -> Result<ProviderName, Problem> {
+    ProviderName::new(name.as_str()).map_err(|_| NotChanged::NoProvider(name).into())
+}

@@ -1,0 +1,373 @@
+//! The API over HTTP, with the real handlers on SQLite: each exchange is held against the published description.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::domain::job::{Job, Token};
+use crate::domain::outcome::FinalState;
+use crate::domain::provider::ProviderName;
+use crate::ledger::database::Database;
+use crate::ledger::provider_row::{LimitRow, ProviderRow};
+use crate::ledger::{AttemptEnd, Begun, Claim, Hold, JobState, Written};
+use crate::ops::openapi_tests::{Published, address_of, routes};
+use crate::ops::tests::{client, serving, state};
+use crate::provider::FrozenRequest;
+use crate::queue::message::{decode, encode};
+
+struct Stand {
+    address: String,
+    database: Database,
+    queue: Arc<dyn Queue>,
+    published: Published,
+    stop: CancellationToken,
+}
+
+impl Drop for Stand {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+impl Stand {
+    /// With provider `acme`, 100/1s and 600/1m.
+    async fn new() -> Self {
+        let (state, _progress, database) = state(None).await;
+        let limit = |name: &str, max_requests, window_ms| LimitRow {
+            name: name.to_owned(),
+            max_requests,
+            window_ms,
+            ..LimitRow::default()
+        };
+        let row = ProviderRow {
+            name: "acme".to_owned(),
+            url: "https://pay.example/".to_owned(),
+            limits: vec![limit("second", 100, 1_000), limit("minute", 600, 60_000)],
+            ..ProviderRow::default()
+        };
+        database.settings().apply(&[row], false).await.unwrap();
+        let queue = state.desk.queue.clone();
+        queue.declare(&[acme()]).await.unwrap();
+        let (address, stop) = serving(state).await;
+        Self { address, database, queue, published: Published::now(), stop }
+    }
+
+    async fn get(&self, path: &str) -> (u16, Value) {
+        self.exchanged("get", path, client().get(format!("{}{path}", self.address))).await
+    }
+
+    async fn post(&self, path: &str, body: Value) -> (u16, Value) {
+        let request = client().post(format!("{}{path}", self.address)).json(&body);
+        let (status, answer) = self.exchanged("post", path, request).await;
+        if status < 300 {
+            assert_eq!(self.published.faults_of_request("post", path, &body), Vec::<String>::new());
+        }
+        (status, answer)
+    }
+
+    async fn exchanged(&self, method: &str, path: &str, request: reqwest::RequestBuilder) -> (u16, Value) {
+        let request = request.basic_auth("alice", Some("any")).header("user-agent", "curl/8.5.0");
+        let answer = request.send().await.unwrap();
+        let status = answer.status().as_u16();
+        let body: Value = answer.json().await.unwrap();
+        assert_eq!(self.published.faults_of_answer(method, path, status, &body), Vec::<String>::new());
+        (status, body)
+    }
+
+    /// A new job that a worker has brought into a state.
+    async fn bring(&self, id: &str, account: &str, state: &str) {
+        let ledger = self.database.ledger();
+        let job = Job {
+            id: Token::new(id).unwrap(),
+            provider: acme(),
+            amount: 1_299,
+            currency: "EUR".to_owned(),
+            account: Some(Token::new(account).unwrap()),
+            reference: None,
+            idempotency_key: None,
+            cost: 1,
+            priority: 0,
+            not_before: None,
+            expires_at: None,
+            payload: Some(r#"{"token":"tok_1"}"#.to_owned()),
+        };
+        let hash = decode(&encode(&job), &acme(), CardNumbers::Refuse).unwrap().hash;
+        let claim = ledger.claim(&job, hash, "worker-a", Duration::from_secs(60)).await.unwrap();
+        let Claim::Claimed(claimed) = claim else { panic!("{claim:?}") };
+        let hold = claimed.hold;
+        match state {
+            "waiting" => assert_eq!(ledger.release(&hold).await.unwrap(), Written::Kept),
+            "sending" => drop(self.begin(&hold, id).await),
+            state => {
+                let number = self.begin(&hold, id).await;
+                let outcome = if state == "review" { "unknown" } else { "not_sent" };
+                let end = AttemptEnd { number, outcome, status: None, detail: "said so".to_owned(), counts: true };
+                let state = FinalState::from_name(state).unwrap();
+                let next = JobState::Final { state, reason: "so it is".to_owned(), reference: None };
+                assert_eq!(ledger.finish_attempt(&hold, &end, &next).await.unwrap(), Written::Kept);
+            }
+        }
+    }
+
+    async fn begin(&self, hold: &Hold, id: &str) -> u32 {
+        let request = FrozenRequest {
+            method: "POST".to_owned(),
+            url: "https://pay.example/charges".to_owned(),
+            idempotency_key: id.to_owned(),
+            content_type: "application/json".to_owned(),
+            body: b"{}".to_vec(),
+            account: None,
+            credential_fingerprint: "0123456789abcdef".to_owned(),
+        };
+        match self.database.ledger().begin_attempt(hold, &request).await.unwrap() {
+            Begun::Attempt(number) => number,
+            Begun::Lost => panic!("lost"),
+        }
+    }
+
+    async fn one<T>(&self, sql: &'static str) -> T
+    where
+        T: Send + Unpin + sqlx::Type<sqlx::Sqlite> + for<'r> sqlx::Decode<'r, sqlx::Sqlite>,
+    {
+        sqlx::query_scalar(sql).fetch_one(&self.database.sqlite_pool().unwrap()).await.unwrap()
+    }
+}
+
+fn acme() -> ProviderName {
+    ProviderName::new("acme").unwrap()
+}
+
+fn ids(page: &Value) -> Vec<&str> {
+    page["jobs"].as_array().unwrap().iter().map(|job| job["id"].as_str().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn payments_are_found_by_what_is_known_of_them() {
+    let stand = Stand::new().await;
+    for (id, account, state) in [("a", "x", "dead"), ("b", "y", "review"), ("c", "x", "review"), ("d", "x", "dead")] {
+        stand.bring(id, account, state).await;
+    }
+    for (query, found, next) in [
+        ("", vec!["a", "b", "c", "d"], None),
+        ("?state=dead", vec!["a", "d"], None),
+        ("?account=x", vec!["a", "c", "d"], None),
+        ("?account=x&state=dead&provider=acme", vec!["a", "d"], None),
+        ("?account=x&limit=2", vec!["a", "c"], Some("c")),
+        ("?account=x&limit=2&after=c", vec!["d"], None),
+        ("?id=c", vec!["c"], None),
+        ("?id=c&state=dead", vec![], None),
+        ("?id=c&account=y", vec![], None),
+        ("?id=c&after=c", vec![], None),
+        ("?id=nobody", vec![], None),
+        ("?provider=other", vec![], None),
+    ] {
+        let (status, page) = stand.get(&format!("/api/v1/jobs{query}")).await;
+        assert_eq!((status, ids(&page), page["next"].as_str()), (200, found, next), "{query}");
+    }
+    for (query, words) in [
+        ("?state=lost", "`state`: is none: write one of waiting, sending"),
+        ("?account=a%20b", "`account`: must be 1 to 64 characters"),
+        ("?id=", "`id`: must be 1 to 64 characters"),
+        ("?limit=0", "`limit`: 0 is not from 1 to 1000"),
+        ("?limit=1001", "`limit`: 1001 is not from 1 to 1000"),
+        ("?limit=many", "limit: invalid digit"),
+        ("?provider=A", "`provider`: `A` is not a name"),
+        ("?acount=x", "unknown field `acount`"),
+    ] {
+        let (status, answer) = stand.get(&format!("/api/v1/jobs{query}")).await;
+        assert!(status == 400 && answer["error"].as_str().unwrap().contains(words), "{query}: {status} {answer}");
+    }
+    let (status, story) = stand.get("/api/v1/jobs/c").await;
+    assert_eq!(
+        (status, &story["requests"][0]["outcome"], &story["payload"]["bytes"]),
+        (200, &"unknown".into(), &17.into())
+    );
+    for id in ["nobody", "a%20b"] {
+        let (status, answer) = stand.get(&format!("/api/v1/jobs/{id}")).await;
+        assert_eq!((status, answer), (404, json!({"error": "the ledger has no such job"})));
+    }
+}
+
+#[tokio::test]
+async fn a_verdict_is_passed_once_audited_and_refused_where_the_commands_refuse_it() {
+    let stand = Stand::new().await;
+    for (from, path, body, to, done) in [
+        (
+            "review",
+            "jobs/{}/resolve",
+            json!({"as": "succeeded", "reference": "ch_1", "because": "seen"}),
+            "succeeded",
+            "settled",
+        ),
+        ("review", "jobs/{}/resolve", json!({"as": "declined", "because": "seen"}), "declined", "settled"),
+        ("review", "jobs/{}/resolve", json!({"as": "resend", "because": "seen"}), "waiting", "sent again"),
+        ("waiting", "jobs/{}/cancel", json!({"because": "seen"}), "cancelled", "cancelled"),
+        ("dead", "dlq/{}/replay", json!({"because": "seen"}), "waiting", "replayed"),
+        ("dead", "dlq/{}/discard", json!({"because": "seen"}), "cancelled", "discarded"),
+    ] {
+        let id = format!("{from}-{done}-{to}").replace(' ', "_");
+        stand.bring(&id, "x", from).await;
+        let path = format!("/api/v1/{}", path.replace("{}", &id));
+        let queued = stand.queue.depth(&acme()).await.unwrap().unwrap();
+        let answer = stand.post(&path, body.clone()).await;
+        assert_eq!(answer, (200, json!({"id": id, "state": to, "done": done})), "{path}");
+        let again = u64::from(to == "waiting");
+        assert_eq!(stand.queue.depth(&acme()).await.unwrap(), Some(queued + again), "{path}: its message");
+        let story = stand.get(&format!("/api/v1/jobs/{id}")).await.1;
+        let audit = &story["audit"][0];
+        assert_eq!((story["state"].as_str(), story["audit"].as_array().unwrap().len()), (Some(to), 1));
+        assert_eq!(
+            (&audit["os_user"], &audit["program"], &audit["because"], &audit["old_state"]),
+            (&"alice@curl/8.5.0".into(), &"sluicegate ops".into(), &"seen".into(), &from.into())
+        );
+        // Once.
+        let (status, refused) = stand.post(&path, body).await;
+        let words = format!("it is `{to}`; only a job that is `{from}` can be {done}");
+        assert_eq!((status, refused), (409, json!({"error": words})));
+    }
+    let succeeded = stand.get("/api/v1/jobs/review-settled-succeeded").await.1;
+    assert_eq!(succeeded["provider_reference"], "ch_1");
+    // One charge pays one payment; what is on the wire is not stopped.
+    stand.bring("twice", "x", "review").await;
+    let resolved = stand.post("/api/v1/jobs/twice/resolve", json!({"as": "succeeded", "reference": "ch_1"})).await;
+    assert!(resolved.0 == 409 && resolved.1["error"].as_str().unwrap().contains("one charge pays one payment"));
+    stand.bring("wire", "x", "sending").await;
+    assert_eq!(stand.post("/api/v1/jobs/wire/cancel", json!({})).await.0, 409);
+    // Without a row nothing takes the lane.
+    stand.bring("orphan", "x", "dead").await;
+    let deleted = "DELETE FROM providers";
+    sqlx::raw_sql("DELETE FROM provider_limits").execute(&stand.database.sqlite_pool().unwrap()).await.unwrap();
+    sqlx::raw_sql(deleted).execute(&stand.database.sqlite_pool().unwrap()).await.unwrap();
+    let (status, answer) = stand.post("/api/v1/dlq/orphan/replay", json!({})).await;
+    assert!(status == 409 && answer["error"].as_str().unwrap().contains("nothing takes its lane"), "{answer}");
+    assert_eq!(stand.get("/api/v1/jobs/orphan").await.1["state"], "dead");
+}
+
+#[tokio::test]
+async fn what_cannot_be_meant_changes_nothing_and_says_why() {
+    let stand = Stand::new().await;
+    stand.bring("pay-1", "x", "review").await;
+    let long = "x".repeat(501);
+    let before: i64 = stand.one("SELECT total_changes()").await;
+    for (path, body, status, words) in [
+        ("jobs/nobody/cancel", json!({}), 404, "the ledger has no such job"),
+        ("jobs/a%20b/cancel", json!({}), 404, "the ledger has no such job"),
+        ("dlq/nobody/replay", json!({}), 404, "the ledger has no such job"),
+        ("jobs/pay-1/resolve", json!({}), 400, "missing field `as`"),
+        ("jobs/pay-1/resolve", json!({"as": "charged"}), 400, "`as`: unknown variant `charged`, expected one of"),
+        ("jobs/pay-1/resolve", json!({"as": "resend", "reference": "ch_1"}), 400, "`reference`: only a payment"),
+        ("jobs/pay-1/resolve", json!({"as": "declined", "becuase": "x"}), 400, "unknown field `becuase`"),
+        ("jobs/pay-1/resolve", json!({"as": "declined", "because": 5}), 400, "`because`: invalid type: integer"),
+        ("jobs/pay-1/resolve", json!({"as": "declined", "because": long}), 400, "`because`: has 501 characters"),
+        ("jobs/pay-1/resolve", json!(["declined"]), 400, "must be one JSON object"),
+        ("providers/nobody/pause", json!({}), 404, "there is no provider `nobody`"),
+        ("providers/NOBODY/resume", json!({}), 404, "there is no provider `NOBODY`"),
+        ("providers/acme/limits/hour", json!({"rate": "1/1s"}), 404, "it has: minute, second"),
+        ("providers/nobody/limits/hour", json!({"rate": "1/1s"}), 404, "there is no provider `nobody`"),
+        ("providers/acme/limits/second", json!({}), 400, "missing field `rate`"),
+        (
+            "providers/acme/limits/second",
+            json!({"rate": "unlimited"}),
+            400,
+            "`rate`: `unlimited` is not a limit: write N/",
+        ),
+        ("providers/acme/limits/second", json!({"rate": "-1/1s"}), 400, "`rate`: `-1` is not a number of requests"),
+        ("providers/acme/limits/second", json!({"rate": "9999999/1s"}), 400, "at most 1000000 can be counted"),
+        ("providers/acme/limits/second", json!({"rate": null}), 400, "`rate`: invalid type: null"),
+        ("providers/acme/limits/second", json!({"rate": "5/1s", "dry_run": 1}), 400, "`dry_run`: invalid type"),
+        ("providers/acme/limits/second", json!({"rate": "5/1s", "dryrun": true}), 400, "unknown field `dryrun`"),
+    ] {
+        let (answered, answer) = stand.post(&format!("/api/v1/{path}"), body).await;
+        let said = answer["error"].as_str().unwrap().contains(words);
+        assert!(answered == status && said, "{path}: {answered} {answer}");
+    }
+    let huge = client().post(format!("{}/api/v1/jobs/pay-1/cancel", stand.address));
+    let huge =
+        huge.header("content-type", "application/json").body(format!(r#"{{"because": "{}"}}"#, "x".repeat(20_000)));
+    assert_eq!(huge.send().await.unwrap().status(), 413);
+    assert_eq!(stand.one::<i64>("SELECT total_changes()").await, before);
+}
+
+#[tokio::test]
+async fn a_limit_is_changed_in_earnest_or_rehearsed() {
+    let stand = Stand::new().await;
+    for id in ["a", "b", "c"] {
+        stand.bring(id, "x", "waiting").await;
+    }
+    let second = "/api/v1/providers/acme/limits/second";
+    let minute = "/api/v1/providers/acme/limits/minute";
+    let rehearsed = json!({"limit": "minute", "from": "600/1m", "to": "6/1m", "changed": false,
+                           "drained_in_ms": {"from": 300, "to": 30_000}});
+    let before: i64 = stand.one("SELECT total_changes()").await;
+    let answer = stand.post(minute, json!({"rate": "6/1m", "dry_run": true, "because": "too fast"})).await;
+    assert_eq!(answer, (200, rehearsed.clone()));
+    assert_eq!(stand.post(second, json!({"rate": "100/1s"})).await.1["changed"], false, "the same again");
+    assert_eq!(stand.one::<i64>("SELECT total_changes()").await, before);
+    let mut done = rehearsed;
+    done["changed"] = true.into();
+    assert_eq!(stand.post(minute, json!({"rate": "6/1m", "because": "too fast"})).await, (200, done));
+    let rows = stand.database.settings().rows(Some(&acme())).await.unwrap();
+    assert_eq!((rows[0].limits[0].max_requests, rows[0].limits[0].window_ms), (6, 60_000));
+    let audit: String = stand
+        .one(
+            "SELECT group_concat(program || ' ' || table_name || ' ' || row_key || ' ' || new_row, char(10)) \
+             FROM (SELECT * FROM settings_audit WHERE id > (SELECT max(id) - 2 FROM settings_audit) ORDER BY id)",
+        )
+        .await;
+    let lines: Vec<&str> = audit.lines().collect();
+    assert!(lines[0].starts_with("sluicegate ops provider_limits acme/minute {"), "{audit}");
+    let request: Value = serde_json::from_str(lines[1].split_once("acme/minute ").unwrap().1).unwrap();
+    assert!(lines[1].starts_with("sluicegate ops request provider_limits/acme/minute {"), "{audit}");
+    assert_eq!(request, json!({"os_user": "alice@curl/8.5.0", "because": "too fast"}));
+    // Closed: nothing drains. What would break the row is refused, in a dry run too.
+    let closed = stand.post(second, json!({"rate": "0/1s", "dry_run": true})).await.1;
+    assert_eq!(closed["drained_in_ms"], json!({"from": 30_000, "to": null}));
+    sqlx::raw_sql("UPDATE provider_limits SET algorithm = 'sliding_window' WHERE name = 'second'")
+        .execute(&stand.database.sqlite_pool().unwrap())
+        .await
+        .unwrap();
+    for dry_run in [true, false] {
+        let (status, answer) = stand.post(second, json!({"rate": "5/500ms", "dry_run": dry_run})).await;
+        assert!(status == 409 && answer["error"].as_str().unwrap().contains("window_ms"), "{status} {answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_provider_is_paused_and_resumed_and_says_whether_that_was_new() {
+    let stand = Stand::new().await;
+    for (action, changed) in [("pause", true), ("pause", false), ("resume", true), ("resume", false)] {
+        let path = format!("/api/v1/providers/acme/{action}");
+        assert_eq!(stand.post(&path, json!({"because": "calm"})).await, (200, json!({"changed": changed})));
+        let paused = stand.database.settings().rows(Some(&acme())).await.unwrap()[0].paused;
+        assert_eq!(paused, action == "pause");
+    }
+    assert_eq!(stand.one::<i64>("SELECT count(*) FROM settings_audit WHERE table_name = 'request'").await, 2);
+    let paused = "SELECT program FROM settings_audit WHERE table_name = 'providers' ORDER BY id DESC LIMIT 1";
+    assert_eq!(stand.one::<String>(paused).await, "sluicegate ops");
+}
+
+/// Whatever routes there are.
+#[tokio::test]
+async fn a_get_changes_nothing() {
+    let stand = Stand::new().await;
+    for (id, state) in [("pay-1", "review"), ("pay-2", "dead"), ("pay-3", "waiting")] {
+        stand.bring(id, "x", state).await;
+    }
+    let changes = async || stand.one::<i64>("SELECT total_changes()").await;
+    let before = changes().await;
+    for path in routes().await {
+        let path = address_of(&path);
+        for query in ["", "?limit=5", "?state=dead", "?because=x&as=declined"] {
+            let answer = client().get(format!("{}{path}{query}", stand.address)).send().await.unwrap();
+            assert!(!answer.status().is_redirection(), "{path}");
+            let status = client().head(format!("{}{path}", stand.address)).send().await.unwrap().status();
+            assert!(!status.is_server_error() || path == "/readyz", "{path}: {status}");
+        }
+    }
+    assert_eq!(changes().await, before);
+    // The count sees a change.
+    assert_eq!(stand.post("/api/v1/dlq/pay-2/discard", json!({})).await.0, 200);
+    assert!(changes().await > before);
+}

@@ -1,0 +1,110 @@
+//! What a person changes in the settings while everything runs: a provider's pause and a limit's rate; for the commands
+//! and for the API.
+//!
+//! Refuses what would make a row unusable, before anything is written, and says nothing of limits that do not exist: the
+//! provider file adds and removes them.
+
+use crate::domain::limit::Rate;
+use crate::domain::provider::ProviderName;
+use crate::ledger::LedgerError;
+use crate::ledger::operator::By;
+use crate::ledger::provider_row::{LimitRow, ProviderRow};
+use crate::ledger::settings::Settings;
+
+/// A limit's rate before and after, and the rows that these stand in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RateChange {
+    pub from: Rate,
+    pub to: Rate,
+    pub row_before: ProviderRow,
+    pub row_after: ProviderRow,
+}
+
+/// Why nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum NotChanged {
+    #[error("there is no provider `{0}`: `sluicegate provider list` shows those that exist")]
+    NoProvider(String),
+    #[error("provider `{provider}` has no limit `{limit}`; it has: {}", .names.join(", "))]
+    NoLimit { provider: String, limit: String, names: Vec<String> },
+    /// The rows would say what cannot be meant.
+    #[error("{}", .0.join("; "))]
+    Unusable(Vec<String>),
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+}
+
+/// Changes a limit's rate; in a dry run only says what would change. The same rate again is no change.
+///
+/// # Errors
+/// [`NotChanged`], also in a dry run.
+pub async fn set_rate(
+    settings: &dyn Settings,
+    provider: &ProviderName,
+    limit: &str,
+    rate: Rate,
+    dry_run: bool,
+    by: Option<&By>,
+) -> Result<RateChange, NotChanged> {
+    let row_before = row(settings, provider).await?;
+    let Some(place) = row_before.limits.iter().position(|row| row.name == limit) else {
+        return Err(no_limit(&row_before, limit));
+    };
+    let mut row_after = row_before.clone();
+    row_after.limits[place].max_requests = rate.max_requests().into();
+    row_after.limits[place].window_ms = i64::try_from(rate.window().as_millis()).unwrap_or(i64::MAX);
+    let known = problems(&row_before);
+    // A row that is bad already may be mended piece by piece.
+    let new: Vec<String> = problems(&row_after).into_iter().filter(|problem| !known.contains(problem)).collect();
+    if !new.is_empty() {
+        return Err(NotChanged::Unusable(new));
+    }
+    let from = as_rate(&row_before.limits[place]);
+    if dry_run || from == Ok(rate) {
+        let from = from.map_err(|problem| NotChanged::Unusable(vec![problem]))?;
+        return Ok(RateChange { from, to: rate, row_before, row_after });
+    }
+    match settings.set_rate_by(provider, limit, rate, by).await? {
+        Some(from) => Ok(RateChange { from, to: rate, row_before, row_after }),
+        None => Err(no_limit(&row(settings, provider).await?, limit)),
+    }
+}
+
+/// Pauses a provider, or resumes it; returns whether that changed anything.
+///
+/// # Errors
+/// [`NotChanged`].
+pub async fn set_paused(
+    settings: &dyn Settings,
+    provider: &ProviderName,
+    paused: bool,
+    by: Option<&By>,
+) -> Result<bool, NotChanged> {
+    if row(settings, provider).await?.paused == paused {
+        return Ok(false);
+    }
+    match settings.set_paused_by(provider, paused, by).await? {
+        true => Ok(true),
+        false => Err(NotChanged::NoProvider(provider.to_string())),
+    }
+}
+
+async fn row(settings: &dyn Settings, provider: &ProviderName) -> Result<ProviderRow, NotChanged> {
+    let rows = settings.rows(Some(provider)).await?;
+    rows.into_iter().next().ok_or_else(|| NotChanged::NoProvider(provider.to_string()))
+}
+
+fn no_limit(row: &ProviderRow, limit: &str) -> NotChanged {
+    let names = row.limits.iter().map(|limit| limit.name.clone()).collect();
+    NotChanged::NoLimit { provider: row.name.clone(), limit: limit.to_owned(), names }
+}
+
+fn problems(row: &ProviderRow) -> Vec<String> {
+    row.meant(0).err().map(|bad| bad.problems).unwrap_or_default()
+}
+
+fn as_rate(limit: &LimitRow) -> Result<Rate, String> {
+    let max_requests = u32::try_from(limit.max_requests).map_err(|_| "max_requests is out of range".to_owned())?;
+    let window_ms = u64::try_from(limit.window_ms).map_err(|_| "window_ms is out of range".to_owned())?;
+    Rate::new(max_requests, std::time::Duration::from_millis(window_ms))
+}

@@ -1,0 +1,109 @@
+//! Who asks, as the request says: the user name of HTTP Basic, and the program.
+//!
+//! Refuses to prove it: whoever has the token may give any name. It tells honest people apart, in the audit.
+
+use axum::http::{HeaderMap, header};
+
+use super::base64;
+
+/// Longest part of a name that is kept, in characters.
+const CHARS_MAX: usize = 64;
+
+/// What came with `Authorization`.
+#[derive(Default)]
+pub struct Given {
+    user: Option<String>,
+    /// What must be the token.
+    pub secret: Vec<u8>,
+}
+
+/// Reads `Bearer TOKEN` or `Basic base64(USER:TOKEN)` (<https://www.rfc-editor.org/rfc/rfc7617#section-2>).
+pub fn given(headers: &HeaderMap) -> Given {
+    let Some(value) = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes()) else {
+        return Given::default();
+    };
+    let Some(at) = value.iter().position(|byte| *byte == b' ') else { return Given::default() };
+    let (scheme, rest) = (&value[..at], &value[at + 1..]);
+    if scheme.eq_ignore_ascii_case(b"bearer") {
+        return Given { user: None, secret: rest.to_vec() };
+    }
+    let decoded = if scheme.eq_ignore_ascii_case(b"basic") { base64::decoded(rest) } else { None };
+    let Some(pair) = decoded else { return Given::default() };
+    let Some(colon) = pair.iter().position(|byte| *byte == b':') else { return Given::default() };
+    let user = printable(&String::from_utf8_lossy(&pair[..colon]));
+    Given { user: (!user.is_empty()).then_some(user), secret: pair[colon + 1..].to_vec() }
+}
+
+/// Who asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    user: Option<String>,
+    /// `page`, or what the program calls itself.
+    client: String,
+}
+
+impl Caller {
+    pub(super) fn of(headers: &HeaderMap, given: &Given) -> Self {
+        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        // Browsers say so of our own page's requests, and let no page say it itself; over plain http by the origin alone,
+        // which of a change is ours, or it was refused before.
+        let ours = text("sec-fetch-site").map_or_else(|| text("origin").is_some(), |site| site == "same-origin");
+        let program = text("user-agent").and_then(|agent| agent.split_whitespace().next()).map(printable);
+        let client = if ours { "page".to_owned() } else { program.unwrap_or_else(|| "api".to_owned()) };
+        Self { user: given.user.clone(), client }
+    }
+
+    /// `user@client`, or the client alone.
+    #[must_use]
+    pub fn name(&self) -> String {
+        match &self.user {
+            Some(user) => format!("{user}@{}", self.client),
+            None => self.client.clone(),
+        }
+    }
+}
+
+fn printable(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(CHARS_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(all: &[(&'static str, &str)]) -> HeaderMap {
+        all.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
+    }
+
+    #[test]
+    fn the_token_comes_as_bearer_or_as_a_password() {
+        for (value, user, secret) in [
+            ("Bearer let-me-in", None, "let-me-in"),
+            ("bearer let-me-in", None, "let-me-in"),
+            // alice:let:me-in
+            ("Basic YWxpY2U6bGV0Om1lLWlu", Some("alice"), "let:me-in"),
+            ("basic OmxldC1tZS1pbg==", None, "let-me-in"),
+            ("Basic YWxpY2U=", None, ""),
+            ("Basic %%%%", None, ""),
+            ("Digest x", None, ""),
+            ("Bearer", None, ""),
+        ] {
+            let given = given(&headers(&[("authorization", value)]));
+            assert_eq!((given.user.as_deref(), given.secret.as_slice()), (user, secret.as_bytes()), "{value}");
+        }
+    }
+
+    #[test]
+    fn the_audit_tells_the_page_from_programs() {
+        let name = |all: &[(&'static str, &str)]| {
+            let headers = headers(all);
+            Caller::of(&headers, &given(&headers)).name()
+        };
+        let alice = ("authorization", "Basic YWxpY2U6bGV0Om1lLWlu");
+        assert_eq!(name(&[("sec-fetch-site", "same-origin"), ("user-agent", "Mozilla/5.0 (X11)")]), "page");
+        assert_eq!(name(&[alice, ("sec-fetch-site", "same-origin")]), "alice@page");
+        assert_eq!(name(&[alice, ("origin", "http://ops.internal"), ("user-agent", "Mozilla/5.0")]), "alice@page");
+        assert_eq!(name(&[alice, ("user-agent", "curl/8.5.0")]), "alice@curl/8.5.0");
+        assert_eq!(name(&[]), "api");
+    }
+}

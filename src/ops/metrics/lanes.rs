@@ -1,0 +1,204 @@
+//! What the lanes of this process have done and do now, per provider.
+//!
+//! Refuses to speak for other processes: whoever wants the sum adds them up.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::write::{Labels, Writer, float};
+use crate::domain::provider::ProviderName;
+use crate::worker::deployment::Progress;
+use crate::worker::meter::{Distribution, LaneCounts, LaneFigures};
+use crate::worker::pauses::LaneState;
+
+/// What a lane can do, one of them 1 at a time.
+const STATES: [&str; 6] = ["running", "resting", "stopped", "probing", "paused", "absent"];
+
+struct Lane {
+    provider: String,
+    figures: LaneFigures,
+    counts: LaneCounts,
+}
+
+impl Lane {
+    fn labels(&self) -> Labels {
+        vec![("provider", self.provider.clone())]
+    }
+
+    fn with(&self, name: &'static str, value: &str) -> Labels {
+        vec![("provider", self.provider.clone()), (name, value.to_owned())]
+    }
+}
+
+pub fn write(writer: &mut Writer<'_>, progress: &Progress) -> Result<(), fmt::Error> {
+    let lane = |(name, meter): (ProviderName, std::sync::Arc<crate::worker::meter::LaneMeter>)| Lane {
+        provider: name.to_string(),
+        figures: meter.figures(),
+        counts: meter.counts(),
+    };
+    let lanes: Vec<Lane> = progress.meter.lanes().into_iter().map(lane).collect();
+    jobs(writer, &lanes)?;
+    permits(writer, &lanes)?;
+    requests(writer, &lanes)?;
+    messages(writer, &lanes)?;
+    states(writer, progress)
+}
+
+fn jobs(writer: &mut Writer<'_>, lanes: &[Lane]) -> Result<(), fmt::Error> {
+    writer.counter(
+        "jobs",
+        "Jobs that this process has brought to an end, by final state.",
+        words(lanes, "outcome", |counts| &counts.outcomes),
+    )?;
+    writer.histogram(
+        "job_duration_seconds",
+        "From the recording of a job to its end.",
+        distributions(lanes, |counts| &counts.jobs),
+    )?;
+    writer.gauge(
+        "in_hand_jobs",
+        "Messages that this process has taken from the queue and not finished.",
+        lanes.iter().map(|lane| (lane.labels(), float(lane.figures.in_hand))),
+    )
+}
+
+fn permits(writer: &mut Writer<'_>, lanes: &[Lane]) -> Result<(), fmt::Error> {
+    writer.counter(
+        "permits_granted",
+        "Permits granted, one per request to come.",
+        lanes.iter().map(|lane| (lane.labels(), lane.counts.granted)),
+    )?;
+    let refused = lanes.iter().flat_map(|lane| {
+        lane.counts.refused.iter().map(|(refused, count)| {
+            let mut labels = lane.with("reason", refused.reason);
+            labels.push(("limit", refused.limit.clone().unwrap_or_default()));
+            (labels, *count)
+        })
+    });
+    writer.counter(
+        "permits_refused",
+        "Permits that were asked for and not granted in time, by reason; for reason limit, by the name of the limit.",
+        refused,
+    )?;
+    writer.histogram(
+        "permit_wait_seconds",
+        "From asking for a permit to the instant from which it may be used.",
+        distributions(lanes, |counts| &counts.permit_waits),
+    )?;
+    writer.counter(
+        "permit_returned",
+        "Permits given back unused: they came too late, or what they were for was not to be sent any more.",
+        lanes.iter().map(|lane| (lane.labels(), lane.counts.returned)),
+    )?;
+    writer.gauge(
+        "gate_waiting_jobs",
+        "Jobs in hand that wait for a permit.",
+        lanes.iter().map(|lane| (lane.labels(), float(lane.counts.waiting))),
+    )
+}
+
+fn requests(writer: &mut Writer<'_>, lanes: &[Lane]) -> Result<(), fmt::Error> {
+    writer.histogram(
+        "start_lateness_seconds",
+        "From the start that a permit names to the start of its request.",
+        distributions(lanes, |counts| &counts.lateness),
+    )?;
+    writer.histogram(
+        "hold_seconds",
+        "For how long a request holds its permit: until its answer is read, or until nobody waits for one.",
+        distributions(lanes, |counts| &counts.holds),
+    )?;
+    writer.counter(
+        "provider_requests",
+        "Requests that came to an end, by class of status; none: nothing came back, unsent: nothing left.",
+        words(lanes, "status_class", |counts| &counts.answers),
+    )?;
+    writer.histogram(
+        "provider_request_duration_seconds",
+        "From the start of a request to its end.",
+        distributions(lanes, |counts| &counts.requests),
+    )?;
+    writer.counter(
+        "provider_throttled",
+        "Requests that the provider refused for its limit though we had allowed them. Must stay at zero.",
+        lanes.iter().map(|lane| (lane.labels(), lane.figures.throttled_total)),
+    )?;
+    writer.gauge(
+        "in_flight_requests",
+        "Requests that wait for their answer.",
+        lanes.iter().map(|lane| (lane.labels(), float(lane.figures.in_flight))),
+    )
+}
+
+fn messages(writer: &mut Writer<'_>, lanes: &[Lane]) -> Result<(), fmt::Error> {
+    writer.counter(
+        "requeues",
+        "Jobs put down for a while, and messages handed back to the queue, by reason.",
+        words(lanes, "reason", |counts| &counts.requeues),
+    )?;
+    writer.counter(
+        "redelivered",
+        "Messages that the broker says it had delivered before.",
+        lanes.iter().map(|lane| (lane.labels(), lane.counts.redelivered)),
+    )?;
+    writer.counter(
+        "rejected_messages",
+        "Messages that can never be a job, kept in payments.invalid, by reason.",
+        words(lanes, "reason", |counts| &counts.rejected),
+    )
+}
+
+fn states(writer: &mut Writer<'_>, progress: &Progress) -> Result<(), fmt::Error> {
+    let enabled = progress.known.providers.values().filter(|row| row.enabled);
+    let found: BTreeMap<String, (&str, f64)> = enabled
+        .map(|row| {
+            let lane = progress.lanes.get(&row.name).map(|pauses| (pauses.state(), pauses.is_probing()));
+            let probing = lane.as_ref().is_some_and(|(_, probing)| *probing);
+            let state = match lane {
+                None => "absent",
+                Some(_) if row.paused => "paused",
+                Some((LaneState::Running, _)) => "running",
+                Some((LaneState::Resting(_), _)) => "resting",
+                Some((LaneState::Stopped(_), _)) => "stopped",
+                Some((LaneState::Probing { .. }, _)) => "probing",
+            };
+            let breaker = match (probing, state) {
+                (false, _) => 0.0,
+                (true, "stopped") => 2.0,
+                (true, _) => 1.0,
+            };
+            (row.name.to_string(), (state, breaker))
+        })
+        .collect();
+    let labels = |provider: &str, state: &str| vec![("provider", provider.to_owned()), ("state", state.to_owned())];
+    let states = found.iter().flat_map(|(provider, (now, _))| {
+        STATES.map(|state| (labels(provider, state), f64::from(u8::from(state == *now))))
+    });
+    writer.gauge(
+        "lane_state",
+        "What the lane does in this process: the one that is 1. Resting takes no jobs, stopped sends nothing either.",
+        states,
+    )?;
+    writer.gauge(
+        "breaker_state",
+        "Circuit breaker of the lane: 0 closed, 1 half-open (one job at a time), 2 open (nothing is sent).",
+        found.iter().map(|(provider, (_, breaker))| (vec![("provider", provider.clone())], *breaker)),
+    )
+}
+
+/// Counts by a word, of all lanes.
+fn words<'a>(
+    lanes: &'a [Lane],
+    label: &'static str,
+    of: fn(&LaneCounts) -> &Vec<(&'static str, u64)>,
+) -> impl Iterator<Item = (Labels, u64)> + 'a {
+    let of_lane = move |lane: &'a Lane| of(&lane.counts).iter().map(move |(word, n)| (lane.with(label, word), *n));
+    lanes.iter().flat_map(of_lane)
+}
+
+fn distributions<'a>(
+    lanes: &'a [Lane],
+    of: fn(&LaneCounts) -> &Distribution,
+) -> impl Iterator<Item = (Labels, Distribution)> + 'a {
+    lanes.iter().map(move |lane| (lane.labels(), of(&lane.counts).clone()))
+}

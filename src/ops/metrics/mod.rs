@@ -1,0 +1,106 @@
+//! `/metrics`: what this process has counted, what its limits hold now, and where the jobs of the ledger are.
+//!
+//! Refuses to be a load and refuses to fail: engines are asked at most every few seconds however often it is scraped, each
+//! within a bound, and one that is away is a zero among the metrics. Labels come from provider rows and closed lists; no
+//! job and no account is ever one.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{HeaderMap, header};
+use axum::response::{IntoResponse, Response};
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
+use tokio::sync::watch;
+
+use self::engines::{Engines, EnginesSeen};
+use self::ledger::{Ledger, LedgerSeen};
+use super::OpsState;
+use crate::ledger::settings::Settings;
+use crate::ledger::upkeep::Upkeep;
+use crate::limiter::Limiter;
+use crate::queue::Queue;
+use crate::worker::deployment::Progress;
+
+mod engines;
+mod lanes;
+mod ledger;
+mod process;
+mod text;
+mod write;
+
+const PREFIX: &str = "sluicegate";
+/// <https://prometheus.io/docs/instrumenting/exposition_formats/>
+const PLAIN: &str = "text/plain; version=0.0.4; charset=utf-8";
+/// <https://prometheus.io/docs/specs/om/open_metrics_spec/>
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// The engines that a scrape looks at.
+pub struct Looked {
+    pub settings: Arc<dyn Settings>,
+    pub queue: Arc<dyn Queue>,
+    pub limiter: Arc<dyn Limiter>,
+    pub upkeep: Arc<dyn Upkeep>,
+}
+
+/// What scrapes share: the last look at the engines.
+pub struct Metrics {
+    progress: watch::Receiver<Progress>,
+    engines: Engines,
+    ledger: Ledger,
+}
+
+/// All that one scrape shows.
+#[derive(Debug)]
+struct Snapshot {
+    progress: Progress,
+    engines: Arc<EnginesSeen>,
+    ledger: Option<Arc<LedgerSeen>>,
+}
+
+impl Metrics {
+    #[must_use]
+    pub fn new(progress: watch::Receiver<Progress>, looked: Looked) -> Self {
+        let Looked { settings, queue, limiter, upkeep } = looked;
+        Self { progress, engines: Engines::new(settings, queue, limiter), ledger: Ledger::new(upkeep) }
+    }
+
+    /// Everything, in the text format of OpenMetrics.
+    ///
+    /// # Errors
+    /// Never, as far as strings can be written to.
+    async fn scrape(&self) -> Result<String, std::fmt::Error> {
+        let progress = self.progress.borrow().clone();
+        let (engines, ledger) = tokio::join!(self.engines.look(&progress.known), self.ledger.look());
+        let mut registry = Registry::with_prefix(PREFIX);
+        registry.register_collector(Box::new(Snapshot { progress, engines, ledger }));
+        let mut text = String::new();
+        encode(&mut text, &registry)?;
+        Ok(text)
+    }
+}
+
+impl prometheus_client::collector::Collector for Snapshot {
+    fn encode(&self, encoder: prometheus_client::encoding::DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let mut writer = write::Writer(encoder);
+        process::write(&mut writer, &self.progress)?;
+        lanes::write(&mut writer, &self.progress)?;
+        engines::write(&mut writer, &self.engines)?;
+        self.ledger.as_ref().map_or(Ok(()), |seen| ledger::write(&mut writer, &self.progress.known, seen))
+    }
+}
+
+/// Answers in the older text format unless the newer one is asked for.
+pub(super) async fn show(State(state): State<OpsState>, headers: HeaderMap) -> Response {
+    let wants = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    match state.metrics.scrape().await {
+        Ok(text) if wants.contains("application/openmetrics-text") => {
+            ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response()
+        }
+        Ok(text) => ([(header::CONTENT_TYPE, PLAIN)], text::plain(&text)).into_response(),
+        Err(error) => {
+            tracing::error!(%error, "metrics cannot be written");
+            axum::http::StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! The process itself: what it is, since when, and which settings it goes by.
+//!
+//! Refuses to name its host or its id: whoever scrapes it knows where it is.
+
+use std::fmt;
+
+use super::write::{Labels, Writer, float, seconds};
+use crate::worker::deployment::Progress;
+
+pub fn write(writer: &mut Writer<'_>, progress: &Progress) -> Result<(), fmt::Error> {
+    let (meter, known) = (&progress.meter, &progress.known);
+    let none = Labels::new;
+    let version = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
+    writer.gauge("build_info", "The version that runs; always 1.", [(version, 1.0)])?;
+    writer.gauge(
+        "process_start_time_seconds",
+        "When this process began, in Unix time.",
+        [(none(), seconds(meter.started_at_ms()))],
+    )?;
+    let ready = progress.ready && !progress.draining;
+    writer.gauge(
+        "ready",
+        "1 while this process takes jobs as its rows say; 0 while it starts or drains.",
+        [(none(), f64::from(u8::from(ready)))],
+    )?;
+    let reloads = meter.reloads();
+    writer.counter(
+        "config_reloads",
+        "Settings read from the database: loaded because they changed, or not readable.",
+        [("success", reloads.succeeded), ("failure", reloads.failed)]
+            .map(|(result, count)| (vec![("result", result.to_owned())], count)),
+    )?;
+    writer.gauge(
+        "config_last_reload_success_timestamp_seconds",
+        "When the settings in force were loaded, in Unix time.",
+        reloads.last_success_ms.map(|ms| (none(), seconds(ms))),
+    )?;
+    let version = u64::try_from(known.version).unwrap_or(0);
+    writer.gauge("settings_version", "Version of the settings in force.", [(none(), float(version))])?;
+    let good = known.providers.keys().filter(|name| known.bad.iter().all(|bad| bad.provider != name.as_str()));
+    let good = good.map(|name| (name.to_string(), 0.0));
+    let rows = good.chain(known.bad.iter().map(|bad| (bad.provider.clone(), 1.0)));
+    writer.gauge(
+        "bad_rows",
+        "1 while the provider's row cannot be used as it stands: its last good one counts, or it has no lane.",
+        rows.map(|(provider, bad)| (vec![("provider", provider)], bad)),
+    )
+}

@@ -1,0 +1,89 @@
+//! Families of metrics, written one after the other: a name, help for a person, and a value for each set of labels.
+//!
+//! Refuses to keep values: they are counted elsewhere. A family is written even when it has no values yet, so that what
+//! exists can be read off any scrape.
+
+use std::fmt;
+
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::exemplar::Exemplar;
+
+use crate::worker::meter::Distribution;
+
+const US_PER_S: f64 = 1_000_000.0;
+const MS_PER_S: f64 = 1_000.0;
+
+/// Names and values.
+pub type Labels = Vec<(&'static str, String)>;
+type NoExemplar<'a> = Option<&'a Exemplar<Labels, u64>>;
+
+pub struct Writer<'a>(pub DescriptorEncoder<'a>);
+
+impl Writer<'_> {
+    /// `name` without `_total`.
+    pub fn counter(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl IntoIterator<Item = (Labels, u64)>,
+    ) -> Result<(), fmt::Error> {
+        self.family(name, help, MetricType::Counter, values, |one, value| one.encode_counter(&value, NO_EXEMPLAR))
+    }
+
+    pub fn gauge(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl IntoIterator<Item = (Labels, f64)>,
+    ) -> Result<(), fmt::Error> {
+        self.family(name, help, MetricType::Gauge, values, |one, value| one.encode_gauge(&value))
+    }
+
+    /// In seconds.
+    pub fn histogram(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl IntoIterator<Item = (Labels, Distribution)>,
+    ) -> Result<(), fmt::Error> {
+        self.family(name, help, MetricType::Histogram, values, |one, value| {
+            let bounds = value.bounds_us.iter().map(|us| float(*us) / US_PER_S).chain([f64::INFINITY]);
+            let buckets: Vec<(f64, u64)> = bounds.zip(value.counts.iter().copied()).collect();
+            let count = value.counts.iter().sum();
+            one.encode_histogram::<Labels>(float(value.sum_us) / US_PER_S, count, &buckets, None)
+        })
+    }
+
+    fn family<V>(
+        &mut self,
+        name: &str,
+        help: &str,
+        kind: MetricType,
+        values: impl IntoIterator<Item = (Labels, V)>,
+        write: impl Fn(&mut MetricEncoder<'_>, V) -> Result<(), fmt::Error>,
+    ) -> Result<(), fmt::Error> {
+        let mut family = self.0.encode_descriptor(name, help, None, kind)?;
+        for (labels, value) in values {
+            if labels.is_empty() {
+                write(&mut family, value)?;
+            } else {
+                write(&mut family.encode_family(&labels)?, value)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+const NO_EXEMPLAR: NoExemplar<'static> = None;
+
+/// Counts beyond 2^53 lose their last digits.
+#[allow(clippy::cast_precision_loss, reason = "metrics are floats")]
+pub fn float(count: u64) -> f64 {
+    count as f64
+}
+
+/// Milliseconds in seconds.
+pub fn seconds(ms: u64) -> f64 {
+    float(ms) / MS_PER_S
+}

@@ -1,0 +1,66 @@
+//! The published description of the API (OpenAPI 3.1), made from the handlers and their types.
+//!
+//! Refuses to be written by hand: whoever adds a route under `/api/v1` gives its handler `#[utoipa::path]` and a line in
+//! the one list here. Tests hold the list to the router, and real answers to their schemas.
+
+use axum::Json;
+use utoipa::openapi::OpenApi as Description;
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
+use utoipa::{Modify, OpenApi};
+
+/// Every described route.
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Sluicegate ops API",
+        description = "Payments, limits and lanes of a running deployment. Errors are {\"error\": words}.",
+    ),
+    paths(
+        super::lanes,
+        super::limits,
+        super::conservation::show,
+        super::api::jobs::list,
+        super::api::jobs::show,
+        super::api::verdicts::resolve,
+        super::api::verdicts::cancel,
+        super::api::verdicts::replay,
+        super::api::verdicts::discard,
+        super::api::settings::pause,
+        super::api::settings::resume,
+        super::api::settings::set_limit,
+        show,
+    ),
+    modifiers(&Guarded),
+)]
+struct Described;
+
+/// The token, as the guard takes it.
+struct Guarded;
+
+impl Modify for Guarded {
+    fn modify(&self, description: &mut Description) {
+        let components = description.components.get_or_insert_default();
+        for (name, scheme) in [("bearer", HttpAuthScheme::Bearer), ("basic", HttpAuthScheme::Basic)] {
+            components.add_security_scheme(name, SecurityScheme::Http(Http::new(scheme)));
+        }
+        let none: [&str; 0] = [];
+        // One of them; without `ops.token` none is asked for.
+        let any = ["bearer", "basic"].map(|name| SecurityRequirement::new(name, none));
+        description.security = Some(any.into_iter().chain([SecurityRequirement::default()]).collect());
+    }
+}
+
+/// This description.
+#[utoipa::path(
+    get,
+    path = "/api/v1/openapi.json",
+    tag = "description",
+    responses((status = 200, description = "OpenAPI 3.1", body = serde_json::Value))
+)]
+pub(super) async fn show() -> Json<Description> {
+    Json(description())
+}
+
+pub(super) fn description() -> Description {
+    Described::openapi()
+}

@@ -1,0 +1,115 @@
+//! The four answers over an embedded stand, without a worker: what it says is written by hand.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use super::*;
+use crate::ledger::database::Database;
+use crate::ledger::fleet::WorkerReport;
+use crate::ledger::provider_row::{LimitRow, ProviderRow};
+use crate::limiter::Limiter;
+use crate::queue::embedded::EmbeddedQueue;
+use crate::worker::deployment::Progress;
+use crate::worker::settings_watch::Known;
+
+pub(in crate::ops) fn lookout(
+    database: &Database,
+    progress: watch::Receiver<Progress>,
+    limiter: Arc<dyn Limiter>,
+) -> Arc<Lookout> {
+    Arc::new(Lookout::new(Sources {
+        progress,
+        settings: database.settings(),
+        fleet: database.fleet(),
+        upkeep: database.upkeep(),
+        queue: Arc::new(EmbeddedQueue::new(database.sqlite_pool().unwrap())),
+        limiter,
+        worker: "this-one".to_owned(),
+        version: "0.1.0".to_owned(),
+    }))
+}
+
+fn row(name: &str) -> ProviderRow {
+    let limit = LimitRow { name: "all".to_owned(), max_requests: 100, window_ms: 1_000, ..LimitRow::default() };
+    ProviderRow {
+        name: name.to_owned(),
+        url: "https://pay.example/".to_owned(),
+        limits: vec![limit],
+        ..ProviderRow::default()
+    }
+}
+
+fn report(id: &str, rate_10s: u64, at_ms: i64) -> WorkerReport {
+    let lane = json!({
+        "does": "running", "in_hand": 3, "in_flight": 2, "sent_total": 500, "sent_10s": rate_10s, "throttled_total": 1,
+        "waits": {"bounds_ms": [1, 2], "counts": [5, 1, 0]},
+        "decisions": [{"at_ms": at_ms, "kind": "granted", "reason": "room", "permits": 7}],
+    });
+    let engine = json!({"ok": true, "kind": "sqlite", "rtt_ms": 0.4});
+    let body = json!({"ready": true, "settings_version": 9, "lanes": {"acme": lane}, "engines": {"database": engine}});
+    WorkerReport {
+        id: id.to_owned(),
+        host: "pay-1".to_owned(),
+        pid: 7,
+        version: "0.1.0".to_owned(),
+        uptime: Duration::from_secs(60),
+        format: 1,
+        body: body.to_string(),
+    }
+}
+
+#[tokio::test]
+async fn the_reports_of_all_workers_are_one_picture() {
+    let database = Database::open("sqlite::memory:", 1).unwrap();
+    database.migrate().await.unwrap();
+    database.settings().apply(&[row("acme")], false).await.unwrap();
+    for (id, rate_10s, at_ms) in [("one", 300, 1_000), ("two", 100, 2_000)] {
+        database.fleet().report(&report(id, rate_10s, at_ms)).await.unwrap();
+    }
+    let known = Known::default().after(database.settings().load().await.unwrap());
+    let progress = Progress { known: Arc::new(known), ..Progress::default() };
+    let (_progress, progress) = watch::channel(progress);
+    let limiter = Arc::new(crate::limiter::embedded::EmbeddedLimiter::new());
+    let lookout = lookout(&database, progress, limiter);
+    let stop = tokio_util::sync::CancellationToken::new();
+    let running = tokio::spawn({
+        let (lookout, stop) = (lookout.clone(), stop.clone());
+        async move { lookout.run(stop).await }
+    });
+
+    let overview = serde_json::to_value(lookout.overview().await.as_ref()).unwrap();
+    assert_eq!((&overview["worker"], &overview["warnings"]), (&json!("this-one"), &json!([])));
+    let acme = &overview["providers"][0];
+    for (field, wanted) in [
+        ("name", json!("acme")),
+        ("state", json!("running")),
+        ("rate_per_s", json!(40.0)),
+        ("limit_per_s", json!(100.0)),
+        ("in_hand", json!(6)),
+        ("in_flight", json!(4)),
+        ("waiting", json!(0)),
+        ("queued", json!(0)),
+        ("refused_by_provider", json!(2)),
+        ("oldest_waiting_at", Value::Null),
+    ] {
+        assert_eq!(acme[field], wanted, "{field}: {acme}");
+    }
+    assert_eq!((&acme["limits"][0]["used"], &acme["limits"][0]["free"]), (&json!(0), &json!(100)));
+
+    let evidence = lookout.evidence().await;
+    assert_eq!(waits(&evidence.workers, "acme").counts, [10, 2, 0]);
+    let last = decisions(&evidence.workers, "acme");
+    let whose: Vec<&str> = last.iter().map(|decision| decision.worker.as_str()).collect();
+    assert_eq!(whose, ["two", "one"]);
+    // The sampler's first point is there as soon as it has looked.
+    while lookout.history("acme", 60).is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let point = lookout.history("acme", 60).pop().unwrap();
+    assert_eq!((point.limit_per_s, point.throttled), (Some(100.0), 0));
+    stop.cancel();
+    running.await.unwrap();
+}

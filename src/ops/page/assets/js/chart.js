@@ -1,0 +1,121 @@
+// Lines over time, drawn by uPlot on a canvas. What they show stands in words beside them: a canvas says nothing to a
+// screen reader.
+
+import { clock, count, rate } from "./format.js";
+import { SECONDS } from "./history.js";
+import { colour } from "./theme.js";
+
+const { uPlot } = window;
+/** Always the same stretch of time, so that the picture does not change its scale while the first minutes come in. */
+const SPAN = { time: true, range: (_, __, most) => [most - SECONDS, most] };
+const FONT = "11px system-ui, sans-serif";
+
+/** An island for `dom.js`: rate against limit, small on a card or large with axes. `data`: the history's points. */
+export const rateChart = (options) => island(rateOptions, rateColumns, options);
+/** What waits, over the same time. */
+export const waitingChart = (options) => island(waitingOptions, waitingColumns, options);
+
+function island(describe, columns, { height, compact = false, onpoint }) {
+  return (node) => {
+    let plot;
+    let points = [];
+    const make = () => {
+      plot?.destroy();
+      const width = Math.max(node.clientWidth, 120);
+      plot = new uPlot({ width, height, ...describe(compact, onpoint, () => points) }, columns(points), node);
+    };
+    make();
+    const resize = new ResizeObserver(() => plot.setSize({ width: Math.max(node.clientWidth, 120), height }));
+    resize.observe(node);
+    document.addEventListener("themechange", make);
+    return {
+      update(now = []) {
+        if (now === points) return;
+        points = now;
+        plot.setData(columns(points));
+      },
+      destroy() {
+        resize.disconnect();
+        document.removeEventListener("themechange", make);
+        plot.destroy();
+      },
+    };
+  };
+}
+
+const seconds = (points) => points.map(({ at }) => Date.parse(at) / 1_000);
+
+const rateColumns = (points) => [
+  seconds(points),
+  points.map((point) => point.rate_per_s ?? null),
+  points.map((point) => point.limit_per_s ?? null),
+  points.map((point) => (point.throttled > 0 ? (point.rate_per_s ?? 0) : null)),
+];
+const waitingColumns = (points) => [seconds(points), points.map((point) => point.waiting ?? null)];
+
+function rateOptions(compact, onpoint, points) {
+  return {
+    ...frame(compact, onpoint, points, (value) => (value >= 10 ? count(value) : String(value))),
+    scales: { x: SPAN, y: { range: (_, __, most) => [0, Math.max(most || 1, 0.01) * 1.12] } },
+    series: [
+      {},
+      { stroke: colour("--chart"), fill: colour("--chart-fill"), width: 1.75, points: { show: false } },
+      { stroke: colour("--chart-limit"), width: 1.5, dash: [5, 4], points: { show: false }, paths: uPlot.paths.stepped({ align: 1 }) },
+      { stroke: colour("--bad"), fill: colour("--bad"), width: 0, paths: () => null, points: { show: true, size: 6 } },
+    ],
+  };
+}
+
+function waitingOptions(compact, onpoint, points) {
+  return {
+    ...frame(compact, onpoint, points, (value) => count(value)),
+    scales: { x: SPAN, y: { range: (_, __, most) => [0, Math.max(most || 1, 4) * 1.12] } },
+    series: [{}, { stroke: colour("--chart-2"), fill: colour("--chart-2-fill"), width: 1.75, points: { show: false } }],
+  };
+}
+
+function frame(compact, onpoint, points, words) {
+  const stroke = colour("--muted");
+  const grid = { stroke: colour("--grid"), width: 1 };
+  const x = {
+    stroke,
+    grid: { show: false },
+    ticks: { show: false },
+    font: FONT,
+    size: 22,
+    space: compact ? 70 : 90,
+    values: (_, all) => all.map((at) => clock(at * 1_000).slice(0, 5)),
+  };
+  const y = {
+    stroke,
+    grid,
+    ticks: { show: false },
+    font: FONT,
+    space: compact ? 34 : 40,
+    // The same for charts that stand above each other, so that their times do.
+    size: (_, all) => (compact ? 12 + 6.5 * Math.max(2, ...(all ?? []).map((text) => text.length)) : 64),
+    values: (_, all) => all.map(words),
+  };
+  return {
+    legend: { show: false },
+    cursor: compact ? { show: false } : { y: false, drag: { setScale: false, x: false, y: false }, points: { size: 7 }, sync: { key: "times" } },
+    padding: [8, compact ? 6 : 18, 0, 0],
+    axes: [x, y],
+    hooks: onpoint ? { setCursor: [({ cursor }) => onpoint(points()[cursor.idx] ?? null)] } : {},
+  };
+}
+
+/** What the rate chart shows, in a sentence. */
+export function rateWords(points) {
+  const rates = points.map((point) => point.rate_per_s).filter((value) => Number.isFinite(value));
+  if (rates.length === 0) return "No requests have been counted yet.";
+  const last = points.at(-1);
+  const minutes = Math.max(1, Math.round((Date.parse(last.at) - Date.parse(points[0].at)) / 60_000));
+  const refused = points.reduce((sum, point) => sum + (point.throttled ?? 0), 0);
+  const mean = rates.reduce((sum, value) => sum + value, 0) / rates.length;
+  return (
+    `Requests per second over the last ${minutes} min: now ${rate(last.rate_per_s)} of ${rate(last.limit_per_s)} allowed, ` +
+    `on average ${rate(mean)}, at most ${rate(Math.max(...rates))}. ` +
+    (refused > 0 ? `The provider refused ${count(refused)}.` : "The provider refused none.")
+  );
+}

@@ -1,0 +1,145 @@
+// Routes by the address's hash, asks for what the view shows, and draws.
+
+import { get, link, path } from "./api.js";
+import { announce } from "./announce.js";
+import { heard } from "./clock.js";
+import { h, patch } from "./dom.js";
+import { Poll } from "./poll.js";
+import { drawShell } from "./shell.js";
+import { attention } from "./views/attention.js";
+import { job } from "./views/job.js";
+import { jobs } from "./views/jobs.js";
+import { overview } from "./views/overview.js";
+import { provider } from "./views/provider.js";
+import { workers } from "./views/workers.js";
+
+const ROUTES = [
+  [/^\/$/, overview],
+  [/^\/providers\/([^/]+)$/, provider],
+  [/^\/jobs$/, jobs],
+  [/^\/jobs\/([^/]+)$/, job],
+  [/^\/attention$/, attention],
+  [/^\/workers$/, workers],
+];
+/** The overview is asked for this much more seldom by views that only need its sums. */
+const SELDOM = 3;
+
+const main = document.getElementById("main");
+let shown;
+
+/** What a view may use. */
+function context(view) {
+  return {
+    overview: null,
+    problem: null,
+    redraw: () => shown === view && draw(),
+    refresh: () => view.poll.now(),
+    aborted: new AbortController(),
+  };
+}
+
+function route() {
+  const [where, query = ""] = (location.hash.replace(/^#/, "") || "/").split("?");
+  const fields = new URLSearchParams(query);
+  for (const [pattern, make] of ROUTES) {
+    const found = pattern.exec(where);
+    if (found) return { make, args: found.slice(1).map(unquoted), fields };
+  }
+  return { make: nowhere, args: [], fields };
+}
+
+function unquoted(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+const nowhere = () => ({
+  place: "",
+  title: "No such page",
+  load: async () => {},
+  render: () => [
+    h("h1", { tabindex: "-1" }, "No such page"),
+    h("p", { class: "empty" }, "There is no such page. ", h("a", { href: "#/" }, "Go to the overview"), "."),
+  ],
+});
+
+function open() {
+  const { make, args, fields } = route();
+  const known = shown?.context.overview ?? null;
+  shown?.poll.stop();
+  shown?.context.aborted.abort();
+  shown?.page.destroy?.();
+  // Another query of the same view is no other place: nothing jumps, and the focus stays.
+  const same = shown !== undefined && shown.make === make && String(shown.args) === String(args);
+  const first = shown === undefined;
+  if (!same) patch(main);
+  const view = { ticks: 0, make, args };
+  view.context = context(view);
+  view.context.overview = known;
+  view.page = make(view.context, ...args, fields);
+  view.poll = new Poll(() => tick(view));
+  shown = view;
+  draw();
+  void view.poll.now();
+  if (!first && !same) {
+    scrollTo(0, 0);
+    main.querySelector("h1")?.focus({ preventScroll: true });
+  }
+}
+
+async function tick(view) {
+  const { context, page } = view;
+  const { signal } = context.aborted;
+  try {
+    if (page.place === "overview" || view.ticks++ % SELDOM === 0 || context.overview === null) {
+      const answer = await get(path("overview"), signal);
+      heard(answer.at);
+      context.overview = answer;
+    }
+    await page.load(signal);
+    context.problem = null;
+  } catch (error) {
+    if (signal.aborted) return;
+    // A refusal is the view's; silence is everybody's, and the banner says it.
+    context.problem = error.status === 0 && context.overview ? null : (error.message ?? String(error));
+    if (error.status === undefined) throw error;
+  } finally {
+    if (shown === view) draw();
+  }
+}
+
+function draw() {
+  const { page, context } = shown;
+  document.title = `${page.title} · Sluicegate`;
+  document.documentElement.classList.toggle("stale", link.problem !== null);
+  drawShell(page.place, context.overview);
+  patch(
+    main,
+    context.problem ? h("p", { key: "problem", class: "notice bad", role: "alert" }, context.problem) : null,
+    page.render(),
+  );
+}
+
+function keys(event) {
+  const typing = event.target.closest?.("input, textarea, select, dialog");
+  if (event.key === "/" && !typing && !event.ctrlKey && !event.metaKey && !event.altKey) {
+    event.preventDefault();
+    document.getElementById("search").focus();
+  }
+}
+
+// Its address is for a page without script: here a hash is a route.
+document.getElementById("skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
+addEventListener("hashchange", open);
+addEventListener("keydown", keys);
+document.addEventListener("themechange", () => draw());
+// Ages and countdowns move between two answers.
+setInterval(() => document.hidden || draw(), 1_000);
+addEventListener("unhandledrejection", (event) => announce(`This page failed: ${event.reason?.message}`, "bad"));
+open();

@@ -1,0 +1,115 @@
+// Small pieces that several views are made of.
+
+import { h } from "./dom.js";
+import { count, limitWords, percent } from "./format.js";
+
+/** A state in a word, coloured by its tone. */
+export const chip = ([words, tone]) =>
+  h("span", { class: `chip ${tone}` }, h("span", { class: "dot", "aria-hidden": "true" }), words);
+
+/** One figure with its name. `alarm` marks one that should not be as it is. */
+export function figure(name, value, { alarm = false, note, href } = {}) {
+  return h(
+    "div",
+    { key: name, class: alarm ? "figure alarm" : "figure" },
+    h("dt", {}, name),
+    h("dd", {}, href ? h("a", { href }, value) : value, note ? h("small", {}, note) : null),
+  );
+}
+
+export const figures = (...all) => h("dl", { class: "figures" }, all);
+
+/** How much of a limit is used: a bar, and the same in words. */
+export function limitBar(limit, { label } = {}) {
+  const known = limit.used !== null && limit.used !== undefined;
+  const capacity = known && limit.free !== null && limit.free !== undefined ? limit.used + limit.free : limit.max_requests;
+  const share = known && capacity > 0 ? limit.used / capacity : capacity === 0 ? 1 : 0;
+  const level = share >= 0.995 ? "full" : share >= 0.8 ? "near" : "fine";
+  const closed = limit.max_requests === 0;
+  const said = closed
+    ? "closed: nothing is sent"
+    : known
+      ? `${count(limit.used)} of ${count(capacity)} used`
+      : "counted for each on its own";
+  const state = closed ? "" : !known ? "" : level === "full" ? "full" : level === "near" ? "nearly full" : "";
+  return h(
+    "div",
+    { class: `limit ${level}` },
+    h(
+      "div",
+      { class: "limit-head" },
+      h("span", { class: "limit-name" }, label ?? limit.name, limit.shadow ? h("em", {}, " (shadow)") : null),
+      h("span", { class: "limit-allows" }, limitWords(limit.max_requests, limit.window_ms)),
+    ),
+    known || closed
+      ? h(
+          "div",
+          {
+            class: "bar",
+            role: "meter",
+            "aria-label": `Limit ${limit.name}, used`,
+            "aria-valuemin": 0,
+            "aria-valuemax": capacity,
+            "aria-valuenow": Math.min(limit.used ?? capacity, capacity),
+            "aria-valuetext": said,
+          },
+          h("div", { class: "bar-fill", style: { width: `${Math.min(100, share * 100).toFixed(1)}%` } }),
+          h("div", { class: "bar-mark" }),
+        )
+      : null,
+    h(
+      "div",
+      { class: "limit-foot" },
+      h("span", {}, said),
+      h("span", { class: "limit-level" }, known && !closed ? percent(share) : "", state ? ` · ${state}` : ""),
+    ),
+  );
+}
+
+/** A table with a caption; `columns`: [title, class]. On narrow screens each cell carries its column's title. */
+export function table(caption, columns, rows, { visible = false } = {}) {
+  return h(
+    "div",
+    { class: "table-frame" },
+    h(
+      "table",
+      {},
+      h("caption", { class: visible ? "" : "unseen" }, caption),
+      h("thead", {}, h("tr", {}, columns.map(([title, kind]) => h("th", { scope: "col", class: kind }, title)))),
+      h(
+        "tbody",
+        {},
+        rows.map(({ key, cells, kind }) =>
+          h("tr", { key, class: kind }, cells.map((cell, at) =>
+            h("td", { class: columns[at][1], "data-title": columns[at][0] || null }, cell))),
+        ),
+      ),
+    ),
+  );
+}
+
+export const empty = (title, words, ...more) =>
+  h("div", { class: "empty" }, h("p", { class: "empty-title" }, title), h("p", {}, words), more);
+
+export const section = (id, title, ...content) =>
+  h(
+    "section",
+    { key: id, class: "panel", "aria-labelledby": `${id}-title` },
+    h("h2", { id: `${id}-title` }, title),
+    content,
+  );
+
+export const button = (label, onclick, kind = "", more = {}) =>
+  h("button", { type: "button", class: kind, onclick, ...more }, label);
+
+/** Old and new beside each other. */
+export const change = (name, from, to) =>
+  h(
+    "div",
+    { class: "change", key: name },
+    h("dt", {}, name),
+    h("dd", {}, h("del", {}, from), h("span", { class: "arrow", "aria-label": "becomes" }, "→"), h("ins", {}, to)),
+  );
+
+export const jobHref = (id) => `#/jobs/${encodeURIComponent(id)}`;
+export const providerHref = (name) => `#/providers/${encodeURIComponent(name)}`;

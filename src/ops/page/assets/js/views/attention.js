@@ -1,0 +1,91 @@
+// What waits for a person: payments whose outcome nobody knows (review), and those that were given up (dead).
+
+import { get, path, query } from "../api.js";
+import { h } from "../dom.js";
+import { count, plural } from "../format.js";
+import { button, empty } from "../parts.js";
+import { askBulk } from "./bulk.js";
+import { discard, replay, resolve } from "./decide.js";
+import { Pages, jobTable } from "./job_table.js";
+
+const PAGE = 50;
+const KINDS = {
+  review: ["Review", "Nobody knows whether these were charged. Look each up at its provider, then say what became of it.", "Nothing to review", "Every payment's outcome is known."],
+  dead: ["Dead", "These were surely not charged, and were given up. Mend the cause, then replay them, or discard them.", "Nothing is dead", "No payment was given up."],
+};
+
+export function attention(context, fields) {
+  const state = fields.get("state") === "dead" ? "dead" : "review";
+  const provider = fields.get("provider") ?? "";
+  const [, about, nothing, calm] = KINDS[state];
+  const pages = new Pages();
+  const chosen = new Set();
+  let told = null;
+
+  return {
+    place: "attention",
+    title: "Review and dead",
+    async load(signal) {
+      told = await get(path("jobs") + query({ state, provider, after: pages.after, limit: PAGE }), signal);
+      const here = new Set(told.jobs.map(({ id }) => id));
+      // What is on this page no more has changed its state.
+      if (pages.seen.length === 1 && !told.next) for (const id of chosen) if (!here.has(id)) chosen.delete(id);
+    },
+    render() {
+      return [h("h1", { tabindex: "-1" }, "Review and dead"), tabs(), h("p", { class: "about" }, about), list()];
+    },
+  };
+
+  function total(of) {
+    const all = context.overview?.providers ?? [];
+    return all.filter(({ name }) => provider === "" || name === provider).reduce((sum, p) => sum + (p[of] ?? 0), 0);
+  }
+
+  function tabs() {
+    const link = (name) => h("a", { key: name, href: `#/attention${query({ state: name, provider })}`, "aria-current": name === state ? "true" : null }, KINDS[name][0], " ", h("span", { class: "badge" }, count(total(name))));
+    const names = (context.overview?.providers ?? []).map(({ name }) => name);
+    return h("div", { class: "tools" },
+      h("nav", { class: "choices", "aria-label": "Which payments" }, link("review"), link("dead")),
+      h("label", { class: "field inline" }, h("span", {}, "Provider"),
+        h("select", { name: "provider", value: provider, onchange: (event) => (location.hash = `#/attention${query({ state, provider: event.target.value })}`) },
+          h("option", { value: "" }, "all"), [...new Set([...names, ...(provider ? [provider] : [])])].map((name) => h("option", { key: name, value: name }, name)))));
+  }
+
+  function list() {
+    if (told === null) return h("p", { class: "loading" }, context.problem ? "" : "Loading…");
+    if (told.jobs.length === 0 && pages.seen.length === 1) return empty(nothing, calm);
+    const single = state === "review"
+      ? { title: "Decide", cell: (job) => button("Resolve", () => resolve(job, context), "", { "aria-label": `Resolve ${job.id}` }) }
+      : { title: "Decide", cell: (job) => [button("Replay", () => replay(job, context), "", { "aria-label": `Replay ${job.id}` }), " ", button("Discard", () => discard(job, context), "", { "aria-label": `Discard ${job.id}` })] };
+    return [state === "dead" ? bulkBar() : null, jobTable(state === "dead" ? "Payments that were given up" : "Payments to review", told.jobs, { lead: state === "dead" ? picker() : null, tail: single }), pages.bar(told.next, context.refresh)];
+  }
+
+  function picker() {
+    return {
+      title: "Pick",
+      cell: (job) => h("input", { type: "checkbox", name: "pick", "aria-label": `Pick ${job.id}`, checked: chosen.has(job.id), onchange: (event) => { event.target.checked ? chosen.add(job.id) : chosen.delete(job.id); context.redraw(); } }),
+    };
+  }
+
+  function bulkBar() {
+    const here = told.jobs.map(({ id }) => id);
+    const allHere = here.length > 0 && here.every((id) => chosen.has(id));
+    const some = () => ({ ids: [...chosen], total: chosen.size, words: plural(chosen.size, "picked payment", "picked payments") });
+    const all = () => ({ provider, total: total("dead"), words: `all ${count(total("dead"))} dead payments${provider ? ` of ${provider}` : ""}` });
+    const pick = () => {
+      for (const id of here) allHere ? chosen.delete(id) : chosen.add(id);
+      context.redraw();
+    };
+    const finished = () => {
+      chosen.clear();
+      context.refresh();
+    };
+    return h("div", { class: "bulk", role: "group", "aria-label": "Several at once" },
+      button(allHere ? "Pick none" : "Pick this page", pick),
+      h("span", { class: "muted", "aria-live": "polite" }, `${count(chosen.size)} picked`),
+      h("span", { class: "push" }),
+      button("Replay picked", () => askBulk("replay", some(), finished), "", { disabled: chosen.size === 0 }),
+      button("Discard picked", () => askBulk("discard", some(), finished), "", { disabled: chosen.size === 0 }),
+      button("Replay all", () => askBulk("replay", all(), finished), "primary", { disabled: total("dead") === 0 && here.length === 0 }));
+  }
+}

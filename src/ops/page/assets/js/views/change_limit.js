@@ -1,0 +1,96 @@
+// A limit's new value: old beside new, and what it does to the time until everything is through, as the server reckons
+// it (a dry run, which changes nothing).
+
+import { path, post } from "../api.js";
+import { announce } from "../announce.js";
+import { ask, because, reason } from "../dialog.js";
+import { h } from "../dom.js";
+import { duration, limitWords, rateSpec } from "../format.js";
+import { change } from "../parts.js";
+
+const UNITS = [["ms", 1], ["s", 1_000], ["min", 60_000], ["h", 3_600_000], ["d", 86_400_000]];
+/** From the last keystroke to the dry run. */
+const PAUSE_MS = 250;
+
+export function changeLimit(provider, limit, context) {
+  const [unit, size] = UNITS.findLast(([, ms]) => limit.window_ms % ms === 0) ?? UNITS[0];
+  const state = { requests: String(limit.max_requests), length: String(limit.window_ms / size), unit, told: null, said: "" };
+  const url = path("providers", provider.name, "limits", limit.name);
+  let timer;
+
+  const windowMs = () => Number(state.length) * UNITS.find(([name]) => name === state.unit)[1];
+  const valid = () => /^\d{1,9}$/.test(state.requests) && /^\d{1,9}$/.test(state.length) && windowMs() > 0;
+  const spec = () => rateSpec(Number(state.requests), windowMs());
+  const same = () => Number(state.requests) === limit.max_requests && windowMs() === limit.window_ms;
+
+  const dialog = ask({
+    title: `Change ${limit.name} of ${provider.name}`,
+    confirm: () => (valid() && !same() ? `Set to ${limitWords(Number(state.requests), windowMs())}` : "Set"),
+    content,
+    async act() {
+      const done = await post(url, { rate: spec(), dry_run: false, ...reason(state) });
+      announce(`${limit.name} of ${provider.name} is now ${done.to}. Workers follow within 2 s.`, "good");
+      context.refresh();
+    },
+  });
+  dialog.ready = false;
+  dialog.redraw();
+  void rehearse();
+
+  function typed(field) {
+    return (event) => {
+      state[field] = event.target.value;
+      state.told = null;
+      state.said = "";
+      dialog.ready = false;
+      dialog.problem = null;
+      dialog.redraw();
+      clearTimeout(timer);
+      timer = setTimeout(rehearse, PAUSE_MS);
+    };
+  }
+
+  async function rehearse() {
+    if (!valid()) return;
+    const asked = spec();
+    try {
+      const told = await post(url, { rate: asked, dry_run: true });
+      if (asked !== (valid() && spec())) return;
+      state.told = told;
+      dialog.ready = !same();
+    } catch (error) {
+      if (asked === (valid() && spec())) state.said = error.message;
+    }
+    dialog.redraw();
+  }
+
+  function content() {
+    const drained = state.told?.drained_in_ms;
+    const time = (ms) => (provider.waiting === 0 ? "nothing waits" : ms === null || ms === undefined ? "unknown" : duration(Math.max(1_000, ms)));
+    return [
+      h("fieldset", { class: "rate" },
+        h("legend", {}, "New limit"),
+        h("input", { type: "text", name: "requests", inputmode: "numeric", "aria-label": "Requests", value: state.requests, autofocus: true, autocomplete: "off", oninput: typed("requests") }),
+        h("span", {}, "per"),
+        h("input", { type: "text", name: "length", inputmode: "numeric", "aria-label": "Length of the window", value: state.length, autocomplete: "off", oninput: typed("length") }),
+        h("select", { name: "unit", "aria-label": "Unit of the window", value: state.unit, onchange: typed("unit") }, UNITS.map(([name]) => h("option", { value: name }, name)))),
+      h("dl", { class: "changes", "aria-live": "polite" },
+        change("Limit", limitWords(limit.max_requests, limit.window_ms), valid() ? limitWords(Number(state.requests), windowMs()) : "?"),
+        change("Drained in", time(drained ? drained.from : provider.drained_in_ms), state.told ? time(drained?.to) : valid() && !state.said ? "…" : "?")),
+      h("p", { class: "consequence" }, consequence()),
+      state.said ? h("p", { class: "problem", role: "alert" }, state.said) : null,
+      because(state),
+    ];
+  }
+
+  function consequence() {
+    if (!valid()) return "Write whole numbers: so many requests in so long a window.";
+    if (same()) return "That is what it allows now.";
+    if (Number(state.requests) === 0) return "Zero closes it: nothing is sent to this provider until it is raised again.";
+    const before = limit.max_requests / limit.window_ms;
+    const after = Number(state.requests) / windowMs();
+    return after > before
+      ? "In force in every worker within 2 s; what was used counts on. Above what the provider allows, it will refuse requests."
+      : "In force in every worker within 2 s; what was used counts on, so it may stand still until enough of it has passed.";
+  }
+}

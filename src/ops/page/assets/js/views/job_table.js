@@ -1,0 +1,59 @@
+// Payments in a table, a page at a time.
+
+import { h } from "../dom.js";
+import { agoWords, count, money } from "../format.js";
+import { chip, jobHref, providerHref, table } from "../parts.js";
+import { jobState } from "../words.js";
+
+const COLUMNS = [
+  ["Payment", "mono"],
+  ["State", "nowrap"],
+  ["Amount", "num nowrap"],
+  ["Provider", ""],
+  ["Account", "mono"],
+  ["Attempts", "num"],
+  ["Changed", "nowrap"],
+  ["Reason", "wide"],
+];
+
+/** `lead` adds a first column: {title, cell(job)}; `tail` a last one. */
+export function jobTable(caption, jobs, { lead, tail } = {}) {
+  const columns = [...(lead ? [[lead.title, "tight"]] : []), ...COLUMNS, ...(tail ? [[tail.title, "actions"]] : [])];
+  return table(caption, columns, jobs.map((job) => ({
+    key: job.id,
+    cells: [
+      ...(lead ? [lead.cell(job)] : []),
+      h("a", { href: jobHref(job.id) }, job.id),
+      chip(jobState(job.state)),
+      money(job.amount, job.currency),
+      h("a", { href: providerHref(job.provider) }, job.provider),
+      job.account ?? "",
+      count(job.attempts),
+      agoWords(job.updated_at),
+      job.reason ?? "",
+      ...(tail ? [tail.cell(job)] : []),
+    ],
+  })));
+}
+
+/** Where one is in the list: pages that were seen, by the id behind which each begins. */
+export class Pages {
+  seen = [null];
+
+  get after() {
+    return this.seen.at(-1);
+  }
+
+  bar(next, go) {
+    const first = this.seen.length === 1;
+    if (first && !next) return null;
+    const move = (change) => () => {
+      change();
+      go();
+    };
+    return h("div", { class: "pages", role: "group", "aria-label": "Pages" },
+      h("button", { type: "button", disabled: first, onclick: move(() => this.seen.pop()) }, "Previous"),
+      h("span", {}, `Page ${count(this.seen.length)}`),
+      h("button", { type: "button", disabled: !next, onclick: move(() => this.seen.push(next)) }, "Next"));
+  }
+}

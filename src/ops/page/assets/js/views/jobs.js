@@ -1,0 +1,59 @@
+// Payments by id, state, provider and account.
+
+import { get, path, query } from "../api.js";
+import { h } from "../dom.js";
+import { empty } from "../parts.js";
+import { JOB_STATES, jobState } from "../words.js";
+import { Pages, jobTable } from "./job_table.js";
+
+const PAGE = 50;
+const FIELDS = ["id", "state", "provider", "account"];
+
+export function jobs(context, fields) {
+  const wanted = Object.fromEntries(FIELDS.map((name) => [name, fields.get(name) ?? ""]));
+  const pages = new Pages();
+  let told = null;
+
+  return {
+    place: "jobs",
+    title: "Jobs",
+    async load(signal) {
+      told = await get(path("jobs") + query({ ...wanted, after: pages.after, limit: PAGE }), signal);
+    },
+    render() {
+      return [
+        h("h1", { tabindex: "-1" }, "Jobs"),
+        form(),
+        told === null
+          ? h("p", { class: "loading" }, context.problem ? "" : "Loading…")
+          : told.jobs.length === 0
+            ? empty("No such payments", FIELDS.some((name) => wanted[name]) ? "Nothing in the ledger fits all of this." : "The ledger is empty. What producers publish appears here once a worker has taken it.")
+            : [jobTable("Payments, in the order of their ids", told.jobs), pages.bar(told.next, context.refresh)],
+      ];
+    },
+  };
+
+  function form() {
+    const providers = (context.overview?.providers ?? []).map(({ name }) => name);
+    if (wanted.provider && !providers.includes(wanted.provider)) providers.push(wanted.provider);
+    const text = (name, label, hint) =>
+      h("label", { class: "field" }, h("span", {}, label), h("input", { type: "text", name, value: wanted[name], placeholder: hint, autocomplete: "off", spellcheck: "false" }));
+    const choice = (name, label, options) =>
+      h("label", { class: "field" }, h("span", {}, label),
+        h("select", { name, value: wanted[name] }, h("option", { value: "" }, "any"), options.map(([value, words]) => h("option", { key: value, value }, words))));
+    return h("form", { class: "filters", role: "search", "aria-label": "Find payments", onsubmit: search },
+      text("id", "Payment id", "whole id"),
+      choice("state", "State", JOB_STATES.map((state) => [state, jobState(state)[0]])),
+      choice("provider", "Provider", providers.map((name) => [name, name])),
+      text("account", "Account", ""),
+      h("button", { type: "submit", class: "primary" }, "Find"));
+  }
+
+  function search(event) {
+    event.preventDefault();
+    const given = Object.fromEntries(FIELDS.map((name) => [name, event.target.elements[name].value.trim()]));
+    const hash = `#/jobs${query(given)}`;
+    if (hash === location.hash) context.refresh();
+    else location.hash = hash;
+  }
+}

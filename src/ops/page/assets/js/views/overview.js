@@ -1,0 +1,112 @@
+// Everything at a glance: the sums, what is wrong, and one card per provider.
+
+import { link } from "../api.js";
+import { h } from "../dom.js";
+import { ago, count, rate } from "../format.js";
+import { Histories } from "../history.js";
+import { empty, figure, figures } from "../parts.js";
+import { laneState } from "../words.js";
+import { card } from "./card.js";
+
+const TROUBLE = ["breaker_open", "misconfigured", "engine_away", "no_worker", "paused_by_provider"];
+
+export function overview(context) {
+  const histories = new Histories();
+  const state = { filter: "all", lanes: new Map(), changed: "" };
+
+  return {
+    place: "overview",
+    title: "Overview",
+    async load(signal) {
+      notice(context.overview.providers);
+      // First the figures, then the lines.
+      context.redraw();
+      const names = context.overview.providers.map(({ name }) => name);
+      await histories.follow(context.overview, names, signal);
+    },
+    render() {
+      const known = context.overview;
+      if (!known) return [heading(), h("p", { class: "loading" }, context.problem || link.problem ? "" : "Loading…")];
+      const { providers } = known;
+      const chosen = state.filter === "all" ? providers : providers.filter(needsSomebody);
+      return [
+        heading(),
+        h("p", { class: "unseen", "aria-live": "polite" }, state.changed),
+        sums(known),
+        warnings(known),
+        providers.length === 0
+          ? empty(
+              "No provider yet",
+              "Limits live in the database. Write a provider file and apply it; its card appears here within 2 s.",
+              h("pre", {}, h("code", {}, "sluicegate provider apply providers.toml")),
+            )
+          : [
+              filter(providers),
+              h("div", { class: "cards" }, chosen.map((provider) => card(provider, histories.of(provider.name), context))),
+              chosen.length === 0 ? empty("Nothing needs you", "No provider is stopped, and nothing waits for a decision.") : null,
+            ],
+      ];
+    },
+  };
+
+  /** What a screen reader is told by itself: a provider's new state, and nothing of the figures. */
+  function notice(providers) {
+    const turned = providers.filter((p) => (state.lanes.get(p.name) ?? p.state) !== p.state);
+    for (const { name, state: lane } of providers) state.lanes.set(name, lane);
+    if (turned.length > 0) state.changed = turned.map((p) => `${p.name}: ${laneState(p.state)[0]}`).join(", ");
+  }
+
+  function heading() {
+    return h("h1", { tabindex: "-1", class: "unseen" }, "Overview");
+  }
+
+  function filter(providers) {
+    if (providers.length < 4) return null;
+    const choice = (name, words) =>
+      h("button", { type: "button", "aria-pressed": String(state.filter === name), onclick: () => { state.filter = name; context.redraw(); } }, words);
+    return h("div", { class: "choices", role: "group", "aria-label": "Which providers" },
+      choice("all", `All ${count(providers.length)}`),
+      choice("trouble", `Need somebody ${count(providers.filter(needsSomebody).length)}`));
+  }
+}
+
+const needsSomebody = (p) =>
+  TROUBLE.includes(p.state) || p.review > 0 || p.dead > 0 || p.refused_by_provider > 0 || (p.problems ?? []).length > 0;
+
+function sums(known) {
+  const sum = (field) => known.providers.reduce((total, provider) => total + (provider[field] ?? 0), 0);
+  const oldest = known.providers.map((p) => p.oldest_waiting_at).filter(Boolean).sort()[0];
+  const refused = sum("refused_by_provider");
+  return h(
+    "section",
+    { class: "sums", "aria-label": "All providers together" },
+    figures(
+      figure("Waiting", count(sum("waiting")), { note: oldest ? `oldest ${ago(oldest)}` : null, href: "#/jobs?state=waiting" }),
+      figure("Sent", rate(sum("rate_per_s")), { note: "over the last 10 s" }),
+      figure("In flight", count(sum("in_flight")), { note: `${count(sum("in_hand"))} in hand` }),
+      figure("Review", count(sum("review")), { alarm: sum("review") > 0, href: "#/attention?state=review" }),
+      figure("Dead", count(sum("dead")), { alarm: sum("dead") > 0, href: "#/attention?state=dead" }),
+      figure("Refused by providers", count(refused), { alarm: refused > 0, note: refused > 0 ? "must stay at 0" : "as it must be" }),
+    ),
+    conservation(known),
+  );
+}
+
+function conservation(known) {
+  const accounts = known.conservation ?? [];
+  if (accounts.length === 0) return null;
+  const recorded = accounts.reduce((sum, account) => sum + (account.recorded ?? 0), 0);
+  const faults = accounts.flatMap((account) => (account.faults ?? []).map((fault) => `${account.provider}: ${fault}`));
+  return faults.length === 0
+    ? h("p", { class: "accounted" }, h("span", { class: "tick", "aria-hidden": "true" }, "✓"), ` All ${count(recorded)} recorded payments are accounted for.`)
+    : h("div", { class: "notice bad", role: "alert" }, h("strong", {}, "The account of all payments does not add up."), h("ul", {}, faults.map((fault) => h("li", {}, fault))));
+}
+
+function warnings(known) {
+  const told = known.warnings ?? [];
+  const untold = (problem) => !told.some((words) => words.includes(problem));
+  const rows = known.providers.flatMap((p) => (p.problems ?? []).filter(untold).map((problem) => `${p.name}: ${problem}. Its last good row counts.`));
+  const all = [...told, ...rows];
+  if (all.length === 0) return null;
+  return h("section", { class: "notice warn", "aria-label": "Warnings" }, h("ul", {}, all.map((words) => h("li", { key: words }, words))));
+}

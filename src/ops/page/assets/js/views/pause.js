@@ -1,0 +1,67 @@
+// Pause and resume, each with what it will do.
+
+import { path, post } from "../api.js";
+import { announce } from "../announce.js";
+import { ask, because, reason } from "../dialog.js";
+import { h } from "../dom.js";
+import { count, duration, plural, rate } from "../format.js";
+import { button, change } from "../parts.js";
+import { drained } from "./card.js";
+
+export function pauseButton(provider, context, kind = "quiet") {
+  const { name, paused } = provider;
+  const label = paused ? "Resume" : "Pause";
+  return button(label, () => (paused ? resume(provider, context) : pause(provider, context)), kind, {
+    "aria-label": `${label} ${name}`,
+  });
+}
+
+function pause(provider, context) {
+  const { name } = provider;
+  const state = {};
+  ask({
+    title: `Pause ${name}?`,
+    confirm: `Pause ${name}`,
+    danger: true,
+    content: () => [
+      h("dl", { class: "changes" },
+        change("State", "takes and sends", "paused"),
+        provider.waiting === 0 ? null : change("Drained in", drained(provider), "never, while it is paused")),
+      h("ul", {},
+        h("li", {}, "In every worker, within 2 s: no new request is started."),
+        provider.in_flight > 0 ? h("li", {}, `${plural(provider.in_flight, "request that is in flight is", "requests that are in flight are")} not cut off; the answers count.`) : null,
+        h("li", {}, provider.waiting > 0 ? `${plural(provider.waiting, "payment that waits goes", "payments that wait go")} on waiting, and new ones wait with them. Deadlines run on.` : "New payments wait in the queue. Their deadlines run on.")),
+      because(state),
+    ],
+    async act() {
+      await post(path("providers", name, "pause"), reason(state));
+      announce(`${name} is paused. Workers follow within 2 s.`, "good");
+      context.refresh();
+    },
+  });
+}
+
+function resume(provider, context) {
+  const { name } = provider;
+  const state = {};
+  const perSecond = provider.limit_per_s;
+  const estimate = provider.waiting > 0 && perSecond > 0 ? duration((provider.waiting / perSecond) * 1_000) : null;
+  ask({
+    title: `Resume ${name}?`,
+    confirm: `Resume ${name}`,
+    content: () => [
+      h("dl", { class: "changes" },
+        change("State", "paused", "takes and sends"),
+        provider.waiting === 0 ? null : change("Drained in", "never, while it is paused", estimate ? `about ${estimate}` : "unknown")),
+      h("ul", {},
+        h("li", {}, `${plural(provider.waiting ?? 0, "payment waits and is", "payments wait and are")} sent at up to ${rate(perSecond)}, within its limits.`),
+        h("li", {}, `In every worker, within 2 s. ${count(provider.in_flight ?? 0)} in flight now.`)),
+      because(state),
+    ],
+    async act() {
+      await post(path("providers", name, "resume"), reason(state));
+      announce(`${name} is resumed. Workers follow within 2 s.`, "good");
+      context.refresh();
+    },
+  });
+}

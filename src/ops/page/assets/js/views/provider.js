@@ -1,0 +1,125 @@
+// One provider: each of its limits, its rate and backlog over time, how long permits are waited for, and what was decided.
+
+import { get, path } from "../api.js";
+import { serverNow } from "../clock.js";
+import { rateChart, rateWords, waitingChart } from "../chart.js";
+import { h } from "../dom.js";
+import { clock, count, rate, when } from "../format.js";
+import { Histories } from "../history.js";
+import { button, chip, empty, figure, figures, limitBar, section, table } from "../parts.js";
+import { histogram } from "../histogram.js";
+import { algorithm, decision, laneState, spelled } from "../words.js";
+import { cause, numbers } from "./card.js";
+import { changeLimit } from "./change_limit.js";
+import { pauseButton } from "./pause.js";
+import { rowWords } from "./row.js";
+
+export function provider(context, name) {
+  const histories = new Histories();
+  const state = { told: null, point: null };
+  const noted = (point) => {
+    if (state.point === point) return;
+    state.point = point;
+    context.redraw();
+  };
+  const rates = rateChart({ height: 240, onpoint: noted });
+  const waiting = waitingChart({ height: 140, onpoint: noted });
+
+  return {
+    place: "overview",
+    title: name,
+    async load(signal) {
+      state.told = await get(path("providers", name), signal);
+      context.redraw();
+      const at = new Date(serverNow()).toISOString();
+      await histories.follow({ at, providers: [state.told.overview] }, [name], signal);
+    },
+    render() {
+      const known = state.told?.overview ?? context.overview?.providers.find((p) => p.name === name);
+      const crumb = h("nav", { "aria-label": "Where this is", class: "crumb" }, h("a", { href: "#/" }, "Overview"), " / ");
+      if (!known) return [crumb, h("h1", { tabindex: "-1" }, name), h("p", { class: "loading" }, context.problem ? "" : "Loading…")];
+      return [crumb, head(known), cause(known), problems(known), h("section", { class: "sums", "aria-label": "Figures" }, figures(...numbers(known), ...rest(known))), limits(known), charts(known), told(state.told)];
+    },
+  };
+
+  function head(known) {
+    return h("div", { class: "view-head" },
+      h("h1", { tabindex: "-1" }, name),
+      h("span", { "aria-live": "polite" }, chip(laneState(known.state))),
+      known.quota && known.quota !== name ? h("span", { class: "muted" }, `shares quota ${known.quota}`) : null,
+      h("span", { class: "push" }),
+      pauseButton(known, context, ""));
+  }
+
+  function limits(known) {
+    const all = known.limits ?? [];
+    return section("limits", "Limits", all.length === 0 ? h("p", {}, "It has none, so nothing is sent.") :
+      h("ul", { class: "limit-list" }, all.map((limit) =>
+        h("li", { key: limit.name },
+          limitBar(limit),
+          h("p", { class: "limit-kind" },
+            [scope(limit), algorithm(limit.algorithm), limit.shadow ? "shadow: counts, holds nothing back" : "", limit.enabled === false ? "switched off" : ""].filter(Boolean).join(" · ")),
+          button("Change", () => changeLimit(known, limit, context), "", { "aria-label": `Change limit ${limit.name}` })))));
+  }
+
+  function charts(known) {
+    const points = histories.of(name);
+    const point = state.point;
+    const said = point ?? points.at(-1);
+    return section("rate", "Rate against limit",
+      h("p", { class: "readout" },
+        h("span", { class: "readout-at" }, point ? clock(point.at) : "Now"),
+        h("span", { class: "key" }, h("b", {}, rate(said?.rate_per_s ?? known.rate_per_s)), " sent"),
+        h("span", { class: "key limit-key" }, h("b", {}, rate(said?.limit_per_s ?? known.limit_per_s)), " allowed"),
+        h("span", { class: "key waiting-key" }, h("b", {}, count(said?.waiting ?? known.waiting)), " waiting"),
+        said?.throttled > 0 ? h("span", { class: "key bad-key" }, h("b", {}, count(said.throttled)), " refused by it") : null),
+      h("div", { key: "rates", class: "canvas", role: "img", "aria-label": rateWords(points), mount: rates, data: points }),
+      h("h3", {}, "Waiting"),
+      h("div", { key: "waiting", class: "canvas", role: "img", "aria-label": `Payments that wait: now ${count(points.at(-1)?.waiting)}.`, mount: waiting, data: points }),
+      h("details", {}, h("summary", {}, "The same as a table"), table("Rate, limit and backlog over the last minutes",
+        [["At", ""], ["Sent", "num"], ["Allowed", "num"], ["Waiting", "num"], ["Refused by it", "num"]],
+        sparse(points).map((p) => ({ key: p.at, cells: [clock(p.at), rate(p.rate_per_s), rate(p.limit_per_s), count(p.waiting), count(p.throttled)] })))));
+  }
+}
+
+const rest = (known) => [
+  figure("In hand", count(known.in_hand)),
+  figure("Parked", count(known.parked)),
+  figure("Ready in the queue", count(known.queued)),
+  figure("Declined", count(known.declined)),
+];
+
+/** A dozen of them, newest first. */
+function sparse(points) {
+  const step = Math.max(1, Math.floor(points.length / 12));
+  return points.filter((_, at) => (points.length - 1 - at) % step === 0).reverse().slice(0, 12);
+}
+
+const scope = (limit) => {
+  const each = limit.scope === "provider" ? "all requests together" : `each ${limit.scope} on its own`;
+  return limit.applies_to && limit.applies_to !== "all" ? `${each}, ${limit.applies_to} only` : each;
+};
+
+function problems(known) {
+  const all = known.problems ?? [];
+  if (all.length === 0) return null;
+  return h("div", { class: "notice warn", role: "alert" }, h("strong", {}, "Its row cannot be meant; the last good one counts."), h("ul", {}, all.map((words) => h("li", {}, words))));
+}
+
+function told(all) {
+  if (!all) return null;
+  return [
+    section("waits", "Waits for a permit", histogram(all.waits)),
+    section("decisions", "Last decisions", (all.decisions ?? []).length === 0
+      ? empty("Nothing was decided yet", "Grants, refusals and pauses appear here with their reason.")
+      : h("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": "Last decisions" }, table("Last decisions, newest first", [["At", "nowrap"], ["Decision", "nowrap"], ["Reason", "wide"], ["Permits", "num"], ["Worker", "mono"]],
+          all.decisions.map((d, at) => ({ key: `${d.at}-${d.worker}-${d.kind}-${all.decisions.length - at}`, cells: [when(d.at), chip(decision(d.kind)), d.reason ?? "", count(d.permits), d.worker ?? ""] }))))),
+    section("changes", "Last changes of its rows", (all.audit ?? []).length === 0
+      ? empty("No change is on record", "Who changes a limit, and when, stands here afterwards.")
+      : table("Last changes, newest first", [["At", "nowrap"], ["Who", ""], ["What", "wide"]],
+          all.audit.map((a, at) => ({ key: `${a.at}-${all.audit.length - at}`, cells: [when(a.at), a.who ?? "", what(a.what)] })))),
+    all.row ? section("row", "Its row", rowWords(all.row)) : null,
+  ];
+}
+
+const what = (words) => (typeof words === "string" ? words : spelled(JSON.stringify(words)));

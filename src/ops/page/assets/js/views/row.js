@@ -1,0 +1,19 @@
+// A provider's row as the database has it, field by field.
+
+import { h } from "../dom.js";
+
+/** Shown above, each with its own bar. */
+const ELSEWHERE = new Set(["limits", "name"]);
+
+export function rowWords(row) {
+  const fields = Object.entries(row).filter(([name, value]) => !ELSEWHERE.has(name) && value !== null && !bare(value));
+  return h(
+    "details",
+    {},
+    h("summary", {}, "Show what the database says"),
+    h("dl", { class: "facts" }, fields.map(([name, value]) => [h("dt", { key: `n-${name}` }, name), h("dd", { key: `v-${name}`, class: "mono" }, words(value))])),
+  );
+}
+
+const bare = (value) => typeof value === "object" && Object.keys(value).length === 0;
+const words = (value) => (typeof value === "object" ? JSON.stringify(value, null, 1).replaceAll("\n", "") : String(value));

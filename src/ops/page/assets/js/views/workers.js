@@ -1,0 +1,77 @@
+// Who is there: workers with their versions, and the engines as each of them sees them.
+
+import { get, path } from "../api.js";
+import { h } from "../dom.js";
+import { ago, agoWords, count, duration, plural } from "../format.js";
+import { chip, empty, section, table } from "../parts.js";
+import { spelled, workerState } from "../words.js";
+
+const ENGINES = ["database", "queue", "limiter"];
+
+export function workers(context) {
+  let told = null;
+
+  return {
+    place: "workers",
+    title: "Workers and engines",
+    async load(signal) {
+      told = await get(path("workers"), signal);
+    },
+    render() {
+      const heading = h("h1", { tabindex: "-1" }, "Workers and engines");
+      if (told === null) return [heading, h("p", { class: "loading" }, context.problem ? "" : "Loading…")];
+      if (told.workers.length === 0) return [heading, empty("No worker has reported", "Nothing is sent while none runs.", h("pre", {}, h("code", {}, "sluicegate run")))];
+      return [heading, warnings(told.workers), engines(told.workers), section("workers", "Workers", list(told.workers, context))];
+    },
+  };
+}
+
+function warnings(all) {
+  const versions = [...new Set(all.filter(alive).map(({ version }) => version))];
+  const words = all.flatMap((worker) => (worker.warnings ?? []).map((warning) => `${worker.id}: ${warning}`));
+  if (versions.length > 1) words.unshift(`Several versions run at once: ${versions.join(", ")}.`);
+  for (const worker of all.filter(({ state }) => state === "lost")) words.push(`${worker.id} has not been heard of for ${ago(worker.seen_at)}. What it had in hand is taken over when its leases end.`);
+  return words.length === 0 ? null : h("section", { class: "notice warn", "aria-label": "Warnings" }, h("ul", {}, words.map((line) => h("li", { key: line.replace(/ for [^.]*/, "") }, line))));
+}
+
+const alive = ({ state }) => state !== "lost";
+const tripTime = (ms) => (ms === null || ms === undefined ? "–" : ms < 10 ? `${Number(ms.toPrecision(2))} ms` : duration(ms));
+
+/** Each engine in the eyes of all workers that live. */
+function engines(all) {
+  const seen = all.filter(alive);
+  const cards = ENGINES.map((name) => {
+    const views = seen.map((worker) => worker.engines?.[name]).filter(Boolean);
+    const away = views.filter(({ ok }) => !ok).length;
+    const times = views.map((view) => view.rtt_ms).filter((ms) => Number.isFinite(ms));
+    const state = views.length === 0 ? ["Not seen", "neutral"] : away === 0 ? ["Answers", "good"] : away === views.length ? ["Away", "bad"] : [`Away for ${count(away)} of ${count(views.length)}`, "warn"];
+    const [least, most] = times.length === 0 ? ["–", "–"] : [tripTime(Math.min(...times)), tripTime(Math.max(...times))];
+    const trip = least === most ? least : `${least} to ${most}`;
+    return h("article", { key: name, class: `card engine ${state[1]}`, "aria-label": spelled(name) },
+      h("header", {}, h("h3", {}, spelled(name)), chip(state)),
+      h("p", {}, [...new Set(views.map(({ kind }) => kind).filter(Boolean))].join(", ") || "–"),
+      h("p", { class: "muted" }, "Round trip ", h("b", {}, trip)));
+  });
+  return h("section", { "aria-labelledby": "engines-title" }, h("h2", { id: "engines-title" }, "Engines"), h("div", { class: "cards engines" }, cards));
+}
+
+function list(all, context) {
+  const engine = (worker) => ENGINES.map((name) => worker.engines?.[name]).map((view, at) => (view ? h("span", { key: ENGINES[at], class: view.ok ? "trip" : "trip bad" }, `${ENGINES[at]} ${view.ok ? tripTime(view.rtt_ms) : "away"}`) : null));
+  return table(`${plural(all.length, "worker", "workers")}`,
+    [["Worker", "mono"], ["State", "nowrap"], ["Host", ""], ["Version", "mono"], ["Up for", "nowrap"], ["Heard of", "nowrap"], ["Lanes", "num"], ["In hand", "num"], ["In flight", "num"], ["Engines", "wide"]],
+    all.map((worker) => ({
+      key: worker.id,
+      cells: [
+        worker.id === context.overview?.worker ? [worker.id, h("small", { class: "muted" }, " answers here")] : worker.id,
+        chip(workerState(worker.state)),
+        `${worker.host ?? ""}${worker.pid ? `, pid ${worker.pid}` : ""}`,
+        worker.version ?? "",
+        ago(worker.started_at),
+        agoWords(worker.seen_at),
+        count(worker.lanes),
+        count(worker.in_hand),
+        count(worker.in_flight),
+        h("span", { class: "trips" }, engine(worker)),
+      ],
+    })));
+}

@@ -1,0 +1,65 @@
+// States and decisions as people call them. `tone` decides the colour of a chip; the word is always there.
+
+const LANES = {
+  running: ["Running", "good"],
+  idle: ["Idle", "neutral"],
+  waiting_for_limit: ["At its limit", "info"],
+  cold: ["Cold start", "info"],
+  probing: ["Probing", "warn"],
+  paused: ["Paused", "warn"],
+  disabled: ["Disabled", "neutral"],
+  paused_by_provider: ["Paused by provider", "warn"],
+  breaker_open: ["Breaker open", "bad"],
+  misconfigured: ["Misconfigured", "bad"],
+  engine_away: ["Engine away", "bad"],
+  no_worker: ["No worker", "bad"],
+};
+
+const JOBS = {
+  waiting: ["Waiting", "info"],
+  sending: ["Sending", "info"],
+  unknown: ["Outcome unknown", "warn"],
+  review: ["Review", "warn"],
+  dead: ["Dead", "bad"],
+  succeeded: ["Succeeded", "good"],
+  declined: ["Declined", "neutral"],
+  expired: ["Expired", "neutral"],
+  cancelled: ["Cancelled", "neutral"],
+};
+
+const WORKERS = {
+  ready: ["Ready", "good"],
+  starting: ["Starting", "info"],
+  draining: ["Draining", "warn"],
+  lost: ["Lost", "bad"],
+};
+
+const DECISIONS = {
+  granted: ["Granted", "good"],
+  refused: ["Refused", "info"],
+  parked: ["Parked", "info"],
+  throttled: ["Provider refused", "bad"],
+  paused: ["Paused", "warn"],
+  resumed: ["Resumed", "good"],
+  breaker_opened: ["Breaker opened", "bad"],
+  breaker_closed: ["Breaker closed", "good"],
+};
+
+const ALGORITHMS = {
+  sliding_log: "sliding log: every window of this length",
+  sliding_window: "sliding window of buckets",
+  fixed_window: "fixed window: by the calendar",
+  token_bucket: "token bucket",
+  gcra: "evenly spaced (GCRA)",
+};
+
+const spelled = (word) => String(word).replaceAll("_", " ").replace(/^./, (c) => c.toUpperCase());
+const look = (table) => (word) => table[word] ?? [spelled(word), "neutral"];
+
+export const laneState = look(LANES);
+export const jobState = look(JOBS);
+export const workerState = look(WORKERS);
+export const decision = look(DECISIONS);
+export const algorithm = (name) => ALGORITHMS[name] ?? String(name).replaceAll("_", " ");
+export const JOB_STATES = Object.keys(JOBS);
+export { spelled };

@@ -1,0 +1,86 @@
+//! The web page: hand-written HTML, CSS and ES modules, part of the binary, served beside the API that they read.
+//!
+//! Refuses everything that is not in it: no file of the disk, no address of another origin, no script or style in the
+//! page's own text, and no framing by others. What the page shows it asks of `/api/v1`, under the same guard.
+
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
+use axum::Router;
+use axum::extract::Path;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use sha2::{Digest as _, Sha256};
+
+use self::assets::{ASSETS, INDEX};
+
+mod assets;
+
+/// Scripts and styles are files of this server; nothing else is loaded, nothing is sent elsewhere, and no text becomes
+/// markup (<https://www.w3.org/TR/CSP3/>, <https://www.w3.org/TR/trusted-types/>).
+const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
+                                       connect-src 'self'; base-uri 'none'; form-action 'none'; \
+                                       frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
+
+const HEADERS: [(HeaderName, HeaderValue); 6] = [
+    (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(CONTENT_SECURITY_POLICY)),
+    (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
+    (header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
+    (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
+    (HeaderName::from_static("cross-origin-opener-policy"), HeaderValue::from_static("same-origin")),
+    // Names do not change with their content: a copy is asked about each time, by its ETag.
+    (header::CACHE_CONTROL, HeaderValue::from_static("private, no-cache")),
+];
+
+/// One file of the page.
+pub(super) struct Asset {
+    /// Behind `/assets/`.
+    pub(super) path: &'static str,
+    pub(super) content_type: &'static str,
+    pub(super) body: &'static [u8],
+}
+
+/// Each file's validator, by path.
+static ETAGS: LazyLock<HashMap<&'static str, String>> = LazyLock::new(|| {
+    let etag = |asset: &Asset| {
+        let digest = Sha256::digest(asset.body);
+        let hex: String = digest.iter().take(12).map(|byte| format!("{byte:02x}")).collect();
+        (asset.path, format!("\"{hex}\""))
+    };
+    ASSETS.iter().chain([&INDEX]).map(etag).collect()
+});
+
+/// `/` and `/assets/…`.
+pub(super) fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
+    Router::new().route("/", get(index)).route("/assets/{*path}", get(asset))
+}
+
+async fn index(headers: HeaderMap) -> Response {
+    served(&INDEX, &headers)
+}
+
+async fn asset(Path(path): Path<String>, headers: HeaderMap) -> Response {
+    match ASSETS.iter().find(|asset| asset.path == path) {
+        Some(asset) => served(asset, &headers),
+        None => (StatusCode::NOT_FOUND, HEADERS, "no such file\n").into_response(),
+    }
+}
+
+fn served(asset: &Asset, request: &HeaderMap) -> Response {
+    let etag = ETAGS.get(asset.path).map(String::as_str).unwrap_or_default();
+    let tagged = [(header::ETAG, etag), (header::CONTENT_TYPE, asset.content_type)];
+    if request.get(header::IF_NONE_MATCH).is_some_and(|known| matches(known, etag)) {
+        return (StatusCode::NOT_MODIFIED, HEADERS, tagged).into_response();
+    }
+    (HEADERS, tagged, asset.body).into_response()
+}
+
+/// Weak comparison, as `If-None-Match` asks for (<https://www.rfc-editor.org/rfc/rfc9110#section-13.1.2>).
+fn matches(known: &HeaderValue, etag: &str) -> bool {
+    let known = known.to_str().unwrap_or_default();
+    known.split(',').map(|tag| tag.trim().trim_start_matches("W/")).any(|tag| tag == etag || tag == "*")
+}
+
+#[cfg(test)]
+mod tests;

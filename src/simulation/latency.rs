@@ -1,0 +1,150 @@
+//! How long something takes: always the same, anything between two bounds, a lognormal by two percentiles, or as observed.
+//!
+//! Refuses what cannot be meant: a range that ends before it begins, a 95th percentile below the median, no observation.
+
+use std::str::FromStr;
+
+use rand::Rng;
+
+use crate::domain::time::{micros_up, parse_duration};
+
+/// The 95th percentile of the standard normal distribution.
+const Z_95: f64 = 1.644_853_626_951_472_7;
+
+/// A distribution of durations, in microseconds.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Latency {
+    Constant(u64),
+    Uniform {
+        least_us: u64,
+        most_us: u64,
+    },
+    /// Of the logarithm of microseconds.
+    LogNormal {
+        mean: f64,
+        deviation: f64,
+    },
+    /// One of these, each as likely as the other; never empty.
+    Observed(Vec<u64>),
+}
+
+impl Latency {
+    /// Durations that were measured, one per line in milliseconds (decimals allowed) behind an optional title.
+    ///
+    /// # Errors
+    /// Names the first bad line.
+    pub fn observed(csv: &str) -> Result<Self, String> {
+        let mut observed = Vec::new();
+        for (index, line) in csv.lines().enumerate() {
+            let cell = line.split(',').next().unwrap_or_default().trim();
+            if cell.is_empty() {
+                continue;
+            }
+            match cell.parse::<f64>() {
+                Ok(ms) if (0.0..=3_600_000.0).contains(&ms) => observed.push(rounded(ms * 1_000.0)),
+                _ if index == 0 => {}
+                _ => return Err(format!("line {}: `{cell}` is not a time in milliseconds", index + 1)),
+            }
+        }
+        if observed.is_empty() { Err("holds no latency".to_owned()) } else { Ok(Self::Observed(observed)) }
+    }
+
+    /// One duration, in microseconds.
+    pub fn draw(&self, rng: &mut impl Rng) -> u64 {
+        match self {
+            Self::Constant(us) => *us,
+            Self::Uniform { least_us, most_us } => rng.random_range(*least_us..=*most_us),
+            Self::LogNormal { mean, deviation } => rounded((mean + deviation * standard_normal(rng)).exp()),
+            Self::Observed(observed) => {
+                observed.get(rng.random_range(0..observed.len().max(1))).copied().unwrap_or_default()
+            }
+        }
+    }
+}
+
+impl FromStr for Latency {
+    type Err = String;
+
+    /// `100ms`, `20ms..80ms` or `p50=80ms,p95=300ms`; µs as `us`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some((least, most)) = text.split_once("..") {
+            let (least_us, most_us) = (micros(least)?, micros(most)?);
+            if least_us > most_us {
+                return Err(format!("`{text}` ends before it begins"));
+            }
+            return Ok(Self::Uniform { least_us, most_us });
+        }
+        let Some(rest) = text.strip_prefix("p50=") else { return micros(text).map(Self::Constant) };
+        let (median, high) = rest.split_once(",p95=").ok_or_else(|| format!("`{text}`: write p50=80ms,p95=300ms"))?;
+        let (median_us, high_us) = (micros(median)?, micros(high)?);
+        if median_us == 0 || high_us < median_us {
+            return Err(format!("`{text}`: p50 must be above 0 and p95 not below it"));
+        }
+        #[allow(clippy::cast_precision_loss, reason = "microseconds of hours stay far below 2^53")]
+        let (mean, high) = ((median_us as f64).ln(), (high_us as f64).ln());
+        Ok(Self::LogNormal { mean, deviation: (high - mean) / Z_95 })
+    }
+}
+
+fn micros(text: &str) -> Result<u64, String> {
+    match text.strip_suffix("us") {
+        Some(us) => us.parse().map_err(|_| format!("`{text}` is not a duration: write 100ms or 250us")),
+        None => parse_duration(text).map(micros_up),
+    }
+}
+
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "clamped; an hour is longer than any timeout"
+)]
+fn rounded(us: f64) -> u64 {
+    us.round().clamp(0.0, 3.6e9) as u64
+}
+
+/// By Box and Muller, one of the two.
+fn standard_normal(rng: &mut impl Rng) -> f64 {
+    let (radius, angle): (f64, f64) = (1.0 - rng.random::<f64>(), rng.random());
+    (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos()
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::SeedableRng as _;
+    use rand::rngs::StdRng;
+
+    use super::*;
+
+    fn percentiles(latency: &str) -> (u64, u64) {
+        let latency: Latency = latency.parse().unwrap();
+        let mut rng = StdRng::seed_from_u64(3);
+        let mut drawn: Vec<u64> = (0..20_000).map(|_| latency.draw(&mut rng)).collect();
+        drawn.sort_unstable();
+        (drawn[10_000], drawn[19_000])
+    }
+
+    #[test]
+    fn a_lognormal_has_the_percentiles_that_it_was_given() {
+        let (median_us, high_us) = percentiles("p50=80ms,p95=300ms");
+        assert!(median_us.abs_diff(80_000) < 2_500, "{median_us}");
+        assert!(high_us.abs_diff(300_000) < 15_000, "{high_us}");
+    }
+
+    #[test]
+    fn bounds_are_kept_and_what_cannot_be_meant_is_refused() {
+        let (median_us, high_us) = percentiles("20ms..80ms");
+        assert!(median_us.abs_diff(50_000) < 1_500 && high_us.abs_diff(77_000) < 1_500, "{median_us} {high_us}");
+        assert_eq!(percentiles("250us"), (250, 250));
+        for bad in ["", "80", "80ms..20ms", "p50=80ms", "p50=80ms,p95=20ms", "p50=0ms,p95=1ms", "-1ms"] {
+            assert!(bad.parse::<Latency>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn observations_are_read_with_or_without_a_title() {
+        assert_eq!(Latency::observed("latency_ms\n1.5\n2\n").unwrap(), Latency::Observed(vec![1_500, 2_000]));
+        assert_eq!(Latency::observed("7,ignored\n").unwrap(), Latency::Observed(vec![7_000]));
+        assert_eq!(Latency::observed("ms\n1\nx\n").unwrap_err(), "line 3: `x` is not a time in milliseconds");
+        assert!(Latency::observed("ms\n").is_err());
+    }
+}

@@ -1,0 +1,257 @@
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use rand::SeedableRng as _;
+
+use super::*;
+use crate::domain::provider::ProviderName;
+use crate::ledger::provider_row::{AccountRow, LimitRow, ProviderRow};
+use crate::worker::quotas::quota_spec;
+use crate::worker::settings_watch::Known;
+
+/// 2027-01-15, on a whole second.
+const START_US: u64 = 1_800_000_000_000_000;
+
+fn limit(name: &str, max_requests: i64, window_ms: i64) -> LimitRow {
+    LimitRow { name: name.to_owned(), max_requests, window_ms, ..LimitRow::default() }
+}
+
+fn row(limits: Vec<LimitRow>) -> ProviderRow {
+    let url = "https://p.example.com/charges".to_owned();
+    let retention = Some(86_400);
+    ProviderRow { name: "p".to_owned(), url, limits, idempotency_retention_s: retention, ..ProviderRow::default() }
+}
+
+/// Nothing but the limiter takes time.
+fn model(row: &ProviderRow) -> Model {
+    let provider = row.meant(1).unwrap();
+    let name = ProviderName::new("p").unwrap();
+    let providers = [(name.clone(), Arc::new(provider.clone()))].into();
+    let spec = quota_spec(&Known { version: 1, providers, bad: Vec::new() }, &name).unwrap();
+    Model {
+        spec,
+        provider,
+        processes: 1,
+        start_us: START_US,
+        latency: Latency::Constant(0),
+        transit: Latency::Constant(0),
+        round_trip: Duration::ZERO,
+        commit: Duration::ZERO,
+        faults: 0.0,
+        cold: false,
+    }
+}
+
+fn run(model: &Model, arrivals: &Arrivals) -> Figures {
+    simulate(model, arrivals, &mut StdRng::seed_from_u64(1))
+}
+
+/// When requests reach the provider, in milliseconds.
+fn starts_ms(figures: &Figures) -> Vec<u64> {
+    figures.arrivals_us.iter().map(|at_us| at_us / 1_000).collect()
+}
+
+/// A window as the limiter counts it, 2 ms and 0.05 % longer, in whole milliseconds.
+const SECOND_MS: u64 = 1_002;
+
+/// The log counts whole milliseconds, and a call waits up to two of them for answers to settle.
+fn near(starts_ms: &[u64], expected: &[u64], slack_ms: u64) -> bool {
+    starts_ms.len() == expected.len()
+        && starts_ms.iter().zip(expected).all(|(start, expected)| (*expected..=expected + slack_ms).contains(start))
+}
+
+#[test]
+fn three_jobs_at_one_per_second_start_a_window_apart() {
+    let figures = run(&model(&row(vec![limit("all", 1, 1_000)])), &Arrivals::burst(3));
+    let starts = starts_ms(&figures);
+    assert!(near(&starts, &[0, SECOND_MS, 2 * SECOND_MS], 3), "{starts:?}");
+    assert_eq!((figures.succeeded, figures.unfinished, figures.windows[0].largest), (3, 0, 1));
+    // Rounded up, where starts are cut.
+    assert!((starts[2]..=starts[2] + 1).contains(&figures.wait.max_ms), "{:?}", figures.wait);
+    assert_eq!(figures.drained_in_ms, Some(figures.wait.max_ms));
+}
+
+#[test]
+fn a_slot_is_held_until_the_answer() {
+    let slow = Model { latency: Latency::Constant(500_000), ..model(&row(vec![limit("all", 1, 1_000)])) };
+    let starts = starts_ms(&run(&slow, &Arrivals::burst(3)));
+    assert!(near(&starts, &[0, 500 + SECOND_MS, 2 * (500 + SECOND_MS)], 3), "{starts:?}");
+    let mut by_start = row(vec![limit("all", 1, 1_000)]);
+    (by_start.slot_release, by_start.transit_jitter_ms) = ("grant".to_owned(), 100);
+    let by_start = Model { latency: Latency::Constant(500_000), ..model(&by_start) };
+    let starts = starts_ms(&run(&by_start, &Arrivals::burst(3)));
+    assert!(near(&starts, &[0, 100 + SECOND_MS, 2 * (100 + SECOND_MS)], 3), "{starts:?}");
+}
+
+#[test]
+fn a_cold_limiter_grants_nothing_until_no_older_permit_can_be_in_hands() {
+    let cold = Model { cold: true, ..model(&row(vec![limit("all", 1, 1_000)])) };
+    let starts = starts_ms(&run(&cold, &Arrivals::burst(2)));
+    // 250 ms of booking and 500 ms of send budget; then the ledger knows of nothing.
+    assert!(near(&starts, &[750, 750 + SECOND_MS], 10), "{starts:?}");
+}
+
+#[test]
+fn the_tighter_of_two_limits_decides_in_its_time() {
+    let mut both = row(vec![limit("minute", 3, 60_000), limit("second", 2, 1_000)]);
+    both.leak_per_second = Some(1_000.0);
+    let starts = starts_ms(&run(&model(&both), &Arrivals::burst(5)));
+    // Two at once, the third a second later, and the rest when the first two have left the minute: 60.032 s.
+    assert!(near(&starts[..3], &[0, 0, SECOND_MS], 5), "{starts:?}");
+    assert!(near(&starts[3..], &[60_032, 60_032], 50), "{starts:?}");
+}
+
+#[test]
+fn a_refused_job_is_parked_and_comes_back() {
+    for mode in ["blocking", "requeue"] {
+        let mut strict = row(vec![limit("all", 1, 20_000)]);
+        strict.mode = mode.to_owned();
+        let figures = run(&model(&strict), &Arrivals::burst(3));
+        let starts = starts_ms(&figures);
+        assert!(near(&starts, &[0, 20_012, 40_024], 600), "{mode}: {starts:?}");
+        assert!(figures.parked > 0, "{mode}: 20 s are longer than max_wait_ms");
+    }
+}
+
+#[test]
+fn even_pacing_leaves_the_same_gap_everywhere() {
+    let mut even = row(vec![limit("all", 10, 1_000)]);
+    (even.pacing, even.leak_per_second) = ("even".to_owned(), Some(1_000.0));
+    let two = Model { processes: 2, ..model(&even) };
+    let starts = starts_ms(&run(&two, &Arrivals::burst(30)));
+    assert!(starts.windows(2).all(|pair| pair[1] - pair[0] >= 99), "{starts:?}");
+    assert!(starts[29] <= 3_100, "{starts:?}");
+}
+
+#[test]
+fn one_account_at_its_limit_holds_nobody_else() {
+    let mut rows =
+        row(vec![limit("all", 100, 1_000), LimitRow { scope: "account".to_owned(), ..limit("each", 1, 60_000) }]);
+    rows.accounts = vec![
+        AccountRow { account: "free".to_owned(), rule: "exempt".to_owned(), ..AccountRow::default() },
+        AccountRow { account: "shut".to_owned(), rule: "blocked".to_owned(), ..AccountRow::default() },
+    ];
+    let mut arrivals = Arrivals::default();
+    let jobs: Vec<Arrival> = ["busy", "busy", "free", "free", "other", "shut"]
+        .map(|name| Arrival { account: Some(arrivals.account(name)), ..Arrival::at(0) })
+        .into();
+    arrivals.add(jobs);
+    let figures = run(&model(&rows), &arrivals);
+    assert_eq!((figures.succeeded, figures.blocked, figures.unfinished), (5, 1, 0));
+    let starts = starts_ms(&figures);
+    assert!(starts[3] < 200, "all but the second of `busy`: {starts:?}");
+    assert!((60_032..60_700).contains(&starts[4]), "{starts:?}");
+    let each = figures.windows.iter().find(|window| window.limit == "each").unwrap();
+    assert_eq!((each.largest, each.most), (1, 1));
+}
+
+#[test]
+fn who_waits_beyond_its_deadline_is_not_sent() {
+    let mut arrivals = Arrivals::default();
+    arrivals.add((0..3).map(|_| Arrival { expires_us: Some(1_500_000), ..Arrival::at(0) }));
+    let figures = run(&model(&row(vec![limit("all", 1, 1_000)])), &arrivals);
+    assert_eq!((figures.succeeded, figures.deadlines_missed, figures.requests), (2, 1, 2));
+}
+
+#[test]
+fn the_urgent_go_first() {
+    let mut arrivals = Arrivals::default();
+    arrivals.add((0..4).map(|index| Arrival { priority: if index == 3 { 9 } else { 0 }, ..Arrival::at(index) }));
+    let mut fast = row(vec![limit("all", 1, 1_000)]);
+    fast.leak_per_second = Some(1_000.0);
+    let figures = run(&model(&fast), &arrivals);
+    assert_eq!(figures.succeeded, 4);
+    // The one that came last waits for one window, the plain ones for two and three.
+    assert!(figures.wait.p50_ms <= SECOND_MS + 5 && figures.wait.max_ms >= 3 * SECOND_MS, "{:?}", figures.wait);
+}
+
+#[test]
+fn a_way_that_varies_more_than_its_allowance_is_seen_to_break_the_limit() {
+    let mut by_start = row(vec![limit("all", 20, 1_000)]);
+    (by_start.slot_release, by_start.transit_jitter_ms) = ("grant".to_owned(), 10);
+    let of =
+        |row: &ProviderRow| run(&Model { transit: "0ms..400ms".parse().unwrap(), ..model(row) }, &Arrivals::burst(400));
+    let broken = of(&by_start);
+    assert!(!broken.holds() && broken.windows[0].largest > 20, "{:?}", broken.windows);
+    by_start.slot_release = "response".to_owned();
+    assert!(of(&by_start).holds(), "{:?}", of(&by_start).windows);
+}
+
+#[test]
+fn a_closed_limit_never_ends_and_says_so() {
+    let figures = run(&model(&row(vec![limit("all", 0, 1_000)])), &Arrivals::burst(10));
+    assert_eq!((figures.requests, figures.unfinished, figures.drained_in_ms), (0, 10, None));
+}
+
+#[test]
+fn faults_are_sent_again_under_the_same_limit() {
+    let faulty =
+        Model { faults: 0.3, latency: "20ms..80ms".parse().unwrap(), ..model(&row(vec![limit("all", 50, 1_000)])) };
+    let figures = run(&faulty, &Arrivals::burst(500));
+    assert_eq!((figures.succeeded + figures.review, figures.unfinished), (500, 0));
+    assert!(figures.succeeded >= 498 && figures.requests > 600, "{} {}", figures.succeeded, figures.requests);
+    assert!(figures.holds(), "{:?}", figures.windows);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    let vague = Model {
+        latency: "p50=80ms,p95=300ms".parse().unwrap(),
+        transit: "1ms..3ms".parse().unwrap(),
+        round_trip: Duration::from_millis(1),
+        commit: Duration::from_millis(2),
+        faults: 0.01,
+        processes: 3,
+        ..model(&row(vec![limit("all", 50, 1_000)]))
+    };
+    let of = |seed| simulate(&vague, &Arrivals::burst(2_000), &mut StdRng::seed_from_u64(seed));
+    assert_eq!(of(7), of(7));
+    assert_ne!(of(7).arrivals_us, of(8).arrivals_us);
+    let figures = of(7);
+    assert!(figures.holds() && (0.97..=1.01).contains(&figures.utilisation), "{}", figures.utilisation);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn no_window_is_ever_too_full(
+        limits in prop::collection::vec((1..40_i64, prop_oneof![1..200_i64, Just(1_000), Just(10_000)]), 1..4),
+        (workers, bucket, processes) in (1..80_i64, 1..300_i64, 1..4_u32),
+        latency_ms in (0..400_u64, 0..3_000_u64),
+        transit_ms in (0..20_u64, 0..200_u64),
+        (round_trip_ms, commit_ms) in (0..40_u64, 0..40_u64),
+        faults in prop_oneof![Just(0.0), 0.0..0.4_f64],
+        (requeue, even, cold, seed) in (any::<bool>(), any::<bool>(), any::<bool>(), any::<u64>()),
+        arrivals in prop::collection::vec((0..20_000_u64, 1..4_u16, 0..10_u8, 0..3_u32), 1..120),
+    ) {
+        let mut limits: Vec<LimitRow> =
+            limits.into_iter().enumerate().map(|(index, (max, ms))| limit(&format!("l{index}"), max.max(3), ms)).collect();
+        limits.push(LimitRow { scope: "account".to_owned(), ..limit("each", 5, 2_000) });
+        let mut any = row(limits);
+        (any.workers, any.bucket_capacity, any.timeout_ms) = (workers, bucket, 2_000);
+        any.mode = if requeue { "requeue" } else { "blocking" }.to_owned();
+        any.pacing = if even { "even" } else { "burst" }.to_owned();
+        let uniform = |(least, more): (u64, u64)| {
+            Latency::Uniform { least_us: least * 1_000, most_us: (least + more) * 1_000 }
+        };
+        let model = Model {
+            processes,
+            latency: uniform(latency_ms),
+            transit: uniform(transit_ms),
+            round_trip: Duration::from_millis(round_trip_ms),
+            commit: Duration::from_millis(commit_ms),
+            faults,
+            cold,
+            ..model(&any)
+        };
+        let mut come = Arrivals::default();
+        let jobs: Vec<Arrival> = arrivals.into_iter().map(|(at_ms, cost, priority, account)| {
+            let account = Some(come.account(&format!("a{account}")));
+            Arrival { account, cost, priority, ..Arrival::at(at_ms * 1_000) }
+        }).collect();
+        come.add(jobs);
+        let figures = simulate(&model, &come, &mut StdRng::seed_from_u64(seed));
+        prop_assert!(figures.holds(), "{:?}", figures.windows);
+        prop_assert_eq!(figures.unfinished, 0);
+    }
+}

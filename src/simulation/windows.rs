@@ -1,0 +1,151 @@
+//! Counts what the provider was sent, in every window of every limit: the judge of a simulated run.
+//!
+//! Refuses to share code with the limiter that it judges. A window of length W that ends at t covers (t − W, t]; since a
+//! count can only peak at an arrival, looking at those that end there looks at all of them.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::Serialize;
+
+use crate::domain::limit::{Algorithm, AppliesTo, Rule, Scope};
+use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
+use crate::domain::time::{format_duration, micros_up};
+
+/// One request as the provider counts it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Use {
+    pub at_us: u64,
+    pub cost: u16,
+    pub account: Option<u32>,
+}
+
+/// The fullest window of one limit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct WindowCount {
+    pub limit: String,
+    /// As written: `100/1s`.
+    pub allows: String,
+    pub algorithm: &'static str,
+    /// Most uses in any window: of one account, where the limit counts accounts.
+    pub largest: u64,
+    /// Most that a window may hold as this algorithm counts; of an account with a rule of its own, its own.
+    pub most: u64,
+    /// Whose window it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub account: Option<String>,
+    /// Never refuses, so that it may be exceeded.
+    pub shadow: bool,
+}
+
+impl WindowCount {
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        self.shadow || self.largest <= self.most
+    }
+}
+
+/// The fullest windows of the limits that count charges; `uses` in any order. References are not simulated.
+pub(super) fn count(spec: &QuotaSpec, uses: &[Use], accounts: &[String]) -> Vec<WindowCount> {
+    let mut sorted: Vec<Use> = uses.to_vec();
+    sorted.sort_by_key(|one| one.at_us);
+    let counted =
+        spec.limits.iter().filter(|limit| limit.scope != Scope::Reference && limit.applies_to != AppliesTo::Lookup);
+    counted.map(|limit| fullest(spec, limit, &sorted, accounts)).collect()
+}
+
+fn fullest(spec: &QuotaSpec, limit: &LimitSpec, sorted: &[Use], accounts: &[String]) -> WindowCount {
+    let mut windows: BTreeMap<Option<u32>, Window> = BTreeMap::new();
+    for one in sorted {
+        let of = if limit.scope == Scope::Account { one.account } else { None };
+        if limit.scope == Scope::Account && of.is_none() {
+            continue;
+        }
+        let window = windows.entry(of).or_insert_with(|| {
+            let name = of.and_then(|account| accounts.get(account as usize));
+            Window::of(&own(spec, limit, name.map(String::as_str)), name.cloned())
+        });
+        window.arrive(one.at_us, u64::from(one.cost));
+    }
+    // One that is exceeded first, then the fullest in proportion.
+    let worst = windows.into_values().filter(|window| !window.exempt).max_by(|a, b| a.share().total_cmp(&b.share()));
+    let worst = worst.unwrap_or_else(|| Window::of(&Some(limit.clone()), None));
+    WindowCount {
+        limit: limit.name.clone(),
+        allows: format!("{}/{}", limit.max_requests, format_duration(limit.window)),
+        algorithm: limit.algorithm.name(),
+        largest: worst.largest,
+        most: worst.most,
+        account: worst.account,
+        shadow: limit.shadow,
+    }
+}
+
+/// The limit as it holds for one account; `None`: it does not count it.
+fn own(spec: &QuotaSpec, limit: &LimitSpec, account: Option<&str>) -> Option<LimitSpec> {
+    let rules = || spec.account_rules.iter().filter(|rule| Some(rule.account.as_str()) == account);
+    let named = rules().find(|rule| rule.limit.as_deref() == Some(limit.name.as_str()));
+    match named.or_else(|| rules().find(|rule| rule.limit.is_none())).map(|rule| rule.rule) {
+        Some(Rule::Exempt) => None,
+        Some(Rule::Limit(rate)) => {
+            Some(LimitSpec { max_requests: rate.max_requests(), window: rate.window(), ..limit.clone() })
+        }
+        Some(Rule::Blocked) | None => Some(limit.clone()),
+    }
+}
+
+struct Window {
+    window_us: u64,
+    /// Fixed windows count by the calendar: where one begins.
+    offset_us: Option<u64>,
+    recent: VecDeque<(u64, u64)>,
+    now: u64,
+    largest: u64,
+    most: u64,
+    account: Option<String>,
+    exempt: bool,
+}
+
+impl Window {
+    fn of(limit: &Option<LimitSpec>, account: Option<String>) -> Self {
+        let window_us = limit.as_ref().map_or(1, |limit| micros_up(limit.window));
+        let offset_us = limit.as_ref().filter(|limit| limit.algorithm == Algorithm::FixedWindow);
+        Self {
+            window_us,
+            offset_us: offset_us.map(|limit| micros_up(limit.offset) % window_us),
+            recent: VecDeque::new(),
+            now: 0,
+            largest: 0,
+            most: limit.as_ref().map_or(0, most),
+            account,
+            exempt: limit.is_none(),
+        }
+    }
+
+    fn arrive(&mut self, at_us: u64, cost: u64) {
+        let over = |then_us: u64| match self.offset_us {
+            Some(offset_us) => (then_us - offset_us) / self.window_us != (at_us - offset_us) / self.window_us,
+            None => then_us + self.window_us <= at_us,
+        };
+        while let Some((_, gone)) = self.recent.pop_front_if(|(then_us, _)| over(*then_us)) {
+            self.now -= gone;
+        }
+        self.recent.push_back((at_us, cost));
+        self.now += cost;
+        self.largest = self.largest.max(self.now);
+    }
+
+    #[allow(clippy::cast_precision_loss, reason = "for comparison alone")]
+    fn share(&self) -> f64 {
+        self.largest as f64 / (self.most as f64).max(0.5)
+    }
+}
+
+/// Most uses that a window holds as the algorithm counts.
+fn most(limit: &LimitSpec) -> u64 {
+    let max = u64::from(limit.max_requests);
+    match limit.algorithm {
+        Algorithm::SlidingLog | Algorithm::SlidingWindow | Algorithm::FixedWindow => max,
+        // What is there at once, and what flows in while the window lasts.
+        Algorithm::TokenBucket | Algorithm::Gcra => u64::from(limit.cost_max()) + max,
+    }
+}

@@ -1,0 +1,346 @@
+//! The counts of one lane: what its jobs waited for, what was sent and when, what came back and what became of it.
+//!
+//! Refuses to judge: what counts as refused or late is decided where it happens. What is under way is counted by guards,
+//! so that nothing stays counted when a job ends early.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::buckets::{Buckets, Distribution, ms};
+use super::decisions::{Decision, DecisionKind, DecisionLine, Decisions};
+use super::tally::Tally;
+use crate::domain::outcome::FinalState;
+
+/// Bounds of the waits for a permit.
+const WAITS_MS: [u64; 16] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000];
+const WAITS_US: [u64; 16] = ms(WAITS_MS);
+/// Bounds of requests and of what their permits hold.
+const REQUESTS_US: [u64; 13] = ms([5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000]);
+/// Bounds of starts after the instant that a permit names.
+const LATENESS_US: [u64; 12] =
+    [100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 1_000_000];
+/// Bounds from the recording of a job to its end: from a second to a week.
+const JOBS_US: [u64; 14] = ms([
+    100,
+    500,
+    1_000,
+    5_000,
+    15_000,
+    60_000,
+    300_000,
+    900_000,
+    3_600_000,
+    14_400_000,
+    43_200_000,
+    86_400_000,
+    259_200_000,
+    604_800_000,
+]);
+
+/// What came back of a request: the class of its status, nothing at all, or it never left.
+const STATUS_CLASSES: [&str; 7] = ["1xx", "2xx", "3xx", "4xx", "5xx", "none", "unsent"];
+
+/// Why a permit was refused.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Refused {
+    /// A word of a closed list; `limit` for a limit.
+    pub reason: &'static str,
+    /// The name of the limit.
+    pub limit: Option<String>,
+}
+
+/// One lane's counts; shared by all of its jobs.
+#[derive(Debug)]
+pub struct LaneMeter {
+    sent: AtomicU64,
+    throttled: AtomicU64,
+    granted: AtomicU64,
+    returned: AtomicU64,
+    redelivered: AtomicU64,
+    in_flight: Arc<AtomicU64>,
+    in_hand: Arc<AtomicU64>,
+    waiting: Arc<AtomicU64>,
+    answers: Tally<&'static str>,
+    outcomes: Tally<&'static str>,
+    refused: Tally<Refused>,
+    requeues: Tally<&'static str>,
+    rejected: Tally<&'static str>,
+    permit_waits: Buckets,
+    lateness: Buckets,
+    holds: Buckets,
+    requests: Buckets,
+    jobs: Buckets,
+    decisions: Decisions,
+}
+
+/// What an overview of a lane shows, since the process began.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LaneFigures {
+    /// Requests begun.
+    pub sent_total: u64,
+    /// Those that the provider refused though we had allowed them.
+    pub throttled_total: u64,
+    /// Requests without an answer yet.
+    pub in_flight: u64,
+    /// Messages taken from the queue and not finished.
+    pub in_hand: u64,
+    pub permit_waits: Histogram,
+    /// At most 50, newest first.
+    pub decisions: Vec<DecisionLine>,
+}
+
+/// Waits by their length.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Histogram {
+    /// Upper bounds in milliseconds, ascending.
+    pub bounds_ms: &'static [u64],
+    /// One count per bound, and one of what exceeds the last; not cumulative.
+    pub counts: Vec<u64>,
+}
+
+/// Everything else that is counted, since the process began.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LaneCounts {
+    pub granted: u64,
+    /// Permits given back unused.
+    pub returned: u64,
+    pub redelivered: u64,
+    /// Jobs that wait for a permit now.
+    pub waiting: u64,
+    /// By class of status.
+    pub answers: Vec<(&'static str, u64)>,
+    /// By final state.
+    pub outcomes: Vec<(&'static str, u64)>,
+    pub refused: Vec<(Refused, u64)>,
+    /// By reason: parked for a while, or handed back to the queue.
+    pub requeues: Vec<(&'static str, u64)>,
+    /// By reason.
+    pub rejected: Vec<(&'static str, u64)>,
+    pub permit_waits: Distribution,
+    pub lateness: Distribution,
+    pub holds: Distribution,
+    pub requests: Distribution,
+    pub jobs: Distribution,
+}
+
+/// Counts one thing that is under way until it is dropped.
+#[derive(Debug)]
+#[must_use = "it is counted for as long as this lives"]
+pub struct Counted(Arc<AtomicU64>);
+
+impl Counted {
+    fn in_(gauge: &Arc<AtomicU64>) -> Self {
+        gauge.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(gauge))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Default for LaneMeter {
+    fn default() -> Self {
+        Self {
+            sent: AtomicU64::default(),
+            throttled: AtomicU64::default(),
+            granted: AtomicU64::default(),
+            returned: AtomicU64::default(),
+            redelivered: AtomicU64::default(),
+            in_flight: Arc::default(),
+            in_hand: Arc::default(),
+            waiting: Arc::default(),
+            answers: Tally::of(STATUS_CLASSES),
+            outcomes: Tally::of(FinalState::ALL.map(FinalState::name)),
+            refused: Tally::of([]),
+            requeues: Tally::of([]),
+            rejected: Tally::of([]),
+            permit_waits: Buckets::new(&WAITS_US),
+            lateness: Buckets::new(&LATENESS_US),
+            holds: Buckets::new(&REQUESTS_US),
+            requests: Buckets::new(&REQUESTS_US),
+            jobs: Buckets::new(&JOBS_US),
+            decisions: Decisions::default(),
+        }
+    }
+}
+
+impl LaneMeter {
+    /// A message was taken from the queue; in hand until the guard drops.
+    pub fn taken(&self, redelivered: bool) -> Counted {
+        if redelivered {
+            self.redelivered.fetch_add(1, Ordering::Relaxed);
+        }
+        Counted::in_(&self.in_hand)
+    }
+
+    /// A job waits for a permit until the guard drops.
+    pub fn waits_for_permit(&self) -> Counted {
+        Counted::in_(&self.waiting)
+    }
+
+    /// A permit was granted that may be used so long after it was asked for.
+    pub fn permit_waited(&self, wait: Duration) {
+        self.granted.fetch_add(1, Ordering::Relaxed);
+        self.permit_waits.observe(wait);
+        let (kind, reason) = (DecisionKind::Granted, "every limit had room".to_owned());
+        self.decisions.keep(Decision { kind, about: String::new(), reason, permits: 1 });
+    }
+
+    /// A permit was asked for and refused; `words` say why and for how long.
+    pub fn refused(&self, refused: Refused, words: String) {
+        let about = refused.limit.clone().unwrap_or_else(|| refused.reason.to_owned());
+        self.refused.count(refused);
+        self.decisions.keep(Decision { kind: DecisionKind::Refused, about, reason: words, permits: 1 });
+    }
+
+    /// A permit was given back unused: it came too late, or what it was for was not to be sent any more.
+    pub fn permit_returned(&self) {
+        self.returned.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A request begins so long after the start that its permit named; in flight until the guard drops.
+    pub fn started(&self, lateness: Duration) -> Counted {
+        self.sent.fetch_add(1, Ordering::Relaxed);
+        self.lateness.observe(lateness);
+        Counted::in_(&self.in_flight)
+    }
+
+    /// A request came to an end after so long; `status` if there was an answer, `left` if any of it may have left.
+    pub fn answered(&self, status: Option<u16>, left: bool, took: Duration) {
+        let class = match status {
+            Some(status @ 100..600) => STATUS_CLASSES.get(usize::from(status / 100) - 1).copied().unwrap_or("none"),
+            Some(_) => "none",
+            None if left => "none",
+            None => "unsent",
+        };
+        self.answers.count(class);
+        self.requests.observe(took);
+    }
+
+    /// A request held its permit for so long: from its start until its answer was read, or until nobody waits for one.
+    pub fn hold(&self, held: Duration) {
+        self.holds.observe(held);
+    }
+
+    /// The provider refused what we had allowed.
+    pub fn throttled(&self) {
+        self.throttled.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A job has ended so long after it was recorded.
+    pub fn settled(&self, outcome: &'static str, after: Duration) {
+        self.outcomes.count(outcome);
+        self.jobs.observe(after);
+    }
+
+    /// A job was put down for a while, or went back to the queue.
+    pub fn requeued(&self, reason: &'static str) {
+        self.requeues.count(reason);
+    }
+
+    /// A job was put down for a while because of this.
+    pub fn parked(&self, reason: &'static str, words: &str) {
+        self.requeues.count(reason);
+        let (about, reason) = (reason.to_owned(), words.to_owned());
+        self.decisions.keep(Decision { kind: DecisionKind::Parked, about, reason, permits: 0 });
+    }
+
+    /// A message can never be a job.
+    pub fn rejected(&self, reason: &'static str) {
+        self.rejected.count(reason);
+    }
+
+    pub fn decision(&self, decision: Decision) {
+        self.decisions.keep(decision);
+    }
+
+    /// What an overview shows.
+    #[must_use]
+    pub fn figures(&self) -> LaneFigures {
+        LaneFigures {
+            sent_total: self.sent.load(Ordering::Relaxed),
+            throttled_total: self.throttled.load(Ordering::Relaxed),
+            in_flight: self.in_flight.load(Ordering::Relaxed),
+            in_hand: self.in_hand.load(Ordering::Relaxed),
+            permit_waits: Histogram { bounds_ms: &WAITS_MS, counts: self.permit_waits.read().counts },
+            decisions: self.decisions.read(),
+        }
+    }
+
+    /// Everything else.
+    #[must_use]
+    pub fn counts(&self) -> LaneCounts {
+        LaneCounts {
+            granted: self.granted.load(Ordering::Relaxed),
+            returned: self.returned.load(Ordering::Relaxed),
+            redelivered: self.redelivered.load(Ordering::Relaxed),
+            waiting: self.waiting.load(Ordering::Relaxed),
+            answers: self.answers.read(),
+            outcomes: self.outcomes.read(),
+            refused: self.refused.read(),
+            requeues: self.requeues.read(),
+            rejected: self.rejected.read(),
+            permit_waits: self.permit_waits.read(),
+            lateness: self.lateness.read(),
+            holds: self.holds.read(),
+            requests: self.requests.read(),
+            jobs: self.jobs.read(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of<K: PartialEq + Copy>(counts: &[(K, u64)], word: K) -> u64 {
+        counts.iter().find(|(known, _)| *known == word).map_or(0, |(_, count)| *count)
+    }
+
+    #[test]
+    fn what_is_under_way_is_counted_while_it_is() {
+        let meter = LaneMeter::default();
+        let taken = [meter.taken(false), meter.taken(true)];
+        let waiting = meter.waits_for_permit();
+        let sent = meter.started(Duration::from_micros(300));
+        let figures = meter.figures();
+        assert_eq!((figures.in_hand, figures.in_flight, figures.sent_total), (2, 1, 1));
+        assert_eq!((meter.counts().waiting, meter.counts().redelivered), (1, 1));
+        drop((taken, waiting, sent));
+        let figures = meter.figures();
+        assert_eq!((figures.in_hand, figures.in_flight, figures.sent_total, meter.counts().waiting), (0, 0, 1, 0));
+    }
+
+    #[test]
+    fn answers_are_told_apart_by_the_class_of_their_status() {
+        let meter = LaneMeter::default();
+        let took = Duration::from_millis(3);
+        for status in [Some(200), Some(201), Some(429), Some(503), Some(799), None] {
+            meter.answered(status, true, took);
+        }
+        meter.answered(None, false, took);
+        let answers = meter.counts().answers;
+        let found = ["2xx", "3xx", "4xx", "5xx", "none", "unsent"].map(|class| of(&answers, class));
+        assert_eq!(found, [2, 0, 1, 1, 2, 1]);
+        assert_eq!(meter.counts().requests.counts[0], 7);
+    }
+
+    #[test]
+    fn a_refusal_is_counted_by_its_limit_and_told_in_words() {
+        let meter = LaneMeter::default();
+        let by = |limit: &str| Refused { reason: "limit", limit: Some(limit.to_owned()) };
+        meter.refused(by("per-second"), "refused by per-second (5/1s), free in 0.8 s".to_owned());
+        meter.refused(by("per-second"), "refused by per-second (5/1s), free in 0.7 s".to_owned());
+        meter.refused(Refused { reason: "cold", limit: None }, "cold".to_owned());
+        assert_eq!(meter.counts().refused.iter().map(|(_, count)| *count).collect::<Vec<_>>(), [1, 2]);
+        let decisions = meter.figures().decisions;
+        assert_eq!(decisions.len(), 2);
+        assert_eq!((decisions[1].permits, decisions[1].reason.ends_with("0.7 s")), (2, true));
+        let waits = meter.figures().permit_waits;
+        assert_eq!(waits.counts.len(), waits.bounds_ms.len() + 1);
+    }
+}

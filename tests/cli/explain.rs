@@ -1,0 +1,66 @@
+//! `jobs explain` without a running process: from the ledger, and it says that it did.
+
+use sluicegate::cli::Exit;
+
+use crate::jobs::{Desk, exit};
+
+const ALONE: [&str; 4] = ["--set", "ops.listen=none", "jobs", "explain"];
+
+fn line<'a>(rest: &[&'a str]) -> Vec<&'a str> {
+    [&ALONE[..], rest].concat()
+}
+
+#[tokio::test]
+async fn a_payment_is_explained_from_the_ledger_alone() {
+    let desk = Desk::open().await;
+    desk.payment("w1", "acme", "waiting").await;
+    desk.payment("w2", "acme", "waiting").await;
+    let ran = desk.run(&line(&["w2"])).await;
+    assert_eq!(exit(&ran), Exit::Fine, "{}", ran.err);
+    assert!(ran.err.contains("explained from the ledger alone"), "{}", ran.err);
+    assert!(ran.out.starts_with("w2 of acme is `waiting`: in the queue of lane acme, and no worker"), "{}", ran.out);
+    assert!(ran.out.contains("about 1 before it"), "{}", ran.out);
+    let gates: Vec<&str> = ran.out.lines().skip(3).filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(gates, sluicegate::domain::explain::GATES);
+
+    desk.sql("UPDATE providers SET paused = 1 WHERE name = 'acme'").await;
+    let ran = desk.run(&line(&["w2", "--json"])).await;
+    let told: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!(
+        (told["explained_from"].as_str(), told["stands_at"]["gate"].as_str()),
+        (Some("ledger"), Some("provider"))
+    );
+    assert!(told["summary"].as_str().unwrap().contains("`sluicegate provider resume acme`"), "{told}");
+}
+
+/// The commands that a sentence names can be run.
+#[tokio::test]
+async fn what_it_says_a_person_can_do_can_be_done() {
+    let desk = Desk::open().await;
+    for (id, state) in [("r1", "review"), ("d1", "dead")] {
+        desk.payment(id, "acme", state).await;
+        let ran = desk.run(&line(&[id])).await;
+        let named = ran.out.split('`').find(|part| part.starts_with("sluicegate ")).unwrap().to_owned();
+        let words: Vec<&str> = named.split_whitespace().skip(1).collect();
+        let done = desk.run(&words).await;
+        assert_eq!(exit(&done), Exit::Fine, "{named}: {}", done.err);
+        assert_ne!(desk.state(id).await, state, "{named}");
+    }
+    let ran = desk.run(&line(&["r1"])).await;
+    assert!(ran.out.contains("is `succeeded`: charged"), "{}", ran.out);
+}
+
+#[tokio::test]
+async fn an_id_that_the_ledger_does_not_know_is_looked_for_elsewhere_and_exits_with_1() {
+    let desk = Desk::open().await;
+    let ran = desk.run(&line(&["nobody"])).await;
+    assert_eq!(exit(&ran), Exit::Failed);
+    assert!(ran.out.contains("the ledger has no job nobody: it is still in its lane's queue"), "{}", ran.out);
+    desk.sql(
+        "INSERT INTO rejected_messages (at, lane, job_id, reason, detail, body_sha256, body_bytes) \
+         VALUES (1795269801000, 'acme', 'odd', 'bad_amount', 'amount must be above 0', zeroblob(32), 7)",
+    )
+    .await;
+    let ran = desk.run(&line(&["odd"])).await;
+    assert!(ran.out.contains("can never be a job (bad_amount: amount must be above 0)"), "{}", ran.out);
+}

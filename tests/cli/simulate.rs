@@ -1,0 +1,125 @@
+//! `simulate` as a process, on provider files: rehearsals side by side, and what is wrong with what was asked.
+
+use std::path::PathBuf;
+
+use assert_cmd::Command;
+use serde_json::Value;
+use tempfile::TempDir;
+
+const ROWS: &str = "[[provider]]\nname = \"acme\"\nurl = \"https://acme.example.com/charges\"\n\
+    idempotency_retention_s = 86400\n\n[[provider.limit]]\nname = \"per-second\"\nmax_requests = 100\n\
+    window_ms = 1000\n\n[[provider.limit]]\nname = \"per-account\"\nscope = \"account\"\nmax_requests = 5\n\
+    window_ms = 10000\n";
+
+struct Desk(TempDir);
+
+impl Desk {
+    fn new() -> Self {
+        let desk = Self(tempfile::tempdir().unwrap());
+        desk.put("providers.toml", ROWS);
+        desk
+    }
+
+    fn put(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.0.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+
+    /// Exit code, stdout and stderr.
+    fn run(&self, line: &[&str]) -> (i32, String, String) {
+        let mut command = Command::cargo_bin("sluicegate").unwrap();
+        command.env_clear().current_dir(self.0.path()).args(["simulate", "--providers", "providers.toml"]).args(line);
+        let output = command.output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+    }
+
+    fn json(&self, line: &[&str]) -> Value {
+        let (code, out, err) = self.run(&[line, &["--json"]].concat());
+        assert_eq!(code, 0, "{out}{err}");
+        serde_json::from_str(&out).unwrap()
+    }
+}
+
+const START: [&str; 2] = ["--start", "2026-11-30T12:00:00Z"];
+
+#[test]
+fn variants_stand_side_by_side_and_say_when_the_backlog_clears() {
+    let desk = Desk::new();
+    let line = [&START[..], &["--burst", "2000", "--variant", "at 50/s: limit.per-second=50/1s", "--plot", "p.svg"]];
+    let (code, out, err) = desk.run(&line.concat());
+    assert_eq!(code, 0, "{err}");
+    let of = |title: &str| {
+        let line = out.lines().find(|line| line.trim_start().starts_with(title));
+        line.unwrap_or_else(|| panic!("{title}: {out}")).to_owned()
+    };
+    assert!(of("as it is").contains("at 50/s"), "{out}");
+    assert!(of("most in a window, per-second").contains("100 of 100 (100/1s)"), "{out}");
+    assert!(of("clears at").contains("12:00:2") && of("clears at").contains("UTC"), "{out}");
+    let svg = std::fs::read_to_string(desk.0.path().join("p.svg")).unwrap();
+    assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+    for text in ["not settled yet (jobs)", "rate at the provider (requests/s)", "at 50/s: clears at 12:00:", "seconds"]
+    {
+        assert!(svg.contains(text), "{text}");
+    }
+}
+
+#[test]
+fn the_json_says_the_same_for_the_same_seed() {
+    let desk = Desk::new();
+    let line = [&START[..], &["--rate", "80/s", "--for", "30s", "--variant", "limit.per-second=40/1s"]].concat();
+    let json = desk.json(&line);
+    assert_eq!(json, desk.json(&line));
+    assert_ne!(json, desk.json(&[&line[..], &["--seed", "2"]].concat()));
+    let [now, half] = &json["variants"].as_array().unwrap()[..] else { panic!("{json}") };
+    assert_eq!((now["holds"].as_bool(), half["name"].as_str()), (Some(true), Some("limit.per-second=40/1s")));
+    // 80/s come for half a minute: more than half of that leaves in time at 100/s, and waits at 40/s.
+    assert!(now["figures"]["wait"]["p50_ms"].as_u64().unwrap() < 1_000, "{json}");
+    assert!(half["figures"]["drained_in_ms"].as_u64().unwrap() > 55_000, "{json}");
+    assert!(half["drained_at"].as_str().unwrap().starts_with("2026-11-30T12:0"), "{json}");
+    assert_eq!(half["figures"]["windows"][1]["largest"], 40, "{json}");
+}
+
+#[test]
+fn a_trace_brings_accounts_and_deadlines() {
+    let desk = Desk::new();
+    let lines: String = (0..20).map(|n| format!("{},busy,1,0,{}\n", 1_000 + n, 13_000)).collect();
+    desk.put("trace.csv", &format!("at_ms,account,cost,priority,expires_at_ms\n{lines}"));
+    let json = desk.json(&[&START[..], &["--trace", "trace.csv"]].concat());
+    let figures = &json["variants"][0]["figures"];
+    // Five at once, five after ten seconds; then it is too late.
+    assert_eq!((figures["succeeded"].as_u64(), figures["deadlines_missed"].as_u64()), (Some(10), Some(10)), "{json}");
+    assert_eq!(figures["windows"][0]["account"], "busy");
+}
+
+#[test]
+fn what_cannot_be_meant_is_named() {
+    let desk = Desk::new();
+    let trace = desk.put("bad.csv", "at_ms,cost\n1,1\nsoon,1\n2,0\n");
+    let latency = desk.put("latency.csv", "ms\n1\nfast\n");
+    let (trace, latency) = (trace.to_str().unwrap(), latency.to_str().unwrap());
+    for (line, words) in [
+        (vec!["--trace", trace], "bad.csv:3: at_ms is `soon`"),
+        (vec!["--trace", trace], "bad.csv:4: cost is 0"),
+        (vec!["--burst", "10", "--latency", latency], "latency.csv: line 3: `fast`"),
+        (vec!["--burst", "10", "--latency", "80ms..20ms"], "--latency: `80ms..20ms` ends before it begins"),
+        (vec!["--burst", "10", "--with", "limit=5/1s"], "say which limit, as limit.NAME=…: per-second, per-account"),
+        (vec!["--burst", "10", "--with", "limit.x=5/1s"], "there is no limit `x`"),
+        (vec!["--burst", "10", "--with", "workrs=5"], "unknown field `workrs`"),
+        (vec!["--burst", "10", "--with", "workers=0"], "workers is 0"),
+        (vec!["--burst", "10", "--with", "paused=true"], "acme is paused: add --with paused=false"),
+        (vec!["--burst", "10", "--variant", "odd: mode=drop"], "odd: mode is `drop`"),
+        (vec!["--burst", "0"], "no job ever comes"),
+        (vec!["--burst", "99999999"], "at most 10000000 jobs"),
+    ] {
+        let (code, out, err) = desk.run(&line);
+        assert_eq!((code, out.as_str()), (78, ""), "{line:?}: {err}");
+        assert!(err.contains(words), "{line:?}: {err}");
+    }
+    let (code, _, err) = desk.run(&["--provider", "other", "--burst", "1"]);
+    assert!(code == 1 && err.contains("other"), "{code} {err}");
+    for line in [&["--rate", "5/s"][..], &[], &["--history", "today"], &["--burst", "x"]] {
+        assert_eq!(desk.run(line).0, 2, "{line:?}");
+    }
+}

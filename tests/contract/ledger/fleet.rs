@@ -1,0 +1,112 @@
+//! The rows in which workers say how they are: written anew each time, aged by the database's clock, gone when they end.
+
+use sluicegate::ledger::LedgerError;
+use sluicegate::ledger::fleet::WorkerReport;
+
+use super::*;
+
+on_every_database!(
+    a_worker_reports_again_and_leaves,
+    silent_workers_are_forgotten_after_their_time,
+    a_report_that_cannot_be_meant_is_refused,
+    the_oldest_open_job_is_found,
+);
+
+fn report(id: &str, body: &str) -> WorkerReport {
+    WorkerReport {
+        id: id.to_owned(),
+        host: "pay-1".to_owned(),
+        pid: 4_711,
+        version: "0.1.0".to_owned(),
+        uptime: Duration::from_secs(60),
+        format: 1,
+        body: body.to_owned(),
+    }
+}
+
+fn silence(kind: Kind, id: &str, seconds: u32) -> String {
+    let ago = if kind == Kind::Postgres { format!("interval '{seconds} s'") } else { format!("{seconds}000") };
+    format!("UPDATE worker_reports SET reported_at = reported_at - {ago} WHERE id = '{id}'")
+}
+
+async fn a_worker_reports_again_and_leaves(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let fleet = fixture.database.fleet();
+    assert!(fleet.reports().await.unwrap().is_empty());
+    fleet.report(&report("b", r#"{"lanes": {}}"#)).await.unwrap();
+    fleet.report(&report("a", "{}")).await.unwrap();
+    let first = fleet.reports().await.unwrap();
+    assert_eq!(first.iter().map(|row| row.id.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+    let (host, pid, version) = (first[1].host.as_str(), first[1].pid, first[1].version.as_str());
+    assert_eq!((host, pid, version, first[1].format), ("pay-1", 4_711, "0.1.0", 1));
+    let ran = first[1].reported_at_ms - first[1].started_at_ms;
+    assert!((59_000..=61_000).contains(&ran), "{ran} ms between start and report");
+    assert!(first[1].age < Duration::from_secs(30), "{:?}", first[1].age);
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&first[1].body).unwrap()["lanes"], serde_json::json!({}));
+
+    fixture.sql(&silence(kind, "b", 40)).await.unwrap();
+    assert!(fleet.reports().await.unwrap()[1].age >= Duration::from_secs(40) - SECOND);
+    let later = WorkerReport { uptime: Duration::from_secs(999), format: 2, ..report("b", r#"{"v": 2}"#) };
+    fleet.report(&later).await.unwrap();
+    let again = fleet.reports().await.unwrap();
+    assert!(again[1].age < Duration::from_secs(30), "it is back: {:?}", again[1].age);
+    assert_eq!((again[1].started_at_ms, again[1].format, again.len()), (first[1].started_at_ms, 2, 2));
+    assert!(again[1].body.contains('2'));
+
+    fleet.leave("b").await.unwrap();
+    fleet.leave("b").await.unwrap();
+    assert_eq!(fleet.reports().await.unwrap().len(), 1);
+}
+
+async fn silent_workers_are_forgotten_after_their_time(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let fleet = fixture.database.fleet();
+    for id in ["here", "silent", "gone"] {
+        fleet.report(&report(id, "{}")).await.unwrap();
+    }
+    fixture.sql(&silence(kind, "silent", 86_000)).await.unwrap();
+    fixture.sql(&silence(kind, "gone", 86_500)).await.unwrap();
+    assert_eq!(fleet.forget(Duration::from_secs(86_400)).await.unwrap(), 1);
+    let left: Vec<String> = fleet.reports().await.unwrap().into_iter().map(|row| row.id).collect();
+    assert_eq!(left, ["here", "silent"]);
+}
+
+async fn a_report_that_cannot_be_meant_is_refused(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let fleet = fixture.database.fleet();
+    let good = report("a", "{}");
+    for (bad, rule) in [
+        (WorkerReport { id: "no/id".to_owned(), ..good.clone() }, "worker_id_is_1_to_64"),
+        (WorkerReport { id: String::new(), ..good.clone() }, "worker_id_is_1_to_64"),
+        (WorkerReport { host: "h".repeat(256), ..good.clone() }, "host_is_at_most_255"),
+        (WorkerReport { version: "1".repeat(65), ..good.clone() }, "version_is_at_most_64"),
+        (WorkerReport { format: 0, ..good.clone() }, "format_is_1_or_more"),
+        (WorkerReport { body: "{".to_owned(), ..good.clone() }, "json"),
+    ] {
+        let error = fleet.report(&bad).await.unwrap_err();
+        assert!(matches!(&error, LedgerError::Refused(text) if text.contains(rule)), "{bad:?}: {error}");
+    }
+    assert!(fleet.reports().await.unwrap().is_empty());
+}
+
+async fn the_oldest_open_job_is_found(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let fleet = fixture.database.fleet();
+    assert!(fleet.oldest_open(&[]).await.unwrap().is_empty());
+    assert!(fleet.oldest_open(&[name("stripe")]).await.unwrap().is_empty());
+    for id in ["old", "young"] {
+        fixture.take(&job(id)).await;
+    }
+    let minute = if kind == Kind::Postgres { "interval '1 minute'" } else { "60000" };
+    fixture.sql(&format!("UPDATE jobs SET created_at = created_at - {minute} WHERE id = 'old'")).await.unwrap();
+    let created = if kind == Kind::Postgres { "extract(epoch FROM created_at) * 1000" } else { "created_at" };
+    let old: f64 = fixture.one(&format!("SELECT {created} FROM jobs WHERE id = 'old'")).await.parse().unwrap();
+    let oldest = fleet.oldest_open(&[name("acme"), name("stripe")]).await.unwrap();
+    assert_eq!(oldest.len(), 1);
+    assert_eq!(oldest[0].0, "stripe");
+    #[allow(clippy::cast_precision_loss, reason = "instants are far below 2^53")]
+    let apart = oldest[0].1 as f64 - old;
+    assert!(apart.abs() <= 1.0, "{apart} ms");
+    fixture.sql("UPDATE jobs SET state = 'cancelled', lease_owner = NULL, lease_until = NULL").await.unwrap();
+    assert!(fleet.oldest_open(&[name("stripe")]).await.unwrap().is_empty());
+}

@@ -1,0 +1,37 @@
+//! When a provider's jobs came: what a rehearsal begins with.
+
+use sluicegate::ledger::operator::{At, PastArrival};
+
+use super::*;
+
+on_every_database!(what_came_in_a_span_is_told_as_it_came);
+
+async fn what_came_in_a_span_is_told_as_it_came(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let urgent = Job {
+        cost: 3,
+        priority: 9,
+        expires_at: Some(sluicegate::domain::time::EpochMs(4_100_000_000_987)),
+        ..job("urgent")
+    };
+    let plain = Job { account: None, ..job("plain") };
+    let elsewhere = Job { provider: name("adyen"), ..job("elsewhere") };
+    for one in [&urgent, &plain, &elsewhere] {
+        fixture.take(one).await;
+    }
+    let came = async |text: &str| fixture.story(text).await.line.created_at;
+    let all = async |from: At, to: At, at_most| {
+        fixture.operator().arrivals(&name("stripe"), from, to, at_most).await.unwrap()
+    };
+    let account = urgent.account.as_ref().map(|account| account.as_str().to_owned());
+    let (urgent_at, plain_at) = (came("urgent").await, came("plain").await);
+    let told = [
+        PastArrival { created_at: plain_at, expires_at: None, account: None, cost: 1, priority: 0 },
+        PastArrival { created_at: urgent_at, expires_at: Some(At(4_100_000_000_987)), account, cost: 3, priority: 9 },
+    ];
+    let last = At(urgent_at.0.max(plain_at.0));
+    assert_eq!(all(urgent_at, At(last.0 + 1), 100).await, told);
+    assert_eq!(all(urgent_at, At(last.0 + 1), 1).await, told[..1]);
+    assert_eq!(all(At(last.0 + 1), At(i64::MAX / 1_000_000), 100).await, []);
+    assert_eq!(all(At(0), urgent_at, 100).await, [], "the end is not part of it");
+}

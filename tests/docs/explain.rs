@@ -1,0 +1,155 @@
+//! The page of `explain`: its gates are the code's in their order, each sentence is what the code says, its fields exist.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sluicegate::domain::decision::PastUse;
+use sluicegate::domain::explain::facts::{
+    Before, Facts, Hand, JobFacts, LaneFacts, LimitUsed, LimiterFacts, Refused, Refuser, Rejected, Request, RowFacts,
+};
+use sluicegate::domain::explain::turn::Past;
+use sluicegate::domain::explain::{GATES, explain};
+use sluicegate::domain::provider::Provider;
+use sluicegate::domain::time::EpochMs;
+use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
+use sluicegate::ops::explain::ExplainedStand;
+use sluicegate::worker::quotas::quota_spec;
+use sluicegate::worker::settings_watch::Known;
+
+use crate::page::{Page, plain};
+
+/// 2026-11-21 14:03:20 UTC.
+const NOW: i64 = 1_795_269_800_000;
+
+fn stripe() -> Provider {
+    let limit = |name: &str, scope: &str, max_requests, window_ms| LimitRow {
+        name: name.to_owned(),
+        scope: scope.to_owned(),
+        max_requests,
+        window_ms,
+        ..LimitRow::default()
+    };
+    let row = ProviderRow {
+        name: "stripe".to_owned(),
+        url: "https://pay.example/".to_owned(),
+        timeout_ms: 30_000,
+        leak_per_second: Some(1_000.0),
+        limits: vec![limit("per-minute", "provider", 600, 60_000), limit("per-account", "account", 5, 1_000)],
+        ..ProviderRow::default()
+    };
+    row.meant(1).unwrap()
+}
+
+fn row(provider: Provider) -> RowFacts {
+    let known =
+        Known { version: 1, providers: [(provider.name.clone(), Arc::new(provider.clone()))].into(), bad: vec![] };
+    let spec = quota_spec(&known, &provider.quota).map(Arc::new);
+    RowFacts { provider: Some(Arc::new(provider)), problems: Vec::new(), spec }
+}
+
+/// A job with 37 before it, when 600 requests were answered 47.6 s ago.
+fn facts() -> Facts {
+    let used = |name: &str, used, capacity| LimitUsed { name: name.to_owned(), used, capacity };
+    let job = JobFacts {
+        provider: "stripe".to_owned(),
+        state: "waiting".to_owned(),
+        created_at: EpochMs(NOW - 5_000),
+        updated_at: EpochMs(NOW - 2_000),
+        wake_at: EpochMs(NOW - 2_000),
+        account: Some("shop".to_owned()),
+        cost: 1,
+        ..JobFacts::default()
+    };
+    Facts {
+        now: EpochMs(NOW),
+        id: "invoice-4711".to_owned(),
+        job: Some(job),
+        rejected: Vec::new(),
+        row: row(stripe()),
+        lane: LaneFacts::Running,
+        hand: Hand::Nobody,
+        before: Before { jobs: 37, cost: 37, ready: Some(38), workers: 1 },
+        limiter: LimiterFacts {
+            uses: vec![used("per-minute", 600, 600), used("per-account", 0, 5)],
+            past: Some(Past {
+                ended: vec![PastUse { age: Duration::from_millis(47_600), cost: 600 }],
+                ..Past::default()
+            }),
+            ..LimiterFacts::default()
+        },
+    }
+}
+
+/// The situation of the page's example at a gate.
+fn standing_at(gate: &str) -> Facts {
+    let mut facts = facts();
+    let second = Duration::from_secs(1);
+    let job = facts.job.as_mut().unwrap();
+    match gate {
+        "recorded" => {
+            facts.job = None;
+            facts.rejected = vec![Rejected {
+                at: EpochMs(NOW - 1_000),
+                lane: "stripe".to_owned(),
+                reason: "bad_amount".to_owned(),
+                detail: "amount must be above 0".to_owned(),
+            }];
+        }
+        "provider" => facts.row = row(Provider { paused: true, ..stripe() }),
+        "time" => {
+            job.wake_at = EpochMs(NOW + 4_000);
+            job.reason = Some("connection refused".to_owned());
+        }
+        "lane" => {
+            let cause = "the provider is down: no answer in time".to_owned();
+            facts.lane = LaneFacts::Stopped { cause, ends_in: second };
+        }
+        "limiter" => facts.limiter.standing = Some(Refused { by: Refuser::Paused, wait: second, exact: false }),
+        "account" => facts.limiter.uses[1].used = 5,
+        "turn" => {
+            facts.limiter.past = Some(Past::default());
+            facts.before = Before { workers: 1, ..Before::default() };
+        }
+        "outcome" => {
+            job.state = "sending".to_owned();
+            job.requests = vec![Request { number: 2, began_at: job.created_at, ended_at: None, outcome: None }];
+            facts.hand = Hand::Elsewhere { worker: "w2".to_owned() };
+        }
+        _ => {}
+    }
+    facts
+}
+
+#[test]
+fn the_gates_and_their_sentences_are_the_codes() {
+    let table = Page::read("docs/explain.md").table("## Gates", "gate");
+    let named: Vec<&str> = table.iter().map(|row| plain(&row[0])).collect();
+    assert_eq!(named, GATES);
+    for row in table.iter().filter(|row| !row[2].is_empty()) {
+        let gate = plain(&row[0]);
+        let explained = explain(&standing_at(gate));
+        assert_eq!(explained.summary, row[2], "{gate}");
+        assert_eq!(explained.stands_at.map_or("recorded", |at| at.gate), gate);
+    }
+}
+
+#[test]
+fn the_fields_are_those_of_the_answer() {
+    let stand = ExplainedStand {
+        gate: String::new(),
+        limit: None,
+        allows: None,
+        used: None,
+        turn_at: None,
+        turn_in_ms: None,
+        before_it: None,
+        exact: false,
+    };
+    let written = serde_json::to_value(stand).unwrap();
+    let table = Page::read("docs/explain.md").table("## Its turn", "in `stands_at`");
+    let mut named: Vec<&str> = table.iter().map(|row| plain(&row[0])).collect();
+    let mut fields: Vec<&str> = written.as_object().unwrap().keys().map(String::as_str).collect();
+    named.sort_unstable();
+    fields.sort_unstable();
+    assert_eq!(named, fields);
+}

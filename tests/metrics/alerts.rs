@@ -1,0 +1,71 @@
+//! The alert rules say what they should, and are silent when they should be: promtool runs them in virtual time.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::names::documented;
+
+pub fn folder() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/prometheus"))
+}
+
+/// Values of one key, in a file where each stands on a line of its own.
+pub fn values(text: &str, key: &str) -> Vec<String> {
+    let lines = text.lines().map(|line| line.trim_start().trim_start_matches("- "));
+    lines.filter_map(|line| line.strip_prefix(key)?.strip_prefix(": ")).map(str::to_owned).collect()
+}
+
+/// Our metrics that an expression names.
+pub fn named(expression: &str) -> BTreeSet<String> {
+    let words = expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    words.filter(|word| word.starts_with("sluicegate_")).map(str::to_owned).collect()
+}
+
+/// Those that no scrape shows.
+pub fn unknown(expression: &str) -> Vec<String> {
+    let documented = documented();
+    let shown = |name: &String| {
+        let parts = ["_bucket", "_sum", "_count"].iter().filter_map(|part| name.strip_suffix(part));
+        let histogram = |name: &str| documented.get(name).is_some_and(|(kind, _)| kind == "histogram");
+        documented.get(name).is_some_and(|(kind, _)| kind != "histogram") || parts.into_iter().any(histogram)
+    };
+    named(expression).into_iter().filter(|name| !shown(name)).collect()
+}
+
+fn promtool(args: &[&str]) -> (bool, String) {
+    let output = Command::new("promtool").args(args).current_dir(folder()).output().unwrap();
+    (output.status.success(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+}
+
+#[test]
+fn every_alert_fires_when_it_should_and_only_then() {
+    let (fine, said) = promtool(&["check", "rules", "alerts.yml"]);
+    assert!(fine, "{said}");
+    let (fine, said) = promtool(&["test", "rules", "alerts_test.yml"]);
+    assert!(fine, "{said}");
+    // Each is seen firing, and each is seen silent.
+    let read = |name: &str| std::fs::read_to_string(folder().join(name)).unwrap();
+    let (rules, tests) = (read("alerts.yml"), read("alerts_test.yml"));
+    let cases: Vec<&str> = tests.split("alertname: ").skip(1).collect();
+    for alert in values(&rules, "alert") {
+        let own = |case: &&&str| case.lines().next() == Some(&alert);
+        let fires = |case: &&str| case.lines().skip(1).any(|line| line.trim_start().starts_with("- exp_labels"));
+        let fired: Vec<bool> = cases.iter().filter(own).map(fires).collect();
+        assert!(fired.contains(&true) && fired.contains(&false), "{alert}: fires and is silent: {fired:?}");
+    }
+}
+
+#[test]
+fn alerts_name_metrics_that_exist() {
+    let rules = std::fs::read_to_string(folder().join("alerts.yml")).unwrap();
+    let expressions = values(&rules, "expr");
+    assert!(expressions.len() >= 8);
+    for expression in expressions {
+        assert_eq!(unknown(&expression), Vec::<String>::new(), "{expression}");
+    }
+    assert_eq!(
+        unknown("rate(sluicegate_jobs_sum[5m]) + sluicegate_hold_seconds"),
+        ["sluicegate_hold_seconds", "sluicegate_jobs_sum"]
+    );
+}

@@ -1,0 +1,154 @@
+//! One worker on its embedded engines, as a process, with three strict providers.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sluicegate::domain::provider::ProviderName;
+use sluicegate::ledger::database::Database;
+use sluicegate::provider::simulated::{FakeHandle, FakeOptions, FakeProvider, Report};
+use sluicegate::queue::embedded::EmbeddedQueue;
+use sluicegate::queue::{Destination, Outgoing, Properties, Queue};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::scrape::Scrape;
+use crate::support::process::{Server, free_port, private_dir};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_sluicegate");
+/// No job of these tests takes longer on a machine that works.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// What is allowed by us, and by the provider.
+const PROVIDERS: [(&str, &str, &str, u32); 3] = [
+    // Both allow the same.
+    ("acme", "blocking", "20/1s", 20),
+    // The provider allows less than we were told.
+    ("bolt", "blocking", "5/1s", 50),
+    // So slow that jobs are put down for a while.
+    ("crate", "requeue", "2/1s", 2),
+];
+
+pub struct Rig {
+    pub port: u16,
+    worker: Option<Server>,
+    dir: PathBuf,
+    fakes: Vec<(&'static str, FakeHandle, DropGuard)>,
+}
+
+impl Rig {
+    /// Engines and providers; the worker does not run yet.
+    pub async fn prepare() -> Self {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let mut rows = String::new();
+        let mut fakes = Vec::new();
+        for (name, mode, theirs, ours) in PROVIDERS {
+            let limits = vec![theirs.parse().unwrap()];
+            let latency = (Duration::from_millis(2), Duration::from_millis(10));
+            let fake = FakeProvider::new(FakeOptions { limits, latency, ..FakeOptions::default() });
+            let (handle, stop) = (fake.handle(), CancellationToken::new());
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let port = listener.local_addr().unwrap().port();
+            tokio::spawn(fake.serve(listener, stop.clone()));
+            fakes.push((name, handle, stop.drop_guard()));
+            rows += &format!(
+                "[[provider]]\nname = \"{name}\"\nurl = \"http://127.0.0.1:{port}/charges\"\nmode = \"{mode}\"\n\
+                 timeout_ms = 5000\nidempotency_retention_s = 86400\n\
+                 [[provider.limit]]\nname = \"per-second\"\nmax_requests = {ours}\nwindow_ms = 1000\n\n"
+            );
+        }
+        let rig = Self { port: free_port(), worker: None, dir: private_dir("metrics"), fakes };
+        let file = rig.dir.join("providers.toml");
+        std::fs::write(&file, rows).unwrap();
+        rig.sluicegate(&["provider", "apply", file.to_str().unwrap()]);
+        rig
+    }
+
+    /// Publishes these to lanes, past every check; for as long as no worker runs.
+    pub async fn publish(&self, messages: impl IntoIterator<Item = (&'static str, String)>) {
+        assert!(self.worker.is_none());
+        let database = Database::open(&self.database(), 1).unwrap();
+        let queue = EmbeddedQueue::new(database.sqlite_pool().unwrap());
+        for (lane, body) in messages {
+            let destination = Destination::Lane(ProviderName::new(lane).unwrap());
+            let body = body.into_bytes().into();
+            queue.publish(Outgoing { destination, body, properties: Properties::default() }).await.unwrap();
+        }
+        queue.close().await;
+        database.close().await;
+    }
+
+    pub fn run(&mut self) {
+        let listen = format!("127.0.0.1:{}", self.port);
+        let env = [("SLUICEGATE_DATABASE__URL", self.database()), ("SLUICEGATE_OPS__LISTEN", listen)];
+        let env: Vec<(&str, &str)> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let server = Server::start(&[PROGRAM, "run"], &env, &self.dir.join("worker.log"), None, "");
+        server.await_port(self.port);
+        self.worker = Some(server);
+    }
+
+    fn database(&self) -> String {
+        format!("sqlite://{}", self.dir.join("ledger.db").display())
+    }
+
+    fn sluicegate(&self, args: &[&str]) {
+        let output =
+            Command::new(PROGRAM).args(args).env("SLUICEGATE_DATABASE__URL", self.database()).output().unwrap();
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    pub fn report(&self, provider: &str) -> Report {
+        self.fakes.iter().find(|(name, ..)| *name == provider).unwrap().1.report()
+    }
+
+    async fn get(&self, path: &str, accept: &str) -> (String, String) {
+        let request = reqwest::Client::new().get(format!("http://127.0.0.1:{}{path}", self.port));
+        let answer = request.header("accept", accept).send().await.unwrap();
+        assert_eq!(answer.status(), 200, "{path}");
+        let kind = answer.headers()["content-type"].to_str().unwrap().to_owned();
+        (kind, answer.text().await.unwrap())
+    }
+
+    /// In the older text format.
+    pub async fn scrape(&self) -> Scrape {
+        let (kind, text) = self.get("/metrics", "*/*").await;
+        assert_eq!(kind, "text/plain; version=0.0.4; charset=utf-8");
+        Scrape::parse(&text)
+    }
+
+    pub async fn scrape_as_open_metrics(&self) -> (String, String) {
+        self.get("/metrics", "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2").await
+    }
+
+    /// Waits until so many jobs have succeeded. The first look at the ledger is then the scrape's own.
+    pub async fn await_succeeded(&self, jobs: u64) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let accounts: Value = serde_json::from_str(&self.get("/api/v1/conservation", "*/*").await.1).unwrap();
+            let succeeded = |account: &Value| account["states"]["succeeded"].as_u64().unwrap_or(0);
+            let all: u64 = accounts.as_array().unwrap().iter().map(succeeded).sum();
+            if all == jobs {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{all} of {jobs}:\n{accounts}\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    fn log(&self) -> String {
+        self.worker.as_ref().map(Server::log_text).unwrap_or_default()
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        drop(self.worker.take());
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// So many payments for a lane. Ids and accounts begin with words that no metric may show.
+pub fn jobs(lane: &'static str, count: u32) -> Vec<(&'static str, String)> {
+    let job = |number| json!({"id": format!("payment-{lane}-{number}"), "amount": 100 + number, "currency": "EUR", "account": "customer-1"});
+    (0..count).map(|number| (lane, job(number).to_string())).collect()
+}

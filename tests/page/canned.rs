@@ -1,0 +1,221 @@
+//! An API that says everything at once: each state, each tone, amounts of every kind, and text that tries to be markup.
+//! The page itself still comes from the real program.
+
+use std::sync::{Arc, Mutex, OnceLock};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::stand::Stand;
+
+/// What somebody may have written into a reason, an id or a row.
+pub const HOSTILE: &str = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>";
+/// The instant of everything here.
+pub const NOW: &str = "2026-03-01T12:00:00.000Z";
+const EARLIER: &str = "2026-03-01T11:57:55.000Z";
+
+pub const STATES: [&str; 12] = [
+    "running",
+    "idle",
+    "waiting_for_limit",
+    "cold",
+    "probing",
+    "paused",
+    "disabled",
+    "paused_by_provider",
+    "breaker_open",
+    "misconfigured",
+    "engine_away",
+    "no_worker",
+];
+const JOB_STATES: [&str; 9] =
+    ["waiting", "sending", "unknown", "review", "dead", "succeeded", "declined", "expired", "cancelled"];
+
+#[derive(Clone)]
+struct Server {
+    page: String,
+    empty: bool,
+    /// Paths of the API that were asked for.
+    asked: Arc<Mutex<Vec<String>>>,
+    client: reqwest::Client,
+}
+
+/// Ends with its owner.
+pub struct Canned {
+    pub origin: String,
+    asked: Arc<Mutex<Vec<String>>>,
+    _serving: DropGuard,
+}
+
+impl Canned {
+    pub async fn start(empty: bool) -> Self {
+        static PAGE: OnceLock<Stand> = OnceLock::new();
+        let page = tokio::task::spawn_blocking(|| PAGE.get_or_init(Stand::start).origin.clone()).await.unwrap();
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let origin = format!("http://{}", listener.local_addr().unwrap());
+        let asked = Arc::default();
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let state = Server { page, empty, asked: Arc::clone(&asked), client };
+        let stop = CancellationToken::new();
+        let router = Router::new().fallback(answer).with_state(state);
+        let serving = axum::serve(listener, router).with_graceful_shutdown(stop.clone().cancelled_owned());
+        tokio::spawn(serving.into_future());
+        Self { origin, asked, _serving: stop.drop_guard() }
+    }
+
+    /// How often the API was asked.
+    pub fn asked(&self) -> usize {
+        self.asked.lock().unwrap().len()
+    }
+}
+
+async fn answer(State(server): State<Server>, request: Request) -> Response {
+    let path = request.uri().path().to_owned();
+    let Some(rest) = path.strip_prefix("/api/v1/") else { return page(&server, &path).await };
+    server.asked.lock().unwrap().push(path.clone());
+    let parts: Vec<&str> = rest.split('/').collect();
+    let told = match (request.method(), parts.as_slice()) {
+        (&Method::GET, ["overview"]) => overview(server.empty),
+        (&Method::GET, ["providers", _, "history"]) => history(),
+        (&Method::GET, ["providers", name]) => {
+            let providers = overview(false)["providers"].as_array().unwrap().clone();
+            let found = providers.into_iter().find(|provider| provider["name"] == *name);
+            found.map_or(Value::Null, |provider| of_provider(&provider))
+        }
+        (&Method::GET, ["jobs"]) => jobs(server.empty, request.uri().query().unwrap_or_default()),
+        (&Method::GET, ["jobs", state]) => story(state),
+        (&Method::GET, ["jobs", state, "explain"]) => explained(state),
+        (&Method::GET, ["workers"]) => workers(server.empty),
+        (&Method::POST, ["providers", _, "limits", limit]) => {
+            json!({"limit": limit, "from": "100/1s", "to": "200/1s", "changed": false, "drained_in_ms": {"from": 120_000, "to": 60_000}})
+        }
+        _ => Value::Null,
+    };
+    if told.is_null() {
+        return (StatusCode::NOT_FOUND, axum::Json(json!({"error": HOSTILE}))).into_response();
+    }
+    axum::Json(told).into_response()
+}
+
+/// The program's own file, with its headers.
+async fn page(server: &Server, path: &str) -> Response {
+    let answer = server.client.get(format!("{}{path}", server.page)).send().await.unwrap();
+    let mut told = Response::builder().status(answer.status());
+    for name in [header::CONTENT_TYPE, header::CONTENT_SECURITY_POLICY] {
+        if let Some(value) = answer.headers().get(&name) {
+            told = told.header(name, value);
+        }
+    }
+    told.body(Body::from(answer.bytes().await.unwrap())).unwrap()
+}
+
+fn limit(name: &str, used: Option<u64>, more: Value) -> Value {
+    let mut limit = json!({
+        "name": name, "algorithm": "sliding_log", "max_requests": 100, "window_ms": 1_000, "scope": "provider",
+        "applies_to": "all", "shadow": false, "enabled": true, "used": used, "free": used.map(|used| 100 - used),
+    });
+    limit.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    limit
+}
+
+fn provider(name: &str, state: &str) -> Value {
+    json!({
+        "name": name, "quota": name, "enabled": true, "paused": state == "paused", "mode": "blocking", "version": 17,
+        "state": state, "cause": HOSTILE, "ends_in_ms": 12_400, "problems": if state == "misconfigured" { json!([HOSTILE]) } else { json!([]) },
+        "limits": [
+            limit("free", Some(10), json!({})), limit("near", Some(80), json!({})), limit("full", Some(100), json!({})),
+            limit("per-account", None, json!({"scope": "account"})),
+            limit("closed", Some(0), json!({"max_requests": 0, "free": 0, "shadow": true})),
+        ],
+        "rate_per_s": 94.1, "limit_per_s": 100.0, "waiting": 12_000, "queued": null, "parked": 300, "in_hand": 128,
+        "in_flight": 9, "oldest_waiting_at": EARLIER, "drained_in_ms": 120_000, "review": 2, "dead": 1,
+        "succeeded": 1_234_567, "declined": 3, "expired": 0, "cancelled": 0, "unknown": 0, "sending": 9,
+        "refused_by_provider": 1,
+    })
+}
+
+fn overview(empty: bool) -> Value {
+    let providers: Vec<Value> = STATES.iter().map(|state| provider(&state.replace('_', "-"), state)).collect();
+    let conservation = json!([{"provider": "running", "recorded": 5, "faults": [HOSTILE]}]);
+    if empty {
+        return json!({"at": NOW, "version": "0.1.0", "worker": "w-1", "providers": [], "conservation": [], "warnings": []});
+    }
+    json!({"at": NOW, "version": "0.1.0", "worker": "w-1", "providers": providers, "conservation": conservation, "warnings": [HOSTILE]})
+}
+
+fn history() -> Value {
+    let point = |minute: u32| json!({"at": format!("2026-03-01T11:{minute}:00.000Z"), "rate_per_s": f64::from(minute), "limit_per_s": 100.0, "waiting": 60 - minute, "throttled": u32::from(minute == 53)});
+    json!({"step_ms": 60_000, "points": (50..60).map(point).collect::<Vec<_>>()})
+}
+
+fn of_provider(overview: &Value) -> Value {
+    let kinds = ["granted", "refused", "parked", "throttled", "paused", "resumed", "breaker_opened", "breaker_closed"];
+    let decisions =
+        kinds.map(|kind| json!({"at": EARLIER, "worker": "w-1", "kind": kind, "reason": HOSTILE, "permits": 3}));
+    json!({
+        "overview": overview, "row": {"name": "running", "url": HOSTILE, "mode": "blocking"},
+        "waits": {"bounds_ms": [1, 10, 100, 1_000], "counts": [50, 30, 15, 4, 1]}, "decisions": decisions,
+        "audit": [{"at": EARLIER, "who": HOSTILE, "what": HOSTILE}],
+    })
+}
+
+/// The payment whose id is its state.
+fn job(state: &str) -> Value {
+    json!({
+        "id": state, "provider": "running", "state": state, "amount": 1_250, "currency": "KWD", "account": HOSTILE,
+        "attempts": 2, "wake_at": NOW, "reason": HOSTILE, "provider_reference": "ch_1", "created_at": EARLIER, "updated_at": EARLIER,
+    })
+}
+
+fn jobs(empty: bool, query: &str) -> Value {
+    let fits = |state: &str| !query.contains("state=") || query.contains(&format!("state={state}"));
+    let jobs: Vec<Value> = JOB_STATES.iter().filter(|state| fits(state)).map(|state| job(state)).collect();
+    json!({"jobs": if empty { Vec::new() } else { jobs }, "next": null})
+}
+
+fn story(state: &str) -> Value {
+    if !JOB_STATES.contains(&state) {
+        return Value::Null;
+    }
+    let mut story = job(state);
+    let more = json!({
+        "idempotency_key": "k", "reference": HOSTILE, "cost": 1, "priority": 0, "maybe_charged": true,
+        "request": {"method": "POST", "url": HOSTILE, "content_type": "a", "body": {"bytes": 1_024, "sha256": "ab"}},
+        "requests": [{"number": 1, "began_at": EARLIER, "ended_at": NOW, "outcome": "unknown", "status": 503, "detail": HOSTILE, "counted": false}],
+        "events": [{"state": state, "at": NOW, "published_at": null}],
+        "audit": [{"at": NOW, "who": HOSTILE, "os_user": null, "program": null, "old_state": "dead", "new_state": "waiting", "cleared_maybe_charged": true, "because": HOSTILE}],
+    });
+    story.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    story
+}
+
+fn explained(state: &str) -> Value {
+    json!({
+        "id": state, "state": state, "provider": "running", "summary": HOSTILE,
+        "gates": [{"name": "recorded", "passed": true, "at": EARLIER, "words": HOSTILE}, {"name": "limit", "passed": false, "at": null, "words": HOSTILE}, {"name": "settled", "passed": false, "at": null, "words": null}],
+        "stands_at": {"gate": "limit", "limit": "per-minute", "allows": "600/1m", "used": 600, "turn_at": "2026-03-01T12:00:12.400Z", "turn_in_ms": 12_400, "before_it": 37, "exact": false},
+    })
+}
+
+fn workers(empty: bool) -> Value {
+    let engine = |ok| json!({"ok": ok, "rtt_ms": 0.6, "kind": "postgres"});
+    let worker = |id: &str, state: &str, ok| {
+        json!({
+            "id": id, "host": HOSTILE, "pid": 4_711, "version": id, "started_at": EARLIER, "seen_at": EARLIER, "state": state, "lanes": 12,
+            "in_hand": 128, "in_flight": 9, "engines": {"database": engine(true), "queue": engine(ok), "limiter": engine(false)}, "warnings": [HOSTILE],
+        })
+    };
+    let all = json!([
+        worker("w-1", "ready", true),
+        worker("w-2", "starting", false),
+        worker("w-3", "draining", true),
+        worker("w-4", "lost", true)
+    ]);
+    json!({"workers": if empty { json!([]) } else { all }})
+}

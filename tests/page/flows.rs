@@ -1,0 +1,162 @@
+//! What operators do on the worst day of the month, clicked through against the real program.
+
+use std::time::Instant;
+
+use serde_json::json;
+
+use crate::browser::Browser;
+use crate::stand::{AWAY, LOSSY, STEADY, Stand};
+
+async fn stand() -> &'static Stand {
+    tokio::task::spawn_blocking(Stand::shared).await.unwrap()
+}
+
+/// A command of the program, beside the browser.
+async fn beside<T: Send + 'static>(act: impl FnOnce(&'static Stand) -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(move || act(Stand::shared())).await.unwrap()
+}
+
+fn card(provider: &str) -> String {
+    format!("article[aria-labelledby='card-{provider}']")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_is_changed_after_its_consequences_were_shown() {
+    let browser = Browser::open(&stand().await.origin, "").await;
+    browser.click(&format!("{} h2 a", card("minute"))).await;
+    browser.await_text("h1", "minute").await;
+    browser.await_text("#limits-title", "Limits").await;
+    browser.click("button[aria-label='Change limit all']").await;
+    browser.await_text("dialog", "That is what it allows now").await;
+    let confirm = "return document.querySelector('dialog button[type=submit]').disabled";
+    assert_eq!(browser.run(confirm).await, json!(true), "nothing to confirm yet");
+    browser.fill("dialog input[name=requests]", "2").await;
+    browser.await_text("dialog", "Set to 2 per 1 min").await;
+    // The dry run has answered, and has changed nothing.
+    browser.await_true("return !document.querySelector('dialog button[type=submit]').disabled").await;
+    browser.await_text("dialog .changes", "Drained in").await;
+    assert_eq!(beside(|stand| stand.row("minute")).await["limit"][0]["max_requests"], 1);
+    browser.fill("dialog input[name=because]", "they raised it").await;
+    browser.click("dialog button[type=submit]").await;
+    browser.await_text("#messages", "all of minute is now 2/1m").await;
+    browser.await_text("#limits-title ~ .limit-list", "2 per 1 min").await;
+    assert_eq!(beside(|stand| stand.row("minute")).await["limit"][0]["max_requests"], 2);
+    browser.nothing_went_wrong(&[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_a_limit_is_refused_where_it_is_typed() {
+    let browser = Browser::open(&stand().await.origin, "#/providers/steady").await;
+    browser.click("button[aria-label='Change limit all']").await;
+    for (requests, said) in [("0", "Zero closes it"), ("x", "Write whole numbers")] {
+        browser.fill("dialog input[name=requests]", requests).await;
+        browser.await_text("dialog .consequence", said).await;
+    }
+    assert_eq!(browser.run("return document.querySelector('dialog button[type=submit]').disabled").await, json!(true));
+    browser.fill("dialog input[name=requests]", "999999999").await;
+    browser
+        .await_true("const said = document.querySelector('dialog .problem[role=alert]'); return said.innerText !== ''")
+        .await;
+    assert_eq!(browser.run("return document.querySelector('dialog button[type=submit]').disabled").await, json!(true));
+    browser.nothing_went_wrong(&["400 (Bad Request)"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_provider_is_paused_and_resumed() {
+    let browser = Browser::open(&stand().await.origin, "").await;
+    let steady = card("steady");
+    browser.click("button[aria-label='Pause steady']").await;
+    browser.await_text("dialog", "no new request is started").await;
+    browser.click("dialog button[type=submit]").await;
+    browser.await_text(&format!("{steady} .chip"), "Paused").await;
+    assert_eq!(beside(|stand| stand.row("steady")).await["paused"], true);
+    browser.click("button[aria-label='Resume steady']").await;
+    browser.click("dialog button[type=submit]").await;
+    browser.await_true("return document.querySelector(\"button[aria-label='Pause steady']\") !== null").await;
+    assert_eq!(beside(|stand| stand.row("steady")).await["paused"], false);
+    browser.nothing_went_wrong(&[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payment_is_found_and_tells_its_story() {
+    let browser = Browser::open(&stand().await.origin, "#/jobs").await;
+    browser.fill("input[name=id]", "steady-3").await;
+    browser.click(".filters button[type=submit]").await;
+    browser.await_true("return document.querySelectorAll('tbody tr').length === 1").await;
+    browser.await_text("tbody", "EUR 37.50").await;
+    browser.click("tbody a[href='#/jobs/steady-3']").await;
+    browser.await_text("h1", "steady-3").await;
+    for said in ["Received", "Sent", "Answered: accepted", "Succeeded"] {
+        browser.await_text(".timeline", said).await;
+    }
+    // One that waits says for what.
+    browser.visit("#/jobs?state=waiting&provider=minute").await;
+    browser
+        .await_true("return document.querySelectorAll('tbody a.none, tbody a[href^=\"#/jobs/minute-\"]').length > 0")
+        .await;
+    browser.click("tbody a[href^='#/jobs/minute-']").await;
+    browser.await_text("h1", "minute-").await;
+    browser.await_true("return document.querySelector('.stands .summary')?.innerText.length > 20").await;
+    browser.await_text(".stands", "limit").await;
+    // Filters by state count what the ledger has.
+    browser.visit("#/jobs?state=succeeded&provider=steady").await;
+    let rows = format!("return document.querySelectorAll('tbody tr').length === {STEADY}");
+    browser.await_true(&rows).await;
+    browser.nothing_went_wrong(&[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_review_is_resolved() {
+    let browser = Browser::open(&stand().await.origin, "").await;
+    browser.click(&format!("{} a[href='#/attention?state=review&provider=lossy']", card("lossy"))).await;
+    browser.await_true(&format!("return document.querySelectorAll('tbody tr').length === {LOSSY}")).await;
+    browser.click("button[aria-label='Resolve lossy-2']").await;
+    browser.await_text("dialog", "lossy-2, EUR 25.00 at lossy").await;
+    browser.click("dialog input[value=succeeded]").await;
+    browser.fill("dialog input[name=reference]", "ch_looked_up").await;
+    browser.fill("dialog input[name=because]", "seen in their dashboard").await;
+    browser.await_text("dialog button[type=submit]", "Settle as succeeded").await;
+    browser.click("dialog button[type=submit]").await;
+    browser.await_text("#messages", "lossy-2 is now succeeded").await;
+    browser.await_true(&format!("return document.querySelectorAll('tbody tr').length === {}", LOSSY - 1)).await;
+    let job = beside(|stand| stand.job("lossy-2")).await;
+    assert_eq!((&job["state"], &job["provider_reference"]), (&json!("succeeded"), &json!("ch_looked_up")));
+    assert_eq!(job["audit"][0]["because"], "seen in their dashboard");
+    browser.nothing_went_wrong(&[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dead_payments_are_replayed_at_a_rate() {
+    let browser = Browser::open(&stand().await.origin, "#/attention?state=dead&provider=away").await;
+    browser.await_true(&format!("return document.querySelectorAll('tbody tr').length === {AWAY}")).await;
+    let _back = beside(Stand::away_is_back).await;
+    // One by hand first, then the rest at two a second.
+    browser.click("button[aria-label='Replay away-1']").await;
+    browser.click("dialog button[type=submit]").await;
+    browser.await_true(&format!("return document.querySelectorAll('tbody tr').length === {}", AWAY - 1)).await;
+    browser.click("//button[text()='Pick this page']").await;
+    browser.click("//button[text()='Replay picked']").await;
+    browser.fill("dialog input[name=rate]", "2").await;
+    browser.await_text("dialog button[type=submit]", "Replay 3 at 2/s").await;
+    let began = Instant::now();
+    browser.click("dialog button[type=submit]").await;
+    browser.await_text(".run", "3 of 3 replayed").await;
+    // The first at once, the last after two halves of a second. Not before: that is what the rate is for.
+    assert!(began.elapsed().as_millis() >= 1_000, "{:?}", began.elapsed());
+    browser.await_text("main", "Nothing is dead").await;
+    beside(|stand| stand.await_jobs("away", "succeeded", AWAY)).await;
+    browser.nothing_went_wrong(&[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_and_engines_are_shown() {
+    let stand = stand().await;
+    let browser = Browser::open(&stand.origin, "#/workers").await;
+    browser.await_true("return document.querySelectorAll('tbody tr').length === 1").await;
+    browser.await_text("tbody", "Ready").await;
+    browser.await_text("tbody", env!("CARGO_PKG_VERSION")).await;
+    for engine in ["Database", "Queue", "Limiter"] {
+        browser.await_text(&format!("article[aria-label={engine}]"), "Answers").await;
+    }
+    browser.nothing_went_wrong(&[]).await;
+}

@@ -1,0 +1,83 @@
+//! The page lives without being loaded anew, rests while nobody sees it, and says when nobody answers.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::browser::Browser;
+use crate::canned::Canned;
+
+async fn await_questions(canned: &Canned, more: usize) {
+    let before = canned.asked();
+    while canned.asked() < before + more {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hidden_page_asks_nothing_and_asks_at_once_when_it_is_seen() {
+    let canned = Canned::start(false).await;
+    let browser = Browser::open(&canned.origin, "").await;
+    browser.await_text("main", "Refused by providers").await;
+    await_questions(&canned, 3).await;
+    let handle = browser.cover().await;
+    browser.await_true("return document.hidden").await;
+    // What was under way may still end.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let hidden = canned.asked();
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert_eq!(canned.asked(), hidden, "asked while hidden");
+    browser.uncover(&handle).await;
+    browser.await_true("return !document.hidden").await;
+    await_questions(&canned, 2).await;
+    browser.nothing_went_wrong(&[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_gone_is_said_and_since_when() {
+    let canned = Canned::start(false).await;
+    let browser = Browser::open(&canned.origin, "").await;
+    browser.await_text("main", "Refused by providers").await;
+    browser.await_text(".pulse", "Live").await;
+    // The connection is cut, without the port being free for somebody else.
+    let offline =
+        |offline: bool| json!({"offline": offline, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1});
+    browser.cdp("Network.emulateNetworkConditions", offline(true)).await;
+    browser.await_text("#banner", "The server cannot be reached since").await;
+    browser.await_text(".pulse", "No answer").await;
+    assert_eq!(browser.run("return document.getElementById('banner').getAttribute('role')").await, json!("alert"));
+    browser.await_text("main", "12,000").await;
+    browser.cdp("Network.emulateNetworkConditions", offline(false)).await;
+    browser.await_text(".pulse", "Live").await;
+    assert_eq!(browser.text("#banner").await, "");
+    browser.nothing_went_wrong(&["ERR_INTERNET_DISCONNECTED"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_theme_follows_the_system_until_somebody_chooses() {
+    let canned = Canned::start(false).await;
+    let browser = Browser::open(&canned.origin, "").await;
+    let background = "return getComputedStyle(document.body).backgroundColor";
+    let system = async |theme: &str| {
+        browser
+            .cdp("Emulation.setEmulatedMedia", json!({"features": [{"name": "prefers-color-scheme", "value": theme}]}))
+            .await;
+    };
+    system("light").await;
+    let light = browser.run(background).await;
+    system("dark").await;
+    let dark = browser.run(background).await;
+    assert_ne!(light, dark);
+    // Automatic, light, dark, and round again.
+    browser.click(".theme").await;
+    assert_eq!(browser.run(background).await, light);
+    browser.run("location.reload()").await;
+    browser.await_text("main", "Refused by providers").await;
+    assert_eq!(browser.run(background).await, light, "the choice is forgotten");
+    browser.click(".theme").await;
+    system("light").await;
+    assert_eq!(browser.run(background).await, dark);
+    browser.click(".theme").await;
+    assert_eq!(browser.run(background).await, light);
+    browser.nothing_went_wrong(&[]).await;
+}

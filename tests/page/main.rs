@@ -1,0 +1,16 @@
+//! The web page in a real browser: clicked through on a running `sluicegate run`, and looked at with data in which
+//! everything happens at once.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a helper of a test fails its test")]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod audit;
+mod browser;
+mod canned;
+mod flows;
+mod keyboard;
+mod liveness;
+mod looks;
+mod stand;
+mod webdriver;

@@ -1,0 +1,146 @@
+//! `explain` on a worker that runs: what it says of jobs that wait is what happens to them.
+
+use std::time::Duration;
+
+use serde_json::json;
+use sluicegate::domain::explain::explain;
+use sluicegate::domain::explain::facts::{Facts, Hand};
+use sluicegate::domain::job::Token;
+use sluicegate::ledger::provider_row::ProviderRow;
+use sluicegate::ops::explain::{Explained, Sources, explained, facts};
+use tokio::time::Instant;
+
+use super::bench::{Bench, limit, name, row};
+use super::script::Act;
+
+/// Asks as the ops server does.
+async fn ask(bench: &Bench, id: &str) -> Explained {
+    let progress = bench.settings_known().await;
+    let (operator, queue) = (bench.operator(), bench.queue());
+    let sources = Sources {
+        operator: operator.as_ref(),
+        known: &progress.known,
+        queue: Some(queue.as_ref()),
+        limiter: None,
+        process: Some(&progress),
+    };
+    explained(&sources, &Token::new(id).unwrap()).await.unwrap()
+}
+
+async fn facts_of(bench: &Bench, id: &str) -> Facts {
+    let progress = bench.settings_known().await;
+    let (operator, queue) = (bench.operator(), bench.queue());
+    let sources = Sources {
+        operator: operator.as_ref(),
+        known: &progress.known,
+        queue: Some(queue.as_ref()),
+        limiter: None,
+        process: Some(&progress),
+    };
+    facts(&sources, &Token::new(id).unwrap()).await.unwrap()
+}
+
+/// Four in two seconds, and nothing else that holds anybody.
+const WINDOW: Duration = Duration::from_secs(2);
+
+fn four() -> ProviderRow {
+    let limits = vec![limit(4, 2_000)];
+    ProviderRow { limits, leak_per_second: Some(1_000.0), workers: 50, max_wait_ms: 60_000, ..row("acme") }
+}
+
+/// Eighteen jobs queue for four slots in two seconds. Each is asked about once, while it waits at the gate; it starts
+/// within one window of the turn that it was told, and never before it by more than the booking.
+#[tokio::test]
+async fn a_turn_that_was_told_is_the_turn_that_comes() {
+    let bench = Bench::open(&[four()]).await;
+    let ids: Vec<String> = (0..18).map(|nth| format!("job-{nth:02}")).collect();
+    for id in &ids {
+        bench.pay("acme", id).await;
+    }
+    bench.until_sent("acme", 4).await;
+    bench.until("the others are in hand", async || bench.in_hand().await == 14).await;
+    let mut told = Vec::new();
+    for id in &ids {
+        let asked_at = Instant::now();
+        let facts = facts_of(&bench, id).await;
+        let Hand::Here { place: Some(place), .. } = &facts.hand else { continue };
+        let stands_at = explain(&facts).stands_at.unwrap();
+        assert_eq!((stands_at.gate, stands_at.limit.as_deref()), ("limit", Some("all")), "{id}");
+        assert!(stands_at.exact && stands_at.before_it == Some(place.before), "{id}: {stands_at:?}");
+        told.push((id.clone(), place.before, asked_at + stands_at.turn_in.unwrap()));
+    }
+    assert!(told.len() >= 10, "{told:?}");
+    // The line is first come, first served, so each has one more before it than the one that came before.
+    let places: Vec<u64> = told.iter().map(|(_, before, _)| *before).collect();
+    assert!(places.windows(2).all(|two| two[1] == two[0] + 1), "{places:?}");
+    for (id, _, _) in &told {
+        bench.until_state(id, "succeeded").await;
+    }
+    for (id, before, turn) in &told {
+        let sent = bench.script.sent_to("acme").into_iter().find(|sent| sent.id == *id).unwrap();
+        let (late, early) = (sent.at.saturating_duration_since(*turn), turn.saturating_duration_since(sent.at));
+        assert!(late < WINDOW && early < WINDOW / 4, "{id} with {before} before it: {late:?} late, {early:?} early");
+    }
+}
+
+#[tokio::test]
+async fn each_state_is_told_from_live_data() {
+    let nearly_closed = ProviderRow { limits: vec![limit(1, 30_000)], ..four() };
+    let bench = Bench::open(&[nearly_closed, row("bolt")]).await;
+    assert!(ask(&bench, "nobody").await.summary.contains("the ledger has no job nobody"));
+
+    bench.pay("acme", "first").await;
+    bench.until_state("first", "succeeded").await;
+    let first = ask(&bench, "first").await;
+    assert!(first.summary.starts_with("charged") && first.stands_at.is_none(), "{}", first.summary);
+    assert!(first.gates.iter().all(|gate| gate.passed));
+
+    bench.pay("acme", "second").await;
+    bench.until("it waits in hand", async || bench.in_hand().await == 1).await;
+    let second = ask(&bench, "second").await;
+    let at = second.stands_at.clone().unwrap();
+    assert_eq!((at.gate.as_str(), at.allows.as_deref(), at.used), ("limit", Some("1/30s"), Some(1)), "{second:?}");
+    assert!(
+        second.summary.starts_with("waits for limit all of acme (1 per 30 s): 1 used, its turn about"),
+        "{second:?}"
+    );
+    assert!((20_000..31_000).contains(&at.turn_in_ms.unwrap()), "{at:?}");
+
+    bench.settings().set_paused(&name("acme"), true).await.unwrap();
+    bench.until_put_down("second", "paused").await;
+    let paused = ask(&bench, "second").await;
+    assert!(paused.summary.contains("acme is paused"), "{}", paused.summary);
+
+    bench.script.plan("held", [Act::Hold]);
+    bench.pay("bolt", "held").await;
+    bench.until_sent("bolt", 1).await;
+    let held = ask(&bench, "held").await;
+    assert!(held.summary.contains("request 1 is on the wire since") && held.state == "sending", "{}", held.summary);
+    bench.script.let_go();
+    bench.until_state("held", "succeeded").await;
+
+    bench.publish("bolt", &json!({ "id": "odd", "amount": 0, "currency": "EUR" }).to_string()).await;
+    bench.until("it is put aside", async || bench.count("SELECT count(*) FROM rejected_messages").await == 1).await;
+    let odd = ask(&bench, "odd").await;
+    assert!(odd.summary.contains("can never be a job (bad_amount:"), "{}", odd.summary);
+}
+
+/// A parked job is explained by the limit that parked it, and by the ledger where it is in nobody's hand.
+#[tokio::test]
+async fn a_parked_job_names_the_limit_that_parked_it() {
+    let parks = ProviderRow { mode: "requeue".to_owned(), limits: vec![limit(1, 30_000)], ..four() };
+    let bench = Bench::open(&[parks]).await;
+    bench.pay("acme", "first").await;
+    bench.until_state("first", "succeeded").await;
+    bench.pay("acme", "second").await;
+    bench.until_put_down("second", "waits for limit all").await;
+    let second = ask(&bench, "second").await;
+    let at = second.stands_at.clone().unwrap();
+    assert_eq!((at.gate.as_str(), at.limit.as_deref(), at.exact), ("limit", Some("all"), false), "{second:?}");
+    let parked = second.gates.iter().find(|gate| gate.name == "time").unwrap();
+    assert!(parked.passed && parked.words.starts_with("parked until"), "{parked:?}");
+    let wake_in =
+        bench.count("SELECT wake_at - CAST(unixepoch('subsec') * 1000 AS INTEGER) FROM jobs WHERE id = 'second'");
+    let wake_in = u64::try_from(wake_in.await).unwrap();
+    assert!(at.turn_in_ms.unwrap() >= wake_in, "{at:?}, wakes in {wake_in} ms");
+}

@@ -1,0 +1,165 @@
+//! Two workers on real engines, and what any of them tells of both: the overview adds up, a worker that is killed is
+//! lost, one that drains is gone, and `status` shows it.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sluicegate::provider::simulated::FakeOptions;
+
+use crate::stand::Stand;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const ROWS: &str = r#"
+[[provider]]
+name = "acme"
+url = "{url:acme}"
+timeout_ms = 2000
+idempotency_retention_s = 86400
+[[provider.limit]]
+name = "per-second"
+max_requests = 40
+window_ms = 1000
+
+[[provider]]
+name = "shut"
+url = "{url:acme}"
+paused = true
+[[provider.limit]]
+name = "per-minute"
+max_requests = 60
+window_ms = 60000
+"#;
+
+async fn ask(stand: &Stand, number: usize, path: &str) -> Value {
+    let url = format!("{}{path}", stand.ops_url(number));
+    let answer =
+        reqwest::Client::builder().no_proxy().tls_certs_only([]).build().unwrap().get(url).send().await.unwrap();
+    answer.json().await.unwrap()
+}
+
+async fn until(what: &str, condition: impl AsyncFn() -> Result<(), Value>) {
+    let deadline = Instant::now() + PATIENCE;
+    while let Err(seen) = condition().await {
+        assert!(Instant::now() < deadline, "{what}: {seen:#}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+fn states(workers: &Value) -> BTreeSet<String> {
+    let lines = workers["workers"].as_array().unwrap().iter();
+    lines.map(|worker| worker["state"].as_str().unwrap().to_owned()).collect()
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+/// In the queue only, parked, due, in hand or settled: every payment is in one place of the overview.
+fn in_sight(provider: &Value) -> u64 {
+    let places = ["waiting", "in_hand", "succeeded", "declined", "review", "dead", "expired", "cancelled"];
+    places.iter().map(|place| number(&provider[place])).sum()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_worker_tells_of_all() {
+    rustls::crypto::ring::default_provider().install_default().ok();
+    let mut stand = Stand::start();
+    let limits = vec!["40/1s".parse().unwrap()];
+    stand.add_provider("acme", FakeOptions { limits, ..FakeOptions::default() }).await;
+    stand.apply(ROWS);
+    let (one, two) = (stand.add_worker(), stand.add_worker());
+    until("both are ready", async || {
+        let workers = ask(&stand, one, "/api/v1/workers").await;
+        let ready = workers["workers"].as_array().unwrap().len() == 2 && states(&workers).contains("ready");
+        if ready && states(&workers).len() == 1 { Ok(()) } else { Err(workers) }
+    })
+    .await;
+    let workers = ask(&stand, two, "/api/v1/workers").await;
+    for worker in workers["workers"].as_array().unwrap() {
+        let engines = &worker["engines"];
+        let kinds = ["database", "queue", "limiter"].map(|name| engines[name]["kind"].as_str().unwrap());
+        assert_eq!(kinds, ["postgres", "rabbitmq", "redis"]);
+        assert!(["database", "queue", "limiter"].iter().all(|name| engines[name]["ok"] == json!(true)), "{engines}");
+        assert_eq!((&worker["lanes"], &worker["warnings"]), (&json!(2), &json!([])));
+    }
+
+    let jobs: Vec<Value> = (0..600)
+        .map(|n| json!({"key": "acme", "body": json!({"id": format!("a-{n}"), "amount": 100, "currency": "EUR"}).to_string()}))
+        .chain((0..5).map(|n| json!({"key": "shut", "body": json!({"id": format!("s-{n}"), "amount": 100, "currency": "EUR"}).to_string()})))
+        .collect();
+    assert_eq!(stand.publish(&jobs), 605);
+    // Both say the same: what one sends and what the other does is one rate, below one limit.
+    for number_of in [one, two] {
+        until("both work", async || {
+            let overview = ask(&stand, number_of, "/api/v1/overview").await;
+            let acme = overview["providers"][0].clone();
+            let busy = acme["state"] == "running" && acme["rate_per_s"].as_f64().unwrap() > 10.0;
+            if busy && number(&acme["succeeded"]) > 0 { Ok(()) } else { Err(overview) }
+        })
+        .await;
+    }
+    let overview = ask(&stand, one, "/api/v1/overview").await;
+    let (acme, shut) = (&overview["providers"][0], &overview["providers"][1]);
+    assert!(acme["rate_per_s"].as_f64().unwrap() <= 44.0, "{acme}");
+    assert_eq!((&acme["limit_per_s"], &acme["refused_by_provider"]), (&json!(40.0), &json!(0)));
+    assert!(number(&acme["limits"][0]["used"]) + number(&acme["limits"][0]["free"]) >= 40, "{acme}");
+    assert!(number(&acme["drained_in_ms"]) > 0, "{acme}");
+    assert_eq!((&shut["state"], &shut["waiting"], &shut["drained_in_ms"]), (&json!("paused"), &json!(5), &Value::Null));
+    assert_eq!(overview["warnings"], json!([]), "{overview:#}");
+
+    let table = stand.status_of(two, &["status"]);
+    assert!(table.contains("conservation: adds up (") && table.contains("40/1s"), "{table}");
+    assert!(table.contains("└ somebody paused it: its queue keeps collecting"), "{table}");
+
+    // In a pipe, a table every two seconds, until somebody has seen enough.
+    let watching = stand.program_of(two, &["status", "--watch"]);
+    until("two tables", async || {
+        let log = watching.log_text();
+        if log.matches("conservation: adds up").count() >= 2 { Ok(()) } else { Err(json!(log)) }
+    })
+    .await;
+    watching.signal("INT");
+    let (code, log) = watching.ended();
+    assert_eq!((code, log.contains('\u{1b}')), (Some(0), false), "{log}");
+
+    // A killed worker is lost, and the other goes on with everything.
+    stand.kill_worker(two);
+    until("the killed one is lost", async || {
+        let workers = ask(&stand, one, "/api/v1/workers").await;
+        if states(&workers).contains("lost") { Ok(()) } else { Err(workers) }
+    })
+    .await;
+    until("everything adds up in the end", async || {
+        let overview = ask(&stand, one, "/api/v1/overview").await;
+        let acme = &overview["providers"][0];
+        let done = number(&acme["succeeded"]) == 600 && in_sight(acme) == 600 && acme["state"] == "idle";
+        let adds_up = overview["conservation"].as_array().unwrap().iter().all(|it| it["faults"] == json!([]));
+        if done && adds_up { Ok(()) } else { Err(overview) }
+    })
+    .await;
+    let lost = ask(&stand, one, "/api/v1/overview").await["warnings"].to_string();
+    assert!(lost.contains("is lost: it has not reported for"), "{lost}");
+
+    let page = ask(&stand, one, "/api/v1/providers/acme").await;
+    assert_eq!((&page["overview"]["name"], &page["row"]["name"]), (&json!("acme"), &json!("acme")));
+    assert!(page["waits"]["counts"].as_array().unwrap().iter().map(number).sum::<u64>() > 0, "{page}");
+    assert!(page["decisions"].as_array().is_some_and(|lines| !lines.is_empty()), "{page}");
+    let history = ask(&stand, one, "/api/v1/providers/acme/history?seconds=900").await;
+    let points = history["points"].as_array().unwrap();
+    assert!(points.len() > 3 && points.iter().any(|point| point["rate_per_s"].as_f64().unwrap() > 0.0), "{history}");
+    assert!(points.windows(2).all(|pair| pair[0]["at"].as_str() < pair[1]["at"].as_str()), "{history}");
+    assert!(ask(&stand, one, "/api/v1/providers/nobody").await["error"].as_str().is_some());
+    assert!(ask(&stand, one, "/api/v1/providers/acme/history?seconds=0").await["error"].as_str().is_some());
+
+    // One that drains takes its row with it; then the database alone is asked.
+    let fallback = stand.sluicegate(&["status", "--json"]);
+    let fallback: Value = serde_json::from_str(&fallback).unwrap();
+    assert_eq!(fallback["providers"][0]["succeeded"], json!(600));
+    stand.stop_worker(one);
+    let left = stand.count("SELECT count(*) FROM worker_reports");
+    assert_eq!(left, 1, "the killed one's row stays for a day");
+    let gone: Value = serde_json::from_str(&stand.sluicegate(&["status", "--json"])).unwrap();
+    assert_eq!(gone["providers"][0]["state"], json!("no_worker"));
+}

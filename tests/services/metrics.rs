@@ -1,0 +1,73 @@
+//! Metrics of two workers on real engines: their counts add up to what the provider saw, and an engine that is away is a
+//! zero in a scrape that does not fail.
+
+use std::time::{Duration, Instant};
+
+use sluicegate::provider::simulated::FakeOptions;
+
+use crate::stand::Stand;
+
+const JOBS: u32 = 40;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+async fn scrape(stand: &Stand, worker: usize) -> String {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let answer = reqwest::get(format!("http://127.0.0.1:{}/metrics", stand.ops_port(worker))).await.unwrap();
+    assert_eq!(answer.status(), 200);
+    answer.text().await.unwrap()
+}
+
+/// The value of this sample, to the letter.
+fn value(scrape: &str, sample: &str) -> f64 {
+    let line = scrape.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no {sample} in:\n{scrape}")).parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_add_up_and_an_engine_that_is_away_is_a_zero() {
+    let mut stand = Stand::start();
+    let limits = vec!["20/1s".parse().unwrap()];
+    stand.add_provider("acme", FakeOptions { limits, ..FakeOptions::default() }).await;
+    stand.apply(
+        "[[provider]]\nname = \"acme\"\nurl = \"{url:acme}\"\ntimeout_ms = 2000\nidempotency_retention_s = 86400\n\
+         [[provider.limit]]\nname = \"per-second\"\nmax_requests = 20\nwindow_ms = 1000\n",
+    );
+    let jobs: Vec<_> = (0..JOBS)
+        .map(|n| {
+            let body = serde_json::json!({"id": format!("pay-{n}"), "amount": 100 + n, "currency": "EUR"});
+            serde_json::json!({"key": "acme", "body": body.to_string()})
+        })
+        .collect();
+    let workers = [stand.add_worker(), stand.add_worker()];
+    stand.publish(&jobs);
+    stand.await_settled(u64::from(JOBS), PATIENCE);
+
+    let report = stand.providers["acme"].report();
+    let scrapes = [scrape(&stand, workers[0]).await, scrape(&stand, workers[1]).await];
+    let sum = |sample: &str| scrapes.iter().map(|scrape| value(scrape, sample)).sum::<f64>().to_string();
+    assert_eq!(sum("sluicegate_start_lateness_seconds_count{provider=\"acme\"}"), report.requests.to_string());
+    assert_eq!(sum("sluicegate_jobs_total{provider=\"acme\",outcome=\"succeeded\"}"), report.charges.to_string());
+    assert_eq!((sum("sluicegate_provider_throttled_total{provider=\"acme\"}").as_str(), report.refused_429), ("0", 0));
+    for scrape in &scrapes {
+        assert!(value(scrape, "sluicegate_limit_in_use{provider=\"acme\",limit=\"per-second\"}") <= 20.0);
+        for engine in ["database", "queue", "limiter"] {
+            let up = format!("sluicegate_dependency_up{{dependency=\"{engine}\"}}");
+            assert!(value(scrape, &up) > 0.5, "{engine}:\n{scrape}");
+        }
+    }
+
+    stand.redis.kill();
+    let deadline = Instant::now() + PATIENCE;
+    let without = loop {
+        let scrape = scrape(&stand, workers[0]).await;
+        if value(&scrape, "sluicegate_dependency_up{dependency=\"limiter\"}") < 0.5 {
+            break scrape;
+        }
+        assert!(Instant::now() < deadline, "{scrape}");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    };
+    assert!(value(&without, "sluicegate_dependency_up{dependency=\"database\"}") > 0.5);
+    assert!(!without.contains("sluicegate_dependency_rtt_seconds{dependency=\"limiter\"}"));
+    assert!(!without.contains("sluicegate_limit_in_use{"), "{without}");
+    assert!(without.contains("sluicegate_limit_requests{provider=\"acme\",limit=\"per-second\"} 20.0"));
+}
