@@ -72,10 +72,10 @@ pub fn name_job(id: &JobId) {
     let _ = id;
 }
 
-/// How the job was put down.
+/// How the job was put down, now. A span ends when it was last entered.
 pub fn ended(span: &Span, end: &'static str) {
     #[cfg(feature = "otlp")]
-    span.record("sluicegate.end", end);
+    span.in_scope(|| span.record("sluicegate.end", end));
     #[cfg(not(feature = "otlp"))]
     let _ = (span, end);
 }

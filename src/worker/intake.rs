@@ -23,7 +23,7 @@ use crate::faults::{self, Point};
 use crate::fleet::report::By;
 use crate::ledger::{Claim, Claimed, JobState, RejectedMessage, Written};
 use crate::queue::message::{DecodeError, Decoded};
-use crate::queue::{DELAY_STEPS, Delivery, Destination, Outgoing};
+use crate::queue::{DELAY_STEPS, Delivery, Destination, Outgoing, QueueError, Receipt};
 use crate::telemetry::spans;
 
 /// How long a message of a newer format waits before it is looked at again: about a rolling deployment's step.
@@ -79,11 +79,19 @@ pub async fn work_off(lane: Arc<LaneParts>, delivery: Delivery) {
         tracing::error!(provider = %lane.name, "a job panicked; it goes back to the queue");
         End::Fault
     });
-    spans::ended(&span, end.word());
     let finishing = span.in_scope(|| spans::step("finish the delivery"));
-    let finished = match end {
-        End::Ack => receipt.ack().instrument(finishing).await,
-        End::Park(wait) => match publish_copy(&lane.worker, &copy, wait).instrument(finishing).await {
+    let finished = finish(&lane, &copy, receipt, end).instrument(finishing).await;
+    spans::ended(&span, end.word());
+    faults::crash(Point::AfterAck);
+    if let Err(error) = finished {
+        tracing::debug!(%error, "delivery not finished; the broker will deliver it again and the ledger knows it");
+    }
+}
+
+async fn finish(lane: &LaneParts, copy: &Copy, receipt: Box<dyn Receipt>, end: End) -> Result<(), QueueError> {
+    match end {
+        End::Ack => receipt.ack().await,
+        End::Park(wait) => match publish_copy(&lane.worker, copy, wait).await {
             Ok(()) => {
                 faults::crash(Point::AfterDelayCopy);
                 receipt.ack().await
@@ -91,7 +99,7 @@ pub async fn work_off(lane: Arc<LaneParts>, delivery: Delivery) {
             Err(error) => {
                 tracing::warn!(provider = %lane.name, ?error, "not parked; the message goes back");
                 lane.meter.requeued("engine_refused");
-                rest_after_refusal(&lane).await;
+                rest_after_refusal(lane).await;
                 receipt.hand_back().await
             }
         },
@@ -101,18 +109,14 @@ pub async fn work_off(lane: Arc<LaneParts>, delivery: Delivery) {
         }
         End::Fault => {
             lane.meter.requeued("fault");
-            pause_after_fault(&lane).await;
+            pause_after_fault(lane).await;
             receipt.hand_back().await
         }
         End::Refused => {
             lane.meter.requeued("engine_refused");
-            rest_after_refusal(&lane).await;
+            rest_after_refusal(lane).await;
             receipt.hand_back().await
         }
-    };
-    faults::crash(Point::AfterAck);
-    if let Err(error) = finished {
-        tracing::debug!(%error, "delivery not finished; the broker will deliver it again and the ledger knows it");
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use axum::Json;
 use axum::http::StatusCode;
@@ -21,7 +22,16 @@ pub struct Span {
     pub id: String,
     pub parent: String,
     pub kind: i64,
+    /// Since the Unix epoch.
+    pub began_ns: u64,
+    pub ended_ns: u64,
     pub attributes: BTreeMap<String, String>,
+}
+
+impl Span {
+    pub fn length(&self) -> Duration {
+        Duration::from_nanos(self.ended_ns - self.began_ns)
+    }
 }
 
 impl Collector {
@@ -62,6 +72,9 @@ fn read(span: &Value) -> Span {
         id: text("spanId"),
         parent: text("parentSpanId"),
         kind: span["kind"].as_i64().unwrap(),
+        // Numbers of 64 bits are text in this encoding.
+        began_ns: text("startTimeUnixNano").parse().unwrap(),
+        ended_ns: text("endTimeUnixNano").parse().unwrap(),
         attributes: attributes
             .iter()
             .map(|pair| {

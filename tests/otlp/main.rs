@@ -4,5 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod address;
 mod collector;
+mod rig;
 mod spans;
