@@ -14,8 +14,10 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::time::{Instant, timeout};
+use utoipa::ToSchema;
 
 use super::OpsState;
+use super::api::problem::ErrorBody;
 use crate::domain::decision::PastUse;
 use crate::domain::explain::facts::{
     Before, ByHand, Facts, Hand, JobFacts, LaneFacts, LimitUsed, LimiterFacts, Place, Refused, Refuser, Rejected,
@@ -52,7 +54,7 @@ pub struct Sources<'a> {
 }
 
 /// An explanation as `/api/v1/jobs/{id}/explain` and `jobs explain --json` show it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Explained {
     pub id: String,
     pub state: String,
@@ -64,7 +66,7 @@ pub struct Explained {
     pub stands_at: Option<ExplainedStand>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExplainedGate {
     pub name: String,
     pub passed: bool,
@@ -73,7 +75,7 @@ pub struct ExplainedGate {
     pub words: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExplainedStand {
     pub gate: String,
     pub limit: Option<String>,
@@ -85,6 +87,18 @@ pub struct ExplainedStand {
     pub exact: bool,
 }
 
+/// The gates that one payment has passed, the one it stands at, and when its turn comes.
+#[utoipa::path(
+    get,
+    path = "/api/v1/jobs/{id}/explain",
+    tag = "jobs",
+    params(("id" = String, Path, description = "The payment")),
+    responses(
+        (status = 200, description = "Also for an id that the ledger does not know: where to look", body = Explained),
+        (status = 400, description = "What can be no id", body = ErrorBody),
+        (status = 503, description = "The database is away", body = ErrorBody),
+    )
+)]
 pub(super) async fn show(State(state): State<OpsState>, Path(id): Path<String>) -> Response {
     let refused = |status: StatusCode, problem: &str| (status, Json(json!({ "error": problem }))).into_response();
     let id = match JobId::new(id) {

@@ -34,6 +34,7 @@ impl Page {
             "guarantees",
             "limiter",
             "message",
+            "page",
             "metrics",
             "providers",
             "recipes",

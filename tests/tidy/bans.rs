@@ -9,7 +9,7 @@ const LINES_MAX: usize = 450;
 const DOC_CHARS_MIN: usize = 80;
 
 /// Who reads a clock. Everybody else is given instants, so that it can be tested without waiting.
-const CLOCK_READERS: [(&str, &str); 8] = [
+const CLOCK_READERS: [(&str, &str); 9] = [
     ("src/app/probes.rs", "compares our wall clock with the limiter store's, to warn of skew"),
     ("src/ops/overview/lookout.rs", "says when an overview was made, and whether the database's clock agrees"),
     ("src/limiter/embedded.rs", "fixed windows are the calendar's; read once, so that no step is seen"),

@@ -9,11 +9,16 @@ use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use utoipa::{IntoParams, ToSchema};
 
 use super::OpsState;
-use crate::fleet::overview::{DecisionLine, ProviderOverview, decisions, waits};
+use super::api::problem::ErrorBody;
+use crate::domain::provider::ProviderName;
+use crate::fleet::overview::{DecisionLine, Overview, ProviderOverview, decisions, waits};
 use crate::fleet::report::Waits;
 use crate::fleet::workers::WorkerLine;
+use crate::ledger::audited::AuditedChange;
+use crate::ledger::operator::At;
 use crate::ledger::provider_row::ProviderRow;
 
 mod cached;
@@ -28,26 +33,51 @@ pub use lookout::{Lookout, Sources, unix_ms};
 const HISTORY_MAX_S: u64 = 15 * 60;
 const HISTORY_DEFAULT_S: u64 = 10 * 60;
 
+/// Changes of a provider's rows that its page shows.
+const AUDIT_MAX: u32 = 20;
+
 /// One provider's page.
-#[derive(Debug, Serialize)]
-struct Page {
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Page {
     overview: ProviderOverview,
     /// As `provider show --json` prints it; absent when the provider has no row any more.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
     row: Option<ProviderRow>,
     waits: Waits,
     decisions: Vec<DecisionLine>,
+    /// The last changes of its rows, newest first; absent when the database does not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    audit: Option<Vec<ChangeLine>>,
 }
 
-#[derive(Debug, Serialize)]
+/// Who changed what.
+#[derive(Debug, Serialize, ToSchema)]
+struct ChangeLine {
+    #[schema(value_type = String)]
+    at: At,
+    who: String,
+    what: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    because: Option<String>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+struct Workers {
+    workers: Vec<WorkerLine>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
 struct History {
     step_ms: u64,
     points: Vec<Point>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
-struct Since {
+#[into_params(parameter_in = Query)]
+pub(super) struct Since {
+    /// How far back, 1 to 900; 600 unless told.
     seconds: Option<u64>,
 }
 
@@ -55,19 +85,42 @@ pub(super) fn routes() -> Router<OpsState> {
     use axum::routing::get;
     Router::new()
         .route("/api/v1/overview", get(show))
-        .route("/api/v1/providers/{provider}", get(provider))
-        .route("/api/v1/providers/{provider}/history", get(past))
+        .route("/api/v1/providers/{name}", get(provider))
+        .route("/api/v1/providers/{name}/history", get(past))
         .route("/api/v1/workers", get(workers))
 }
 
-async fn show(State(state): State<OpsState>) -> Response {
+/// All providers, as all workers together see them.
+#[utoipa::path(
+    get,
+    path = "/api/v1/overview",
+    tag = "overview",
+    responses((status = 200, description = "One entry per provider", body = Overview))
+)]
+pub(super) async fn show(State(state): State<OpsState>) -> Response {
     Json(state.lookout.overview().await.as_ref()).into_response()
 }
 
-async fn provider(State(state): State<OpsState>, Path(name): Path<String>) -> Response {
+/// One provider: limits, waits, the last decisions and changes.
+#[utoipa::path(
+    get,
+    path = "/api/v1/providers/{name}",
+    tag = "overview",
+    params(("name" = String, Path, description = "The provider")),
+    responses(
+        (status = 200, description = "What its page shows", body = Page),
+        (status = 404, description = "There is no such provider", body = ErrorBody),
+    )
+)]
+pub(super) async fn provider(State(state): State<OpsState>, Path(name): Path<String>) -> Response {
     let (overview, evidence) = (state.lookout.overview().await, state.lookout.evidence().await);
     let Some(found) = overview.providers.iter().find(|provider| provider.name == name) else { return nobody() };
+    let audit = match ProviderName::new(name.as_str()) {
+        Ok(name) => state.desk.settings.audit(Some(&name), AUDIT_MAX).await.ok(),
+        Err(_) => None,
+    };
     let page = Page {
+        audit: audit.map(|changes| changes.into_iter().map(ChangeLine::from).collect()),
         overview: found.clone(),
         row: evidence.rows.iter().find(|row| row.name == name).cloned(),
         waits: waits(&evidence.workers, &name),
@@ -76,7 +129,23 @@ async fn provider(State(state): State<OpsState>, Path(name): Path<String>) -> Re
     Json(page).into_response()
 }
 
-async fn past(State(state): State<OpsState>, Path(name): Path<String>, Query(since): Query<Since>) -> Response {
+/// Rate, limit and backlog over the last minutes, oldest first.
+#[utoipa::path(
+    get,
+    path = "/api/v1/providers/{name}/history",
+    tag = "overview",
+    params(("name" = String, Path, description = "The provider"), Since),
+    responses(
+        (status = 200, description = "Points in equal steps", body = History),
+        (status = 400, description = "`seconds` out of its range", body = ErrorBody),
+        (status = 404, description = "There is no such provider", body = ErrorBody),
+    )
+)]
+pub(super) async fn past(
+    State(state): State<OpsState>,
+    Path(name): Path<String>,
+    Query(since): Query<Since>,
+) -> Response {
     let seconds = since.seconds.unwrap_or(HISTORY_DEFAULT_S);
     if !(1..=HISTORY_MAX_S).contains(&seconds) {
         let error = format!("seconds must lie between 1 and {HISTORY_MAX_S}");
@@ -90,10 +159,22 @@ async fn past(State(state): State<OpsState>, Path(name): Path<String>, Query(sin
     }
 }
 
-async fn workers(State(state): State<OpsState>) -> Response {
+/// Who works, and how the engines answer each of them.
+#[utoipa::path(
+    get,
+    path = "/api/v1/workers",
+    tag = "overview",
+    responses((status = 200, description = "Every worker that reported within a day", body = Workers))
+)]
+pub(super) async fn workers(State(state): State<OpsState>) -> Response {
     let evidence = state.lookout.evidence().await;
-    let lines: Vec<WorkerLine> = evidence.workers.iter().map(WorkerLine::of).collect();
-    Json(json!({ "workers": lines })).into_response()
+    Json(Workers { workers: evidence.workers.iter().map(WorkerLine::of).collect() }).into_response()
+}
+
+impl From<AuditedChange> for ChangeLine {
+    fn from(AuditedChange { at, who, what, because, .. }: AuditedChange) -> Self {
+        Self { at, who, what, because }
+    }
 }
 
 fn nobody() -> Response {

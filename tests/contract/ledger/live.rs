@@ -38,7 +38,7 @@ impl Follower {
         let (gates, store) = StoreVersion::channel();
         let (stop, hinted) = (CancellationToken::new(), Arc::new(Notify::new()));
         tokio::spawn(settings_watch::heed(settings.hints(), hinted.clone(), stop.clone()));
-        tokio::spawn(settings_watch::follow(settings, poll, stop.clone(), sender, store, hinted));
+        tokio::spawn(settings_watch::follow(settings, poll, stop.clone(), sender, store, hinted, Arc::default()));
         Self { known, _gates: gates, _stop: stop.drop_guard() }
     }
 
@@ -76,7 +76,7 @@ async fn by_sql(fixture: &Fixture, max_requests: u32) {
 }
 
 async fn by_command(fixture: &Fixture, rate: &str) {
-    let by = By { os_user: "alice@host".to_owned(), because: None };
+    let by = By { os_user: "alice@host".to_owned(), because: None, program: None };
     fixture.settings().set_rate_by(&name("acme"), "all", rate.parse().unwrap(), Some(&by)).await.unwrap().unwrap();
 }
 
@@ -134,7 +134,7 @@ async fn changes_are_told_with_who_and_why(kind: Kind) {
     let settings = fixture.settings();
     let acme = name("acme");
     with_acme(&fixture).await;
-    let by = By { os_user: "alice@host".to_owned(), because: Some("billing day".to_owned()) };
+    let by = By { os_user: "alice@host".to_owned(), because: Some("billing day".to_owned()), program: None };
     settings.set_rate_by(&acme, "all", "200/1s".parse().unwrap(), Some(&by)).await.unwrap().unwrap();
     assert!(settings.set_paused_by(&acme, true, Some(&by)).await.unwrap());
     assert!(!settings.set_paused_by(&name("nobody"), true, Some(&by)).await.unwrap());
@@ -166,7 +166,7 @@ async fn changes_are_told_with_who_and_why(kind: Kind) {
 async fn a_name_is_for_one_change_alone(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     with_acme(&fixture).await;
-    let by = By { os_user: "alice@host".to_owned(), because: Some("why".to_owned()) };
+    let by = By { os_user: "alice@host".to_owned(), because: Some("why".to_owned()), program: None };
     let settings = fixture.settings();
     // Rolled back, changed nothing, and changed something: none of them lends its name to what comes next.
     assert!(settings.set_rate_by(&name("acme"), "none", "1/1s".parse().unwrap(), Some(&by)).await.unwrap().is_none());

@@ -417,8 +417,15 @@ async fn what_a_gate_hears_is_looked_at_once(kind: Kind) {
     let stop = CancellationToken::new();
     // Polled once at its start, and then not before this test is over.
     let hour = Duration::from_secs(3_600);
-    let watch =
-        tokio::spawn(settings_watch::follow(settings.clone(), hour, stop.clone(), known, store, Arc::default()));
+    let watch = tokio::spawn(settings_watch::follow(
+        settings.clone(),
+        hour,
+        stop.clone(),
+        known,
+        store,
+        Arc::default(),
+        Arc::default(),
+    ));
     fixture.apply(&file(FILE)).await;
     let version = settings.version().await.unwrap();
     gate.seen(version);
