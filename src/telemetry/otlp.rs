@@ -94,9 +94,9 @@ impl Extractor for Headers<'_> {
     }
 }
 
-struct Into<'a>(&'a mut BTreeMap<String, String>);
+struct Carrier<'a>(&'a mut BTreeMap<String, String>);
 
-impl Injector for Into<'_> {
+impl Injector for Carrier<'_> {
     fn set(&mut self, key: &str, value: String) {
         if !value.is_empty() {
             self.0.insert(key.to_owned(), value);
@@ -124,7 +124,7 @@ static KEPT: Mutex<Option<Kept>> = Mutex::new(None);
 
 pub fn keep(id: &str, span: &Span) {
     let mut headers = BTreeMap::new();
-    TraceContextPropagator::new().inject_context(&span.context(), &mut Into(&mut headers));
+    TraceContextPropagator::new().inject_context(&span.context(), &mut Carrier(&mut headers));
     if headers.is_empty() {
         return;
     }

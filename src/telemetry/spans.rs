@@ -40,7 +40,9 @@ pub fn job(provider: &str, headers: &BTreeMap<String, String>) -> Span {
 #[must_use]
 pub fn step(name: &'static str) -> Span {
     #[cfg(feature = "otlp")]
-    return tracing::info_span!(target: "sluicegate::spans", "step", otel.name = name);
+    {
+        tracing::info_span!(target: "sluicegate::spans", "step", otel.name = name)
+    }
     #[cfg(not(feature = "otlp"))]
     {
         let _ = name;
@@ -52,7 +54,9 @@ pub fn step(name: &'static str) -> Span {
 #[must_use]
 pub fn request(name: &'static str) -> Span {
     #[cfg(feature = "otlp")]
-    return tracing::info_span!(target: "sluicegate::spans", "request", otel.name = name, otel.kind = "client");
+    {
+        tracing::info_span!(target: "sluicegate::spans", "request", otel.name = name, otel.kind = "client")
+    }
     #[cfg(not(feature = "otlp"))]
     {
         let _ = name;
@@ -85,7 +89,9 @@ pub fn ended(span: &Span, end: &'static str) {
 #[must_use]
 pub fn carried(id: &str) -> BTreeMap<String, String> {
     #[cfg(feature = "otlp")]
-    return super::otlp::kept(id);
+    {
+        super::otlp::kept(id)
+    }
     #[cfg(not(feature = "otlp"))]
     {
         let _ = id;

@@ -25,8 +25,9 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// A provider that allows one request in `window`, and the outcomes bound to a queue.
-    pub async fn new(name: &str, endpoint: &str, window: Duration) -> Self {
+    /// A provider that allows one request in `window`, for which a job waits in hand up to `max_wait`; the outcomes bound to
+    /// a queue.
+    pub async fn new(name: &str, endpoint: &str, (window, max_wait): (Duration, Duration)) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let provider = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
@@ -42,8 +43,9 @@ impl Rig {
         let rig = Self { broker, dir, environment, _provider: stop.drop_guard() };
         let rows = format!(
             "[[provider]]\nname = \"acme\"\nurl = \"http://{provider}/charges\"\nidempotency_retention_s = 86400\n\
-             max_wait_ms = 60000\nheaders = {{ Authorization = \"Bearer ${{env:ACME_KEY}}\" }}\n\
+             max_wait_ms = {}\nheaders = {{ Authorization = \"Bearer ${{env:ACME_KEY}}\" }}\n\
              [[provider.limit]]\nname = \"one\"\nmax_requests = 1\nwindow_ms = {}\n",
+            max_wait.as_millis(),
             window.as_millis()
         );
         let file = rig.dir.join("acme.toml");

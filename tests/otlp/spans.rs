@@ -9,6 +9,8 @@ use crate::support::process::free_port;
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PRODUCER: &str = "00f067aa0ba902b7";
 const WINDOW: Duration = Duration::from_secs(3);
+/// Longer than any wait of these tests.
+const IN_HAND: Duration = Duration::from_secs(60);
 /// Kinds of spans in the protocol.
 const INTERNAL: i64 = 1;
 const CLIENT: i64 = 3;
@@ -28,7 +30,7 @@ const STEPS: [(&str, i64); 8] = [
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_trace_goes_from_the_producer_through_the_job_to_the_outcome() {
     let collector = Collector::default();
-    let rig = Rig::new("traced", &collector.serve().await, WINDOW).await;
+    let rig = Rig::new("traced", &collector.serve().await, (WINDOW, IN_HAND)).await;
     rig.publish("traced-1", &[&format!("00-{TRACE}-{PRODUCER}-01"), "shop=42"]);
     rig.publish("plain-1", &[]);
     let worker = rig.start();
@@ -59,7 +61,7 @@ async fn a_trace_goes_from_the_producer_through_the_job_to_the_outcome() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_collector_that_is_away_costs_spans_and_no_payment() {
     let nobody = format!("http://127.0.0.1:{}", free_port());
-    let rig = Rig::new("untraced", &nobody, Duration::from_secs(1)).await;
+    let rig = Rig::new("untraced", &nobody, (Duration::from_secs(1), IN_HAND)).await;
     rig.publish("traced-1", &[&format!("00-{TRACE}-{PRODUCER}-01")]);
     let worker = rig.start();
     let seen = rig.outcomes(1).await;
@@ -67,6 +69,24 @@ async fn a_collector_that_is_away_costs_spans_and_no_payment() {
     // Its log says that spans were lost.
     let log = end(&worker).await;
     assert!(log.contains("HTTP export failed"), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_was_parked_goes_on_in_its_trace() {
+    let collector = Collector::default();
+    let rig = Rig::new("parked", &collector.serve().await, (WINDOW, Duration::from_millis(50))).await;
+    let context = format!("00-{TRACE}-{PRODUCER}-01");
+    rig.publish("parked-1", &[&context]);
+    rig.publish("parked-2", &[&context]);
+    let worker = rig.start();
+    rig.outcomes(2).await;
+    end(&worker).await;
+
+    let spans = collector.spans();
+    let jobs: Vec<&Span> = spans.iter().filter(|span| span.name == "job").collect();
+    let ends = |end: &str| jobs.iter().filter(|job| job.attributes["sluicegate.end"] == end).count();
+    assert!(ends("parked") >= 1 && ends("acknowledged") == 2, "{jobs:#?}");
+    assert!(jobs.iter().all(|job| (job.trace.as_str(), job.parent.as_str()) == (TRACE, PRODUCER)), "{jobs:#?}");
 }
 
 /// The steps of a job's span, as they began.
