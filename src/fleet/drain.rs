@@ -32,6 +32,18 @@ pub fn drained_in(provider: &Provider, backlog: u64, used: &[Used], hold: Durati
     all.map(|all| all.into_iter().max().unwrap_or_default())
 }
 
+/// How long the leaky buckets of so many lanes take to let `backlog` out: the bucket is each process's own. `None`: never.
+#[must_use]
+pub fn leaked_in(provider: &Provider, backlog: u64, lanes: u32) -> Option<Duration> {
+    let per_second = provider.outflow_per_second() * f64::from(lanes.max(1));
+    if backlog == 0 {
+        return Some(Duration::ZERO);
+    }
+    #[allow(clippy::cast_precision_loss, reason = "counts of jobs are far below 2^53")]
+    let backlog = backlog as f64;
+    (per_second > 0.0).then(|| seconds(backlog / per_second))
+}
+
 /// The tightest limit on everything that the provider is sent, in requests per second.
 #[must_use]
 pub fn limit_per_second(provider: &Provider) -> Option<f64> {
@@ -156,6 +168,19 @@ mod tests {
             };
             assert!(near, "{limits:?} {backlog} {free:?} {hold_ms}: {told_ms:?}, not {wanted_ms:?}");
         }
+    }
+
+    #[test]
+    fn the_steady_outflow_of_all_lanes_bounds_what_the_limits_allow() {
+        // 1,500 at once by the limit, 5 a second by its bucket.
+        let slow = provider(&[("all", "sliding_log", 1_500, 300_000)], |_| ());
+        let leaked = |backlog, lanes| leaked_in(&slow, backlog, lanes).map(|leaked| leaked.as_millis());
+        assert_eq!((leaked(236, 1), leaked(236, 2), leaked(0, 1)), (Some(47_200), Some(23_600), Some(0)));
+        assert_eq!(leaked(236, 0), leaked(236, 1), "the one that will start");
+        let fast = provider(&[("all", "sliding_log", 1_500, 300_000)], |row| row.leak_per_second = Some(100.0));
+        assert_eq!(leaked_in(&fast, 236, 1).map(|leaked| leaked.as_millis()), Some(2_360));
+        let closed = provider(&[("all", "sliding_log", 0, 1_000)], |_| ());
+        assert_eq!(leaked_in(&closed, 1, 1), None);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::Conserved;
-use super::drain::{Used, drained_in, limit_per_second};
+use super::drain::{Used, drained_in, leaked_in, limit_per_second};
 use super::report::{Decision, Lane, Waits};
 use super::standing::{RowSays, Standing, State, Subject, standing};
 use super::workers::Worker;
@@ -137,6 +137,7 @@ struct Counted<'a> {
     in_hand: u64,
     in_flight: u64,
     sent_10s: u64,
+    lanes: u32,
 }
 
 impl<'a> Counted<'a> {
@@ -153,7 +154,14 @@ impl<'a> Counted<'a> {
             in_hand: if told { live().map(|lane| lane.in_hand).sum() } else { account.map_or(0, |it| it.in_hand) },
             in_flight: live().map(|lane| lane.in_flight).sum(),
             sent_10s: live().map(|lane| lane.sent_10s).sum(),
+            lanes: u32::try_from(live().count()).unwrap_or(u32::MAX),
         }
+    }
+
+    /// By what the limits allow and what the buckets let out, whichever is slower.
+    fn through(&self, provider: &Provider, backlog: u64, used: &[Used]) -> Option<Duration> {
+        let limits = drained_in(provider, backlog, used, self.hold(provider))?;
+        Some(limits.max(leaked_in(provider, backlog, self.lanes)?))
     }
 
     /// A due job's message is in the queue, and the queue may hold more that the ledger has not seen.
@@ -354,7 +362,7 @@ pub fn drained_if(evidence: &Evidence, provider: &Provider) -> Option<u64> {
         return None;
     }
     let counted = Counted::of(evidence, provider.name.as_str());
-    let through = drained_in(provider, backlog(evidence, provider, &counted), &[], counted.hold(provider))?;
+    let through = counted.through(provider, backlog(evidence, provider, &counted), &[])?;
     Some(u64::try_from(through.as_millis()).unwrap_or(u64::MAX))
 }
 
@@ -381,7 +389,7 @@ fn drained_ms(
     let backlog = backlog(evidence, provider, counted);
     let used: Vec<Used> =
         limits.iter().filter_map(|limit| Some(Used { limit: limit.name.clone(), free: limit.free? })).collect();
-    let through = drained_in(provider, backlog, &used, counted.hold(provider))?;
+    let through = counted.through(provider, backlog, &used)?;
     let rest = match told.state {
         State::BreakerOpen | State::Cold | State::PausedByProvider if backlog > 0 => told.ends_in_ms.unwrap_or(0),
         _ => 0,

@@ -270,7 +270,7 @@ fn those_that_share_a_quota_drain_together() {
     assert_eq!(drained, [2, 2]);
     both.accounts.as_mut().unwrap().pop();
     let drained: Vec<_> = overview(&both).providers.iter().map(|one| one.drained_in_ms).collect();
-    assert_eq!(drained, [Some(0), Some(0)]);
+    assert_eq!(drained, [Some(700), Some(0)]);
 }
 
 #[test]

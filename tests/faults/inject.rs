@@ -198,6 +198,8 @@ fn raise(stand: &Stand, alarm: Alarm, lasts: Duration) {
         let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
         stand.rabbit.ctl(&words);
     };
+    // After a restart its ports answer before it takes such orders.
+    run(["await_startup", "--timeout", "60"]);
     run(on);
     sleep(lasts);
     run(off);

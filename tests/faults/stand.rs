@@ -245,10 +245,10 @@ impl Stand {
         }
     }
 
-    /// SIGSTOP or SIGCONT; nothing happens to one that does not run.
+    /// SIGSTOP or SIGCONT; nothing happens to one that does not run, or has ended by itself.
     pub fn freeze_worker(&self, worker: usize, frozen: bool) {
         let mut slot = self.slot(worker);
-        if let Some(process) = &slot.process {
+        if let Some(process) = slot.process.as_ref().filter(|process| !process.has_ended()) {
             process.signal(if frozen { "STOP" } else { "CONT" });
             slot.frozen = frozen;
         }

@@ -7,12 +7,13 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// `$0` is the clean-up command, the rest the server's. Prints the server's process id, then waits for end of input.
+/// A server that is killed in its first moment leads no group yet.
 const WARDEN: &str = r#"
 setsid "$@" </dev/null >"$LOG" 2>&1 &
 pid=$!
 echo $pid
 cat >/dev/null
-kill -9 -$pid 2>/dev/null
+kill -9 -$pid 2>/dev/null || kill -9 $pid 2>/dev/null
 wait $pid 2>/dev/null
 sh -c "$0" >/dev/null 2>&1
 [ -z "$OWNED_DIR" ] || rm -rf "$OWNED_DIR"

@@ -298,9 +298,9 @@ async fn a_limit_is_changed_in_earnest_or_rehearsed() {
     }
     let second = "/api/v1/providers/acme/limits/second";
     let minute = "/api/v1/providers/acme/limits/minute";
-    // Three wait: the first two at once, the third a window later.
+    // Three wait, and leave their lane as steadily as the tightest limit allows.
     let rehearsed = json!({"limit": "minute", "from": "600/1m", "to": "2/1m", "changed": false,
-                           "drained_in_ms": {"from": 0, "to": 60_000}});
+                           "drained_in_ms": {"from": 300, "to": 90_000}});
     let before: i64 = stand.one("SELECT total_changes()").await;
     let ask = json!({"rate": "2/1m", "dry_run": true, "because": "too fast"});
     // The ledger is counted every few seconds.
@@ -322,7 +322,7 @@ async fn a_limit_is_changed_in_earnest_or_rehearsed() {
     assert_eq!(audit, "sluicegate ops, alice@curl/8.5.0, too fast, provider_limits acme/minute");
     // Closed: nothing drains. What would break the row is refused, in a dry run too.
     let closed = stand.post(second, json!({"rate": "0/1s", "dry_run": true})).await.1;
-    assert_eq!(closed["drained_in_ms"], json!({"from": 60_000, "to": null}));
+    assert_eq!(closed["drained_in_ms"], json!({"from": 90_000, "to": null}));
     sqlx::raw_sql("UPDATE provider_limits SET algorithm = 'sliding_window' WHERE name = 'second'")
         .execute(&stand.database.sqlite_pool().unwrap())
         .await
