@@ -39,7 +39,8 @@ fn run(cli: &Cli, console: &mut Console) -> Result<Exit, CommandError> {
         (Err(problems), Command::Check(args)) => return cli::check::misconfigured(args, &problems, console),
         (Err(problems), _) => return Err(CommandError::Configuration(problems.to_string())),
     };
-    telemetry::init(cli.command.log(config.log)).map_err(|error| CommandError::Failed(error.to_string()))?;
+    let telemetry = telemetry::init(cli.command.log(config.log), config.otlp_endpoint.as_deref(), &config.authorities);
+    let _until_the_end = telemetry.map_err(CommandError::Failed)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let engines = App::default();
     let ended = runtime.block_on(async {

@@ -32,6 +32,8 @@ pub struct Config {
     /// Host names that may be spoken to without TLS.
     pub plaintext_hosts: Vec<String>,
     pub log: Log,
+    /// Of a collector that spans are sent to; never there in a build without the feature `otlp`.
+    pub otlp_endpoint: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -144,6 +146,7 @@ pub fn translate(written: &Written, complaints: &mut Complaints) -> Option<Confi
     }
     let authorities = translate_authorities(&written.tls.ca_file, complaints);
     let log = translate_log(&written.log, complaints);
+    let otlp_endpoint = super::otlp::translate(&written.telemetry, &written.tls.plaintext_hosts, complaints);
     let parts = hazards::Parts {
         database: database.as_ref().map(|database| &database.url),
         queue: queue_url.as_ref(),
@@ -163,6 +166,7 @@ pub fn translate(written: &Written, complaints: &mut Complaints) -> Option<Confi
         authorities: authorities?,
         plaintext_hosts: written.tls.plaintext_hosts.clone(),
         log: log?,
+        otlp_endpoint: otlp_endpoint?,
     })
 }
 

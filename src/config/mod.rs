@@ -10,6 +10,7 @@ mod hazards;
 mod keys;
 mod layers;
 mod meant;
+mod otlp;
 mod problem;
 mod written;
 

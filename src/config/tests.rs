@@ -176,6 +176,8 @@ fn hazards_stop_the_start() {
         (vec!["limiter.prefix=pay{1}"], "limiter.prefix", "cannot begin a name"),
         (vec!["limiter.url=rediss://cache.example.com/#insecure"], "limiter.url", "fragment"),
         (vec![broker, "database.url=postgres:///pay"], "database.url", "names no host"),
+        #[cfg(not(feature = "otlp"))]
+        (vec!["telemetry.otlp_endpoint=http://127.0.0.1:4318"], "telemetry.otlp_endpoint", "has no OpenTelemetry"),
         (vec!["tls.ca_file=/nowhere/authorities.pem"], "tls.ca_file", "/nowhere/authorities.pem cannot be read"),
     ] {
         let text = refused(&[], &sets);

@@ -16,6 +16,7 @@ pub struct Written {
     pub ledger: Ledger,
     pub tls: Tls,
     pub log: Log,
+    pub telemetry: Telemetry,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,6 +65,12 @@ pub struct Ledger {
 pub struct Tls {
     pub ca_file: String,
     pub plaintext_hosts: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Telemetry {
+    pub otlp_endpoint: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout_at};
+use tracing::Instrument as _;
 
 pub(super) use self::permit::held_by;
 use self::permit::{Pass, permit, refused};
@@ -33,6 +34,7 @@ use crate::ledger::{AttemptEnd, Begun, Claimed, LookupEnd};
 use crate::limiter::gate::{InFlight, Permit};
 use crate::provider::{Answer, FreezeError, FrozenRequest, Question};
 use crate::queue::DELAY_STEPS;
+use crate::telemetry::spans;
 
 mod permit;
 mod record;
@@ -81,8 +83,9 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand) -> End {
             return park(lane, job, MISCONFIGURED_PAUSE, ("misconfigured", "the request cannot be built yet")).await;
         }
     };
+    let waiting = lane.pool.turn(job.job.priority).instrument(spans::step("wait for a turn"));
     let turn = tokio::select! {
-        turn = timeout_at(job.delivered_at + settings.provider.max_wait, lane.pool.turn(job.job.priority)) => turn,
+        turn = timeout_at(job.delivered_at + settings.provider.max_wait, waiting) => turn,
         () = lane.stop.cancelled() => Ok(None),
     };
     let _turn = match turn {
@@ -90,7 +93,7 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand) -> End {
         Ok(None) => return give_back(lane, job).await,
         Err(_) => return park(lane, job, BUCKET_WAIT, ("outflow", "waits for a place in the steady outflow")).await,
     };
-    match permit(lane, &settings.provider, job, call.kind()).await {
+    match permit(lane, &settings.provider, job, call.kind()).instrument(spans::step("wait for a permit")).await {
         Pass::Granted(permit) => match no_longer(&call, job, &settings.provider) {
             // Its time has passed while it waited; the permit drops and goes back.
             Some(next) => {
@@ -182,9 +185,10 @@ async fn send(
     let _on_wire = lane.worker.in_hand.on_wire();
     faults::crash(Point::AfterPermit);
     let (ledger, hold) = (&lane.worker.engines.ledger, &job.held.hold);
+    let writing = spans::step("write the request down");
     let begun = match call {
-        Call::Charge(request) => ledger.begin_attempt(hold, request).await,
-        Call::Lookup(_) => ledger.begin_lookup(hold).await,
+        Call::Charge(request) => ledger.begin_attempt(hold, request).instrument(writing).await,
+        Call::Lookup(_) => ledger.begin_lookup(hold).instrument(writing).await,
     };
     let number = match begun {
         Ok(Begun::Attempt(number)) => number,
@@ -200,7 +204,7 @@ async fn send(
         }
     };
     faults::crash(Point::AfterSending);
-    sleep_until(permit.start_at).await;
+    sleep_until(permit.start_at).instrument(spans::step("wait for the permit's start")).await;
     let (began, lateness) = (Instant::now(), permit.start_at.elapsed());
     let Ok(in_flight) = permit.begin() else {
         lane.meter.permit_returned();
@@ -212,7 +216,7 @@ async fn send(
     match call {
         Call::Charge(request) => {
             let silence = Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None };
-            let sent = faults::on_the_wire(request, settings.client.send(request));
+            let sent = faults::on_the_wire(request, settings.client.send(request)).instrument(spans::request("charge"));
             let answer = answered((lane, began), in_flight, sent, (silence, Outcome::way)).await;
             drop(started);
             let change = lane.pauses.observe(&job.job.id, &answer.outcome, began, rand::random());
@@ -221,7 +225,7 @@ async fn send(
         }
         Call::Lookup(question) => {
             let silence = Finding::Unknown { cause: UnknownCause::Timeout, retry_after: None };
-            let asked = settings.client.ask(question);
+            let asked = settings.client.ask(question).instrument(spans::request("look-up"));
             let answer = answered((lane, began), in_flight, asked, (silence, Finding::way)).await;
             drop(started);
             faults::crash(Point::AfterLookup);

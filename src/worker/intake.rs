@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use sha2::{Digest, Sha256};
 use tokio::time::{Instant, sleep};
+use tracing::Instrument as _;
 
 use super::execute::{self, JobInHand};
 use super::in_hand::LEASE;
@@ -22,7 +23,8 @@ use crate::faults::{self, Point};
 use crate::fleet::report::By;
 use crate::ledger::{Claim, Claimed, JobState, RejectedMessage, Written};
 use crate::queue::message::{DecodeError, Decoded};
-use crate::queue::{DELAY_STEPS, Delivery, Destination, Outgoing};
+use crate::queue::{DELAY_STEPS, Delivery, Destination, Outgoing, QueueError, Receipt};
+use crate::telemetry::spans;
 
 /// How long a message of a newer format waits before it is looked at again: about a rolling deployment's step.
 pub(super) const NEWER_VERSION_WAIT: Duration = Duration::from_secs(60);
@@ -50,6 +52,18 @@ pub enum End {
     Refused,
 }
 
+impl End {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Ack => "acknowledged",
+            Self::Park(_) => "parked",
+            Self::HandBack => "handed back",
+            Self::Fault => "fault",
+            Self::Refused => "engine refused",
+        }
+    }
+}
+
 /// Works one delivery off.
 pub async fn work_off(lane: Arc<LaneParts>, delivery: Delivery) {
     let delivered_at = Instant::now();
@@ -59,14 +73,25 @@ pub async fn work_off(lane: Arc<LaneParts>, delivery: Delivery) {
     let _in_hand = lane.meter.taken(redelivered);
     let receipt = faults::acknowledged_early(receipt).await;
     faults::crash(Point::AfterDelivery);
-    let steps = AssertUnwindSafe(steps(&lane, &copy, delivered_at)).catch_unwind();
+    let span = spans::job(lane.name.as_str(), &copy.properties.headers);
+    let steps = AssertUnwindSafe(steps(&lane, &copy, delivered_at).instrument(span.clone())).catch_unwind();
     let end = steps.await.unwrap_or_else(|_| {
         tracing::error!(provider = %lane.name, "a job panicked; it goes back to the queue");
         End::Fault
     });
-    let finished = match end {
+    let finishing = span.in_scope(|| spans::step("finish the delivery"));
+    let finished = finish(&lane, &copy, receipt, end).instrument(finishing).await;
+    spans::ended(&span, end.word());
+    faults::crash(Point::AfterAck);
+    if let Err(error) = finished {
+        tracing::debug!(%error, "delivery not finished; the broker will deliver it again and the ledger knows it");
+    }
+}
+
+async fn finish(lane: &LaneParts, copy: &Copy, receipt: Box<dyn Receipt>, end: End) -> Result<(), QueueError> {
+    match end {
         End::Ack => receipt.ack().await,
-        End::Park(wait) => match publish_copy(&lane.worker, &copy, wait).await {
+        End::Park(wait) => match publish_copy(&lane.worker, copy, wait).await {
             Ok(()) => {
                 faults::crash(Point::AfterDelayCopy);
                 receipt.ack().await
@@ -74,7 +99,7 @@ pub async fn work_off(lane: Arc<LaneParts>, delivery: Delivery) {
             Err(error) => {
                 tracing::warn!(provider = %lane.name, ?error, "not parked; the message goes back");
                 lane.meter.requeued("engine_refused");
-                rest_after_refusal(&lane).await;
+                rest_after_refusal(lane).await;
                 receipt.hand_back().await
             }
         },
@@ -84,18 +109,14 @@ pub async fn work_off(lane: Arc<LaneParts>, delivery: Delivery) {
         }
         End::Fault => {
             lane.meter.requeued("fault");
-            pause_after_fault(&lane).await;
+            pause_after_fault(lane).await;
             receipt.hand_back().await
         }
         End::Refused => {
             lane.meter.requeued("engine_refused");
-            rest_after_refusal(&lane).await;
+            rest_after_refusal(lane).await;
             receipt.hand_back().await
         }
-    };
-    faults::crash(Point::AfterAck);
-    if let Err(error) = finished {
-        tracing::debug!(%error, "delivery not finished; the broker will deliver it again and the ledger knows it");
     }
 }
 
@@ -128,7 +149,8 @@ async fn steps(lane: &LaneParts, copy: &Copy, delivered_at: Instant) -> End {
             return if lane.worker.stop.is_cancelled() { End::HandBack } else { End::Refused };
         }
     };
-    match claim(lane, &decoded).await {
+    spans::name_job(&decoded.job.id);
+    match claim(lane, &decoded).instrument(spans::step("claim")).await {
         Some(Claim::Claimed(claimed)) => begin(lane, decoded, *claimed, delivered_at).await,
         Some(Claim::Settled) => End::Ack,
         // Its holder, or whoever takes over, will settle it; then this copy finds it settled.

@@ -68,6 +68,7 @@ async fn publish(worker: &Worker, event: &OutcomeEvent) -> Result<(), QueueError
     let properties = Properties {
         message_id: Some(event.id.clone()),
         content_type: Some("application/json".to_owned()),
+        headers: crate::telemetry::spans::carried(&event.id),
         ..Properties::default()
     };
     let destination = Destination::Outcomes { provider: event.provider.clone(), state: event.state.name() };

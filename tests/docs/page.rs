@@ -43,6 +43,7 @@ impl Page {
             "security",
             "simulate",
             "topology",
+            "tracing",
         ]
         .map(|name| format!("docs/{name}.md"));
         ["README.md".to_owned()].into_iter().chain(docs).map(|path| Self::read(&path)).collect()

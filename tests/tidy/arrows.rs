@@ -15,7 +15,7 @@ const DRIVERS: [(&str, &[&str]); 5] = [
     ("lapin", &["queue/rabbitmq"]),
     ("redis", &["limiter/redis"]),
     ("sqlx", &["ledger/", "queue/embedded"]),
-    ("reqwest", &["provider/http", "cli/"]),
+    ("reqwest", &["provider/http", "cli/", "telemetry/otlp"]),
     ("axum", &["ops/", "provider/simulated"]),
 ];
 /// May know every implementation.

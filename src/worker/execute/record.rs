@@ -5,6 +5,8 @@
 
 use std::time::Duration;
 
+use tracing::Instrument as _;
+
 use super::{JobInHand, LaneParts};
 use crate::domain::decision::CallKind;
 use crate::domain::disposition::Next;
@@ -12,6 +14,7 @@ use crate::domain::outcome::NOT_SENT;
 use crate::faults::{self, Point};
 use crate::ledger::{AttemptEnd, Hold, JobState, LedgerError, LookupEnd, Written};
 use crate::queue::DELAY_STEPS;
+use crate::telemetry::spans;
 use crate::worker::intake::End;
 use crate::worker::patience::{GivenUp, until_back};
 
@@ -72,7 +75,7 @@ pub(super) async fn write_end(
     let written = until_back("write an outcome down", &lane.worker.abandon, || {
         faults::unread(Point::OutcomeCommitUnacknowledged, closing.write(lane, &job.held.hold, &state))
     });
-    let written = written.await;
+    let written = written.instrument(spans::step("write the outcome down")).await;
     faults::crash(Point::AfterOutcome);
     match written {
         Ok(Written::Kept) => kept(lane, job, &state, why),

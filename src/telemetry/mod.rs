@@ -1,4 +1,4 @@
-//! Log lines on stderr, as text or JSON.
+//! Log lines on stderr, as text or JSON; with the feature `otlp`, spans to a collector.
 //!
 //! Refuses to let a library log below `warn`, and `lapin` below `error`: it prints whole messages, payload included,
 //! when the broker returns one (`lapin` 4.12, `returned_messages.rs`). There is no filter expression to weaken that.
@@ -8,19 +8,54 @@ use std::io::IsTerminal as _;
 use tracing::Subscriber;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::MakeWriter;
-use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use tracing_subscriber::registry;
 
 use crate::config::{Log, LogFormat};
+use crate::tls::Authorities;
 
-/// Sends log lines to stderr for the rest of the process.
+#[cfg(feature = "otlp")]
+pub mod otlp;
+pub mod spans;
+
+#[cfg(not(feature = "otlp"))]
+type SpanLayer = tracing_subscriber::layer::Identity;
+#[cfg(feature = "otlp")]
+use otlp::SpanLayer;
+
+/// Lives as long as telemetry shall; dropped, it sends what is left.
+#[derive(Debug, Default)]
+pub struct Telemetry {
+    #[cfg(feature = "otlp")]
+    _exporting: Option<otlp::Exporting>,
+}
+
+/// Sends log lines to stderr for the rest of the process, and spans to `otlp_endpoint` if there is one. Not from within a
+/// runtime: the exporter has its own.
 ///
 /// # Errors
-/// When a subscriber is installed already.
-pub fn init(log: Log) -> Result<(), tracing::subscriber::SetGlobalDefaultError> {
+/// When a subscriber is installed already, or spans cannot be exported.
+pub fn init(log: Log, otlp_endpoint: Option<&str>, authorities: &Authorities) -> Result<Telemetry, String> {
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let coloured = std::io::stderr().is_terminal() && !no_color;
-    tracing::subscriber::set_global_default(subscriber(log, coloured, std::io::stderr))
+    let (spans, telemetry) = spans_to(otlp_endpoint, authorities)?;
+    tracing::subscriber::set_global_default(subscriber(log, coloured, std::io::stderr, spans))
+        .map_err(|error| error.to_string())?;
+    Ok(telemetry)
+}
+
+#[cfg(feature = "otlp")]
+fn spans_to(endpoint: Option<&str>, authorities: &Authorities) -> Result<(Option<SpanLayer>, Telemetry), String> {
+    let Some((layer, exporting)) = endpoint.map(|endpoint| otlp::layer(endpoint, authorities)).transpose()? else {
+        return Ok((None, Telemetry::default()));
+    };
+    Ok((Some(layer), Telemetry { _exporting: Some(exporting) }))
+}
+
+/// The configuration refuses an endpoint in such a build.
+#[cfg(not(feature = "otlp"))]
+fn spans_to(_: Option<&str>, _: &Authorities) -> Result<(Option<SpanLayer>, Telemetry), String> {
+    Ok((None, Telemetry::default()))
 }
 
 /// Our own targets at `level`, everything else at `warn`, whatever could print a message body at `error`.
@@ -28,23 +63,25 @@ fn targets(level: tracing::Level) -> Targets {
     Targets::new()
         .with_default(LevelFilter::WARN)
         .with_target("sluicegate", level)
+        .with_target(spans::TARGET, LevelFilter::OFF)
         .with_target("lapin", LevelFilter::ERROR)
         .with_target("sqlx", LevelFilter::WARN)
         .with_target("hyper", LevelFilter::WARN)
 }
 
-fn subscriber<W>(log: Log, coloured: bool, writer: W) -> Box<dyn Subscriber + Send + Sync>
+fn subscriber<W>(log: Log, coloured: bool, writer: W, spans: Option<SpanLayer>) -> Box<dyn Subscriber + Send + Sync>
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
     // The colour switch is ours: the library's own default reads NO_COLOR, but not whether stderr is a terminal.
     let lines =
         tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(coloured && log.format == LogFormat::Text);
-    let base = registry().with(targets(log.level));
+    let base = registry().with(spans);
+    let filter = targets(log.level);
     match log.format {
-        LogFormat::Text => Box::new(base.with(lines)),
+        LogFormat::Text => Box::new(base.with(lines.with_filter(filter))),
         // Fields beside the message instead of below "fields", as collectors expect.
-        LogFormat::Json => Box::new(base.with(lines.json().flatten_event(true))),
+        LogFormat::Json => Box::new(base.with(lines.json().flatten_event(true).with_filter(filter))),
     }
 }
 
@@ -74,7 +111,7 @@ mod tests {
     fn written(log: Log, coloured: bool, events: impl FnOnce()) -> String {
         let page = Page::default();
         let writer = page.clone();
-        tracing::subscriber::with_default(subscriber(log, coloured, move || writer.clone()), events);
+        tracing::subscriber::with_default(subscriber(log, coloured, move || writer.clone(), None), events);
         let bytes = page.0.lock().unwrap().clone();
         String::from_utf8(bytes).unwrap()
     }

@@ -1,0 +1,146 @@
+//! Spans on their way to a collector: OTLP over HTTP, as JSON, in batches, from a thread of their own.
+//!
+//! Refuses to hold up a payment: a collector that is slow or away loses spans, and nobody waits for it. Refuses log lines:
+//! [`super::spans`] alone is exported. Refuses redirects and proxies: spans go to the configured address and nowhere else.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator};
+use opentelemetry::trace::TracerProvider as _;
+use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig as _, WithHttpConfig as _};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use opentelemetry_sdk::trace::{SdkTracerProvider, Tracer};
+use reqwest::blocking::Client;
+use reqwest::{Certificate, redirect};
+use tracing::Span;
+use tracing_opentelemetry::{OpenTelemetryLayer, OpenTelemetrySpanExt as _};
+use tracing_subscriber::Registry;
+use tracing_subscriber::filter::{Filtered, LevelFilter, Targets};
+use tracing_subscriber::layer::Layer as _;
+
+use super::spans::TARGET;
+use crate::tls::Authorities;
+
+/// Where collectors take traces. <https://opentelemetry.io/docs/specs/otlp/#otlphttp-request>
+const PATH: &str = "/v1/traces";
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Jobs whose context is kept for their outcome's event, which mostly follows within milliseconds.
+const KEPT_MAX: usize = 4_096;
+/// Longest header that is read: `traceparent` has 55 characters, and of `tracestate` 512 must be passed on.
+/// <https://www.w3.org/TR/trace-context/#tracestate-limits>
+const HEADER_CHARACTERS_MAX: usize = 512;
+
+pub type SpanLayer = Filtered<OpenTelemetryLayer<Registry, Tracer>, Targets, Registry>;
+
+/// Sends what is left when it is dropped, for a few seconds at most.
+#[derive(Debug)]
+pub struct Exporting(SdkTracerProvider);
+
+impl Drop for Exporting {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.shutdown_with_timeout(EXPORT_TIMEOUT) {
+            tracing::warn!(%error, "the last spans were not exported");
+        }
+    }
+}
+
+fn client(endpoint: &str, authorities: &Authorities) -> Result<Client, reqwest::Error> {
+    let trusted = Certificate::from_pem_bundle(authorities.pem().unwrap_or_default().as_bytes())?;
+    let client = Client::builder().redirect(redirect::Policy::none()).no_proxy().timeout(EXPORT_TIMEOUT);
+    // The platform's verifier fails to build without CA certificates, which plain text does not need.
+    let client = if endpoint.starts_with("https:") { client } else { client.tls_certs_only([]) };
+    client.tls_certs_merge(trusted).build()
+}
+
+/// A layer that exports to this collector.
+///
+/// # Errors
+/// Says why the exporter cannot be made.
+pub fn layer(endpoint: &str, authorities: &Authorities) -> Result<(SpanLayer, Exporting), String> {
+    let client = client(endpoint, authorities).map_err(|error| format!("telemetry.otlp_endpoint: {error}"))?;
+    let exporter = SpanExporter::builder()
+        .with_http()
+        .with_http_client(client)
+        .with_protocol(Protocol::HttpJson)
+        .with_endpoint(format!("{}{PATH}", endpoint.trim_end_matches('/')))
+        .with_timeout(EXPORT_TIMEOUT)
+        .build()
+        .map_err(|error| format!("telemetry.otlp_endpoint: {error}"))?;
+    let provider = SdkTracerProvider::builder()
+        .with_batch_exporter(exporter)
+        .with_resource(Resource::builder().with_service_name("sluicegate").build())
+        .build();
+    let spans = OpenTelemetryLayer::new(provider.tracer("sluicegate"))
+        .with_location(false)
+        .with_threads(false)
+        .with_tracked_inactivity(false)
+        .with_target(false)
+        .with_filter(Targets::new().with_default(LevelFilter::OFF).with_target(TARGET, LevelFilter::INFO));
+    Ok((spans, Exporting(provider)))
+}
+
+struct Headers<'a>(&'a BTreeMap<String, String>);
+
+impl Extractor for Headers<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key).map(String::as_str).filter(|value| value.len() <= HEADER_CHARACTERS_MAX)
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        self.0.keys().map(String::as_str).collect()
+    }
+}
+
+struct Carrier<'a>(&'a mut BTreeMap<String, String>);
+
+impl Injector for Carrier<'_> {
+    fn set(&mut self, key: &str, value: String) {
+        if !value.is_empty() {
+            self.0.insert(key.to_owned(), value);
+        }
+    }
+}
+
+/// Makes the span a child of what the headers name, if they name anything.
+pub fn adopt(span: &Span, headers: &BTreeMap<String, String>) {
+    if headers.contains_key("traceparent") {
+        let parent = TraceContextPropagator::new().extract(&Headers(headers));
+        // Fails only without a layer, and then there is nothing to export.
+        let _ = span.set_parent(parent);
+    }
+}
+
+/// Contexts by job, oldest first.
+#[derive(Default)]
+struct Kept {
+    order: VecDeque<String>,
+    contexts: HashMap<String, BTreeMap<String, String>>,
+}
+
+static KEPT: Mutex<Option<Kept>> = Mutex::new(None);
+
+pub fn keep(id: &str, span: &Span) {
+    let mut headers = BTreeMap::new();
+    TraceContextPropagator::new().inject_context(&span.context(), &mut Carrier(&mut headers));
+    if headers.is_empty() {
+        return;
+    }
+    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    let kept = kept.get_or_insert_default();
+    if kept.contexts.insert(id.to_owned(), headers).is_none() {
+        kept.order.push_back(id.to_owned());
+    }
+    if kept.order.len() > KEPT_MAX
+        && let Some(oldest) = kept.order.pop_front()
+    {
+        kept.contexts.remove(&oldest);
+    }
+}
+
+pub fn kept(id: &str) -> BTreeMap<String, String> {
+    let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    kept.as_ref().and_then(|kept| kept.contexts.get(id).cloned()).unwrap_or_default()
+}

@@ -1,0 +1,100 @@
+//! What a worker says of a job's way, as spans: one for each time that the job is taken in hand, with its waits below it.
+//!
+//! Refuses to hold anything but the provider's name, the job's id and fixed words: no payload, no header's value, no account,
+//! no key of its own. Without the feature `otlp` nothing of this is there and every span is none.
+
+use std::collections::BTreeMap;
+
+use tracing::Span;
+
+use crate::domain::job::JobId;
+
+/// What the log filters leave out, and the exporter takes alone.
+pub const TARGET: &str = "sluicegate::spans";
+
+/// A job in hand, as a child of what its message's `traceparent` names.
+/// <https://www.w3.org/TR/trace-context/#traceparent-header>
+#[must_use]
+pub fn job(provider: &str, headers: &BTreeMap<String, String>) -> Span {
+    #[cfg(feature = "otlp")]
+    {
+        let span = tracing::info_span!(
+            target: "sluicegate::spans",
+            "job",
+            otel.kind = "consumer",
+            sluicegate.provider = provider,
+            sluicegate.job_id = tracing::field::Empty,
+            sluicegate.end = tracing::field::Empty,
+        );
+        super::otlp::adopt(&span, headers);
+        span
+    }
+    #[cfg(not(feature = "otlp"))]
+    {
+        let _ = (provider, headers);
+        Span::none()
+    }
+}
+
+/// A step of the job whose span is current.
+#[must_use]
+pub fn step(name: &'static str) -> Span {
+    #[cfg(feature = "otlp")]
+    {
+        tracing::info_span!(target: "sluicegate::spans", "step", otel.name = name)
+    }
+    #[cfg(not(feature = "otlp"))]
+    {
+        let _ = name;
+        Span::none()
+    }
+}
+
+/// The one request: a span that its provider's answer ends.
+#[must_use]
+pub fn request(name: &'static str) -> Span {
+    #[cfg(feature = "otlp")]
+    {
+        tracing::info_span!(target: "sluicegate::spans", "request", otel.name = name, otel.kind = "client")
+    }
+    #[cfg(not(feature = "otlp"))]
+    {
+        let _ = name;
+        Span::none()
+    }
+}
+
+/// Names the job of the current span, and keeps its context for the outcome's event.
+pub fn name_job(id: &JobId) {
+    #[cfg(feature = "otlp")]
+    {
+        let span = Span::current();
+        span.record("sluicegate.job_id", id.as_str());
+        super::otlp::keep(id.as_str(), &span);
+    }
+    #[cfg(not(feature = "otlp"))]
+    let _ = id;
+}
+
+/// How the job was put down, now. A span ends when it was last entered.
+pub fn ended(span: &Span, end: &'static str) {
+    #[cfg(feature = "otlp")]
+    span.in_scope(|| span.record("sluicegate.end", end));
+    #[cfg(not(feature = "otlp"))]
+    let _ = (span, end);
+}
+
+/// Headers that carry the context of a job on to its outcome's event: `traceparent` and `tracestate`. None if another
+/// process had the job, or if that was long ago.
+#[must_use]
+pub fn carried(id: &str) -> BTreeMap<String, String> {
+    #[cfg(feature = "otlp")]
+    {
+        super::otlp::kept(id)
+    }
+    #[cfg(not(feature = "otlp"))]
+    {
+        let _ = id;
+        BTreeMap::new()
+    }
+}

@@ -1,0 +1,40 @@
+//! Which addresses of a collector are taken, and which stop the start.
+
+use sluicegate::config;
+
+fn with(sets: &[&str]) -> Result<Option<String>, String> {
+    let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+    config::load(None, [], &sets).map(|config| config.otlp_endpoint).map_err(|problems| problems.to_string())
+}
+
+#[test]
+fn addresses_of_collectors_are_taken() {
+    assert_eq!(with(&[]), Ok(None));
+    for (address, host) in [
+        ("http://127.0.0.1:4318", ""),
+        ("http://[::1]:4318/", ""),
+        ("https://collector.example.com/tenant", ""),
+        ("http://otel:4318", "otel"),
+    ] {
+        let sets = [format!("telemetry.otlp_endpoint={address}"), format!("tls.plaintext_hosts={host}")];
+        let sets: Vec<&str> = sets.iter().take(if host.is_empty() { 1 } else { 2 }).map(String::as_str).collect();
+        assert_eq!(with(&sets), Ok(Some(address.to_owned())));
+    }
+}
+
+#[test]
+fn plain_text_to_other_machines_and_secrets_in_the_address_stop_the_start() {
+    for (address, part) in [
+        ("http://collector.example.com:4318", "plain text"),
+        ("http://10.1.2.3:4318", "plain text"),
+        ("https://name:canary@collector.example.com", "no address of a collector"),
+        ("https://collector.example.com?token=canary", "no address of a collector"),
+        ("grpc://127.0.0.1:4317", "no address of a collector"),
+        ("127.0.0.1:4318", "no address of a collector"),
+        ("", "no address of a collector"),
+    ] {
+        let text = with(&[&format!("telemetry.otlp_endpoint={address}")]).unwrap_err();
+        assert!(text.contains("telemetry.otlp_endpoint (") && text.contains(part), "{address}: {text}");
+        assert!(!text.contains("canary"), "{text}");
+    }
+}

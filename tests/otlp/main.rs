@@ -1,0 +1,10 @@
+//! Spans of a real run, as a collector gets them: `cargo test --features otlp --test otlp`.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod address;
+mod collector;
+mod rig;
+mod spans;

@@ -1,0 +1,135 @@
+//! A broker, a provider and the program, set up to trace.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sluicegate::provider::simulated::{FakeOptions, FakeProvider};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::support::process::{Server, free_port, private_dir};
+use crate::support::rabbitmq::RabbitNode;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_sluicegate");
+/// What must be in no span and no log: payload, account, reference, idempotency key, the provider's key.
+pub const CANARIES: [&str; 5] = ["canary-payload", "canary-account", "canary-reference", "canary-key", "canary-secret"];
+const PATIENCE: Duration = Duration::from_secs(120);
+
+pub struct Rig {
+    broker: String,
+    dir: PathBuf,
+    environment: Vec<(&'static str, String)>,
+    _provider: DropGuard,
+}
+
+impl Rig {
+    /// A provider that allows one request in `window`, for which a job waits in hand up to `max_wait`; the outcomes bound to
+    /// a queue.
+    pub async fn new(name: &str, endpoint: &str, (window, max_wait): (Duration, Duration)) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let provider = listener.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        tokio::spawn(FakeProvider::new(FakeOptions::default()).serve(listener, stop.clone()));
+        let broker = RabbitNode::shared().create_vhost(name);
+        let dir = private_dir(name);
+        let environment = vec![
+            ("SLUICEGATE_DATABASE__URL", format!("sqlite://{}", dir.join("s.db").display())),
+            ("SLUICEGATE_QUEUE__URL", broker.clone()),
+            ("SLUICEGATE_TELEMETRY__OTLP_ENDPOINT", endpoint.to_owned()),
+            ("ACME_KEY", "canary-secret".to_owned()),
+        ];
+        let rig = Self { broker, dir, environment, _provider: stop.drop_guard() };
+        let rows = format!(
+            "[[provider]]\nname = \"acme\"\nurl = \"http://{provider}/charges\"\nidempotency_retention_s = 86400\n\
+             max_wait_ms = {}\nheaders = {{ Authorization = \"Bearer ${{env:ACME_KEY}}\" }}\n\
+             [[provider.limit]]\nname = \"one\"\nmax_requests = 1\nwindow_ms = {}\n",
+            max_wait.as_millis(),
+            window.as_millis()
+        );
+        let file = rig.dir.join("acme.toml");
+        std::fs::write(&file, rows).unwrap();
+        rig.run(&["migrate"]);
+        rig.run(&["provider", "apply", file.to_str().unwrap()]);
+        rig.python(&["bind"], "");
+        rig
+    }
+
+    fn environment(&self) -> Vec<(&str, &str)> {
+        self.environment.iter().map(|(name, value)| (*name, value.as_str())).collect()
+    }
+
+    fn run(&self, args: &[&str]) {
+        let mut command = Command::new(PROGRAM);
+        command.args(args).envs(self.environment()).env("SLUICEGATE_OPS__LISTEN", "none");
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    /// The worker. Its end removes the rig's directory.
+    pub fn start(&self) -> Server {
+        let port = free_port();
+        let listen = format!("127.0.0.1:{port}");
+        let mut environment = self.environment();
+        environment.extend([("SLUICEGATE_OPS__LISTEN", listen.as_str()), ("SLUICEGATE_LOG__LEVEL", "trace")]);
+        let log = self.dir.join("worker.log");
+        let server = Server::start(&[PROGRAM, "run"], &environment, &log, Some(&self.dir), "");
+        server.await_port(port);
+        server
+    }
+
+    /// Debian's own interpreter, which sees Debian's python3-pika.
+    fn python(&self, args: &[&str], input: &str) -> String {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/otlp/traced.py");
+        let mut command = Command::new("/usr/bin/python3");
+        command.args([script, &self.broker]).args(args);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Publishes a job full of what nobody may tell on, with these values of `traceparent` and `tracestate`.
+    pub fn publish(&self, id: &str, context: &[&str]) {
+        let message = json!({
+            "id": id, "amount": 1_299, "currency": "EUR", "account": "canary-account", "reference": "canary-reference",
+            "idempotency_key": format!("canary-key-{id}"), "payload": { "note": "canary-payload" },
+        });
+        self.python(&[&["publish"], context].concat(), &format!("{message}\n"));
+    }
+
+    /// Waits for so many outcome events: body and headers of each.
+    pub async fn outcomes(&self, count: usize) -> Vec<Value> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut seen: Vec<Value> = Vec::new();
+        while seen.len() < count {
+            assert!(Instant::now() < deadline, "{seen:?}");
+            let lines = tokio::task::block_in_place(|| self.python(&["seen"], ""));
+            seen.extend(lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()));
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        seen
+    }
+}
+
+/// Ends the worker in good order; returns its log, which tells on nobody.
+pub async fn end(worker: &Server) -> String {
+    worker.signal("TERM");
+    let deadline = Instant::now() + PATIENCE;
+    while !worker.has_ended() {
+        assert!(Instant::now() < deadline, "{}", worker.log_text());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let log = worker.log_text();
+    silent_about_canaries(&log);
+    log
+}
+
+pub fn silent_about_canaries(text: &str) {
+    for canary in CANARIES {
+        assert!(!text.contains(canary), "{canary} is in {text}");
+    }
+}

@@ -1,0 +1,114 @@
+//! A payment from a producer that traces, through RabbitMQ and the program, to its outcome's event.
+
+use std::time::Duration;
+
+use crate::collector::{Collector, Span};
+use crate::rig::{Rig, end, silent_about_canaries};
+use crate::support::process::free_port;
+
+const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+const PRODUCER: &str = "00f067aa0ba902b7";
+const WINDOW: Duration = Duration::from_secs(3);
+/// Longer than any wait of these tests.
+const IN_HAND: Duration = Duration::from_secs(60);
+/// Kinds of spans in the protocol.
+const INTERNAL: i64 = 1;
+const CLIENT: i64 = 3;
+const CONSUMER: i64 = 5;
+/// What a job's way through is made of, in this order.
+const STEPS: [(&str, i64); 8] = [
+    ("claim", INTERNAL),
+    ("wait for a turn", INTERNAL),
+    ("wait for a permit", INTERNAL),
+    ("write the request down", INTERNAL),
+    ("wait for the permit's start", INTERNAL),
+    ("charge", CLIENT),
+    ("write the outcome down", INTERNAL),
+    ("finish the delivery", INTERNAL),
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_trace_goes_from_the_producer_through_the_job_to_the_outcome() {
+    let collector = Collector::default();
+    let rig = Rig::new("traced", &collector.serve().await, (WINDOW, IN_HAND)).await;
+    rig.publish("traced-1", &[&format!("00-{TRACE}-{PRODUCER}-01"), "shop=42"]);
+    rig.publish("plain-1", &[]);
+    let worker = rig.start();
+    let seen = rig.outcomes(2).await;
+    let log = end(&worker).await;
+
+    let spans = collector.spans();
+    let job = whole(&spans, "traced-1");
+    assert_eq!((job.trace.as_str(), job.parent.as_str()), (TRACE, PRODUCER));
+    let untraced = whole(&spans, "plain-1");
+    assert!(untraced.parent.is_empty() && untraced.trace != TRACE, "{untraced:?}");
+    // One in three seconds: the later of the two waited, and it shows where.
+    let waited = |job: &Span| {
+        let steps = steps_of(&spans, job);
+        steps.iter().filter(|step| step.name.starts_with("wait ")).map(|step| step.length()).sum::<Duration>()
+    };
+    let longest = waited(&job).max(waited(&untraced));
+    assert!(longest > WINDOW / 3, "{longest:?}: {spans:#?}");
+
+    // The consumer of the outcome goes on where the job was.
+    let event = seen.iter().find(|event| event["body"]["id"] == "traced-1").unwrap();
+    assert_eq!(event["headers"]["traceparent"], format!("00-{TRACE}-{}-01", job.id));
+    assert_eq!(event["headers"]["tracestate"], "shop=42");
+    silent_about_canaries(&collector.text());
+    assert!(!log.contains("wait for a permit"), "spans are no log lines: {log}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collector_that_is_away_costs_spans_and_no_payment() {
+    let nobody = format!("http://127.0.0.1:{}", free_port());
+    let rig = Rig::new("untraced", &nobody, (Duration::from_secs(1), IN_HAND)).await;
+    rig.publish("traced-1", &[&format!("00-{TRACE}-{PRODUCER}-01")]);
+    let worker = rig.start();
+    let seen = rig.outcomes(1).await;
+    assert_eq!(seen[0]["body"]["state"], "succeeded", "{seen:?}");
+    // Its log says that spans were lost.
+    let log = end(&worker).await;
+    assert!(log.contains("HTTP export failed"), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_was_parked_goes_on_in_its_trace() {
+    let collector = Collector::default();
+    let rig = Rig::new("parked", &collector.serve().await, (WINDOW, Duration::from_millis(50))).await;
+    let context = format!("00-{TRACE}-{PRODUCER}-01");
+    rig.publish("parked-1", &[&context]);
+    rig.publish("parked-2", &[&context]);
+    let worker = rig.start();
+    rig.outcomes(2).await;
+    end(&worker).await;
+
+    let spans = collector.spans();
+    let jobs: Vec<&Span> = spans.iter().filter(|span| span.name == "job").collect();
+    let ends = |end: &str| jobs.iter().filter(|job| job.attributes["sluicegate.end"] == end).count();
+    assert!(ends("parked") >= 1 && ends("acknowledged") == 2, "{jobs:#?}");
+    assert!(jobs.iter().all(|job| (job.trace.as_str(), job.parent.as_str()) == (TRACE, PRODUCER)), "{jobs:#?}");
+}
+
+/// The steps of a job's span, as they began.
+fn steps_of<'a>(spans: &'a [Span], job: &Span) -> Vec<&'a Span> {
+    let mut steps: Vec<&Span> = spans.iter().filter(|span| span.parent == job.id).collect();
+    steps.sort_by_key(|step| step.began_ns);
+    steps
+}
+
+/// The one span of a job, with all of its steps below it, one after the other.
+fn whole(spans: &[Span], id: &str) -> Span {
+    let named =
+        |span: &&Span| span.name == "job" && span.attributes.get("sluicegate.job_id").is_some_and(|of| of == id);
+    let jobs: Vec<&Span> = spans.iter().filter(named).collect();
+    let [job] = jobs.as_slice() else { panic!("{id}: {spans:#?}") };
+    assert_eq!((job.kind, job.attributes["sluicegate.provider"].as_str()), (CONSUMER, "acme"));
+    assert_eq!(job.attributes["sluicegate.end"], "acknowledged");
+    let steps = steps_of(spans, job);
+    let seen: Vec<(&str, i64)> = steps.iter().map(|span| (span.name.as_str(), span.kind)).collect();
+    assert_eq!(seen, STEPS);
+    assert!(steps.iter().all(|step| step.trace == job.trace), "{steps:#?}");
+    assert!(steps.iter().all(|step| job.began_ns <= step.began_ns && step.ended_ns <= job.ended_ns), "{steps:#?}");
+    assert!(steps.windows(2).all(|pair| pair[0].ended_ns <= pair[1].began_ns), "{steps:#?}");
+    (*job).clone()
+}
