@@ -233,8 +233,9 @@ impl Settings for Engine {
     ) -> Result<Option<Rate>, LedgerError> {
         let mut state = self.state();
         state.by.extend(by.cloned());
-        let limits = state.rows.iter_mut().filter(|row| row.name == provider.as_str()).flat_map(|row| &mut row.limits);
-        Ok(limits.filter(|row| row.name == limit).next_back().map(|row| {
+        let mut limits =
+            state.rows.iter_mut().filter(|row| row.name == provider.as_str()).flat_map(|row| &mut row.limits);
+        Ok(limits.rfind(|row| row.name == limit).map(|row| {
             let old = row.rate_in_words().parse().unwrap();
             row.max_requests = rate.max_requests().into();
             row.window_ms = rate.window().as_millis().try_into().unwrap();

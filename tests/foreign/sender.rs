@@ -108,7 +108,7 @@ fn spec(provider: &Provider) -> QuotaSpec {
 
 fn job(provider: &ProviderName, number: u32) -> Job {
     Job {
-        id: Token::new(&format!("pay-{number}")).unwrap(),
+        id: Token::new(format!("pay-{number}")).unwrap(),
         provider: provider.clone(),
         amount: 1_299,
         currency: "EUR".to_owned(),

@@ -109,49 +109,9 @@ async fn any_worker_tells_of_all() {
     assert_eq!((&shut["state"], &shut["waiting"], &shut["drained_in_ms"]), (&json!("paused"), &json!(5), &Value::Null));
     assert_eq!(overview["warnings"], json!([]), "{overview:#}");
 
-    let table = stand.status_of(two, &["status"]);
-    assert!(table.contains("conservation: adds up (") && table.contains("40/1s"), "{table}");
-    assert!(table.contains("└ somebody paused it: its queue keeps collecting"), "{table}");
-
-    // In a pipe, a table every two seconds, until somebody has seen enough.
-    let watching = stand.program_of(two, &["status", "--watch"]);
-    until("two tables", async || {
-        let log = watching.log_text();
-        if log.matches("conservation: adds up").count() >= 2 { Ok(()) } else { Err(json!(log)) }
-    })
-    .await;
-    watching.signal("INT");
-    let (code, log) = watching.ended();
-    assert_eq!((code, log.contains('\u{1b}')), (Some(0), false), "{log}");
-
-    // A killed worker is lost, and the other goes on with everything.
-    stand.kill_worker(two);
-    until("the killed one is lost", async || {
-        let workers = ask(&stand, one, "/api/v1/workers").await;
-        if states(&workers).contains("lost") { Ok(()) } else { Err(workers) }
-    })
-    .await;
-    until("everything adds up in the end", async || {
-        let overview = ask(&stand, one, "/api/v1/overview").await;
-        let acme = &overview["providers"][0];
-        let done = number(&acme["succeeded"]) == 600 && in_sight(acme) == 600 && acme["state"] == "idle";
-        let adds_up = overview["conservation"].as_array().unwrap().iter().all(|it| it["faults"] == json!([]));
-        if done && adds_up { Ok(()) } else { Err(overview) }
-    })
-    .await;
-    let lost = ask(&stand, one, "/api/v1/overview").await["warnings"].to_string();
-    assert!(lost.contains("is lost: it has not reported for"), "{lost}");
-
-    let page = ask(&stand, one, "/api/v1/providers/acme").await;
-    assert_eq!((&page["overview"]["name"], &page["row"]["name"]), (&json!("acme"), &json!("acme")));
-    assert!(page["waits"]["counts"].as_array().unwrap().iter().map(number).sum::<u64>() > 0, "{page}");
-    assert!(page["decisions"].as_array().is_some_and(|lines| !lines.is_empty()), "{page}");
-    let history = ask(&stand, one, "/api/v1/providers/acme/history?seconds=900").await;
-    let points = history["points"].as_array().unwrap();
-    assert!(points.len() > 3 && points.iter().any(|point| point["rate_per_s"].as_f64().unwrap() > 0.0), "{history}");
-    assert!(points.windows(2).all(|pair| pair[0]["at"].as_str() < pair[1]["at"].as_str()), "{history}");
-    assert!(ask(&stand, one, "/api/v1/providers/nobody").await["error"].as_str().is_some());
-    assert!(ask(&stand, one, "/api/v1/providers/acme/history?seconds=0").await["error"].as_str().is_some());
+    the_terminal_tells_it_too(&stand, two).await;
+    a_killed_worker_is_lost(&mut stand, one, two).await;
+    a_provider_has_its_page(&stand, one).await;
 
     // One that drains takes its row with it; then the database alone is asked.
     let fallback = stand.sluicegate(&["status", "--json"]);
@@ -162,4 +122,54 @@ async fn any_worker_tells_of_all() {
     assert_eq!(left, 1, "the killed one's row stays for a day");
     let gone: Value = serde_json::from_str(&stand.sluicegate(&["status", "--json"])).unwrap();
     assert_eq!(gone["providers"][0]["state"], json!("no_worker"));
+}
+
+async fn the_terminal_tells_it_too(stand: &Stand, worker: usize) {
+    let table = stand.status_of(worker, &["status"]);
+    assert!(table.contains("conservation: adds up (") && table.contains("40/1s"), "{table}");
+    assert!(table.contains("└ somebody paused it: its queue keeps collecting"), "{table}");
+
+    // In a pipe, a table every two seconds, until somebody has seen enough.
+    let watching = stand.program_of(worker, &["status", "--watch"]);
+    until("two tables", async || {
+        let log = watching.log_text();
+        if log.matches("conservation: adds up").count() >= 2 { Ok(()) } else { Err(json!(log)) }
+    })
+    .await;
+    watching.signal("INT");
+    let (code, log) = watching.ended();
+    assert_eq!((code, log.contains('\u{1b}')), (Some(0), false), "{log}");
+}
+
+async fn a_killed_worker_is_lost(stand: &mut Stand, one: usize, two: usize) {
+    // A killed worker is lost, and the other goes on with everything.
+    stand.kill_worker(two);
+    until("the killed one is lost", async || {
+        let workers = ask(stand, one, "/api/v1/workers").await;
+        if states(&workers).contains("lost") { Ok(()) } else { Err(workers) }
+    })
+    .await;
+    until("everything adds up in the end", async || {
+        let overview = ask(stand, one, "/api/v1/overview").await;
+        let acme = &overview["providers"][0];
+        let done = number(&acme["succeeded"]) == 600 && in_sight(acme) == 600 && acme["state"] == "idle";
+        let adds_up = overview["conservation"].as_array().unwrap().iter().all(|it| it["faults"] == json!([]));
+        if done && adds_up { Ok(()) } else { Err(overview) }
+    })
+    .await;
+    let lost = ask(stand, one, "/api/v1/overview").await["warnings"].to_string();
+    assert!(lost.contains("is lost: it has not reported for"), "{lost}");
+}
+
+async fn a_provider_has_its_page(stand: &Stand, one: usize) {
+    let page = ask(stand, one, "/api/v1/providers/acme").await;
+    assert_eq!((&page["overview"]["name"], &page["row"]["name"]), (&json!("acme"), &json!("acme")));
+    assert!(page["waits"]["counts"].as_array().unwrap().iter().map(number).sum::<u64>() > 0, "{page}");
+    assert!(page["decisions"].as_array().is_some_and(|lines| !lines.is_empty()), "{page}");
+    let history = ask(stand, one, "/api/v1/providers/acme/history?seconds=900").await;
+    let points = history["points"].as_array().unwrap();
+    assert!(points.len() > 3 && points.iter().any(|point| point["rate_per_s"].as_f64().unwrap() > 0.0), "{history}");
+    assert!(points.windows(2).all(|pair| pair[0]["at"].as_str() < pair[1]["at"].as_str()), "{history}");
+    assert!(ask(stand, one, "/api/v1/providers/nobody").await["error"].as_str().is_some());
+    assert!(ask(stand, one, "/api/v1/providers/acme/history?seconds=0").await["error"].as_str().is_some());
 }

@@ -37,7 +37,8 @@ pub(super) fn table(columns: &[Column], start: Timestamp, console: &mut Console)
     line("requests", &|c| thousands(c.figures.requests));
     line("calls to the limiter", &|c| thousands(c.figures.limiter_calls));
     line("parked", &|c| thousands(c.figures.parked));
-    let troubles: [(&str, fn(&Figures) -> u64); 6] = [
+    type Count = fn(&Figures) -> u64;
+    let troubles: [(&str, Count); 6] = [
         ("for a person", |f| f.review),
         ("dead", |f| f.dead),
         ("blocked accounts' jobs", |f| f.blocked),

@@ -69,7 +69,7 @@ fn cells(of: &ProviderOverview) -> Vec<String> {
     vec![
         of.name.clone(),
         of.state.name().to_owned(),
-        limit.map_or_else(|| UNKNOWN.to_owned(), |limit| rate(limit)),
+        limit.map_or_else(|| UNKNOWN.to_owned(), rate),
         limit.and_then(|limit| limit.used).map_or_else(|| UNKNOWN.to_owned(), |used| used.to_string()),
         format!("{:.1}/s", of.rate_per_s),
         grouped(of.waiting),

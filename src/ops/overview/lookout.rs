@@ -224,7 +224,7 @@ impl Lookout {
     async fn ask_depths(&self, names: &[ProviderName]) -> Result<Partly<String, u64>, String> {
         let each = names.iter().map(|name| async move {
             let depth = timeout(ENGINE_PATIENCE, self.sources.queue.depth(name)).await;
-            (name, depth.unwrap_or_else(|_| Ok(None)).map_err(|error| error.to_string()))
+            (name, depth.unwrap_or(Ok(None)).map_err(|error| error.to_string()))
         });
         let (mut depths, mut problem) = (BTreeMap::new(), None);
         for (name, depth) in join_all(each).await {
