@@ -223,6 +223,7 @@ async fn close_ends_become_one_entry(kind: Kind) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rebuild_reads_by_index() {
     let fixture = Fixture::migrated(Kind::Postgres).await;
+    let begun = std::time::Instant::now();
     for (provider, quota, count) in [("stripe", "acme", 150_000), ("stripe-eu", "acme", 20_000), ("adyen", "", 30_000)]
     {
         fixture.provider(provider, quota).await;
@@ -237,8 +238,10 @@ async fn a_rebuild_reads_by_index() {
     for _ in 0..8 {
         let uses = database.ledger().recent_uses(&name("acme"), WITHIN).await.unwrap();
         let cost: u32 = uses.ended.iter().map(|(_, cost)| cost).sum();
-        // 150,000 and 20,000 over five days: 208 and 27 of them in ten minutes, at cost 2.
-        assert!((460..=480).contains(&cost), "{cost}");
+        // 150,000 and 20,000 over five days: 208 and 27 of them in ten minutes, at cost 2; fewer, the longer ago they were
+        // made.
+        let left = WITHIN.saturating_sub(begun.elapsed()).as_secs_f64() / WITHIN.as_secs_f64();
+        assert!(f64::from(cost) >= 450.0 * left && cost <= 480, "{cost} with {left} of the time left");
     }
     // A session hands in what it has counted before it ends.
     database.close().await;
@@ -253,5 +256,5 @@ async fn a_rebuild_reads_by_index() {
     }
     let ended = "SELECT idx_tup_fetch FROM pg_stat_user_tables WHERE relname = 'attempts'";
     let fetched: u64 = fixture.one(ended).await.parse().unwrap();
-    assert!((8 * 230..20_000).contains(&fetched), "{fetched}");
+    assert!((8 * 50..20_000).contains(&fetched), "{fetched}");
 }

@@ -1,7 +1,7 @@
 //! Lists of jobs, page by page.
 //!
 //! Refuses to sort what it would have to read in full: pages are in the order of ids. A state is looked for provider by
-//! provider, because the index begins with the provider.
+//! provider, because the index begins with the provider; an account has an index of its own.
 
 use std::sync::Arc;
 
@@ -21,6 +21,7 @@ pub const LINE_COLUMNS: &str = "jobs.id, jobs.provider, jobs.state, jobs.amount,
 pub struct Statements {
     of_any_state: Sql,
     of_a_state: Sql,
+    of_an_account: Sql,
     one: Sql,
 }
 
@@ -28,8 +29,11 @@ impl Statements {
     pub fn new(dialect: Dialect) -> Self {
         let of_any_state = format!(
             "SELECT {LINE_COLUMNS} FROM jobs \
-             WHERE ($1 IS NULL OR jobs.provider = $1) AND jobs.id > $2 AND ($4 IS NULL OR jobs.account = $4) \
-             ORDER BY jobs.id LIMIT $3"
+             WHERE ($1 IS NULL OR jobs.provider = $1) AND jobs.id > $2 ORDER BY jobs.id LIMIT $3"
+        );
+        let of_an_account = format!(
+            "SELECT {LINE_COLUMNS} FROM jobs WHERE jobs.account = $4 AND jobs.id > $2 \
+             AND ($1 IS NULL OR jobs.provider = $1) AND ($5 IS NULL OR jobs.state = $5) ORDER BY jobs.id LIMIT $3"
         );
         // Steps from one provider to the next instead of reading all entries of the index.
         let of_a_state = format!(
@@ -38,13 +42,14 @@ impl Statements {
                  UNION ALL \
                  SELECT (SELECT min(provider) FROM jobs WHERE jobs.provider > lanes.provider) FROM lanes \
                  WHERE lanes.provider IS NOT NULL) \
-             SELECT {LINE_COLUMNS} FROM lanes JOIN jobs ON jobs.provider = lanes.provider AND jobs.state = $5 \
-             WHERE ($1 IS NULL OR lanes.provider = $1) AND jobs.id > $2 AND ($4 IS NULL OR jobs.account = $4) \
+             SELECT {LINE_COLUMNS} FROM lanes JOIN jobs ON jobs.provider = lanes.provider AND jobs.state = $4 \
+             WHERE ($1 IS NULL OR lanes.provider = $1) AND jobs.id > $2 \
              ORDER BY jobs.id LIMIT $3"
         );
         Self {
             of_any_state: dialect.sql(&of_any_state),
             of_a_state: dialect.sql(&of_a_state),
+            of_an_account: dialect.sql(&of_an_account),
             one: dialect.sql(&format!("SELECT {LINE_COLUMNS} FROM jobs WHERE jobs.id = $1")),
         }
     }
@@ -66,9 +71,18 @@ impl Statements {
         let provider = filter.provider.as_ref().map(ProviderName::as_str);
         let account = filter.account.as_ref().map(Token::as_str);
         let after = after.map_or("", JobId::as_str);
-        let mut args = vec![provider.into(), after.into(), at_most.min(LIST_MAX).into(), account.into()];
-        args.extend(filter.state.map(Into::into));
-        let sql = if filter.state.is_some() { &self.of_a_state } else { &self.of_any_state };
+        let mut args = vec![provider.into(), after.into(), at_most.min(LIST_MAX).into()];
+        let sql = match (account, filter.state) {
+            (Some(account), state) => {
+                args.extend([account.into(), state.into()]);
+                &self.of_an_account
+            }
+            (None, Some(state)) => {
+                args.push(state.into());
+                &self.of_a_state
+            }
+            (None, None) => &self.of_any_state,
+        };
         engine.query(sql, Args::from(args)).await?.iter().map(line).collect()
     }
 }

@@ -1,0 +1,2 @@
+-- Payments are looked for by account.
+CREATE INDEX jobs_by_account ON jobs (account, id) WHERE account IS NOT NULL;
