@@ -28,7 +28,7 @@ const NOT_WALKED: [(&str, &str); 9] = [
 const NO_DATA: [&str; 6] = ["run", "fake-provider", "completions", "man", "provider pause", "provider resume"];
 
 /// In an order in which each finds what it needs. `FILE`: a provider file.
-const WALK: [(&[&str], Exit); 31] = [
+const WALK: [(&[&str], Exit); 32] = [
     (&["migrate"], Exit::Fine),
     (&["check"], Exit::Fine),
     (&["provider", "apply", "FILE", "--dry-run"], Exit::Fine),
