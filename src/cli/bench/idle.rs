@@ -43,7 +43,7 @@ pub async fn measure(
     within: Duration,
     console: &mut Console,
 ) -> Result<Idle, CommandError> {
-    let mut phase = Phase::begin("sent through an idle lane", jobs, console)?;
+    let mut phase = Phase::begin("jobs sent through an idle lane", jobs, console)?;
     for number in 1..=WARM_UP {
         one(stage, lane, &mut crew, number, WARM_UP_MAX).await?;
     }

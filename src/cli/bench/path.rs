@@ -168,7 +168,7 @@ async fn work_off(
     console: &mut Console,
 ) -> Result<(u64, Duration), CommandError> {
     let mut crew = stage.start(args.workers).await?;
-    let mut phase = Phase::begin("settled", published, console)?;
+    let mut phase = Phase::begin("jobs settled", published, console)?;
     let (began, mut tick) = (Instant::now(), interval(LOOK_EVERY));
     let (mut settled, mut settled_at_us) = (0, 0);
     while settled < published && began.elapsed().as_secs_f64() < args.seconds {

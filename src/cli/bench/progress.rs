@@ -19,7 +19,7 @@ pub struct Phase {
 }
 
 impl Phase {
-    /// Begins a phase of so many steps, in words such as `published`.
+    /// Begins a phase of so many steps, in words such as `jobs published`.
     ///
     /// # Errors
     /// When stderr is closed.
@@ -35,7 +35,7 @@ impl Phase {
             bar
         });
         if bar.is_none() {
-            console.message(&format!("{total} to be {what}"))?;
+            console.message(&format!("0 of {total} {what}"))?;
         }
         Ok(Self { bar, what, total, lined: Instant::now() })
     }

@@ -137,7 +137,7 @@ impl<'a> Stage<'a> {
     ) -> Result<u64, CommandError> {
         let queue = self.engines.queue(&self.config).await?;
         let queue: &dyn Queue = queue.as_ref();
-        let mut phase = Phase::begin("published", jobs, console)?;
+        let mut phase = Phase::begin("jobs published", jobs, console)?;
         let until = Instant::now() + within;
         // The time is looked at before each publish: one that is under way is always waited for.
         let due = stream::iter(1..=jobs).take_while(|_| std::future::ready(Instant::now() < until));

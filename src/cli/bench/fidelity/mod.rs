@@ -135,17 +135,18 @@ async fn measure(
         latency: (args.latency_min, args.latency_max),
         ..FakeOptions::default()
     };
-    let lane = stage.add("", options, row(args)).await?;
+    let lane = stage.add("", options, row(args, workers)).await?;
     stage.publish(&lane, jobs(args), PUBLISHING_MAX, console).await?;
     let mut crew = stage.start(workers).await?;
     await_first(&lane, || crew.require_running()).await?;
     let (began, mut tick) = (Instant::now(), interval(LOOK_EVERY));
     let span = Duration::from_secs_f64(args.seconds);
-    let mut phase = Phase::begin("ms of requests", u64::try_from(span.as_millis()).unwrap_or(0), console)?;
+    let span_s = span.as_secs();
+    let mut phase = Phase::begin("seconds measured", span_s, console)?;
     while began.elapsed() < span {
         tick.tick().await;
         crew.require_running()?;
-        phase.show(u64::try_from(began.elapsed().as_millis()).unwrap_or(0), console)?;
+        phase.show(began.elapsed().as_secs().min(span_s), console)?;
     }
     // What comes after the workers were told to stop is no longer a lane with work waiting.
     let arrivals_us = lane.fake.arrivals_us();
@@ -172,16 +173,18 @@ async fn await_first(lane: &Stand, mut check: impl FnMut() -> Result<(), Command
 }
 
 #[allow(clippy::cast_possible_truncation, reason = "clamped to the range of the column")]
-fn row(args: &Args) -> ProviderRow {
+/// By default a worker has room for its part of all slots at once, and for what is booked ahead.
+fn row(args: &Args, workers: u16) -> ProviderRow {
     let limit = LimitRow {
         name: "limit".to_owned(),
         max_requests: i64::from(args.limit.max_requests()),
         window_ms: i64::try_from(millis_up(args.limit.window())).unwrap_or(i64::MAX),
         ..LimitRow::default()
     };
-    let needed = args.limit.per_second() * (args.latency_max + BOOKED_AHEAD).as_secs_f64();
+    let steady = args.limit.per_second() * (args.latency_max + BOOKED_AHEAD).as_secs_f64();
+    let at_once = f64::from(args.limit.max_requests()) / f64::from(workers);
     ProviderRow {
-        workers: args.in_flight.unwrap_or(needed.clamp(32.0, 2_000.0) as i64),
+        workers: args.in_flight.unwrap_or(steady.max(at_once).clamp(32.0, 2_000.0) as i64),
         bucket_capacity: BUCKET,
         slot_release: args.slot_release.name().to_owned(),
         transit_jitter_ms: i64::try_from(millis_up(args.jitter)).unwrap_or(i64::MAX),
