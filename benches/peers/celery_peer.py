@@ -71,6 +71,8 @@ def main():
     os.environ["PEER_PROVIDER"] = options.provider
     os.environ["PEER_RATE"] = f"{per_second}/s" if options.limited else ""
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    # Celery warns of root, which a measurement in a container may well be.
+    os.environ["PYTHONWARNINGS"] = "ignore"
     sys.dont_write_bytecode = True
     publish(options.jobs)
     workers = []

@@ -78,7 +78,7 @@ fn the_whole_path_is_measured_on_embedded_engines() {
 #[test]
 fn the_use_of_a_limit_is_measured_on_embedded_engines() {
     let directory = tempfile::tempdir().unwrap();
-    let args = ["bench", "fidelity", "--embedded", "--limit", "20/200ms", "--seconds", "1", "--json"];
+    let args = ["bench", "fidelity", "--embedded", "--limit", "20/200ms", "--seconds", "2", "--json"];
     let report = report(&sluicegate(directory.path(), &args).output().unwrap());
     fidelity(&report, 20, 20.0);
     assert_eq!((&report["slot_release"], &report["workers"]), (&"response".into(), &1.into()));
@@ -111,7 +111,7 @@ fn both_run_on_real_engines_and_leave_broker_and_limiter_empty() {
     assert!(measured["conditions"]["limiter"].as_str().unwrap().starts_with("Redis 7"), "{measured}");
     assert!(measured["conditions"]["database"].as_str().unwrap().starts_with("PostgreSQL 1"), "{measured}");
 
-    let args = ["bench", "fidelity", "--limit", "20/200ms", "--seconds", "1", "--json"];
+    let args = ["bench", "fidelity", "--limit", "20/200ms", "--seconds", "2", "--json"];
     let measured = report(&run(&args));
     fidelity(&measured, 20, 20.0);
     assert_eq!(measured["workers"], 2, "two where the limiter is shared");

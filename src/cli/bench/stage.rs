@@ -168,14 +168,13 @@ impl<'a> Stage<'a> {
     /// When an engine is away.
     pub async fn strike(mut self) -> Result<(), CommandError> {
         self.stands.iter_mut().for_each(|row| row.enabled = false);
-        let disabled = match self.engines.settings(&self.config).await {
-            Ok(settings) => settings.apply(&self.stands, false).await.map(drop).map_err(Into::into),
-            Err(error) => Err(error),
-        };
+        let disabled = self.disable().await;
+        // A worker declares the lanes of every row: those of earlier runs as well.
+        let lanes =
+            disabled.as_ref().map_or_else(|_| self.stands.iter().map(|row| row.name.clone()).collect(), Clone::clone);
         let mut removed = Ok(());
         if let QueueUrl::Amqp(url) = &self.config.queue.url {
-            let lanes = self.stands.iter().map(|row| row.name.clone());
-            removed = broker::remove(url.expose(), &self.config.queue.prefix, lanes).await;
+            removed = broker::remove(url.expose(), &self.config.queue.prefix, lanes.into_iter()).await;
         }
         let mut forgotten = Ok(());
         if let LimiterUrl::Redis(url) = &self.config.limiter.url {
@@ -185,6 +184,15 @@ impl<'a> Stage<'a> {
         disabled?;
         removed.map_err(|error| CommandError::Failed(format!("queues of the run are left behind: {error}")))?;
         forgotten.map_err(|error| CommandError::Failed(format!("limiter keys of the run are left behind: {error}")))
+    }
+}
+
+impl Stage<'_> {
+    /// Disables the rows of this run; the names of all that there are.
+    async fn disable(&self) -> Result<Vec<String>, CommandError> {
+        let settings = self.engines.settings(&self.config).await?;
+        settings.apply(&self.stands, false).await?;
+        Ok(settings.rows(None).await?.into_iter().map(|row| row.name).collect())
     }
 }
 

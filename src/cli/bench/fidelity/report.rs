@@ -41,11 +41,11 @@ pub struct Report {
     hold_ms: f64,
     /// L / (W + hold), or L / (W + allowance) where slots are released by the grant.
     possible_per_second: f64,
-    /// Over whole turns of the slots, from middle to middle; 0 in a run too short for that.
-    rate_per_second: f64,
-    utilisation: f64,
+    /// Over whole turns of the slots, from middle to middle; `None` in a run too short for two of them.
+    rate_per_second: Option<f64>,
+    utilisation: Option<f64>,
     /// n − L calls over the span from the first to the last: what the cut end of the run costs is in it.
-    utilisation_over_span: f64,
+    utilisation_over_span: Option<f64>,
     /// Most requests in any window.
     largest_in_any_window: u64,
     breaches: u64,
@@ -81,8 +81,8 @@ impl Report {
         let beyond_s = jitter.map_or(hold_ms / 1_000.0, |jitter| jitter.as_secs_f64());
         let possible = f64::from(limit.max_requests()) / (limit.window().as_secs_f64() + beyond_s);
         let slots = usize::try_from(limit.max_requests()).unwrap_or(usize::MAX);
-        let rate = turns::rate(&arrivals_us, slots).unwrap_or(0.0);
-        let over_span = turns::rate_over_span(&arrivals_us, slots).unwrap_or(0.0);
+        let rate = turns::rate(&arrivals_us, slots);
+        let over_span = turns::rate_over_span(&arrivals_us, slots);
         let span_us = arrivals_us.last().zip(arrivals_us.first()).map_or(0, |(last, first)| last - first);
         Self {
             conditions,
@@ -95,8 +95,8 @@ impl Report {
             hold_ms,
             possible_per_second: possible,
             rate_per_second: rate,
-            utilisation: rate / possible,
-            utilisation_over_span: over_span / possible,
+            utilisation: rate.map(|rate| rate / possible),
+            utilisation_over_span: over_span.map(|rate| rate / possible),
             largest_in_any_window: provider.limits.iter().map(|limit| limit.largest).max().unwrap_or(0),
             breaches: provider.limits.iter().map(|limit| limit.breaches).sum(),
             refused_429: provider.refused_429,
@@ -121,14 +121,18 @@ impl Report {
         let row = |name: &str, value: String| vec![name.to_owned(), value];
         let percent = |share: f64| format!("{:.2} %", share * 100.0);
         let lateness = &self.lateness;
+        let known = |share: Option<f64>| share.map_or_else(|| "run too short to say".to_owned(), percent);
         let rows = [
-            row("utilisation, whole turns", percent(self.utilisation)),
-            row("utilisation, n − L over the span", percent(self.utilisation_over_span)),
+            row("utilisation, whole turns", known(self.utilisation)),
+            row("utilisation, n − L over the span", known(self.utilisation_over_span)),
             row(
                 "rate, of what the limit lets out",
                 format!(
-                    "{:.2}/s of {:.2}/s ({}, {})",
-                    self.rate_per_second, self.possible_per_second, self.limit, self.slot_release
+                    "{}/s of {:.2}/s ({}, {})",
+                    self.rate_per_second.map_or_else(|| "?".to_owned(), |rate| format!("{rate:.2}")),
+                    self.possible_per_second,
+                    self.limit,
+                    self.slot_release
                 ),
             ),
             row("hold, the provider's own", format!("{:.1} ms", self.hold_ms)),
