@@ -41,7 +41,7 @@ pub struct Report {
     hold_ms: f64,
     /// L / (W + hold), or L / (W + allowance) where slots are released by the grant.
     possible_per_second: f64,
-    /// Over whole turns of the slots, from middle to middle; `None` in a run too short for two of them.
+    /// Over whole turns of the slots, from middle to middle; `None` with too few calls for two of them.
     rate_per_second: Option<f64>,
     utilisation: Option<f64>,
     /// n − L calls over the span from the first to the last: what the cut end of the run costs is in it.
@@ -121,7 +121,7 @@ impl Report {
         let row = |name: &str, value: String| vec![name.to_owned(), value];
         let percent = |share: f64| format!("{:.2} %", share * 100.0);
         let lateness = &self.lateness;
-        let known = |share: Option<f64>| share.map_or_else(|| "run too short to say".to_owned(), percent);
+        let known = |share: Option<f64>| share.map_or_else(|| "too few calls to say".to_owned(), percent);
         let rows = [
             row("utilisation, whole turns", known(self.utilisation)),
             row("utilisation, n − L over the span", known(self.utilisation_over_span)),
