@@ -186,7 +186,7 @@ impl Command {
             Self::Completions(args) => Some(completions::run(args, console)),
             Self::Man(args) => Some(man::run(args, console)),
             Self::FakeProvider(args) => Some(fake_provider(args)),
-            Self::Bench(args) => Some(bench::run(args, console)),
+            Self::Bench(args) => bench::without_config(args, console),
             _ => None,
         }
     }
@@ -222,7 +222,7 @@ pub async fn execute(
         Command::Completions(args) => completions::run(args, console),
         Command::Man(args) => man::run(args, console),
         Command::FakeProvider(args) => fake_provider(args),
-        Command::Bench(args) => bench::run(args, console),
+        Command::Bench(args) => bench::run(args, config, engines, console).await,
         Command::Run(_) => run::run(config, engines, console).await,
         Command::Demo(args) => demo::run(args, engines, console).await,
     }

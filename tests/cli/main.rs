@@ -6,6 +6,7 @@ mod support;
 
 mod bad_lines;
 mod bench;
+mod bench_engines;
 mod check;
 mod enqueue;
 mod explain;

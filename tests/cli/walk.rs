@@ -19,8 +19,8 @@ const NOT_WALKED: [(&str, &str); 9] = [
     ("run", "prints messages alone; tests/services runs it"),
     ("demo", "takes seconds; tests/services and its own tests run it"),
     ("bench limiter", "measures for minutes; tests/cli/bench.rs"),
-    ("bench path", "measures for minutes"),
-    ("bench fidelity", "measures for minutes"),
+    ("bench path", "measures for a minute; tests/cli/bench_engines.rs"),
+    ("bench fidelity", "measures for a minute; tests/cli/bench_engines.rs"),
     ("fake-provider", "serves until it is stopped"),
     ("simulate", "tests of its own walk it"),
 ];

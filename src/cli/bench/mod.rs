@@ -1,4 +1,4 @@
-//! `bench`: what the limiter costs, in one run on one redis-server, beside what others do.
+//! `bench`: what things cost, measured here: the limiter beside what others do, the whole path, the use of a limit.
 //!
 //! Refuses to be a test: it exits with 0 whether targets are met or not, and with 1 only when it could not measure.
 
@@ -6,27 +6,40 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use clap::Subcommand;
-use tokio::signal::unix::{SignalKind, signal};
 use url::Url;
 
+use super::connect::Engines;
 use super::{CommandError, Console, Exit};
+use crate::config::{Config, LimiterUrl};
 
+mod broker;
+mod conditions;
 mod contender;
 mod cores;
+mod crew;
 mod crowd;
+mod fidelity;
 mod full_log;
+mod idle;
+mod interruption;
 mod machine;
 mod measure;
 mod meter;
 mod ours;
+mod path;
 mod print;
+mod progress;
+mod quantile;
 mod reference;
 mod report;
+mod scratch;
 mod sequence;
 mod server;
+mod stage;
 mod targets;
 
 use cores::Cores;
+use interruption::Interruption;
 use meter::Meter;
 use report::Report;
 use server::PrivateServer;
@@ -45,6 +58,12 @@ enum What {
     /// The limiter in Redis: cost per call and per permit, memory, stalls, a crowd at the gate. Starts a redis-server
     /// of its own.
     Limiter(LimiterArgs),
+    /// Jobs per second through the whole path, the limit out of the way, to a provider of its own that answers at once.
+    /// Runs on the configured engines; the database must be empty of providers.
+    Path(path::Args),
+    /// Use of a strict provider's limit, lateness of starts, breaches. Runs on the configured engines; the database must
+    /// be empty of providers.
+    Fidelity(Box<fidelity::Args>),
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -93,12 +112,48 @@ enum BenchError {
     Io(#[from] std::io::Error),
 }
 
-/// Runs the command, on a runtime of its own because it needs no configuration.
+impl From<BenchError> for CommandError {
+    fn from(error: BenchError) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+/// Runs what needs no configuration, on a runtime of its own; `None` for the rest.
+pub fn without_config(args: &Args, console: &mut Console) -> Option<Result<Exit, CommandError>> {
+    match &args.what {
+        What::Limiter(args) => Some(limiter(args, console)),
+        What::Path(_) | What::Fidelity(_) => None,
+    }
+}
+
+/// Runs what needs engines.
 ///
 /// # Errors
-/// When something could not be measured. A target that is missed is no error.
-pub fn run(args: &Args, console: &mut Console) -> Result<Exit, CommandError> {
-    let What::Limiter(args) = &args.what;
+/// When something could not be measured.
+pub async fn run(
+    args: &Args,
+    config: &Config,
+    engines: &dyn Engines,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
+    match &args.what {
+        What::Path(args) => path::run(args, config, engines, console).await,
+        What::Fidelity(args) => fidelity::run(args, config, engines, console).await,
+        What::Limiter(_) => Err(CommandError::Failed("bench limiter runs without a configuration".to_owned())),
+    }
+}
+
+/// An embedded limiter allows the whole limit to its process alone, and counts one worker there.
+fn require_one_limiter(workers: u16, config: &Config) -> Result<(), CommandError> {
+    if workers > 1 && matches!(config.limiter.url, LimiterUrl::Embedded) {
+        let text = "--workers: more than one needs a limiter in Redis (limiter.url)";
+        return Err(CommandError::Configuration(text.to_owned()));
+    }
+    Ok(())
+}
+
+/// A target that is missed is no error.
+fn limiter(args: &LimiterArgs, console: &mut Console) -> Result<Exit, CommandError> {
     if let Some(url) = &args.redis {
         require_ours(url, args.yes)?;
     }
@@ -106,7 +161,7 @@ pub fn run(args: &Args, console: &mut Console) -> Result<Exit, CommandError> {
     let cores = Cores::of_process().filter(|cores| args.redis.is_none() && cores.leave_to_server());
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let report = runtime.block_on(on_server(args, cores.map(|cores| cores.server), console));
-    let report = report.map_err(|error| CommandError::Failed(error.to_string()))?;
+    let report = report?;
     if args.json {
         console.json(&report)?;
     } else if args.markdown {
@@ -136,17 +191,8 @@ fn require_ours(url: &str, yes: bool) -> Result<(), CommandError> {
 /// Measures on a private server or the named one, and leaves nothing behind, whatever happens.
 async fn on_server(args: &LimiterArgs, core: Option<usize>, console: &mut Console) -> Result<Report, BenchError> {
     // Before anything is started that a signal would have to end.
-    let mut signals = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal);
-    let [Ok(interrupt), Ok(terminate), Ok(hangup)] = &mut signals else {
-        return Err(BenchError::Server("signals cannot be caught here".to_owned()));
-    };
-    let interrupted = async {
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-            _ = hangup.recv() => {}
-        }
-    };
+    let mut interruption = Interruption::catch()?;
+    let interrupted = interruption.come();
     if let Some(url) = &args.redis {
         return on_named(args, url, interrupted, console).await;
     }

@@ -168,7 +168,7 @@ fn missed(report: &Report) -> Vec<String> {
 }
 
 /// About three digits that count, thousands apart.
-fn number(value: f64) -> String {
+pub fn number(value: f64) -> String {
     let decimals = match value.abs() {
         v if v >= 100.0 || v.fract() == 0.0 => 0,
         v if v >= 10.0 => 1,

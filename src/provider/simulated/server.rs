@@ -113,7 +113,9 @@ impl FakeHandle {
         self.provider.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn now_us(&self) -> u64 {
+    /// The provider's clock: microseconds since it was made.
+    #[must_use]
+    pub fn now_us(&self) -> u64 {
         u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 

@@ -1,0 +1,90 @@
+//! What a run was taken on: command, day, machine, build, and the engines with their versions.
+//!
+//! Refuses to fail: a version that nobody tells is left out. Refuses to print a URL's password.
+
+use serde::Serialize;
+use sqlx::Connection as _;
+
+use super::{machine, meter::Meter};
+use crate::cli::Console;
+use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl};
+
+/// Load average above which somebody else wants the cores as well.
+const BUSY: f64 = 0.5;
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Conditions {
+    /// How to get this report again.
+    pub command: String,
+    pub date: String,
+    pub machine: String,
+    /// Load average before the run.
+    pub load: Option<f64>,
+    pub sluicegate: String,
+    pub database: String,
+    pub queue: String,
+    pub limiter: String,
+}
+
+impl Conditions {
+    /// Looks at machine and engines, and says what makes figures worth less.
+    ///
+    /// # Errors
+    /// When stderr is closed.
+    pub async fn look(command: String, config: &Config, console: &mut Console) -> std::io::Result<Self> {
+        if cfg!(debug_assertions) {
+            console.message("this is a debug build: its figures say little")?;
+        }
+        let load = machine::load();
+        if let Some(load) = load.filter(|load| *load > BUSY) {
+            console.message(&format!("this machine is busy (load average {load}): its figures say less"))?;
+        }
+        let database = match &config.database.url {
+            DatabaseUrl::Sqlite { .. } => "SQLite, embedded".to_owned(),
+            DatabaseUrl::Postgres(url) => versioned("PostgreSQL", postgres_version(url.expose()).await),
+        };
+        let queue = match &config.queue.url {
+            QueueUrl::Embedded => "embedded".to_owned(),
+            QueueUrl::Amqp(_) => "RabbitMQ, quorum queues".to_owned(),
+        };
+        let limiter = match &config.limiter.url {
+            LimiterUrl::Embedded => "embedded".to_owned(),
+            LimiterUrl::Redis(url) => {
+                versioned("Redis", Meter::connect(url.expose()).await.ok().map(|meter| meter.version))
+            }
+            LimiterUrl::RedisCluster(nodes) => format!("Redis Cluster, {} nodes named", nodes.len()),
+        };
+        Ok(Self {
+            command,
+            date: jiff::Timestamp::now().strftime("%Y-%m-%d").to_string(),
+            machine: machine::describe(),
+            load,
+            sluicegate: machine::build(),
+            database,
+            queue,
+            limiter,
+        })
+    }
+
+    /// Lines for people.
+    #[must_use]
+    pub fn lines(&self) -> [String; 3] {
+        let load = self.load.map_or_else(String::new, |load| format!(" · load average before the run {load}"));
+        [
+            format!("{} · {}{load}", self.machine, self.date),
+            format!("sluicegate {} · `{}`", self.sluicegate, self.command),
+            format!("ledger {} · queue {} · limiter {}", self.database, self.queue, self.limiter),
+        ]
+    }
+}
+
+fn versioned(name: &str, version: Option<String>) -> String {
+    version.map_or_else(|| name.to_owned(), |version| format!("{name} {version}"))
+}
+
+async fn postgres_version(url: &str) -> Option<String> {
+    let mut connection = sqlx::PgConnection::connect(url).await.ok()?;
+    let version: String = sqlx::query_scalar("SHOW server_version").fetch_one(&mut connection).await.ok()?;
+    connection.close().await.ok()?;
+    Some(version.split(' ').next().unwrap_or(&version).to_owned())
+}

@@ -1,0 +1,217 @@
+//! `bench fidelity`: how much of a strict provider's limit is used, how late requests start, and what it counts as breach.
+//!
+//! Refuses our own word: rate, hold and breaches are the provider's, on its own clock. Lateness alone is ours, against
+//! the instant that each permit named.
+
+use std::time::Duration;
+
+use clap::ValueEnum;
+use tokio::time::{Instant, interval};
+
+use super::conditions::Conditions;
+use super::interruption::Interruption;
+use super::progress::Phase;
+use super::stage::{Stage, Stand};
+use super::{BenchError, require_one_limiter, seconds};
+use crate::cli::connect::Engines;
+use crate::cli::{CommandError, Console, Exit};
+use crate::config::{Config, LimiterUrl};
+use crate::domain::limit::Rate;
+use crate::domain::time::{format_duration, millis_up, parse_duration};
+use crate::ledger::provider_row::{LimitRow, ProviderRow};
+use crate::provider::simulated::FakeOptions;
+
+mod report;
+mod turns;
+
+use report::{Report, Seen};
+
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+const FIRST_ARRIVAL_MAX: Duration = Duration::from_secs(60);
+const PUBLISHING_MAX: Duration = Duration::from_secs(600);
+/// Jobs beyond what the limit lets out, so that the lane is never short of them.
+const MORE: f64 = 1.2;
+/// Permits are booked so far ahead, and each holds one of a worker's requests meanwhile.
+const BOOKED_AHEAD: Duration = Duration::from_millis(250);
+const BUCKET: i64 = 256;
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// What the provider allows, counted over every sliding window.
+    #[arg(long, value_name = "N/DURATION", default_value = "100/1s")]
+    limit: Rate,
+    /// When a slot is free again: a window after the answer (proven), or after the grant plus `--jitter`.
+    #[arg(long, value_enum, default_value = "response")]
+    slot_release: SlotRelease,
+    /// Allowance for transit, with `--slot-release grant`.
+    #[arg(long, value_name = "DURATION", default_value = "50ms", value_parser = parse_duration)]
+    jitter: Duration,
+    /// Shortest time from receipt to answer.
+    #[arg(long, value_name = "DURATION", default_value = "20ms", value_parser = parse_duration)]
+    latency_min: Duration,
+    /// Longest time from receipt to answer.
+    #[arg(long, value_name = "DURATION", default_value = "80ms", value_parser = parse_duration)]
+    latency_max: Duration,
+    /// Workers in this process, each with gates of its own. Default: 2, and 1 with an embedded limiter.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    workers: Option<u16>,
+    /// Requests at once of each worker. Default: what the limit can need.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..=10_000))]
+    in_flight: Option<i64>,
+    /// Seconds from the first request.
+    #[arg(long, value_name = "N", default_value = "30", value_parser = seconds)]
+    seconds: f64,
+    /// An embedded deployment in a temporary directory instead of the configured engines.
+    #[arg(long)]
+    embedded: bool,
+    /// Print the figures as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum SlotRelease {
+    Response,
+    Grant,
+}
+
+impl SlotRelease {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Response => "response",
+            Self::Grant => "grant",
+        }
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When something could not be measured, or an engine is away. A breach is a figure, no error.
+pub async fn run(
+    args: &Args,
+    config: &Config,
+    engines: &dyn Engines,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
+    if args.limit.max_requests() == 0 || args.latency_min > args.latency_max {
+        let text = "--limit 0/… is closed, and --latency-min is the shorter time";
+        return Err(CommandError::Configuration(text.to_owned()));
+    }
+    let mut interruption = Interruption::catch()?;
+    let mut stage = Stage::set(args.embedded, config, engines).await?;
+    let workers = args.workers.unwrap_or(match stage.config.limiter.url {
+        LimiterUrl::Embedded => 1,
+        _ => 2,
+    });
+    let ended = async {
+        require_one_limiter(workers, &stage.config)?;
+        tokio::select! {
+            measured = measure(args, workers, &mut stage, console) => measured,
+            () = interruption.come() => Err(BenchError::Interrupted.into()),
+        }
+    };
+    let ended = ended.await;
+    let struck = stage.strike().await;
+    let report = ended?;
+    struck?;
+    if args.json {
+        console.json(&report)?
+    } else {
+        report.print(console)?
+    }
+    Ok(Exit::Fine)
+}
+
+async fn measure(
+    args: &Args,
+    workers: u16,
+    stage: &mut Stage<'_>,
+    console: &mut Console,
+) -> Result<Report, CommandError> {
+    let conditions = Conditions::look(command_line(args, workers), &stage.config, console).await?;
+    let options = FakeOptions {
+        limits: vec![args.limit],
+        latency: (args.latency_min, args.latency_max),
+        ..FakeOptions::default()
+    };
+    let lane = stage.add("", options, row(args, workers)).await?;
+    stage.publish(&lane, jobs(args), PUBLISHING_MAX, console).await?;
+    let mut crew = stage.start(workers).await?;
+    await_first(&lane, || crew.require_running()).await?;
+    let (began, mut tick) = (Instant::now(), interval(LOOK_EVERY));
+    let span = Duration::from_secs_f64(args.seconds);
+    let span_s = span.as_secs();
+    let mut phase = Phase::begin("seconds measured", span_s, console)?;
+    while began.elapsed() < span {
+        tick.tick().await;
+        crew.require_running()?;
+        phase.show(began.elapsed().as_secs().min(span_s), console)?;
+    }
+    // What comes after the workers were told to stop is no longer a lane with work waiting.
+    let arrivals_us = lane.fake.arrivals_us();
+    let (lateness, returned) = (crew.lateness(&lane.name), crew.returned(&lane.name));
+    drop(phase);
+    crew.stop().await?;
+    let seen = Seen { arrivals_us, provider: lane.fake.report(), lateness, returned };
+    let jitter = (args.slot_release == SlotRelease::Grant).then_some(args.jitter);
+    Ok(Report::of(conditions, args.limit, jitter, workers, lane.in_flight(), seen))
+}
+
+async fn await_first(lane: &Stand, mut check: impl FnMut() -> Result<(), CommandError>) -> Result<(), CommandError> {
+    let began = Instant::now();
+    let mut tick = interval(Duration::from_millis(1));
+    while lane.fake.report().first_arrival_us.is_none() {
+        tick.tick().await;
+        check()?;
+        if began.elapsed() > FIRST_ARRIVAL_MAX {
+            let text = format!("no request within {} s", FIRST_ARRIVAL_MAX.as_secs());
+            return Err(BenchError::Void(text).into());
+        }
+    }
+    Ok(())
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "clamped to the range of the column")]
+/// By default a worker has room for its part of all slots at once, and for what is booked ahead.
+fn row(args: &Args, workers: u16) -> ProviderRow {
+    let limit = LimitRow {
+        name: "limit".to_owned(),
+        max_requests: i64::from(args.limit.max_requests()),
+        window_ms: i64::try_from(millis_up(args.limit.window())).unwrap_or(i64::MAX),
+        ..LimitRow::default()
+    };
+    let steady = args.limit.per_second() * (args.latency_max + BOOKED_AHEAD).as_secs_f64();
+    let at_once = f64::from(args.limit.max_requests()) / f64::from(workers);
+    ProviderRow {
+        workers: args.in_flight.unwrap_or(steady.max(at_once).clamp(32.0, 2_000.0) as i64),
+        bucket_capacity: BUCKET,
+        slot_release: args.slot_release.name().to_owned(),
+        transit_jitter_ms: i64::try_from(millis_up(args.jitter)).unwrap_or(i64::MAX),
+        limits: vec![limit],
+        ..ProviderRow::default()
+    }
+}
+
+/// All slots at once, and what they let out afterwards.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of jobs, not negative")]
+fn jobs(args: &Args) -> u64 {
+    let steady = args.limit.per_second() * args.seconds * MORE;
+    u64::from(args.limit.max_requests()) * 2 + steady.ceil() as u64
+}
+
+fn command_line(args: &Args, workers: u16) -> String {
+    let Args { limit, seconds, .. } = args;
+    let jitter = match args.slot_release {
+        SlotRelease::Response => String::new(),
+        SlotRelease::Grant => format!(" --jitter {}", format_duration(args.jitter)),
+    };
+    let (least, most) = (format_duration(args.latency_min), format_duration(args.latency_max));
+    let in_flight = args.in_flight.map(|number| format!(" --in-flight {number}")).unwrap_or_default();
+    let embedded = if args.embedded { " --embedded" } else { "" };
+    format!(
+        "sluicegate bench fidelity --limit {limit} --slot-release {}{jitter} --latency-min {least} --latency-max {most} \
+         --workers {workers} --seconds {seconds}{in_flight}{embedded}",
+        args.slot_release.name()
+    )
+}

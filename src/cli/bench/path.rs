@@ -1,0 +1,241 @@
+//! `bench path`: jobs per second through the whole path with the limit out of the way, and how long an idle lane takes.
+//!
+//! Refuses to leave a step out: what runs is the worker of production, with its ledger, its permits and one HTTP request
+//! per job to a provider that answers at once. The first request begins the time, the last settled job ends it.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::time::{Instant, interval};
+
+use super::broker::{self, BareLoop};
+use super::conditions::Conditions;
+use super::idle::{self, Idle};
+use super::interruption::Interruption;
+use super::print::number;
+use super::progress::Phase;
+use super::stage::{Stage, Stand};
+use super::{BenchError, require_one_limiter, seconds};
+use crate::cli::connect::Engines;
+use crate::cli::{CommandError, Console, Exit};
+use crate::config::{Config, QueueUrl};
+use crate::domain::limit::MAX_REQUESTS;
+use crate::ledger::provider_row::{LimitRow, ProviderRow};
+use crate::provider::simulated::FakeOptions;
+
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+const BUCKET: i64 = 256;
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Jobs to send.
+    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    jobs: u64,
+    /// Most seconds that publishing may take, and sending again.
+    #[arg(long, value_name = "N", default_value = "60", value_parser = seconds)]
+    seconds: f64,
+    /// Workers in this process; more than one needs a limiter in Redis.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    workers: u16,
+    /// Requests at once of each worker, as `workers` of a provider's row.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(i64).range(1..=10_000))]
+    in_flight: i64,
+    /// Jobs to send one by one through an idle lane, for its latency; 0 leaves that out.
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u64).range(0..=100_000))]
+    idle_jobs: u64,
+    /// An embedded deployment in a temporary directory instead of the configured engines.
+    #[arg(long)]
+    embedded: bool,
+    /// Print the figures as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Report {
+    conditions: Conditions,
+    workers: u16,
+    in_flight: i64,
+    published: u64,
+    published_per_second: f64,
+    /// Less than published when the time was over.
+    settled: u64,
+    seconds: f64,
+    jobs_per_second: f64,
+    /// By the provider's own books.
+    requests: u64,
+    charged_twice: u64,
+    refused_429: u64,
+    /// From publish to request on the wire.
+    idle: Option<Idle>,
+    /// With RabbitMQ alone.
+    bare_loop: Option<BareLoop>,
+    /// Jobs per second against the bare loop's messages per second.
+    ratio_to_bare_loop: Option<f64>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When something could not be measured, or an engine is away.
+pub async fn run(
+    args: &Args,
+    config: &Config,
+    engines: &dyn Engines,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
+    let mut interruption = Interruption::catch()?;
+    let mut stage = Stage::set(args.embedded, config, engines).await?;
+    let ended = async {
+        require_one_limiter(args.workers, &stage.config)?;
+        tokio::select! {
+            measured = measure(args, &mut stage, console) => measured,
+            () = interruption.come() => Err(BenchError::Interrupted.into()),
+        }
+    };
+    let ended = ended.await;
+    let struck = stage.strike().await;
+    let report = ended?;
+    struck?;
+    if args.json {
+        console.json(&report)?
+    } else {
+        print(&report, console)?
+    }
+    Ok(Exit::Fine)
+}
+
+async fn measure(args: &Args, stage: &mut Stage<'_>, console: &mut Console) -> Result<Report, CommandError> {
+    let conditions = Conditions::look(command_line(args), &stage.config, console).await?;
+    let within = Duration::from_secs_f64(args.seconds);
+    let idle = if args.idle_jobs == 0 {
+        None
+    } else {
+        let lane = stage.add("-idle", FakeOptions::default(), out_of_the_way(args)).await?;
+        let crew = stage.start(args.workers).await?;
+        let idle = idle::measure(stage, &lane, crew, args.idle_jobs, within, console).await?;
+        Some(idle)
+    };
+    let lane = stage.add("", FakeOptions::default(), out_of_the_way(args)).await?;
+    let began = Instant::now();
+    let published = stage.publish(&lane, args.jobs, within, console).await?;
+    let published_per_second = rate(published, began.elapsed());
+    let (settled, took) = work_off(args, stage, &lane, published, console).await?;
+    let seen = lane.fake.report();
+    let bare_loop = match &stage.config.queue.url {
+        QueueUrl::Embedded => None,
+        QueueUrl::Amqp(url) => {
+            console.message("the bare consume and acknowledge loop on the same broker")?;
+            Some(broker::bare_loop(url.expose(), &stage.config.queue.prefix, published).await?)
+        }
+    };
+    let jobs_per_second = rate(settled, took);
+    Ok(Report {
+        conditions,
+        workers: args.workers,
+        in_flight: lane.in_flight(),
+        published,
+        published_per_second,
+        settled,
+        seconds: took.as_secs_f64(),
+        jobs_per_second,
+        requests: seen.requests,
+        charged_twice: seen.doubles,
+        refused_429: seen.refused_429,
+        idle,
+        ratio_to_bare_loop: bare_loop.as_ref().map(|bare| jobs_per_second / bare.messages_per_second),
+        bare_loop,
+    })
+}
+
+/// A row whose limit never holds anything back.
+fn out_of_the_way(args: &Args) -> ProviderRow {
+    let limit = LimitRow {
+        name: "limit".to_owned(),
+        max_requests: i64::from(MAX_REQUESTS),
+        window_ms: 1_000,
+        ..LimitRow::default()
+    };
+    ProviderRow { workers: args.in_flight, bucket_capacity: BUCKET, limits: vec![limit], ..ProviderRow::default() }
+}
+
+/// Lets workers send what is published; how many jobs were settled, and in which time.
+async fn work_off(
+    args: &Args,
+    stage: &Stage<'_>,
+    lane: &Stand,
+    published: u64,
+    console: &mut Console,
+) -> Result<(u64, Duration), CommandError> {
+    let mut crew = stage.start(args.workers).await?;
+    let mut phase = Phase::begin("jobs settled", published, console)?;
+    let (began, mut tick) = (Instant::now(), interval(LOOK_EVERY));
+    let (mut settled, mut settled_at_us) = (0, 0);
+    while settled < published && began.elapsed().as_secs_f64() < args.seconds {
+        tick.tick().await;
+        crew.require_running()?;
+        let now = crew.settled(&lane.name);
+        if now > settled {
+            (settled, settled_at_us) = (now, lane.fake.now_us());
+        }
+        phase.show(settled, console)?;
+    }
+    drop(phase);
+    crew.stop().await?;
+    let first_us = lane.fake.report().first_arrival_us;
+    match first_us {
+        Some(first_us) if settled_at_us > first_us => Ok((settled, Duration::from_micros(settled_at_us - first_us))),
+        _ => Err(BenchError::Void(format!("no job was settled within {} s", args.seconds)).into()),
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
+fn rate(count: u64, took: Duration) -> f64 {
+    count as f64 / took.as_secs_f64().max(f64::MIN_POSITIVE)
+}
+
+fn command_line(args: &Args) -> String {
+    let Args { jobs, seconds, workers, in_flight, idle_jobs, .. } = args;
+    let embedded = if args.embedded { " --embedded" } else { "" };
+    format!(
+        "sluicegate bench path --jobs {jobs} --seconds {seconds} --workers {workers} --in-flight {in_flight} \
+         --idle-jobs {idle_jobs}{embedded}"
+    )
+}
+
+#[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
+fn print(report: &Report, console: &mut Console) -> std::io::Result<()> {
+    for line in report.conditions.lines() {
+        console.line(&line)?;
+    }
+    let row = |name: &str, value: String| vec![name.to_owned(), value];
+    let unfinished = if report.settled < report.published { ", the time was over" } else { "" };
+    let mut rows = vec![
+        row("jobs per second, whole path", number(report.jobs_per_second)),
+        row(
+            "jobs settled",
+            format!(
+                "{} of {}, in {:.2} s{unfinished}",
+                number(report.settled as f64),
+                number(report.published as f64),
+                report.seconds
+            ),
+        ),
+        row("published per second", number(report.published_per_second)),
+        row("workers × requests at once", format!("{} × {}", report.workers, report.in_flight)),
+        row("requests, charged twice, 429", {
+            format!("{}, {}, {}", number(report.requests as f64), report.charged_twice, report.refused_429)
+        }),
+    ];
+    if let Some(bare) = &report.bare_loop {
+        rows.push(row("bare loop, messages per second", number(bare.messages_per_second)));
+    }
+    rows.extend(report.ratio_to_bare_loop.map(|ratio| row("ratio to the bare loop", format!("{ratio:.3}"))));
+    if let Some(idle) = &report.idle {
+        rows.push(row(
+            "idle lane, publish to wire",
+            format!("p50 {:.2} ms, p99 {:.2} ms, of {}", idle.p50_ms, idle.p99_ms, idle.jobs),
+        ));
+    }
+    console.table(&["figure", "value"], &rows)
+}

@@ -1,0 +1,64 @@
+//! How far a phase is: a bar where somebody looks, a line every few seconds where nobody does.
+//!
+//! Refuses to slow down what it shows: the caller looks, this only draws.
+
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio::time::Instant;
+
+use crate::cli::Console;
+
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+pub struct Phase {
+    bar: Option<ProgressBar>,
+    what: &'static str,
+    total: u64,
+    lined: Instant,
+}
+
+impl Phase {
+    /// Begins a phase of so many steps, in words such as `jobs published`.
+    ///
+    /// # Errors
+    /// When stderr is closed.
+    pub fn begin(what: &'static str, total: u64, console: &mut Console) -> std::io::Result<Self> {
+        let bar = console.draws_progress.then(|| {
+            let bar = ProgressBar::new(total);
+            // A template that does not parse would only cost the colours.
+            if let Ok(style) = ProgressStyle::with_template("{elapsed_precise} [{bar:40.green/blue}] {pos}/{len} {msg}")
+            {
+                bar.set_style(style.progress_chars("━╸─"));
+            }
+            bar.set_message(what);
+            bar
+        });
+        if bar.is_none() {
+            console.message(&format!("0 of {total} {what}"))?;
+        }
+        Ok(Self { bar, what, total, lined: Instant::now() })
+    }
+
+    /// # Errors
+    /// When stderr is closed.
+    pub fn show(&mut self, done: u64, console: &mut Console) -> std::io::Result<()> {
+        match &self.bar {
+            Some(bar) => bar.set_position(done),
+            None if self.lined.elapsed() >= LINE_EVERY => {
+                self.lined = Instant::now();
+                console.message(&format!("{done} of {} {}", self.total, self.what))?;
+            }
+            None => {}
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Phase {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

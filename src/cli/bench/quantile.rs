@@ -1,0 +1,77 @@
+//! Percentiles, of single values and of counts by bound.
+//!
+//! Refuses to invent precision: between two bounds it goes straight, and beyond the last it says that bound.
+
+use crate::worker::meter::Distribution;
+
+/// Nearest rank among sorted values; 0 without any.
+#[must_use]
+pub fn nearest_rank(sorted: &[u64], percent: usize) -> u64 {
+    let index = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
+    sorted.get(index).copied().unwrap_or(0)
+}
+
+/// Counts of several lanes with the same bounds, added up.
+#[must_use]
+pub fn sum(all: impl IntoIterator<Item = Distribution>) -> Distribution {
+    all.into_iter().fold(Distribution::default(), |mut sum, one| {
+        if sum.counts.is_empty() {
+            return one;
+        }
+        sum.counts.iter_mut().zip(&one.counts).for_each(|(count, more)| *count += more);
+        sum.sum_us += one.sum_us;
+        sum
+    })
+}
+
+/// The value in µs below which this share (0 to 1) lies.
+#[must_use]
+#[allow(clippy::cast_precision_loss, reason = "counts and microseconds stay far below 2^53")]
+pub fn of(counted: &Distribution, share: f64) -> f64 {
+    let total: u64 = counted.counts.iter().sum();
+    let wanted = total as f64 * share;
+    let (mut below, mut lower_us) = (0.0, 0.0);
+    for (bound_us, count) in counted.bounds_us.iter().zip(&counted.counts) {
+        let (upper_us, here) = (*bound_us as f64, *count as f64);
+        if below + here >= wanted && here > 0.0 {
+            return lower_us + (upper_us - lower_us) * ((wanted - below) / here);
+        }
+        (below, lower_us) = (below + here, upper_us);
+    }
+    lower_us
+}
+
+/// The share (0 to 1) of what does not exceed a bound; exact where the bound is one of the distribution's.
+#[must_use]
+#[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
+pub fn within(counted: &Distribution, most_us: u64) -> f64 {
+    let total: u64 = counted.counts.iter().sum();
+    let counted = counted.bounds_us.iter().zip(&counted.counts).filter(|(bound_us, _)| **bound_us <= most_us);
+    let within: u64 = counted.map(|(_, count)| *count).sum();
+    if total == 0 { 0.0 } else { within as f64 / total as f64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_lie_where_the_counts_do() {
+        let one = Distribution { bounds_us: &[100, 200, 400], counts: vec![50, 40, 9, 1], sum_us: 0 };
+        assert!((of(&one, 0.5) - 100.0).abs() < 1e-9);
+        assert!((of(&one, 0.7) - 150.0).abs() < 1e-9);
+        assert!((of(&one, 0.99) - 400.0).abs() < 1e-9);
+        assert!((of(&one, 1.0) - 400.0).abs() < 1e-9, "beyond the last bound nothing is known");
+        assert!((within(&one, 200) - 0.9).abs() < 1e-9);
+        let two = sum([one.clone(), one]);
+        assert_eq!(two.counts, [100, 80, 18, 2]);
+        assert!(of(&Distribution::default(), 0.5).abs() < 1e-9 && within(&sum([]), 1).abs() < 1e-9);
+    }
+
+    #[test]
+    fn ranks_are_nearest() {
+        let values: Vec<u64> = (1..=200).collect();
+        assert_eq!([50, 99, 100].map(|percent| nearest_rank(&values, percent)), [100, 198, 200]);
+        assert_eq!(nearest_rank(&[], 50), 0);
+    }
+}
