@@ -64,10 +64,17 @@ async fn invalid_messages_are_kept_with_their_reason() {
 async fn a_new_process_recovers_what_the_last_one_held() {
     let bench = bench("").await;
     publish_all(&*bench.queue, "stripe", &["one", "two"]).await;
-    let mut lane = bench.queue.open_lane(&provider("stripe"), 10).await.unwrap();
-    let held = take_many(&mut *lane, 2).await;
-    // As after a crash: nobody gave back what was taken.
-    std::mem::forget(lane);
+    // A runtime of its own, which ends as a process does that is killed: its tasks stop where they are, and nobody gives
+    // back what was taken.
+    let killed = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let queue = Arc::clone(&bench.queue);
+    let holding = killed.spawn(async move {
+        let mut lane = queue.open_lane(&provider("stripe"), 10).await.unwrap();
+        let held = take_many(&mut *lane, 2).await;
+        (lane, held)
+    });
+    let (_lane, held) = holding.await.unwrap();
+    tokio::task::spawn_blocking(move || killed.shutdown_timeout(PATIENCE)).await.unwrap();
     let next = EmbeddedQueue::new(bench.pool.clone());
     assert_eq!(next.recover().await.unwrap(), 2);
     let mut lane = next.open_lane(&provider("stripe"), 10).await.unwrap();
