@@ -119,7 +119,7 @@ pub async fn run(
     let last_words = async {
         quotas.close().await;
         services.wait().await;
-        outbox::publish_some(&worker).await;
+        outbox::publish_rest(&worker).await;
     };
     if timeout_at(over_at.max(Instant::now() + LAST_WORDS_MAX), last_words).await.is_err() {
         tracing::warn!("not every settlement and outcome event is out; leases run out, and other workers publish");

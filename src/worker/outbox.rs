@@ -1,67 +1,132 @@
 //! Outcome events on their way out: committed with the outcome, published from here, at least once.
 //!
-//! Refuses to hold up a payment: an event that cannot be published stays in the ledger until it can.
+//! Refuses to hold up a payment: an event that cannot be published stays in the ledger until it can. Refuses to ask the
+//! ledger for each event: one that comes alone goes at once, those that come in crowds go together, and while one batch
+//! is with the broker the next is taken and the last is marked.
 
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::join_all;
-use tokio::time::sleep;
+use futures_util::StreamExt as _;
+use futures_util::future::{BoxFuture, FutureExt as _, OptionFuture, join_all};
+use futures_util::stream::FuturesUnordered;
+use tokio::time::{Instant, sleep_until};
 
 use super::Worker;
 use crate::faults::{self, Point};
-use crate::ledger::{LedgerError, OutcomeEvent};
+use crate::ledger::OutcomeEvent;
 use crate::queue::message::outcome_event_json;
 use crate::queue::{Destination, Outgoing, Properties, QueueError};
 
-const BATCH: u32 = 100;
+/// Most events of one batch.
+const BATCH: u32 = 500;
+/// Batches that may be with the broker at once.
+const BATCHES: usize = 3;
 /// How long a batch is ours: longer than publishing takes, short enough that a dead worker's events are not late.
 const TAKEN_FOR: Duration = Duration::from_secs(10);
+/// Least time from one taking to the next, so that two statements do for all that settles meanwhile.
+const GATHER: Duration = Duration::from_millis(20);
 /// Other workers' leftovers and missed wake-ups are looked for this often.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const AWAY_PAUSE: Duration = Duration::from_secs(1);
 
-/// Publishes events until the worker stops, then whatever is left at once.
+/// Publishes events until the worker stops, then finishes what it has taken.
 pub async fn run(worker: Worker) {
-    while !worker.stop.is_cancelled() {
-        match publish_some(&worker).await {
-            Some(published) if published == BATCH as usize => {}
-            Some(_) => tokio::select! {
-                () = worker.outbox.notified() => {}
-                () = sleep(LOOK_EVERY) => {}
-                () = worker.stop.cancelled() => {}
-            },
-            None => tokio::select! {
-                () = sleep(AWAY_PAUSE) => {}
-                () = worker.stop.cancelled() => {}
-            },
+    let mut publishing: FuturesUnordered<BoxFuture<'_, Sent>> = FuturesUnordered::new();
+    let mut taking: Option<BoxFuture<'_, Option<Vec<OutcomeEvent>>>> = None;
+    let mut marking: Option<BoxFuture<'_, bool>> = None;
+    // Published, and not marked yet.
+    let mut published = Vec::new();
+    let (mut not_before, mut look_at) = (Instant::now(), Instant::now());
+    let mut asked = true;
+    loop {
+        if marking.is_none() && !published.is_empty() {
+            marking = Some(mark(&worker, std::mem::take(&mut published)).boxed());
+        }
+        let stopping = worker.stop.is_cancelled();
+        if stopping && taking.is_none() && marking.is_none() && publishing.is_empty() {
+            return;
+        }
+        let may_take = !stopping && taking.is_none() && publishing.len() < BATCHES;
+        if may_take && asked && Instant::now() >= not_before {
+            (asked, not_before, look_at) = (false, Instant::now() + GATHER, Instant::now() + LOOK_EVERY);
+            taking = Some(take(&worker).boxed());
+        }
+        let next = if asked { not_before } else { look_at };
+        tokio::select! {
+            Some(taken) = OptionFuture::from(taking.as_mut()) => {
+                taking = None;
+                match taken {
+                    Some(events) if !events.is_empty() => {
+                        asked |= events.len() == BATCH as usize;
+                        publishing.push(publish_batch(&worker, events).boxed());
+                    }
+                    Some(_) => {}
+                    None => (asked, not_before) = (true, Instant::now() + AWAY_PAUSE),
+                }
+            }
+            Some(sent) = publishing.next() => {
+                if !sent.all {
+                    (asked, not_before) = (true, Instant::now() + AWAY_PAUSE);
+                }
+                published.extend(sent.sequences);
+            }
+            Some(marked) = OptionFuture::from(marking.as_mut()) => {
+                marking = None;
+                if !marked {
+                    not_before = Instant::now() + AWAY_PAUSE;
+                }
+            }
+            () = worker.outbox.notified(), if !asked && !stopping => asked = true,
+            () = sleep_until(next), if may_take && taking.is_none() => asked = true,
+            () = worker.stop.cancelled(), if !stopping => {}
         }
     }
 }
 
-/// Publishes one batch; `None` when an engine is away.
-pub async fn publish_some(worker: &Worker) -> Option<usize> {
-    let events = match worker.engines.ledger.take_outcomes(BATCH, TAKEN_FOR).await {
-        Ok(events) => events,
-        Err(error) => {
-            tracing::debug!(%error, "outcome events cannot be read");
-            return None;
+/// Publishes whatever is left, as long as no engine is away.
+pub async fn publish_rest(worker: &Worker) {
+    while let Some(events) = take(worker).await {
+        let is_last = events.len() < BATCH as usize;
+        let sent = publish_batch(worker, events).await;
+        let marked = mark(worker, sent.sequences).await;
+        if is_last || !marked || !sent.all {
+            return;
         }
-    };
+    }
+}
+
+/// Events that the broker has.
+struct Sent {
+    sequences: Vec<i64>,
+    /// None of the batch was left.
+    all: bool,
+}
+
+async fn take(worker: &Worker) -> Option<Vec<OutcomeEvent>> {
+    let taken = worker.engines.ledger.take_outcomes(BATCH, TAKEN_FOR).await;
+    taken.map_err(|error| tracing::debug!(%error, "outcome events cannot be read")).ok()
+}
+
+async fn publish_batch(worker: &Worker, events: Vec<OutcomeEvent>) -> Sent {
     let results = join_all(events.iter().map(|event| publish(worker, event))).await;
     if !results.is_empty() {
         faults::crash(Point::AfterEvent);
     }
-    let published: Vec<i64> =
-        events.iter().zip(&results).filter(|(_, result)| result.is_ok()).map(|(event, _)| event.sequence).collect();
+    let with_results = events.iter().zip(&results);
+    let sequences: Vec<i64> =
+        with_results.filter(|(_, result)| result.is_ok()).map(|(event, _)| event.sequence).collect();
     if let Some(Err(error)) = results.iter().find(|result| result.is_err()) {
-        tracing::warn!(%error, left = events.len() - published.len(), "outcome events not published, will try again");
+        tracing::warn!(%error, left = events.len() - sequences.len(), "outcome events not published, will try again");
     }
-    let marked: Result<(), LedgerError> = worker.engines.ledger.outcomes_published(&published).await;
-    if let Err(error) = &marked {
-        tracing::warn!(%error, "published events not marked; they will be published again");
-    }
-    (marked.is_ok() && published.len() == events.len()).then_some(published.len())
+    Sent { all: sequences.len() == events.len(), sequences }
+}
+
+async fn mark(worker: &Worker, sequences: Vec<i64>) -> bool {
+    let marked = worker.engines.ledger.outcomes_published(&sequences).await;
+    marked
+        .inspect_err(|error| tracing::warn!(%error, "published events not marked; they will be published again"))
+        .is_ok()
 }
 
 async fn publish(worker: &Worker, event: &OutcomeEvent) -> Result<(), QueueError> {

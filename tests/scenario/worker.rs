@@ -4,6 +4,7 @@
 //! The judges are what the provider was sent, what the ledger says and which events left. SQLite keeps its own time, so
 //! nothing here is paused; waits are short, and instants are compared in one direction only.
 
+mod backlog_of_events;
 mod bad_rows;
 mod bench;
 mod breaker;

@@ -8,8 +8,6 @@
 //! further consumers follow as old receipts are finished. (Consuming again under the old consumer's tag would make the
 //! broker count for us, but RabbitMQ 3.10.8 answers that with INTERNAL_ERROR and closes the connection.)
 
-use std::sync::Arc;
-
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{BoxStream, SelectAll};
@@ -20,7 +18,7 @@ use lapin::{Channel, Connection, Consumer};
 
 use super::declare::open_channel;
 use super::failure::{Failure, limited};
-use super::receipt::{Held, RabbitReceipt};
+use super::receipt::Receipts;
 use super::wire;
 use crate::domain::provider::ProviderName;
 use crate::queue::{Delivery, Lane, QueueError};
@@ -33,7 +31,7 @@ pub(super) struct RabbitLane {
     queue: String,
     channel: Channel,
     places: usize,
-    held: Arc<Held>,
+    receipts: Receipts,
     arrivals: SelectAll<Arrivals>,
     /// Streams in `arrivals` that have not ended.
     live: usize,
@@ -62,9 +60,9 @@ impl RabbitLane {
         let mut lane = Self {
             provider: provider.clone(),
             queue,
+            receipts: Receipts::new(channel.clone()),
             channel,
             places: usize::from(places),
-            held: Arc::default(),
             arrivals: SelectAll::new(),
             live: 0,
             tags: Vec::new(),
@@ -82,7 +80,7 @@ impl RabbitLane {
 
     /// Begins to open a consumer for the places that neither a consumer nor an old receipt has, if that is worth it.
     fn grant(&mut self) {
-        let stale = self.held.stale();
+        let stale = self.receipts.held.stale();
         let missing = self.places.saturating_sub(self.granted);
         let free = missing.saturating_sub(stale);
         // The first takes what there is; later ones at least half of what is missing, so that they stay few.
@@ -148,7 +146,7 @@ impl RabbitLane {
         Delivery {
             properties: wire::from_amqp(&message.properties),
             redelivered: message.redelivered,
-            receipt: Box::new(RabbitReceipt::new(message.acker, Arc::clone(&self.held))),
+            receipt: Box::new(self.receipts.receipt(message.delivery_tag)),
             body: message.data.into(),
         }
     }
@@ -191,13 +189,13 @@ impl Lane for RabbitLane {
             if let Some(why) = &self.gone {
                 return Err(QueueError::Away(why.clone()));
             }
-            if let Some(why) = self.held.fault.told() {
+            if let Some(why) = self.receipts.held.fault.told() {
                 return Err(self.lost(why));
             }
             if self.draining && self.live == 0 {
                 self.draining = false;
                 self.granted = 0;
-                self.held.begin_epoch();
+                self.receipts.held.begin_epoch();
             }
             if !self.taking && !self.draining {
                 if self.channel.status().connected() {
@@ -217,8 +215,8 @@ impl Lane for RabbitLane {
                     }
                 }
                 opened = ready(&mut self.opening), if opening => self.admit(opened)?,
-                () = self.held.freed(), if waiting => {}
-                _ = self.held.fault.wait() => {}
+                () = self.receipts.held.freed(), if waiting => {}
+                _ = self.receipts.held.fault.wait() => {}
             }
         }
     }

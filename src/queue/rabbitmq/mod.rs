@@ -1,15 +1,16 @@
 //! The queue in RabbitMQ, 3.10 and later, by AMQP 0-9-1.
 //!
-//! Refuses to repair connections piecemeal and to lose sight of a message: publishes are confirmed one by one, lanes end
-//! with their connection. Consuming and publishing use separate connections, so that a broker that blocks publishers
-//! still takes acknowledgements. lapin writes payloads into its own log at WARN ("Server returned us a message") and
-//! frames at TRACE, so telemetry must filter it to `lapin=error`.
+//! Refuses to repair connections piecemeal and to lose sight of a message: each publish is judged by its own confirm,
+//! lanes end with their connection. Consuming and publishing use separate connections, so that a broker that blocks
+//! publishers still takes acknowledgements. lapin writes payloads into its own log at WARN ("Server returned us a
+//! message") and frames at TRACE, so telemetry must filter it to `lapin=error`.
 
 use async_trait::async_trait;
 
 use super::{DeadLetter, Lane, Outgoing, Queue, QueueError};
 use crate::domain::provider::ProviderName;
 
+mod accounts;
 mod consumer;
 mod dead;
 mod declare;
@@ -18,10 +19,12 @@ pub mod flatten;
 mod guarded;
 mod handshake;
 mod header_text;
+mod pipeline;
 mod publisher;
 mod receipt;
 mod settings;
 mod supervisor;
+mod tags;
 mod topology;
 mod wire;
 

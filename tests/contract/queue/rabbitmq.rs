@@ -14,8 +14,11 @@ use super::{
 };
 use crate::support::rabbitmq::RabbitNode;
 
+mod counting;
 mod nested;
+mod pipelined;
 mod properties;
+mod receipts;
 
 struct Bench {
     queue: Arc<dyn Queue>,

@@ -1,0 +1,205 @@
+//! One channel with many publishes in flight, written by one task and judged by it.
+//!
+//! Refuses to let two tasks publish on one channel: lapin numbers a publish and queues its frames in two steps, so that
+//! of two at once each could be given the other's confirm. Refuses to mend: whoever waits too long gives the pipeline up,
+//! those in flight on it have their own time, and what comes later goes through another.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
+
+use bytes::Bytes;
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use lapin::message::BasicReturnMessage;
+use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
+use lapin::{BasicProperties, Channel, Confirmation};
+use tokio::sync::{mpsc, oneshot};
+
+use super::accounts::{Accounts, Verdict};
+use super::failure::{Failure, limited};
+use super::supervisor::Generation;
+use super::topology::Route;
+use crate::faults::{self, Bug};
+
+/// Most publishes that are taken up between two looks at the confirms.
+const TAKEN_AT_ONCE: usize = 64;
+
+/// A message as it goes out.
+#[derive(Clone, Debug)]
+pub(super) struct Parcel {
+    pub route: Route,
+    pub body: Bytes,
+    pub properties: BasicProperties,
+}
+
+impl Parcel {
+    /// The broker returns what it was given; should one change a header on the way, the rest still tells.
+    fn alike(&self, returned: &BasicReturnMessage) -> u8 {
+        let (route, back) = (&self.route, &returned.delivery);
+        let same = (route.exchange.as_str(), route.routing_key.as_str())
+            == (back.exchange.as_str(), back.routing_key.as_str())
+            && self.properties.message_id() == back.properties.message_id()
+            && self.body == back.data;
+        u8::from(same) + u8::from(same && self.properties == back.properties)
+    }
+}
+
+type Answer = Result<Verdict, String>;
+
+struct Wanted {
+    parcel: Parcel,
+    answer: oneshot::Sender<Answer>,
+}
+
+pub(super) struct Pipeline {
+    generation: u64,
+    channel: Channel,
+    given_up: AtomicBool,
+    wanted: mpsc::UnboundedSender<Wanted>,
+}
+
+impl Pipeline {
+    pub async fn open(generation: &Generation) -> Result<Self, Failure> {
+        let opening = async {
+            let channel = generation.connection.create_channel().await?;
+            channel.confirm_select(ConfirmSelectOptions { nowait: false }).await?;
+            Ok(channel)
+        };
+        let channel = limited(opening).await?;
+        // Bounded by the places of those who publish.
+        let (wanted, queue) = mpsc::unbounded_channel();
+        tokio::spawn(run(channel.clone(), queue));
+        Ok(Self { generation: generation.number, channel, given_up: AtomicBool::new(false), wanted })
+    }
+
+    /// Whether the next message can go through here.
+    pub fn is_good_for(&self, generation: &Generation) -> bool {
+        let given_up = self.given_up.load(Ordering::Relaxed) || self.wanted.is_closed();
+        !given_up && self.generation == generation.number && self.channel.status().connected()
+    }
+
+    /// Some confirm is late: what comes later is not to be late with it.
+    pub fn give_up(&self) {
+        self.given_up.store(true, Ordering::Relaxed);
+    }
+
+    /// # Errors
+    /// Why nothing is known of the message.
+    pub async fn publish(&self, parcel: Parcel) -> Answer {
+        let (answer, judged) = oneshot::channel();
+        self.wanted.send(Wanted { parcel, answer }).map_err(|_| "the channel is gone".to_owned())?;
+        judged.await.unwrap_or_else(|_| Err("the channel is gone".to_owned()))
+    }
+}
+
+/// Ends when nobody waits for an answer any more, or when none can be given.
+async fn run(channel: Channel, mut wanted: mpsc::UnboundedReceiver<Wanted>) {
+    let (mut flight, mut batch) = (Flight::default(), Vec::new());
+    loop {
+        let idle = flight.sent.is_empty();
+        tokio::select! {
+            biased;
+            taken = wanted.recv_many(&mut batch, TAKEN_AT_ONCE) => match taken {
+                0 => return,
+                _ => batch.drain(..).for_each(|wanted| flight.send(&channel, wanted)),
+            },
+            told = flight.confirms(), if !idle => if let Err(why) = told {
+                return flight.end(&why);
+            },
+        }
+    }
+}
+
+/// What was published and is not confirmed, and what is confirmed and not judged.
+#[derive(Default)]
+struct Flight {
+    sent: Vec<(u64, BoxFuture<'static, lapin::Result<Confirmation>>)>,
+    accounts: Accounts<Option<Parcel>>,
+    answers: BTreeMap<u64, oneshot::Sender<Answer>>,
+    last: u64,
+}
+
+impl Flight {
+    fn send(&mut self, channel: &Channel, Wanted { parcel, answer }: Wanted) {
+        self.last += 1;
+        // What is not mandatory does not come back.
+        self.accounts.published(self.last, parcel.route.mandatory.then(|| parcel.clone()));
+        self.answers.insert(self.last, answer);
+        self.sent.push((self.last, publish(channel.clone(), parcel).boxed()));
+    }
+
+    /// Waits until there are confirms, and answers those whose publish can be judged by now.
+    ///
+    /// # Errors
+    /// Why nothing can be told any more.
+    async fn confirms(&mut self) -> Result<(), String> {
+        let mut came = Vec::new();
+        std::future::poll_fn(|context| {
+            // Polled again until nothing is new: whoever was confirmed before any that we know of is known then.
+            loop {
+                let before = came.len();
+                self.sent.retain_mut(|(id, confirming)| match confirming.poll_unpin(context) {
+                    Poll::Ready(confirmation) => {
+                        came.push((*id, confirmation));
+                        false
+                    }
+                    Poll::Pending => true,
+                });
+                if came.len() == before {
+                    return if came.is_empty() { Poll::Pending } else { Poll::Ready(()) };
+                }
+            }
+        })
+        .await;
+        let mut ended = Ok(());
+        for (id, confirmation) in came {
+            let (accepted, returned) = match confirmation {
+                Ok(Confirmation::Ack(returned)) => (true, returned),
+                Ok(Confirmation::Nack(returned)) => (false, returned),
+                Ok(Confirmation::NotRequested) => return Err("publisher confirms are off".to_owned()),
+                // The others of its time may be certain all the same.
+                Err(error) => {
+                    ended = Err(error.to_string());
+                    continue;
+                }
+            };
+            self.accounts.confirmed(id, accepted, returned.is_some());
+            if let Some(returned) = returned {
+                let alike = |parcel: &Option<Parcel>| parcel.as_ref().map_or(0, |parcel| parcel.alike(&returned));
+                if !self.accounts.returned(alike) {
+                    return Err("a message came back that is none of those in flight".to_owned());
+                }
+            }
+        }
+        for (id, verdict) in self.accounts.judge() {
+            self.answer(id, Ok(verdict));
+        }
+        ended
+    }
+
+    fn end(self, why: &str) {
+        for answer in self.answers.into_values() {
+            answer.send(Err(why.to_owned())).unwrap_or_default();
+        }
+    }
+
+    fn answer(&mut self, id: u64, answer: Answer) {
+        if let Some(waiting) = self.answers.remove(&id) {
+            // Who no longer waits was told that nothing is known.
+            waiting.send(answer).unwrap_or_default();
+        }
+    }
+}
+
+async fn publish(channel: Channel, parcel: Parcel) -> lapin::Result<Confirmation> {
+    let Parcel { route, body, properties } = parcel;
+    let options = BasicPublishOptions { mandatory: route.mandatory, immediate: false };
+    let (exchange, key) = (route.exchange.as_str().into(), route.routing_key.as_str().into());
+    // Its first poll numbers the message and queues it; this await writes, the next is the broker's confirm.
+    let confirm = channel.basic_publish(exchange, key, options, &body, properties).await?;
+    if faults::bug(Bug::AckWithoutConfirm) {
+        return Ok(Confirmation::Ack(None));
+    }
+    confirm.await
+}

@@ -1,0 +1,68 @@
+//! Publishes do not wait for each other's confirms, and what happens to one is told to it alone.
+
+use std::time::Instant;
+
+use futures_util::future::join_all;
+use lapin::options::ExchangeDeleteOptions;
+
+use super::counting::{Counting, PUBLISH};
+use super::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_are_on_the_wire_before_the_first_confirm() {
+    const EACH: usize = 80;
+    let bench = bench("all_are_on_the_wire_before_the_first_confirm").await;
+    let mut between = Counting::before(&bench.url, PUBLISH).await;
+    let queue = connect(&between.url);
+    queue.declare(&[provider("stripe")]).await.unwrap();
+    let outcome = || Destination::Outcomes { provider: provider("stripe"), state: "succeeded" };
+    // Channels are opened by the first publish to each exchange.
+    queue.publish(to_lane("stripe", "first")).await.unwrap();
+    queue.publish(message(outcome(), "first")).await.unwrap();
+    let before = *between.counted.borrow();
+    between.held.send_replace(true);
+    let publishing: Vec<_> = (0..3 * EACH)
+        .map(|number| {
+            let body = number.to_string();
+            let message = match number % 3 {
+                0 => to_lane("stripe", &body),
+                1 => to_lane("nowhere", &body),
+                _ => message(outcome(), &body),
+            };
+            let queue = Arc::clone(&queue);
+            tokio::spawn(async move { queue.publish(message).await })
+        })
+        .collect();
+    let all = between.counted.wait_for(|count| *count == before + 3 * EACH);
+    tokio::time::timeout(PATIENCE, all).await.expect("publishes wait for confirms").unwrap();
+    assert!(publishing.iter().all(|publish| !publish.is_finished()), "confirmed by nobody");
+    between.held.send_replace(false);
+    for (number, publish) in publishing.into_iter().enumerate() {
+        match (number % 3, publish.await.unwrap()) {
+            (0 | 2, Ok(())) => {}
+            (1, Err(QueueError::Unroutable(lane))) if lane == "nowhere" => {}
+            (_, answer) => panic!("{number}: {answer:?}"),
+        }
+    }
+    super::super::await_depth(&*queue, "stripe", EACH as u64 + 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_exchange_that_is_gone_costs_the_others_nothing() {
+    let bench = bench("an_exchange_that_is_gone_costs_the_others_nothing").await;
+    bench.queue.declare(&[provider("stripe")]).await.unwrap();
+    let (_connection, channel) = raw_channel(&bench.url).await;
+    channel.exchange_delete("payments.outcomes".into(), ExchangeDeleteOptions::default()).await.unwrap();
+    let outcome = || Destination::Outcomes { provider: provider("stripe"), state: "succeeded" };
+    let lost = join_all((0..20).map(|_| bench.queue.publish(message(outcome(), "lost"))));
+    let kept = join_all((0..20).map(|number| bench.queue.publish(to_lane("stripe", &number.to_string()))));
+    let (lost, kept) = tokio::join!(lost, kept);
+    assert!(lost.iter().all(|answer| matches!(answer, Err(QueueError::NotConfirmed(_)))), "{lost:?}");
+    assert!(kept.iter().all(Result::is_ok), "{kept:?}");
+    // Declared again, it works again.
+    bench.queue.declare(&[provider("stripe")]).await.unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while let Err(error) = bench.queue.publish(message(outcome(), "found")).await {
+        assert!(matches!(error, QueueError::NotConfirmed(_)) && Instant::now() < deadline, "{error}");
+    }
+}
