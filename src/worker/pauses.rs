@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use crate::domain::breaker::{Breaker, Change, Sign};
 use crate::domain::disposition::MISCONFIGURED_PAUSE;
 use crate::domain::job::JobId;
+use crate::domain::late_row::{LATE_REST, LateRow};
 use crate::domain::outcome::Outcome;
 use crate::fleet::report::By;
 
@@ -47,6 +48,7 @@ pub struct Pauses {
     intake: watch::Sender<Option<Pause>>,
     sending: watch::Sender<Option<Pause>>,
     rejected_in_a_row: AtomicU32,
+    late: Mutex<LateRow>,
     breaker: Mutex<Breaker>,
     /// Why the breaker is open: one place, until it closes.
     probing: watch::Sender<Option<String>>,
@@ -73,6 +75,7 @@ impl Default for Pauses {
             intake: watch::Sender::new(None),
             sending: watch::Sender::new(None),
             rejected_in_a_row: AtomicU32::new(0),
+            late: Mutex::default(),
             breaker: Mutex::default(),
             probing: watch::Sender::new(None),
             probe: Arc::new(Semaphore::new(1)),
@@ -91,6 +94,19 @@ impl Pauses {
     pub fn stop_sending(&self, wait: Duration, by: By, cause: &str) {
         prolong(&self.sending, wait, by, cause);
         prolong(&self.intake, wait, by, cause);
+    }
+
+    /// A request was written down in time for its permit.
+    pub fn permit_in_time(&self) {
+        self.late().in_time();
+    }
+
+    /// A permit came too late to be used. A ledger that writes nothing down in time is left alone for a while.
+    pub fn permit_late(&self) {
+        let stands_still = self.late().late(Instant::now().saturating_duration_since(self.origin));
+        if stands_still {
+            self.stop_taking(LATE_REST, By::Engine, "the ledger writes nothing down within the send budget");
+        }
     }
 
     /// The pause that keeps jobs from being sent now, if there is one.
@@ -180,6 +196,10 @@ impl Pauses {
             self.rejected_in_a_row.store(0, Ordering::Relaxed);
             self.stop_sending(MISCONFIGURED_PAUSE, By::Setup, "the provider rejected several payments in a row");
         }
+    }
+
+    fn late(&self) -> MutexGuard<'_, LateRow> {
+        self.late.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn breaker(&self) -> MutexGuard<'_, Breaker> {

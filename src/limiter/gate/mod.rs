@@ -17,6 +17,7 @@ use crate::domain::decision::CallKind;
 use crate::domain::job::JobId;
 use crate::domain::quota_spec::QuotaSpec;
 
+mod hands;
 mod line;
 mod outgoing;
 mod permit;
@@ -111,6 +112,8 @@ enum Message {
     Want(line::Waiter),
     Where { job: JobId, reply: oneshot::Sender<Option<LinePlace>> },
     Settled(permit::Settled),
+    /// Enough permits have been written down that more are worth asking for.
+    Room,
     Pause { until: Instant },
 }
 
