@@ -65,7 +65,11 @@ mod tests {
             (&[(0, false), (600, false)], &[], "two"),
             (&[(0, false), (300, false), (499, false), (500, false)], &[500], "a row of half a second"),
             (&[(0, false), (300, false), (600, false), (900, false), (1_200, false)], &[600], "a new row after a rest"),
-            (&[(0, false), (1, false), (600, false), (601, false), (602, false), (1_102, false)], &[600, 1_102], "and again"),
+            (
+                &[(0, false), (1, false), (600, false), (601, false), (602, false), (1_102, false)],
+                &[600, 1_102],
+                "and again",
+            ),
         ] {
             assert_eq!(rests(events), expected, "{why}");
         }

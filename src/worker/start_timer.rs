@@ -106,8 +106,9 @@ impl Shared {
                 agenda = lock(&self.agenda);
                 continue;
             }
-            agenda = match agenda.sleepers.first_key_value() {
-                Some(((first, _), _)) => {
+            let first = agenda.sleepers.first_key_value().map(|((first, _), _)| *first);
+            agenda = match first {
+                Some(first) => {
                     let waited = self.changed.wait_timeout(agenda, first.saturating_duration_since(now));
                     waited.unwrap_or_else(PoisonError::into_inner).0
                 }
@@ -186,7 +187,8 @@ mod tests {
         let mut rng = StdRng::seed_from_u64(1);
         let mut sleeping = JoinSet::new();
         for _ in 0..1_000 {
-            let (timer, instant) = (timer.clone(), Instant::now() + Duration::from_micros(rng.random_range(0..250_000)));
+            let (timer, instant) =
+                (timer.clone(), Instant::now() + Duration::from_micros(rng.random_range(0..250_000)));
             sleeping.spawn(async move {
                 timer.sleep_until(instant).await;
                 let now = Instant::now();

@@ -122,7 +122,9 @@ mod tests {
         }
         assert_eq!(heard, [false, false, true, false, false, false], "{heard:?}");
         assert_eq!(hands.room(), 7);
-        taken.into_iter().for_each(|hand| drop(hand.dropped()));
+        for hand in taken {
+            hand.dropped();
+        }
         assert_eq!(hands.room(), 16);
     }
 

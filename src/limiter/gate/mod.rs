@@ -110,11 +110,16 @@ pub struct LinePlace {
 #[derive(Debug)]
 enum Message {
     Want(line::Waiter),
-    Where { job: JobId, reply: oneshot::Sender<Option<LinePlace>> },
+    Where {
+        job: JobId,
+        reply: oneshot::Sender<Option<LinePlace>>,
+    },
     Settled(permit::Settled),
     /// Enough permits have been written down that more are worth asking for.
     Room,
-    Pause { until: Instant },
+    Pause {
+        until: Instant,
+    },
 }
 
 /// A handle on one gate; cheap to clone. The gate lives until its token is cancelled.

@@ -266,7 +266,11 @@ impl GateTask {
         let compared = self.trust.is_given() && self.distrust.is_none();
         self.paused_until = self.paused_until.max(self.pause_until);
         let load = Load {
-            groups: if compared { self.line.head(&spec, &self.kinds, self.hands.room(), Instant::now()) } else { Vec::new() },
+            groups: if compared {
+                self.line.head(&spec, &self.kinds, self.hands.room(), Instant::now())
+            } else {
+                Vec::new()
+            },
             spec,
             settled,
             pause_until: self.pause_until.take(),

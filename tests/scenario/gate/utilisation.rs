@@ -244,7 +244,7 @@ async fn a_slow_ledger_delays_the_first_slots_and_wastes_none() {
     for (write_us, what) in [(667, "1,500 a second"), (250, "4,000 a second"), (20, "50,000 a second")] {
         let jitter = Some(Duration::from_millis(50));
         let write = Duration::from_micros(write_us);
-        let lane = Lane::start(Plan { limit: 1_000, jitter, jobs: 1_000, write, ..PLAN });
+        let lane = Lane::start(Plan { limit: 1_000, jitter, jobs: 500, write, ..PLAN });
         lane.runs(20.0).await;
         let (utilisation, late) = (lane.utilisation(1_000, SECOND), lane.late.load(Ordering::Relaxed));
         assert!(utilisation >= 0.97, "{what}: {utilisation:.4}, {late} late");
@@ -296,7 +296,10 @@ async fn a_store_that_comes_back_is_used_in_full_from_the_first_turn_on() {
         lane.store.away.store(false, Ordering::Relaxed);
         lane.runs(10.0).await;
         let first = lane.calls(back, Duration::MAX)[0] - back;
-        assert!(first <= Duration::from_millis(1_010), "away for {away_s} s: the first call {first:?} after it was back");
+        assert!(
+            first <= Duration::from_millis(1_010),
+            "away for {away_s} s: the first call {first:?} after it was back"
+        );
         let utilisation = lane.utilisation(100, back);
         assert!(utilisation >= 0.99, "away for {away_s} s: {utilisation:.4}");
         assert_eq!(lane.breaches(), 0);

@@ -130,7 +130,9 @@ mod tests {
     fn what_a_perfect_limiter_comes_to_over_the_span_depends_on_its_first_turn() {
         for (apart_us, end_us, expected) in [(0, 29 * 1_050_000, 1.0), (10_500, 30_000_000, 1.0 - 1.05 / 30.0)] {
             let mut arrivals_us: Vec<u64> = (0..SLOTS as u64)
-                .flat_map(|slot| (0..).map(move |turn| slot * apart_us + turn * 1_050_000).take_while(|at| *at <= end_us))
+                .flat_map(|slot| {
+                    (0..).map(move |turn| slot * apart_us + turn * 1_050_000).take_while(|at| *at <= end_us)
+                })
                 .collect();
             arrivals_us.sort_unstable();
             let turn = Turn { slots: SLOTS, seconds: 1.05, spread_s: 0.0 };
