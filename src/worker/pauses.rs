@@ -230,3 +230,27 @@ fn prolong(pause: &watch::Sender<Option<Pause>>, wait: Duration, by: By, cause: 
         longer
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lane_rests_for_a_ledger_that_stands_still_and_not_for_one_late_permit() {
+        let pauses = Pauses::default();
+        for _ in 0..100 {
+            pauses.permit_late();
+        }
+        assert_eq!(pauses.state(), LaneState::Running);
+        pauses.permit_in_time();
+        for _ in 0..3 {
+            assert_eq!(pauses.state(), LaneState::Running);
+            pauses.permit_late();
+            tokio::time::advance(Duration::from_millis(300)).await;
+        }
+        let LaneState::Resting(pause) = pauses.state() else { panic!("{:?}", pauses.state()) };
+        assert_eq!((pause.by, pauses.sending_paused()), (By::Engine, None));
+        tokio::time::advance(LATE_REST).await;
+        assert_eq!(pauses.state(), LaneState::Running);
+    }
+}
