@@ -314,6 +314,8 @@ impl LaneMeter {
     /// Everything else.
     #[must_use]
     pub fn counts(&self) -> LaneCounts {
+        // The part before the whole, so that it is never the larger one.
+        let lateness_ahead = self.lateness_ahead.read();
         LaneCounts {
             granted: self.granted.load(Ordering::Relaxed),
             returned: self.returned.read(),
@@ -326,7 +328,7 @@ impl LaneMeter {
             rejected: self.rejected.read(),
             permit_waits: self.permit_waits.read(),
             lateness: self.lateness.read(),
-            lateness_ahead: self.lateness_ahead.read(),
+            lateness_ahead,
             holds: self.holds.read(),
             requests: self.requests.read(),
             jobs: self.jobs.read(),
