@@ -71,8 +71,8 @@ impl WritePace {
                 (self.window / 2.0).min(in_hands.max(CUT_TO_MIN))
             }
             // Still in time, and the next burst would not be.
-            share if share > 0.75 => self.window - 0.5,
-            share if share > 0.5 || !is_full => self.window,
+            share if share > 0.6 => self.window - 0.5,
+            share if share > 0.4 || !is_full => self.window,
             share if share > 0.25 => self.window + self.window.recip(),
             _ => self.window + 1.0,
         }
@@ -105,8 +105,8 @@ mod tests {
             (&[][..], 12, "half of the budget at 500 a second"),
             (&[(5, 12), (5, 12), (5, 12)][..], 15, "far below the budget it doubles with each round"),
             (&[(5, 1), (5, 2), (5, 3)][..], 12, "a window that is not used does not grow"),
-            (&[(20, 12); 26][..], 14, "nearer to it, by one with each round"),
-            (&[(30, 12); 26][..], 12, "beyond half of it not at all"),
+            (&[(18, 12); 26][..], 14, "nearer to it, by one with each round"),
+            (&[(25, 12); 26][..], 12, "about half of it, not at all"),
             (&[(45, 12); 4][..], 10, "close to it it shrinks"),
             (&[(51, 12)][..], 6, "too late halves it"),
             (&[(5, 12); 52][..], 24, "and grows with what is in hands"),
