@@ -134,6 +134,13 @@ pub struct QuotaSpec {
 pub struct Blocked;
 
 impl QuotaSpec {
+    /// How long after its start a permit may be used. Within an allowance for jitter the way to the provider must not hide
+    /// a late start.
+    #[must_use]
+    pub fn use_within(&self) -> Duration {
+        self.grant_jitter.map_or(self.send_budget, |jitter| jitter.min(self.send_budget))
+    }
+
     /// The spec indices of the limits that count all calls together, in the order of their cells.
     #[must_use]
     pub fn provider_limits(&self) -> Vec<usize> {

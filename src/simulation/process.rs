@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::event::JobIndex;
 use super::gate::Gate;
+use crate::domain::late_row::LateRow;
 use crate::domain::leaky_bucket::LeakyBucket;
 use crate::domain::provider::Provider;
 use crate::domain::time::micros_up;
@@ -18,6 +19,7 @@ pub(super) struct Process {
     pub free_places: u16,
     /// Takes nothing before.
     rests_until_us: u64,
+    pub late: LateRow,
     bucket: LeakyBucket,
     workers: u32,
     working: u32,
@@ -42,6 +44,7 @@ impl Process {
             gate: Gate::new(incarnation, now_us),
             free_places: places(provider),
             rests_until_us: 0,
+            late: LateRow::default(),
             bucket: LeakyBucket::new(provider.outflow_per_second()),
             workers: provider.workers,
             working: 0,

@@ -80,6 +80,7 @@ pub async fn run(
         in_hand: Arc::new(InHand::default()),
         meter: Arc::clone(&progress.borrow().meter),
         outbox: Arc::default(),
+        start_timer: Arc::default(),
         stop,
         abandon: CancellationToken::new(),
         jobs: TaskTracker::new(),

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, timeout_at};
 use tracing::Instrument as _;
 
 pub(super) use self::permit::held_by;
@@ -16,7 +16,7 @@ use self::record::{Closing, finish_unsent, give_back, park, put_down_next, retra
 use super::in_hand::Held;
 use super::intake::End;
 use super::lane::{LaneParts, LaneSettings};
-use super::meter::{Decision, DecisionKind};
+use super::meter::{Decision, DecisionKind, Returned};
 use super::pauses::Turn;
 use crate::domain::breaker::Change;
 use crate::domain::decision::CallKind;
@@ -44,8 +44,6 @@ const HELD_WAIT: Duration = Duration::from_secs(5);
 
 /// How long a job is parked for which the bucket had no place in time.
 pub const BUCKET_WAIT: Duration = Duration::from_secs(5);
-/// How long a lane takes nothing after a permit came too late to be used: what is slow must catch up first.
-pub const LATE_REST: Duration = Duration::from_secs(1);
 
 /// A job that this process holds.
 pub struct JobInHand {
@@ -97,13 +95,13 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand) -> End {
         Pass::Granted(permit) => match no_longer(&call, job, &settings.provider) {
             // Its time has passed while it waited; the permit drops and goes back.
             Some(next) => {
-                lane.meter.permit_returned();
+                lane.meter.permit_returned(Returned::NotNeeded);
                 put_down_next(lane, job, next, "again").await
             }
             None => match lane.pauses.turn() {
                 Some(turn) => send(lane, &settings, job, &call, (permit, &turn)).await,
                 None => {
-                    lane.meter.permit_returned();
+                    lane.meter.permit_returned(Returned::Probing);
                     let reason = "another job finds out whether the provider is up again";
                     park(lane, job, HELD_WAIT, ("probing", reason)).await
                 }
@@ -180,8 +178,9 @@ async fn send(
     settings: &LaneSettings,
     job: &JobInHand,
     call: &Call,
-    (permit, turn): (Permit, &Turn),
+    (mut permit, turn): (Permit, &Turn),
 ) -> End {
+    let ahead = permit.start_at > Instant::now();
     let _on_wire = lane.worker.in_hand.on_wire();
     faults::crash(Point::AfterPermit);
     let (ledger, hold) = (&lane.worker.engines.ledger, &job.held.hold);
@@ -193,26 +192,28 @@ async fn send(
     let number = match begun {
         Ok(Begun::Attempt(number)) => number,
         Ok(Begun::Lost) => {
-            lane.meter.permit_returned();
+            lane.meter.permit_returned(Returned::TakenOver);
             return End::HandBack;
         }
         Err(error) => {
             drop(permit);
-            lane.meter.permit_returned();
+            lane.meter.permit_returned(Returned::LedgerAway);
             tracing::warn!(job = %job.job.id, %error, "request not written down; nothing was sent");
             return retract(lane, job, call.kind()).await;
         }
     };
+    permit.written_down();
     faults::crash(Point::AfterSending);
-    sleep_until(permit.start_at).instrument(spans::step("wait for the permit's start")).await;
+    lane.worker.start_timer.sleep_until(permit.start_at).instrument(spans::step("wait for the permit's start")).await;
     let (began, lateness) = (Instant::now(), permit.start_at.elapsed());
     let Ok(in_flight) = permit.begin() else {
-        lane.meter.permit_returned();
+        lane.meter.permit_returned(Returned::Late);
         tracing::warn!(provider = %lane.name, "a request was written down too slowly for its permit; nothing was sent");
-        lane.pauses.stop_taking(LATE_REST, By::Engine, "the ledger is slower than the send budget");
+        lane.pauses.permit_late();
         return finish_unsent(lane, job, call.kind(), number).await;
     };
-    let started = lane.meter.started(lateness);
+    lane.pauses.permit_in_time();
+    let started = lane.meter.started(lateness, ahead);
     match call {
         Call::Charge(request) => {
             let silence = Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None };

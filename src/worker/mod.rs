@@ -33,6 +33,7 @@ pub mod reading;
 pub mod reporting;
 pub mod send_again;
 pub mod settings_watch;
+pub mod start_timer;
 pub mod sweeper;
 pub mod topology;
 
@@ -70,6 +71,7 @@ pub struct Worker {
     pub in_hand: Arc<in_hand::InHand>,
     pub meter: Arc<meter::Meter>,
     pub outbox: Arc<tokio::sync::Notify>,
+    pub start_timer: Arc<start_timer::StartTimer>,
     /// Fires when intake ends: what only waits is handed back.
     pub stop: CancellationToken,
     /// Fires when the drain's time is over: nothing is waited for any more.

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use crate::domain::breaker::{Breaker, Change, Sign};
 use crate::domain::disposition::MISCONFIGURED_PAUSE;
 use crate::domain::job::JobId;
+use crate::domain::late_row::{LATE_REST, LateRow};
 use crate::domain::outcome::Outcome;
 use crate::fleet::report::By;
 
@@ -47,6 +48,7 @@ pub struct Pauses {
     intake: watch::Sender<Option<Pause>>,
     sending: watch::Sender<Option<Pause>>,
     rejected_in_a_row: AtomicU32,
+    late: Mutex<LateRow>,
     breaker: Mutex<Breaker>,
     /// Why the breaker is open: one place, until it closes.
     probing: watch::Sender<Option<String>>,
@@ -73,6 +75,7 @@ impl Default for Pauses {
             intake: watch::Sender::new(None),
             sending: watch::Sender::new(None),
             rejected_in_a_row: AtomicU32::new(0),
+            late: Mutex::default(),
             breaker: Mutex::default(),
             probing: watch::Sender::new(None),
             probe: Arc::new(Semaphore::new(1)),
@@ -91,6 +94,19 @@ impl Pauses {
     pub fn stop_sending(&self, wait: Duration, by: By, cause: &str) {
         prolong(&self.sending, wait, by, cause);
         prolong(&self.intake, wait, by, cause);
+    }
+
+    /// A request was written down in time for its permit.
+    pub fn permit_in_time(&self) {
+        self.late().in_time();
+    }
+
+    /// A permit came too late to be used. A ledger that writes nothing down in time is left alone for a while.
+    pub fn permit_late(&self) {
+        let stands_still = self.late().late(Instant::now().saturating_duration_since(self.origin));
+        if stands_still {
+            self.stop_taking(LATE_REST, By::Engine, "the ledger writes nothing down within the send budget");
+        }
     }
 
     /// The pause that keeps jobs from being sent now, if there is one.
@@ -182,6 +198,10 @@ impl Pauses {
         }
     }
 
+    fn late(&self) -> MutexGuard<'_, LateRow> {
+        self.late.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn breaker(&self) -> MutexGuard<'_, Breaker> {
         self.breaker.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -209,4 +229,28 @@ fn prolong(pause: &watch::Sender<Option<Pause>>, wait: Duration, by: By, cause: 
         }
         longer
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lane_rests_for_a_ledger_that_stands_still_and_not_for_one_late_permit() {
+        let pauses = Pauses::default();
+        for _ in 0..100 {
+            pauses.permit_late();
+        }
+        assert_eq!(pauses.state(), LaneState::Running);
+        pauses.permit_in_time();
+        for _ in 0..3 {
+            assert_eq!(pauses.state(), LaneState::Running);
+            pauses.permit_late();
+            tokio::time::advance(Duration::from_millis(300)).await;
+        }
+        let LaneState::Resting(pause) = pauses.state() else { panic!("{:?}", pauses.state()) };
+        assert_eq!((pause.by, pauses.sending_paused()), (By::Engine, None));
+        tokio::time::advance(LATE_REST).await;
+        assert_eq!(pauses.state(), LaneState::Running);
+    }
 }

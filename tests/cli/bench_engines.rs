@@ -63,6 +63,13 @@ fn fidelity(report: &Value, allowed: u64, hold_min_ms: f64) {
     assert!(number("utilisation") <= 1.05 && number("utilisation_over_span") <= 1.0, "{report}");
     let share = report["lateness"]["share_within_3_ms"].as_f64().unwrap();
     assert!((0.0..=1.0).contains(&share) && share >= report["lateness"]["share_within_600_us"].as_f64().unwrap());
+    let starts = |of: &str| report[of]["starts"].as_u64().unwrap_or_else(|| panic!("{of}: {report}"));
+    assert_eq!(starts("lateness_booked") + starts("lateness_at_once"), starts("lateness"), "{report}");
+    assert!(starts("lateness_at_once") > 0, "the first slots are free: {report}");
+    assert!(report["permits_late"].as_u64().unwrap() <= report["permits_returned"].as_u64().unwrap(), "{report}");
+    let perfect = number("perfect_over_span");
+    assert!(perfect > 0.5 && perfect <= 1.05, "{report}");
+    assert!((number("utilisation_over_span") / perfect / number("of_perfect_over_span") - 1.0).abs() < 1e-9);
 }
 
 #[test]

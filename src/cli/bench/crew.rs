@@ -2,6 +2,7 @@
 //!
 //! Refuses to leave one running: they are stopped and awaited, or aborted with their owner.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -60,16 +61,22 @@ impl Crew {
         outcomes.filter(|(state, _)| FinalState::from_name(state).is_some()).map(|(_, count)| count).sum()
     }
 
-    /// Permits that were given back unused.
+    /// Permits that were given back unused, by reason.
     #[must_use]
-    pub fn returned(&self, provider: &ProviderName) -> u64 {
-        self.counts(provider).iter().map(|counts| counts.returned).sum()
+    pub fn returned(&self, provider: &ProviderName) -> BTreeMap<&'static str, u64> {
+        let mut returned = BTreeMap::new();
+        for (reason, count) in self.counts(provider).into_iter().flat_map(|counts| counts.returned) {
+            *returned.entry(reason).or_default() += count;
+        }
+        returned
     }
 
-    /// Starts after the instants that their permits named.
+    /// Starts after the instants that their permits named: all, and those that lay ahead when they were granted.
     #[must_use]
-    pub fn lateness(&self, provider: &ProviderName) -> Distribution {
-        quantile::sum(self.counts(provider).into_iter().map(|counts| counts.lateness))
+    pub fn lateness(&self, provider: &ProviderName) -> (Distribution, Distribution) {
+        let counts = self.counts(provider);
+        let all = quantile::sum(counts.iter().map(|counts| counts.lateness.clone()));
+        (all, quantile::sum(counts.into_iter().map(|counts| counts.lateness_ahead)))
     }
 
     /// # Errors

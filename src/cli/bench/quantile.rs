@@ -24,6 +24,14 @@ pub fn sum(all: impl IntoIterator<Item = Distribution>) -> Distribution {
     })
 }
 
+/// What is left without a part of it, counted at the same time or before.
+#[must_use]
+pub fn without(all: &Distribution, part: &Distribution) -> Distribution {
+    let counts = all.counts.iter().zip(part.counts.iter().chain(std::iter::repeat(&0)));
+    let counts = counts.map(|(all, part)| all.saturating_sub(*part)).collect();
+    Distribution { bounds_us: all.bounds_us, counts, sum_us: all.sum_us.saturating_sub(part.sum_us) }
+}
+
 /// The value in µs below which this share (0 to 1) lies.
 #[must_use]
 #[allow(clippy::cast_precision_loss, reason = "counts and microseconds stay far below 2^53")]
@@ -63,8 +71,9 @@ mod tests {
         assert!((of(&one, 0.99) - 400.0).abs() < 1e-9);
         assert!((of(&one, 1.0) - 400.0).abs() < 1e-9, "beyond the last bound nothing is known");
         assert!((within(&one, 200) - 0.9).abs() < 1e-9);
-        let two = sum([one.clone(), one]);
+        let two = sum([one.clone(), one.clone()]);
         assert_eq!(two.counts, [100, 80, 18, 2]);
+        assert_eq!((without(&two, &one), without(&one, &Distribution::default())), (one.clone(), one.clone()));
         assert!(of(&Distribution::default(), 0.5).abs() < 1e-9 && within(&sum([]), 1).abs() < 1e-9);
     }
 

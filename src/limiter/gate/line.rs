@@ -160,14 +160,14 @@ impl Line {
         self.waiters.retain(|_, waiter| !waiter.reply.is_closed());
     }
 
-    /// The first in line who do not stand aside, for one call.
-    pub fn head(&mut self, spec: &QuotaSpec, kinds: &Kinds, now: Instant) -> Vec<Group> {
+    /// The first in line who do not stand aside, as many as there is room for, for one call.
+    pub fn head(&mut self, spec: &QuotaSpec, kinds: &Kinds, room: u32, now: Instant) -> Vec<Group> {
         let mut groups: Vec<Group> = Vec::new();
         for waiter in self.waiters.values_mut() {
             waiter.aside.take_if(|aside| aside.until <= now);
         }
         let ready = self.waiters.iter().filter(|(_, waiter)| waiter.ready_at(kinds) <= Some(now));
-        for (place, waiter) in ready.take(BATCH_MAX) {
+        for (place, waiter) in ready.take(BATCH_MAX.min(usize::try_from(room).unwrap_or(BATCH_MAX))) {
             match groups.last_mut() {
                 Some(group) if group.of == waiter.of && group.want.cost == waiter.cost => {
                     group.want.permits += 1;

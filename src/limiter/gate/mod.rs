@@ -17,6 +17,7 @@ use crate::domain::decision::CallKind;
 use crate::domain::job::JobId;
 use crate::domain::quota_spec::QuotaSpec;
 
+mod hands;
 mod line;
 mod outgoing;
 mod permit;
@@ -109,9 +110,16 @@ pub struct LinePlace {
 #[derive(Debug)]
 enum Message {
     Want(line::Waiter),
-    Where { job: JobId, reply: oneshot::Sender<Option<LinePlace>> },
+    Where {
+        job: JobId,
+        reply: oneshot::Sender<Option<LinePlace>>,
+    },
     Settled(permit::Settled),
-    Pause { until: Instant },
+    /// Enough permits have been written down that more are worth asking for.
+    Room,
+    Pause {
+        until: Instant,
+    },
 }
 
 /// A handle on one gate; cheap to clone. The gate lives until its token is cancelled.

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::Message;
+use super::hands::Hand;
 use super::line::Of;
 
 /// One granted start.
@@ -22,6 +23,7 @@ pub struct Permit {
     /// The slots are held for this request's answer until here, and no longer.
     answer_before: Instant,
     slots: Option<Slots>,
+    hand: Option<Hand>,
 }
 
 /// The permit's time has passed; its slots have gone back.
@@ -63,8 +65,26 @@ pub(super) enum SettledFate {
 }
 
 impl Permit {
-    pub(super) fn new(start_at: Instant, use_before: Instant, answer_before: Instant, slots: Slots) -> Self {
-        Self { start_at, use_before, answer_before, slots: Some(slots) }
+    pub(super) fn new(
+        (start_at, use_before, answer_before): (Instant, Instant, Instant),
+        slots: Slots,
+        hand: Option<Hand>,
+    ) -> Self {
+        Self { start_at, use_before, answer_before, slots: Some(slots), hand }
+    }
+
+    /// Its request is written down: the next one in line may have a permit. One that is begun without this is taken to
+    /// have been written down then.
+    pub fn written_down(&mut self) {
+        let comes = self.hand.take().is_some_and(|hand| hand.written(None));
+        self.tell_of_room(comes);
+    }
+
+    fn tell_of_room(&self, comes: bool) {
+        if comes && let Some(gate) = self.slots.as_ref().and_then(|slots| slots.gate.upgrade()) {
+            // A gate that is gone asks for nothing more.
+            let _ = gate.send(Message::Room);
+        }
     }
 
     /// Begins the one request that this permit is for.
@@ -73,6 +93,8 @@ impl Permit {
     /// [`Late`] outside of the permit's time; the slots go back.
     pub fn begin(mut self) -> Result<InFlight, Late> {
         let now = Instant::now();
+        let comes = self.hand.take().is_some_and(|hand| hand.written(Some(self.start_at)));
+        self.tell_of_room(comes);
         if now < self.start_at || now > self.use_before {
             return Err(Late);
         }
@@ -83,6 +105,8 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
+        let comes = self.hand.take().is_some_and(Hand::dropped);
+        self.tell_of_room(comes);
         if let Some(slots) = self.slots.take() {
             slots.not_sent();
         }

@@ -4,11 +4,13 @@
 //! under the same number, so that a lost reply neither takes nor settles twice. Refuses grants of a store whose clock has
 //! made a step.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
+use super::hands::Hands;
 use super::line::{Line, Waiter};
 use super::outgoing::{Load, Outgoing};
 use super::permit::Settled;
@@ -41,6 +43,7 @@ pub(super) struct GateTask {
     outbox: mpsc::WeakUnboundedSender<Message>,
     view: watch::Sender<GateView>,
     line: Line,
+    hands: Arc<Hands>,
     settled: Vec<Settled>,
     settle_at: Option<Instant>,
     pause_until: Option<Instant>,
@@ -75,12 +78,14 @@ impl GateTask {
         view: watch::Sender<GateView>,
     ) -> Self {
         let now = Instant::now();
+        let hands = Hands::new(parts.spec.borrow().use_within());
         Self {
             parts,
             inbox,
             outbox,
             view,
             line: Line::default(),
+            hands,
             settled: Vec::new(),
             settle_at: None,
             pause_until: None,
@@ -115,7 +120,9 @@ impl GateTask {
                 self.call().await;
                 continue;
             }
-            let wake = [next, self.line.next_deadline()].into_iter().flatten().min();
+            // One whose time is over and whom nothing refuses waits for room, which is near.
+            let deadline = self.line.next_deadline().filter(|at| *at > Instant::now());
+            let wake = [next, deadline].into_iter().flatten().min();
             tokio::select! {
                 () = stop.cancelled() => {}
                 message = self.inbox.recv() => match message {
@@ -154,6 +161,8 @@ impl GateTask {
                 self.settled.push(settled);
                 self.settle_at.get_or_insert_with(|| Instant::now() + SETTLE_AFTER);
             }
+            // Looked at before the next call.
+            Message::Room => {}
             Message::Pause { until } => self.pause_until = self.pause_until.max(Some(until)),
         }
     }
@@ -199,7 +208,7 @@ impl GateTask {
             return Some(self.ask_at);
         }
         let ready_at = self.line.ready_at(&self.kinds).map_or(self.ask_at, |ready_at| ready_at.max(self.ask_at));
-        let wants = (!self.line.is_empty()).then_some(ready_at);
+        let wants = (!self.line.is_empty() && self.hands.room() > 0).then_some(ready_at);
         // Older settings than the store's achieve nothing, however urgent the call is.
         let urgent_at = if self.stale { self.ask_at } else { Instant::now() };
         let pause = self.pause_until.map(|_| urgent_at);
@@ -257,7 +266,11 @@ impl GateTask {
         let compared = self.trust.is_given() && self.distrust.is_none();
         self.paused_until = self.paused_until.max(self.pause_until);
         let load = Load {
-            groups: if compared { self.line.head(&spec, &self.kinds, Instant::now()) } else { Vec::new() },
+            groups: if compared {
+                self.line.head(&spec, &self.kinds, self.hands.room(), Instant::now())
+            } else {
+                Vec::new()
+            },
             spec,
             settled,
             pause_until: self.pause_until.take(),

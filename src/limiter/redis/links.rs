@@ -53,7 +53,10 @@ pub(super) struct Links {
 }
 
 impl Node {
+    /// A call is one small packet and the next one waits for its answer: held back for company it would only come late.
     fn new(info: ConnectionInfo) -> Self {
+        let tcp = info.tcp_settings().clone().set_nodelay(true);
+        let info = info.set_tcp_settings(tcp);
         Self { shown: info.addr().to_string(), info }
     }
 
@@ -292,4 +295,20 @@ impl Links {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // What is behind these locks is whole after every statement.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_packet_is_held_back_for_company() {
+        for url in ["redis://localhost", "rediss://user:word@localhost:7/0"] {
+            let seed = Node::parse(url).unwrap();
+            let sibling = seed.sibling(&Endpoint { host: "other".to_owned(), port: 1 });
+            for node in [seed, sibling] {
+                assert!(node.info.tcp_settings().nodelay(), "{}", node.shown);
+            }
+        }
+    }
 }

@@ -87,8 +87,8 @@ fn permits(writer: &mut Writer<'_>, lanes: &[Lane]) -> Result<(), fmt::Error> {
     )?;
     writer.counter(
         "permit_returned",
-        "Permits given back unused: they came too late, or what they were for was not to be sent any more.",
-        lanes.iter().map(|lane| (lane.labels(), lane.counts.returned)),
+        "Permits given back unused, by reason; late: the request was written down too late for it.",
+        words(lanes, "reason", |counts| &counts.returned),
     )?;
     writer.gauge(
         "gate_waiting_jobs",

@@ -8,13 +8,13 @@ use rand::Rng as _;
 
 use super::{Answer, Put, World, at};
 use crate::domain::disposition::{History, Next, Resend, Step, after_outcome, before_request};
+use crate::domain::late_row::LATE_REST;
 use crate::domain::outcome::{Outcome, UnknownCause, Way};
 use crate::domain::time::micros_up;
 use crate::queue::DELAY_STEPS;
 use crate::simulation::event::{Event, JobIndex};
 use crate::simulation::gate::{Granted, Settled, SettledFate};
 use crate::simulation::windows::Use;
-use crate::worker::execute::LATE_REST;
 
 impl World<'_> {
     pub(super) fn granted(&mut self, now_us: u64, job: JobIndex, granted: Granted) {
@@ -33,9 +33,13 @@ impl World<'_> {
             self.record.late_permits += 1;
             self.give_back(now_us, job, &granted);
             let process = self.record.jobs[at(job)].process;
-            self.rest(now_us, process, micros_up(LATE_REST));
+            if self.processes[at(process)].late.late(Duration::from_micros(now_us)) {
+                self.rest(now_us, process, micros_up(LATE_REST));
+            }
             return self.put_down(now_us, job, Put::Again { wait_us: micros_up(DELAY_STEPS[0]) });
         }
+        let process = self.record.jobs[at(job)].process;
+        self.processes[at(process)].late.in_time();
         let (model, arrival) = (self.model, &self.arrivals.jobs()[at(job)]);
         // Always all of them in this order, so that one setting moves none of the other draws.
         let there_us = model.transit.draw(self.rng);

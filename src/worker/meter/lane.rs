@@ -50,13 +50,44 @@ pub struct Refused {
     pub limit: Option<String>,
 }
 
+/// Why a permit was given back unused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Returned {
+    /// Its request was written down too late.
+    Late,
+    /// Its request could not be written down.
+    LedgerAway,
+    /// Its job is another worker's by now.
+    TakenOver,
+    /// Its job was not to be sent any more.
+    NotNeeded,
+    /// Another job finds out whether the provider is up again.
+    Probing,
+}
+
+impl Returned {
+    pub const ALL: [Self; 5] = [Self::Late, Self::LedgerAway, Self::TakenOver, Self::NotNeeded, Self::Probing];
+
+    /// Stable word for metrics.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Late => "late",
+            Self::LedgerAway => "ledger_away",
+            Self::TakenOver => "taken_over",
+            Self::NotNeeded => "not_needed",
+            Self::Probing => "probing",
+        }
+    }
+}
+
 /// One lane's counts; shared by all of its jobs.
 #[derive(Debug)]
 pub struct LaneMeter {
     sent: AtomicU64,
     throttled: AtomicU64,
     granted: AtomicU64,
-    returned: AtomicU64,
+    returned: Tally<&'static str>,
     redelivered: AtomicU64,
     in_flight: Arc<AtomicU64>,
     in_hand: Arc<AtomicU64>,
@@ -68,6 +99,7 @@ pub struct LaneMeter {
     rejected: Tally<&'static str>,
     permit_waits: Buckets,
     lateness: Buckets,
+    lateness_ahead: Buckets,
     holds: Buckets,
     requests: Buckets,
     jobs: Buckets,
@@ -103,8 +135,8 @@ pub struct Histogram {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LaneCounts {
     pub granted: u64,
-    /// Permits given back unused.
-    pub returned: u64,
+    /// Permits given back unused, by reason.
+    pub returned: Vec<(&'static str, u64)>,
     pub redelivered: u64,
     /// Jobs that wait for a permit now.
     pub waiting: u64,
@@ -118,7 +150,10 @@ pub struct LaneCounts {
     /// By reason.
     pub rejected: Vec<(&'static str, u64)>,
     pub permit_waits: Distribution,
+    /// Of all starts.
     pub lateness: Distribution,
+    /// Of those that lay ahead when their permit was granted; the others begin when they have been written down.
+    pub lateness_ahead: Distribution,
     pub holds: Distribution,
     pub requests: Distribution,
     pub jobs: Distribution,
@@ -148,7 +183,7 @@ impl Default for LaneMeter {
             sent: AtomicU64::default(),
             throttled: AtomicU64::default(),
             granted: AtomicU64::default(),
-            returned: AtomicU64::default(),
+            returned: Tally::of(Returned::ALL.map(Returned::word)),
             redelivered: AtomicU64::default(),
             in_flight: Arc::default(),
             in_hand: Arc::default(),
@@ -160,6 +195,7 @@ impl Default for LaneMeter {
             rejected: Tally::of([]),
             permit_waits: Buckets::new(&WAITS_US),
             lateness: Buckets::new(&LATENESS_US),
+            lateness_ahead: Buckets::new(&LATENESS_US),
             holds: Buckets::new(&REQUESTS_US),
             requests: Buckets::new(&REQUESTS_US),
             jobs: Buckets::new(&JOBS_US),
@@ -197,15 +233,19 @@ impl LaneMeter {
         self.decisions.keep(Decision { kind: DecisionKind::Refused, about, reason: words, permits: 1 });
     }
 
-    /// A permit was given back unused: it came too late, or what it was for was not to be sent any more.
-    pub fn permit_returned(&self) {
-        self.returned.fetch_add(1, Ordering::Relaxed);
+    /// A permit was given back unused.
+    pub fn permit_returned(&self, why: Returned) {
+        self.returned.count(why.word());
     }
 
-    /// A request begins so long after the start that its permit named; in flight until the guard drops.
-    pub fn started(&self, lateness: Duration) -> Counted {
+    /// A request begins so long after the start that its permit named, which may have lain `ahead` when it was granted;
+    /// in flight until the guard drops.
+    pub fn started(&self, lateness: Duration, ahead: bool) -> Counted {
         self.sent.fetch_add(1, Ordering::Relaxed);
         self.lateness.observe(lateness);
+        if ahead {
+            self.lateness_ahead.observe(lateness);
+        }
         Counted::in_(&self.in_flight)
     }
 
@@ -274,9 +314,11 @@ impl LaneMeter {
     /// Everything else.
     #[must_use]
     pub fn counts(&self) -> LaneCounts {
+        // The part before the whole, so that it is never the larger one.
+        let lateness_ahead = self.lateness_ahead.read();
         LaneCounts {
             granted: self.granted.load(Ordering::Relaxed),
-            returned: self.returned.load(Ordering::Relaxed),
+            returned: self.returned.read(),
             redelivered: self.redelivered.load(Ordering::Relaxed),
             waiting: self.waiting.load(Ordering::Relaxed),
             answers: self.answers.read(),
@@ -286,6 +328,7 @@ impl LaneMeter {
             rejected: self.rejected.read(),
             permit_waits: self.permit_waits.read(),
             lateness: self.lateness.read(),
+            lateness_ahead,
             holds: self.holds.read(),
             requests: self.requests.read(),
             jobs: self.jobs.read(),
@@ -306,7 +349,7 @@ mod tests {
         let meter = LaneMeter::default();
         let taken = [meter.taken(false), meter.taken(true)];
         let waiting = meter.waits_for_permit();
-        let sent = meter.started(Duration::from_micros(300));
+        let sent = meter.started(Duration::from_micros(300), true);
         let figures = meter.figures();
         assert_eq!((figures.in_hand, figures.in_flight, figures.sent_total), (2, 1, 1));
         assert_eq!((meter.counts().waiting, meter.counts().redelivered), (1, 1));

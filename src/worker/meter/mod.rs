@@ -16,7 +16,7 @@ mod tally;
 
 pub use buckets::Distribution;
 pub use decisions::{Decision, DecisionKind, DecisionLine};
-pub use lane::{Counted, Histogram, LaneCounts, LaneFigures, LaneMeter, Refused};
+pub use lane::{Counted, Histogram, LaneCounts, LaneFigures, LaneMeter, Refused, Returned};
 
 /// Everything that is counted in one process.
 #[derive(Debug)]

@@ -24,7 +24,7 @@ use crate::provider::simulated::FakeOptions;
 mod report;
 mod turns;
 
-use report::{Report, Seen};
+use report::{Report, Seen, Terms};
 
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 const FIRST_ARRIVAL_MAX: Duration = Duration::from_secs(60);
@@ -150,12 +150,13 @@ async fn measure(
     }
     // What comes after the workers were told to stop is no longer a lane with work waiting.
     let arrivals_us = lane.fake.arrivals_us();
-    let (lateness, returned) = (crew.lateness(&lane.name), crew.returned(&lane.name));
+    let ((lateness, ahead), returned) = (crew.lateness(&lane.name), crew.returned(&lane.name));
     drop(phase);
     crew.stop().await?;
-    let seen = Seen { arrivals_us, provider: lane.fake.report(), lateness, returned };
+    let seen = Seen { arrivals_us, provider: lane.fake.report(), lateness, ahead, returned };
     let jitter = (args.slot_release == SlotRelease::Grant).then_some(args.jitter);
-    Ok(Report::of(conditions, args.limit, jitter, workers, lane.in_flight(), seen))
+    let terms = Terms { limit: args.limit, jitter, latency_spread: args.latency_max - args.latency_min };
+    Ok(Report::of(conditions, &terms, workers, lane.in_flight(), seen))
 }
 
 async fn await_first(lane: &Stand, mut check: impl FnMut() -> Result<(), CommandError>) -> Result<(), CommandError> {

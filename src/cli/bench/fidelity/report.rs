@@ -1,7 +1,9 @@
 //! What a fidelity run came to, for people and for programs.
 //!
-//! Refuses to choose the kindest figure: the utilisation over whole turns stands beside the one over the whole span.
+//! Refuses to choose the kindest figure: the utilisation over whole turns stands beside the one over the whole span, and
+//! beside that what a perfect limiter would have come to.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -13,7 +15,7 @@ use crate::cli::bench::print::number;
 use crate::cli::bench::quantile;
 use crate::domain::limit::Rate;
 use crate::provider::simulated;
-use crate::worker::meter::Distribution;
+use crate::worker::meter::{Distribution, Returned};
 
 /// What the table of targets asks of the starts.
 const P50_MAX_US: u64 = 600;
@@ -25,7 +27,19 @@ pub struct Seen {
     pub arrivals_us: Vec<u64>,
     pub provider: simulated::Report,
     pub lateness: Distribution,
-    pub returned: u64,
+    /// Of the starts that lay ahead when their permits were granted.
+    pub ahead: Distribution,
+    /// By reason.
+    pub returned: BTreeMap<&'static str, u64>,
+}
+
+/// What was asked of the provider and of us.
+pub struct Terms {
+    pub limit: Rate,
+    /// Where slots are released by the grant.
+    pub jitter: Option<Duration>,
+    /// Between the shortest and the longest time from receipt to answer.
+    pub latency_spread: Duration,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -46,43 +60,79 @@ pub struct Report {
     utilisation: Option<f64>,
     /// n − L calls over the span from the first to the last: what the cut end of the run costs is in it.
     utilisation_over_span: Option<f64>,
+    /// What a perfect limiter with this first turn and these holds comes to, counted in the same way.
+    perfect_over_span: Option<f64>,
+    /// The one over the other.
+    of_perfect_over_span: Option<f64>,
     /// Most requests in any window.
     largest_in_any_window: u64,
     breaches: u64,
     refused_429: u64,
     charged_twice: u64,
+    /// Of all starts.
     lateness: Lateness,
-    /// Permits given back because they came too late, or were not needed any more.
+    /// Of starts that lay ahead when their permits were granted: what the timer adds.
+    lateness_booked: Lateness,
+    /// Of starts that could begin at once: what writing the request down takes.
+    lateness_at_once: Lateness,
+    /// Permits given back unused.
     permits_returned: u64,
+    /// Those of them that came too late.
+    permits_late: u64,
 }
 
 /// Of starts, against the instants that their permits named. Percentiles lie between the meter's bounds; the shares are
 /// exact.
 #[derive(Clone, Debug, Serialize)]
 struct Lateness {
+    starts: u64,
     p50_ms: f64,
     p99_ms: f64,
     share_within_600_us: f64,
     share_within_3_ms: f64,
 }
 
+impl Lateness {
+    fn of(counted: &Distribution) -> Self {
+        Self {
+            starts: counted.counts.iter().sum(),
+            p50_ms: quantile::of(counted, 0.5) / 1_000.0,
+            p99_ms: quantile::of(counted, 0.99) / 1_000.0,
+            share_within_600_us: quantile::within(counted, P50_MAX_US),
+            share_within_3_ms: quantile::within(counted, P99_MAX_US),
+        }
+    }
+
+    #[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
+    fn shown(&self) -> String {
+        let starts = number(self.starts as f64);
+        if self.starts == 0 {
+            return starts;
+        }
+        format!("p50 {:.2} ms, p99 {:.2} ms, {starts} starts", self.p50_ms, self.p99_ms)
+    }
+}
+
 impl Report {
     #[allow(clippy::cast_precision_loss, reason = "microseconds of minutes")]
     pub fn of(
         conditions: Conditions,
-        limit: Rate,
-        jitter: Option<Duration>,
+        &Terms { limit, jitter, latency_spread }: &Terms,
         workers: u16,
         in_flight: i64,
         seen: Seen,
     ) -> Self {
-        let Seen { arrivals_us, provider, lateness, returned } = seen;
+        let Seen { arrivals_us, provider, lateness, ahead, returned } = seen;
         let hold_ms = provider.answer_ms.as_ref().map_or(0.0, |times| times.mean);
         let beyond_s = jitter.map_or(hold_ms / 1_000.0, |jitter| jitter.as_secs_f64());
         let possible = f64::from(limit.max_requests()) / (limit.window().as_secs_f64() + beyond_s);
         let slots = usize::try_from(limit.max_requests()).unwrap_or(usize::MAX);
         let rate = turns::rate(&arrivals_us, slots);
-        let over_span = turns::rate_over_span(&arrivals_us, slots);
+        let over_span = turns::rate_over_span(&arrivals_us, slots).map(|rate| rate / possible);
+        // A slot that the grant releases comes round as if every call held it for the allowance.
+        let spread_s = if jitter.is_some() { 0.0 } else { latency_spread.as_secs_f64() };
+        let turn = turns::Turn { slots, seconds: limit.window().as_secs_f64() + beyond_s, spread_s };
+        let perfect = turns::perfect_over_span(&arrivals_us, turn).map(|rate| rate / possible);
         let span_us = arrivals_us.last().zip(arrivals_us.first()).map_or(0, |(last, first)| last - first);
         Self {
             conditions,
@@ -96,18 +146,18 @@ impl Report {
             possible_per_second: possible,
             rate_per_second: rate,
             utilisation: rate.map(|rate| rate / possible),
-            utilisation_over_span: over_span.map(|rate| rate / possible),
+            utilisation_over_span: over_span,
+            perfect_over_span: perfect,
+            of_perfect_over_span: over_span.zip(perfect).map(|(ours, perfect)| ours / perfect),
             largest_in_any_window: provider.limits.iter().map(|limit| limit.largest).max().unwrap_or(0),
             breaches: provider.limits.iter().map(|limit| limit.breaches).sum(),
             refused_429: provider.refused_429,
             charged_twice: provider.doubles,
-            lateness: Lateness {
-                p50_ms: quantile::of(&lateness, 0.5) / 1_000.0,
-                p99_ms: quantile::of(&lateness, 0.99) / 1_000.0,
-                share_within_600_us: quantile::within(&lateness, P50_MAX_US),
-                share_within_3_ms: quantile::within(&lateness, P99_MAX_US),
-            },
-            permits_returned: returned,
+            lateness_at_once: Lateness::of(&quantile::without(&lateness, &ahead)),
+            lateness: Lateness::of(&lateness),
+            lateness_booked: Lateness::of(&ahead),
+            permits_returned: returned.values().sum(),
+            permits_late: returned.get(Returned::Late.word()).copied().unwrap_or(0),
         }
     }
 
@@ -124,7 +174,15 @@ impl Report {
         let known = |share: Option<f64>| share.map_or_else(|| "too few calls to say".to_owned(), percent);
         let rows = [
             row("utilisation, whole turns", known(self.utilisation)),
-            row("utilisation, n − L over the span", known(self.utilisation_over_span)),
+            row(
+                "utilisation, n − L over the span",
+                format!(
+                    "{}; a perfect limiter: {}; of that {}",
+                    known(self.utilisation_over_span),
+                    known(self.perfect_over_span),
+                    known(self.of_perfect_over_span)
+                ),
+            ),
             row(
                 "rate, of what the limit lets out",
                 format!(
@@ -138,12 +196,17 @@ impl Report {
             row("hold, the provider's own", format!("{:.1} ms", self.hold_ms)),
             row("breaches", format!("{}, at most {} in any window", self.breaches, self.largest_in_any_window)),
             row("429, charged twice", format!("{}, {}", self.refused_429, self.charged_twice)),
-            row("lateness of starts", format!("p50 {:.2} ms, p99 {:.2} ms", lateness.p50_ms, lateness.p99_ms)),
+            row("lateness of starts", lateness.shown()),
+            row("  that were booked ahead (timer)", self.lateness_booked.shown()),
+            row("  that could begin at once (ledger)", self.lateness_at_once.shown()),
             row(
                 "starts within 0.6 ms, within 3 ms",
                 format!("{}, {}", percent(lateness.share_within_600_us), percent(lateness.share_within_3_ms)),
             ),
-            row("permits given back", number(self.permits_returned as f64)),
+            row(
+                "permits given back, of them too late",
+                format!("{}, {}", number(self.permits_returned as f64), number(self.permits_late as f64)),
+            ),
             row("workers × requests at once", format!("{} × {}", self.workers, self.in_flight)),
             row("requests", format!("{} in {:.1} s", number(self.requests as f64), self.seconds)),
         ];

@@ -34,6 +34,8 @@ struct Terms {
     start_at: Instant,
     use_before: Instant,
     answer_before: Instant,
+    /// From the grant, or from the start of one that was booked ahead.
+    budget: Duration,
     origins: Arc<[(String, u64)]>,
 }
 
@@ -143,8 +145,10 @@ impl GateTask {
                     origins: Arc::clone(&terms.origins),
                     gate: self.outbox.clone(),
                 };
-                let permit = Permit::new(terms.start_at, terms.use_before, terms.answer_before, slots);
-                if permit.start_at > permit.use_before {
+                let usable = terms.start_at <= terms.use_before;
+                let hand = usable.then(|| self.hands.take(arrived, terms.budget));
+                let permit = Permit::new((terms.start_at, terms.use_before, terms.answer_before), slots, hand);
+                if !usable {
                     // Nobody could use it. It drops and gives its slots back, and its start is asked for when it comes.
                     let until = permit.start_at.clamp(arrived + ASK_PAUSE, arrived + TOO_LATE_MAX);
                     self.line.put_off(*place, until);
@@ -199,13 +203,12 @@ impl GateTask {
     /// What all permits of a run have in common.
     fn terms(&self, outgoing: &Outgoing, cells: &[CellSpec], run: &Run, now: Micros, arrived: Instant) -> Terms {
         let Outgoing { spec, departed, .. } = outgoing;
-        // Within the allowance for jitter the way to the provider must not hide a late start.
-        let budget = spec.grant_jitter.map_or(spec.send_budget, |jitter| jitter.min(spec.send_budget));
-        let wait = Duration::from_micros(run.wait_us);
+        let (budget, wait) = (spec.use_within(), Duration::from_micros(run.wait_us));
         Terms {
             start_at: self.start_at(outgoing, cells, run, now, arrived),
             use_before: *departed + wait + budget,
             answer_before: *departed + wait + spec.hold_max,
+            budget: (*departed + budget).saturating_duration_since(arrived),
             origins: cells.iter().map(|cell| cell.name.clone()).zip(run.origins.iter().copied()).collect(),
         }
     }

@@ -1,0 +1,255 @@
+//! Sleeps to the start that a permit names, to a fraction of a millisecond: tokio's timer counts whole ones and rounds up.
+//!
+//! One thread per worker holds all starts in order and sleeps until the first; it begins with the first start that is
+//! waited for and ends with its owner. Refuses to end early, by any clock: a start before its instant could be the one
+//! call too many. Refuses to know better than a clock that stands still: what a test has paused is waited for with
+//! tokio's timer alone.
+
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::thread::JoinHandle;
+
+use tokio::time::{Instant, sleep_until};
+
+/// The owner of the thread.
+#[derive(Debug, Default)]
+pub struct StartTimer {
+    shared: Arc<Shared>,
+    thread: Mutex<Thread>,
+}
+
+#[derive(Debug, Default)]
+enum Thread {
+    #[default]
+    NotNeeded,
+    Runs(JoinHandle<()>),
+    /// The system gives no thread: tokio's timer must do.
+    Refused,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    agenda: Mutex<Agenda>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Agenda {
+    /// By instant, then by arrival.
+    sleepers: BTreeMap<Key, Waker>,
+    arrivals: u64,
+    ended: bool,
+}
+
+type Key = (std::time::Instant, u64);
+
+/// A place in the agenda, left when it is dropped.
+struct Sleeper<'a> {
+    shared: &'a Shared,
+    key: Option<Key>,
+}
+
+impl StartTimer {
+    /// Ends at this instant or shortly after it, never before.
+    pub async fn sleep_until(&self, instant: Instant) {
+        while Instant::now() < instant {
+            if clock_runs() && self.has_thread() {
+                self.shared.sleep_until(instant.into_std()).await;
+            } else {
+                sleep_until(instant).await;
+            }
+        }
+    }
+
+    fn has_thread(&self) -> bool {
+        let mut thread = lock(&self.thread);
+        if matches!(*thread, Thread::NotNeeded) {
+            let shared = Arc::clone(&self.shared);
+            let begun = std::thread::Builder::new().name("start-timer".to_owned()).spawn(move || shared.run());
+            *thread = begun.map(Thread::Runs).unwrap_or_else(|error| {
+                tracing::warn!(%error, "no thread for precise starts; they come up to two milliseconds late");
+                Thread::Refused
+            });
+        }
+        matches!(*thread, Thread::Runs(_))
+    }
+}
+
+impl Drop for StartTimer {
+    fn drop(&mut self) {
+        lock(&self.shared.agenda).ended = true;
+        self.shared.changed.notify_one();
+        if let Thread::Runs(thread) = std::mem::take(&mut *lock(&self.thread)) {
+            // It waits for nothing but the agenda, and does nothing that panics.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    async fn sleep_until(&self, instant: std::time::Instant) {
+        let mut sleeper = Sleeper { shared: self, key: None };
+        poll_fn(|context| sleeper.poll(instant, context)).await;
+    }
+
+    /// The thread: wakes whose instant has come, until its owner is gone.
+    fn run(&self) {
+        let mut agenda = lock(&self.agenda);
+        while !agenda.ended {
+            let now = std::time::Instant::now();
+            let due = agenda.take_due(now);
+            if !due.is_empty() {
+                drop(agenda);
+                due.into_iter().for_each(Waker::wake);
+                agenda = lock(&self.agenda);
+                continue;
+            }
+            let first = agenda.sleepers.first_key_value().map(|((first, _), _)| *first);
+            agenda = match first {
+                Some(first) => {
+                    let waited = self.changed.wait_timeout(agenda, first.saturating_duration_since(now));
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.changed.wait(agenda).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+}
+
+impl Agenda {
+    fn take_due(&mut self, now: std::time::Instant) -> Vec<Waker> {
+        let mut due = Vec::new();
+        while let Some(first) = self.sleepers.first_entry().filter(|first| first.key().0 <= now) {
+            due.push(first.remove());
+        }
+        due
+    }
+}
+
+impl Sleeper<'_> {
+    fn poll(&mut self, instant: std::time::Instant, context: &Context<'_>) -> Poll<()> {
+        if std::time::Instant::now() >= instant {
+            return Poll::Ready(());
+        }
+        let mut agenda = lock(&self.shared.agenda);
+        let key = *self.key.get_or_insert_with(|| {
+            agenda.arrivals += 1;
+            (instant, agenda.arrivals)
+        });
+        agenda.sleepers.insert(key, context.waker().clone());
+        let is_first = agenda.sleepers.first_key_value().is_some_and(|(first, _)| *first == key);
+        drop(agenda);
+        if is_first {
+            self.shared.changed.notify_one();
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Sleeper<'_> {
+    fn drop(&mut self) {
+        if let Some(key) = self.key {
+            lock(&self.shared.agenda).sleepers.remove(&key);
+        }
+    }
+}
+
+/// Whether tokio's clock is the system's. One that was paused stands outside of what was read around it.
+fn clock_runs() -> bool {
+    let (before, now, after) = (Instant::now(), std::time::Instant::now(), Instant::now());
+    before.into_std() <= now && now <= after.into_std()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Whole after every statement.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rand::rngs::StdRng;
+    use rand::{Rng as _, SeedableRng as _};
+    use tokio::task::JoinSet;
+
+    use super::*;
+
+    fn sleepers(timer: &StartTimer) -> usize {
+        lock(&timer.shared.agenda).sleepers.len()
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn no_start_comes_before_its_instant() {
+        let timer = Arc::new(StartTimer::default());
+        let mut rng = StdRng::seed_from_u64(1);
+        let mut sleeping = JoinSet::new();
+        for _ in 0..1_000 {
+            let (timer, instant) =
+                (timer.clone(), Instant::now() + Duration::from_micros(rng.random_range(0..250_000)));
+            sleeping.spawn(async move {
+                timer.sleep_until(instant).await;
+                let now = Instant::now();
+                assert!(now >= instant, "{:?} early", instant - now);
+            });
+        }
+        while let Some(ended) = sleeping.join_next().await {
+            ended.unwrap();
+        }
+        assert_eq!(sleepers(&timer), 0);
+    }
+
+    #[tokio::test]
+    async fn those_that_are_cancelled_leave_nothing_behind() {
+        let timer = StartTimer::default();
+        let far = Instant::now() + Duration::from_secs(3_600);
+        for _ in 0..10 {
+            let woken = tokio::time::timeout(Duration::from_millis(2), timer.sleep_until(far)).await;
+            assert!(woken.is_err());
+        }
+        assert_eq!(sleepers(&timer), 0);
+        // One behind them is woken all the same.
+        timer.sleep_until(Instant::now() + Duration::from_millis(3)).await;
+    }
+
+    #[tokio::test]
+    async fn a_nearer_start_is_not_held_up_by_a_farther_one() {
+        let timer = Arc::new(StartTimer::default());
+        let far = tokio::spawn({
+            let timer = timer.clone();
+            async move { timer.sleep_until(Instant::now() + Duration::from_secs(3_600)).await }
+        });
+        while sleepers(&timer) == 0 {
+            tokio::task::yield_now().await;
+        }
+        timer.sleep_until(Instant::now() + Duration::from_millis(5)).await;
+        far.abort();
+        assert!(far.await.unwrap_err().is_cancelled());
+        assert_eq!(sleepers(&timer), 0);
+    }
+
+    #[tokio::test]
+    async fn the_thread_ends_with_its_owner() {
+        let timer = StartTimer::default();
+        assert!(matches!(*lock(&timer.thread), Thread::NotNeeded));
+        timer.sleep_until(Instant::now() + Duration::from_millis(1)).await;
+        assert!(matches!(*lock(&timer.thread), Thread::Runs(_)));
+        let shared = Arc::downgrade(&timer.shared);
+        drop(timer);
+        assert_eq!(shared.strong_count(), 0, "the thread still holds the agenda");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_paused_clock_is_waited_for_by_itself() {
+        let (timer, begun) = (StartTimer::default(), std::time::Instant::now());
+        for seconds in [0, 1, 3_600] {
+            let instant = Instant::now() + Duration::from_secs(seconds);
+            timer.sleep_until(instant).await;
+            assert!((instant..=instant + Duration::from_millis(2)).contains(&Instant::now()));
+        }
+        assert!(begun.elapsed() < Duration::from_secs(3_600));
+        assert!(matches!(*lock(&timer.thread), Thread::NotNeeded), "no thread for virtual time");
+    }
+}
