@@ -1,0 +1,281 @@
+//! What a worker, a sweeper and a person make of a ledger, through its faces, one duty after the other.
+
+use sluicegate::domain::clock_witness::{Ahead, Word};
+use sluicegate::domain::outcome::FinalState;
+use sluicegate::domain::time::Micros;
+use sluicegate::ledger::fleet::WorkerReport;
+use sluicegate::ledger::operator::{By, Filter, Verdict};
+use sluicegate::ledger::upkeep::{Checked, Overdue};
+use sluicegate::ledger::{AttemptEnd, Begun, JobState, LookupEnd, RejectedMessage};
+
+use super::super::*;
+use super::filling::LANES;
+use super::{Access, Explained};
+
+/// The duties that must reach a large table by an index.
+pub const ON_THE_WAY: [&str; 18] = [
+    "a job comes back",
+    "a job is refused",
+    "leases are renewed",
+    "a request is begun",
+    "a request is refused",
+    "an attempt ends in a wait",
+    "an attempt settles its job",
+    "a look-up is begun",
+    "a look-up ends in a wait",
+    "a look-up settles its job",
+    "a job is put down",
+    "a job is given back",
+    "outcomes are published",
+    "a quota is rebuilt",
+    "overdue jobs are taken",
+    "waiting jobs expire",
+    "an account's jobs are listed",
+    "a story is told",
+];
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// The work, under names that begin with `run`.
+pub struct Working<'a, E> {
+    pub fixture: &'a Fixture,
+    pub explained: &'a mut E,
+    pub run: &'static str,
+    pub accesses: Vec<Access>,
+}
+
+fn lane(number: u32) -> String {
+    format!("lane-{}", number % LANES)
+}
+
+fn end(number: u32, outcome: &'static str) -> AttemptEnd {
+    AttemptEnd { number, outcome, status: Some(200), detail: "said so".to_owned(), counts: true }
+}
+
+fn done(reference: Option<String>) -> JobState {
+    JobState::Final { state: FinalState::Succeeded, reason: "accepted".to_owned(), reference }
+}
+
+fn wait() -> JobState {
+    JobState::Waiting { wait: MINUTE, reason: "throttled".to_owned() }
+}
+
+fn unknown() -> JobState {
+    JobState::Unknown { wait: MINUTE, reason: "no answer".to_owned() }
+}
+
+impl<E: Explained> Working<'_, E> {
+    async fn did(&mut self, during: &'static str) {
+        self.accesses.extend(self.explained.accesses(self.fixture, during).await);
+    }
+
+    fn job(&self, what: &str, number: u32) -> Job {
+        let id = format!("{}-{what}-{number}", self.run);
+        Job { provider: name(&lane(number)), account: Some(Token::new("acct_7").unwrap()), ..job(&id) }
+    }
+
+    async fn take(&mut self, what: &str, number: u32) -> Hold {
+        self.fixture.take(&self.job(what, number)).await.hold
+    }
+
+    async fn begun(&mut self, hold: &Hold) -> u32 {
+        match self.fixture.ledger().begin_attempt(hold, &request(hold.id.as_str())).await.unwrap() {
+            Begun::Attempt(number) => number,
+            Begun::Lost => panic!("{hold:?} is lost"),
+        }
+    }
+
+    /// Several of each: from the sixth on PostgreSQL may plan for any arguments.
+    pub async fn all(&mut self) {
+        for round in 0..8 {
+            self.intake(round).await;
+            self.sending(round).await;
+            self.looking_up(round).await;
+            self.leaving(round).await;
+        }
+        self.limiter().await;
+        self.upkeep().await;
+        self.people().await;
+    }
+
+    async fn intake(&mut self, round: u32) {
+        let ledger = self.fixture.ledger();
+        let hold = self.take("claimed", round).await;
+        self.did("a job is recorded").await;
+        let claimed = self.job("claimed", round);
+        let held = ledger.claim(&claimed, hash(1), "worker-b", LEASE).await.unwrap();
+        assert!(matches!(held, Claim::InHand { .. }), "{held:?}");
+        let same_key = Job { idempotency_key: Some(claimed.id.clone()), ..self.job("same-key", round) };
+        let conflict = ledger.claim(&same_key, hash(1), "worker-b", LEASE).await.unwrap();
+        assert!(matches!(conflict, Claim::Conflict(_)), "{conflict:?}");
+        self.did("a job is refused").await;
+        assert_eq!(ledger.renew(std::slice::from_ref(&hold), LEASE).await.unwrap(), []);
+        let others: Vec<Hold> = (0..100).map(|n| Hold { id: Token::new(format!("f-{n}")).unwrap(), fence: 9 }).collect();
+        assert_eq!(ledger.renew(&others, LEASE).await.unwrap().len(), 100);
+        self.did("leases are renewed").await;
+        ledger.release(&hold).await.unwrap();
+        self.did("a job is given back").await;
+        self.take("claimed", round).await;
+        self.did("a job comes back").await;
+        let hold = self.take("parked", round).await;
+        self.did("a job is recorded").await;
+        ledger.put_down(&hold, &wait()).await.unwrap();
+        let late = self.take("late", round).await;
+        let expired = JobState::Final { state: FinalState::Expired, reason: "late".to_owned(), reference: None };
+        ledger.put_down(&late, &expired).await.unwrap();
+        self.did("a job is put down").await;
+    }
+
+    async fn sending(&mut self, round: u32) {
+        let ledger = self.fixture.ledger();
+        let hold = self.take("sent", round).await;
+        self.did("a job is recorded").await;
+        let number = self.begun(&hold).await;
+        self.did("a request is begun").await;
+        assert_eq!(ledger.begin_attempt(&hold, &request(hold.id.as_str())).await.unwrap(), Begun::Lost);
+        self.did("a request is refused").await;
+        ledger.finish_attempt(&hold, &end(number, "throttled"), &wait()).await.unwrap();
+        self.did("an attempt ends in a wait").await;
+        let hold = self.take("sent", round).await;
+        self.did("a job comes back").await;
+        let number = self.begun(&hold).await;
+        self.did("a request is begun").await;
+        let next = done(Some(format!("charge-{}-{round}", self.run)));
+        ledger.finish_attempt(&hold, &end(number, "accepted"), &next).await.unwrap();
+        self.did("an attempt settles its job").await;
+        // A worker that was lost with its request on the wire.
+        let hold = self.take("lost", round).await;
+        self.begun(&hold).await;
+        self.fixture.expire_lease(&hold).await;
+        self.did("the test's own").await;
+        self.take("lost", round).await;
+        self.did("a job comes back").await;
+    }
+
+    async fn looking_up(&mut self, round: u32) {
+        let ledger = self.fixture.ledger();
+        let hold = self.take("asked", round).await;
+        let number = self.begun(&hold).await;
+        ledger.finish_attempt(&hold, &end(number, "unknown"), &unknown()).await.unwrap();
+        self.did("an attempt ends in a wait").await;
+        for (next, during) in [
+            (unknown(), "a look-up ends in a wait"),
+            (done(Some(format!("found-{}-{round}", self.run))), "a look-up settles its job"),
+        ] {
+            let hold = self.take("asked", round).await;
+            self.did("a job comes back").await;
+            let Begun::Attempt(number) = ledger.begin_lookup(&hold).await.unwrap() else { panic!("{hold:?} is lost") };
+            self.did("a look-up is begun").await;
+            let detail = "found".to_owned();
+            let end = LookupEnd { number, outcome: "accepted", status: Some(200), detail, grants_resend: false };
+            ledger.finish_lookup(&hold, &end, &next).await.unwrap();
+            self.did(during).await;
+        }
+    }
+
+    async fn leaving(&mut self, round: u32) {
+        let ledger = self.fixture.ledger();
+        let message = RejectedMessage {
+            lane: name(&lane(round)),
+            job_id: Some(format!("bad-{round}")),
+            reason: "schema",
+            detail: "no amount".to_owned(),
+            body_sha256: [1; 32],
+            body_bytes: 2,
+        };
+        ledger.reject(&message).await.unwrap();
+        self.did("a message is rejected").await;
+        let events = ledger.take_outcomes(5, MINUTE).await.unwrap();
+        assert!(!events.is_empty());
+        self.did("outcomes are taken").await;
+        let sequences: Vec<i64> = events.iter().map(|event| event.sequence).collect();
+        ledger.outcomes_published(&sequences).await.unwrap();
+        self.did("outcomes are published").await;
+    }
+
+    async fn limiter(&mut self) {
+        let ledger = self.fixture.ledger();
+        let quota = name("lane-0");
+        for round in 0..8 {
+            let held = ledger.take_authority(&quota, None, &format!("redis:{}{round}", self.run)).await.unwrap();
+            let word = Word { ahead: Ahead { least_us: 1, most_us: 2 }, since: Micros(1_800_000_000_000_000) };
+            ledger.note_clock(&quota, held.term, &word).await.unwrap();
+            ledger.authority(std::slice::from_ref(&quota)).await.unwrap();
+            self.did("authority is asked for").await;
+            ledger.recent_uses(&quota, MINUTE).await.unwrap();
+            self.did("a quota is rebuilt").await;
+        }
+    }
+
+    async fn upkeep(&mut self) {
+        let (upkeep, fleet) = (self.fixture.database.upkeep(), self.fixture.database.fleet());
+        let which = Overdue { grace: MINUTE, again_after: MINUTE, again_max: 60 * MINUTE, at_most: 10 };
+        for round in 0..8 {
+            let lane = name(&lane(round));
+            upkeep.take_turn("sweep", Duration::ZERO).await.unwrap();
+            assert_eq!(upkeep.take_overdue(&lane, &which).await.unwrap().len(), 10);
+            self.did("overdue jobs are taken").await;
+            let hold = self.take("kept", round).await;
+            self.fixture.ledger().put_down(&hold, &wait()).await.unwrap();
+            self.did("a job is put down").await;
+            upkeep.keep_unqueued(&hold).await.unwrap();
+            assert_eq!(upkeep.take_unqueued(&lane, 10 * MINUTE, MINUTE, 10).await.unwrap().len(), 1);
+            self.did("jobs without a message are taken").await;
+            upkeep.standing(&self.job("kept", round), hash(1)).await.unwrap();
+            upkeep.set_aside(&hold.id, "why").await.unwrap();
+            self.did("a job is set aside").await;
+            let late = Job { expires_at: Some(sluicegate::domain::time::EpochMs(1)), ..self.job("expires", round) };
+            let hold = self.fixture.take(&late).await.hold;
+            self.fixture.ledger().put_down(&hold, &wait()).await.unwrap();
+            self.did("a job is put down").await;
+            assert_eq!(upkeep.expire("too late", 10).await.unwrap(), 1);
+            self.did("waiting jobs expire").await;
+            assert_eq!(upkeep.scrub(MINUTE, 10).await.unwrap(), 10);
+            self.did("old jobs are emptied").await;
+            upkeep.conservation(MINUTE, Checked::Since(MINUTE)).await.unwrap();
+            self.did("account of the last minutes").await;
+            self.fixture.ledger().state_counts().await.unwrap();
+            self.did("states are counted").await;
+            fleet.oldest_open(std::slice::from_ref(&lane)).await.unwrap();
+            self.did("the oldest open job is looked for").await;
+        }
+        upkeep.conservation(MINUTE, Checked::All).await.unwrap();
+        self.did("account of everything").await;
+        let report = WorkerReport {
+            id: format!("{}-worker", self.run),
+            host: "here".to_owned(),
+            pid: 1,
+            version: "0".to_owned(),
+            uptime: MINUTE,
+            format: 1,
+            body: "{}".to_owned(),
+        };
+        fleet.report(&report).await.unwrap();
+        fleet.reports().await.unwrap();
+        fleet.leave(&report.id).await.unwrap();
+        self.did("a worker reports").await;
+    }
+
+    async fn people(&mut self) {
+        let operator = self.fixture.database.operator();
+        let by = By { os_user: "alice@desk".to_owned(), program: None, because: Some("asked".to_owned()) };
+        for round in 0..8 {
+            let settled = self.job("sent", round).id;
+            operator.show(&settled).await.unwrap().unwrap();
+            self.did("a story is told").await;
+            operator.surroundings(&settled, &[name(&lane(round))]).await.unwrap();
+            self.did("a job's surroundings are told").await;
+            let waiting = self.job("parked", round).id;
+            assert_eq!(operator.decide(&waiting, &Verdict::Cancel, None, &by).await.unwrap(), Ok(()));
+            self.did("a person decides").await;
+            let of_account = Filter { account: Some(Token::new("acct_7").unwrap()), ..Filter::default() };
+            operator.list(&of_account, None, 20).await.unwrap();
+            self.did("an account's jobs are listed").await;
+            operator.list(&Filter::default(), None, 20).await.unwrap();
+            self.did("jobs are listed").await;
+            let in_review = Filter { state: Some("review"), ..Filter::default() };
+            operator.list(&in_review, None, 20).await.unwrap();
+            self.did("jobs of a state are listed").await;
+        }
+    }
+}
