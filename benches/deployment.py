@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -61,6 +62,26 @@ def engines(below):
             "QUEUE__URL": stack.enter_context(servers.rabbitmq(below / "rabbitmq")),
             "DATABASE__URL": stack.enter_context(servers.postgres(below / "postgres")),
         }
+
+
+def psql(url, *commands):
+    found = shutil.which("psql") or str(sorted(Path("/usr/lib/postgresql").glob("*/bin"))[-1] / "psql")
+    words = [found, "-XqAt", "-v", "ON_ERROR_STOP=1", url]
+    for command in commands:
+        words += ["-c", command]
+    return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, timeout=1_800).stdout.strip()
+
+
+@contextlib.contextmanager
+def named(settings, name):
+    """A database of its own on the engines, and names of its own on broker and limiter; all settings."""
+    server, database = settings["DATABASE__URL"], name.replace("-", "_")
+    psql(server, f"CREATE DATABASE {database}")
+    url = server.rsplit("/", 1)[0] + "/" + database
+    try:
+        yield settings | {"DATABASE__URL": url, "QUEUE__PREFIX": name, "LIMITER__PREFIX": name}
+    finally:
+        psql(server, f"DROP DATABASE {database} WITH (FORCE)")
 
 
 def status(pid):

@@ -1,11 +1,9 @@
-"""A past for a ledger, by a few statements: half of the jobs wait for their time, half are settled."""
+"""A past for a ledger, by a few statements: half of the jobs wait for their time, half are settled, or as is said."""
 
-import shutil
 import sqlite3
-import subprocess
-from pathlib import Path
 
 import deployment
+from deployment import psql
 
 # What PostgreSQL and SQLite write differently.
 POSTGRES = {
@@ -17,17 +15,18 @@ POSTGRES = {
 }
 SQLITE = {
     "numbers": "SELECT n FROM (WITH RECURSIVE c (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < {jobs}) SELECT n FROM c)",
-    "ago": "(CAST(unixepoch('subsec') * 1000 AS INTEGER) - ({0}) * 1000)",
+    # `subsec` is newer than many a Python's SQLite.
+    "ago": "(CAST(strftime('%s', 'now') AS INTEGER) * 1000 - ({0}) * 1000)",
     "hash": "randomblob(32)",
     "body": "CAST('{{\"amount\":100,\"currency\":\"EUR\",\"id\":\"past-' || n || '\"}}' AS BLOB)",
     "false": "0",
 }
 
 
-def statements(words, jobs, lane):
+def statements(words, jobs, lane, settled="n % 2 = 0"):
     ago = lambda seconds: words["ago"].format(seconds)  # noqa: E731
-    # Odd ones wait for an hour and more; even ones have settled, the last ones a minute ago.
-    settled, made = "n % 2 = 0", ago(f"60 + ({jobs} - n) / 100")
+    # Those that wait do so for an hour and more; of the others the last settled a minute ago.
+    made = ago(f"60 + ({jobs} - n) / 100")
     sent = lambda value: f"CASE WHEN {settled} THEN {value} END"  # noqa: E731
     wake = ago(f"CASE WHEN {settled} THEN 60 ELSE -3600 - n % 3600 END")
     body = words["body"].format()
@@ -53,16 +52,8 @@ def statements(words, jobs, lane):
         FROM jobs WHERE state = 'succeeded'"""
 
 
-def psql(url, *commands):
-    found = shutil.which("psql") or str(sorted(Path("/usr/lib/postgresql").glob("*/bin"))[-1] / "psql")
-    words = [found, "-XqAt", "-v", "ON_ERROR_STOP=1", url]
-    for command in commands:
-        words += ["-c", command]
-    return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, timeout=1_800).stdout.strip()
-
-
-def postgres(url, jobs, lane):
-    psql(url, *statements(POSTGRES, jobs, lane), "VACUUM ANALYZE", "CHECKPOINT")
+def postgres(url, jobs, lane, **settled):
+    psql(url, *statements(POSTGRES, jobs, lane, **settled), "VACUUM ANALYZE", "CHECKPOINT")
 
 
 def sqlite(file, jobs, queued, lane):
