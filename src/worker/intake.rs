@@ -151,7 +151,7 @@ async fn steps(lane: &LaneParts, copy: &Copy, delivered_at: Instant) -> End {
     };
     spans::name_job(&decoded.job.id);
     match claim(lane, &decoded).instrument(spans::step("claim")).await {
-        Some(Claim::Claimed(claimed)) => begin(lane, decoded, *claimed, delivered_at).await,
+        Some(Claim::Claimed(claimed)) => begin(lane, decoded, claimed, delivered_at).await,
         Some(Claim::Settled) => End::Ack,
         // Its holder, or whoever takes over, will settle it; then this copy finds it settled.
         Some(Claim::InHand { lease_left }) => {
@@ -174,7 +174,7 @@ async fn claim(lane: &LaneParts, decoded: &Decoded) -> Option<Claim> {
 }
 
 /// A claimed job whose time has come is executed; one that must wait is put down for that long.
-async fn begin(lane: &LaneParts, decoded: Decoded, claimed: Claimed, delivered_at: Instant) -> End {
+async fn begin(lane: &LaneParts, decoded: Decoded, claimed: Box<Claimed>, delivered_at: Instant) -> End {
     faults::crash(Point::AfterClaim);
     // One that may expire is looked at when it does, however long it was to wait.
     let expires_in = claimed.expires_in.filter(|_| !claimed.unknown);
@@ -182,7 +182,7 @@ async fn begin(lane: &LaneParts, decoded: Decoded, claimed: Claimed, delivered_a
     let job = JobInHand {
         job: decoded.job,
         held: lane.worker.in_hand.hold(claimed.hold.clone()),
-        claimed,
+        claimed: *claimed,
         delivered_at,
         claimed_at: Instant::now(),
     };

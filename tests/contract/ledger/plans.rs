@@ -68,7 +68,16 @@ fn judge(kind: &str, accesses: &[Access]) {
     let bad: Vec<_> = accesses.iter().filter(|access| access.is_in_full() && access.reason().is_none()).collect();
     assert!(bad.is_empty(), "{kind}: without an index:\n{bad:#?}");
     for during in work::ON_THE_WAY {
-        let sought = accesses.iter().any(|access| access.during == *during && access.sought);
+        let sought = accesses.iter().any(|access| access.during == during && access.sought);
         assert!(sought, "{kind}: no index was used for: {during}: {accesses:#?}");
     }
+}
+
+fn size_of_future<A, B, F>(_: impl Fn(A, B) -> F) -> usize {
+    size_of::<F>()
+}
+
+#[test]
+fn tmp_sizes() {
+    panic!("work_off {}", size_of_future(sluicegate::worker::intake::work_off));
 }
