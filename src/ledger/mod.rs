@@ -26,7 +26,7 @@ pub mod sql;
 pub mod surroundings;
 pub mod upkeep;
 
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum LedgerError {
     /// The database cannot be reached, or did not answer in time. Whether a write happened is unknown.
     #[error("database away: {0}")]

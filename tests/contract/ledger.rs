@@ -19,6 +19,7 @@ mod authority;
 mod claims;
 mod faults;
 mod fleet;
+mod groups;
 mod live;
 mod lookups;
 mod operator;

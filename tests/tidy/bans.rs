@@ -22,10 +22,14 @@ const CLOCK_READERS: [(&str, &str); 10] = [
     ("src/queue/rabbitmq/supervisor.rs", "measures how long the broker blocks publishers, to say so"),
 ];
 /// Who starts tasks outside a tracker, and what ends them.
-const SPAWNERS: [(&str, &str); 5] = [
+const SPAWNERS: [(&str, &str); 6] = [
     ("src/cli/demo/mod.rs", "awaits the two tasks that it starts: its provider and its worker"),
     ("src/cli/run.rs", "probes and signals must not hold up the drain, so nobody waits for their tasks"),
     ("src/ledger/database.rs", "a migration runs to its end though its caller is dropped"),
+    (
+        "src/ledger/sql/group.rs",
+        "a group is committed though those who wait for it are dropped; ends when nobody waits",
+    ),
     ("src/ledger/sql/engine.rs", "database work runs to its end though its caller is dropped or tired of waiting"),
     ("src/queue/rabbitmq/supervisor.rs", "the supervisor ends when its owner is dropped"),
 ];

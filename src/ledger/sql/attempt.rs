@@ -5,8 +5,9 @@
 
 use std::sync::Arc;
 
-use super::dialect::{Chain, ChainText, Dialect};
+use super::dialect::{ChainText, Dialect};
 use super::engine::{Args, Engine, Sql, Value};
+use super::group::Grouped;
 use super::row::Row;
 use super::{storable, written};
 use crate::domain::outcome::{FinalState, NOT_SENT};
@@ -57,20 +58,20 @@ const HELD_AND_SENDING: &str =
     "id = $1 AND fence = $2 AND lease_until IS NOT NULL AND state = 'sending' AND last_attempt = $3";
 
 pub struct Statements {
-    begin: Chain,
+    begin: Grouped,
     look: Sql,
-    rest: Chain,
-    settle: Chain,
+    rest: Grouped,
+    settle: Grouped,
 }
 
 impl Statements {
     pub fn new(dialect: Dialect) -> Self {
         let begin = ChainText {
-            update: "UPDATE jobs SET state = 'sending', last_attempt = last_attempt + 1, \
+            write: "UPDATE jobs SET state = 'sending', last_attempt = last_attempt + 1, \
                          first_sent_at = COALESCE(first_sent_at, {now}), \
                          first_sent_number = COALESCE(first_sent_number, last_attempt + 1), \
                          frozen_method = $3, frozen_url = $4, frozen_key = $5, frozen_content_type = $6, \
-                         frozen_body = $7, frozen_account = $8, frozen_fingerprint = $9, updated_at = {now} \
+                         frozen_body = $7, frozen_account = $8, frozen_fingerprint = $9, updated_at = {now} {from} \
                      WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND state IN ('waiting', 'unknown') \
                          AND (frozen_method IS NULL \
                               OR (frozen_method = $3 AND frozen_url = $4 AND frozen_key = $5 \
@@ -82,32 +83,37 @@ impl Statements {
         };
         let rest = format!(
             "UPDATE jobs SET state = CASE WHEN {MAYBE_CHARGED} OR $9 THEN 'unknown' ELSE 'waiting' END, \
-                 maybe_charged = ({MAYBE_CHARGED} OR $9), wake_at = {{after:$10}}, reason = $11, {END_ATTEMPT} \
+                 maybe_charged = ({MAYBE_CHARGED} OR $9), wake_at = {{after:$10}}, reason = $11, {END_ATTEMPT} {{from}} \
              WHERE {HELD_AND_SENDING}"
         );
         let settle = format!(
             "UPDATE jobs SET state = {}, maybe_charged = ({MAYBE_CHARGED}), \
-                 provider_reference = COALESCE($10, provider_reference), reason = {}, {END_ATTEMPT} \
+                 provider_reference = COALESCE($10, provider_reference), reason = {}, {END_ATTEMPT} {{from}} \
              WHERE {HELD_AND_SENDING}",
             settled_state("$9"),
             settled_reason("$9", "$11")
         );
         Self {
-            begin: dialect.chain(&begin),
+            begin: Grouped::new(dialect.chain(&begin)),
             look: dialect.sql(
                 "SELECT 1 AS held FROM jobs WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL \
                      AND state IN ('waiting', 'unknown')",
             ),
-            rest: dialect.chain(&ChainText { update: &rest, then: &[CLOSE_ATTEMPT], returning: "id" }),
-            settle: dialect.chain(&ChainText {
-                update: &settle,
+            rest: Grouped::new(dialect.chain(&ChainText { write: &rest, then: &[CLOSE_ATTEMPT], returning: "id" })),
+            settle: Grouped::new(dialect.chain(&ChainText {
+                write: &settle,
                 then: &[CLOSE_ATTEMPT, WRITE_EVENT],
                 returning: "id, state, reason",
-            }),
+            })),
         }
     }
 
-    pub async fn begin(&self, engine: &dyn Engine, hold: &Hold, request: &FrozenRequest) -> Result<Begun, LedgerError> {
+    pub async fn begin(
+        &self,
+        engine: &Arc<dyn Engine>,
+        hold: &Hold,
+        request: &FrozenRequest,
+    ) -> Result<Begun, LedgerError> {
         let args: [Value; 9] = [
             hold.id.as_str().into(),
             hold.fence.into(),
@@ -119,8 +125,7 @@ impl Statements {
             request.account.as_deref().into(),
             request.credential_fingerprint.as_str().into(),
         ];
-        let begun = engine.atomically(self.begin.steps(&Arc::from(args))).await?;
-        if let Some(row) = begun.iter().flatten().flatten().next() {
+        if let Some(row) = self.begin.write(engine, Arc::from(args)).await? {
             return Ok(Begun::Attempt(row.count("last_attempt")?));
         }
         let held: Args = Arc::from([hold.id.as_str().into(), hold.fence.into()]);
@@ -132,7 +137,7 @@ impl Statements {
 
     pub async fn finish(
         &self,
-        engine: &dyn Engine,
+        engine: &Arc<dyn Engine>,
         hold: &Hold,
         end: &AttemptEnd,
         next: &JobState,
@@ -161,16 +166,16 @@ impl Statements {
                 &self.settle
             }
         };
-        let rows = engine.atomically(chain.steps(&Arc::from(args))).await?;
-        page_if_conflicting(hold, next, rows.as_deref())?;
-        Ok(written(rows.is_some()))
+        let row = chain.write(engine, Arc::from(args)).await?;
+        page_if_conflicting(hold, next, row.as_ref())?;
+        Ok(written(row.is_some()))
     }
 }
 
 /// Somebody must know of a charge that two payments have.
-pub(super) fn page_if_conflicting(hold: &Hold, next: &JobState, rows: Option<&[Vec<Row>]>) -> Result<(), LedgerError> {
+pub(super) fn page_if_conflicting(hold: &Hold, next: &JobState, row: Option<&Row>) -> Result<(), LedgerError> {
     let wanted = matches!(next, JobState::Final { state: FinalState::Succeeded, .. });
-    let Some(row) = rows.unwrap_or_default().iter().flatten().next().filter(|_| wanted) else { return Ok(()) };
+    let Some(row) = row.filter(|_| wanted) else { return Ok(()) };
     if row.text("state")? == FinalState::Review.name() {
         tracing::error!(job = %hold.id, reason = row.opt_text("reason")?, "one charge on two payments");
     }

@@ -1,14 +1,16 @@
 //! Recording a job and taking it in hand.
 //!
-//! A new job costs one statement, one that comes back two, a refused claim three. A job found `sending` belonged to a
+//! A new job costs one statement, shared with others that come at the same time, one that comes back two, a refused claim
+//! three. A job found `sending` belonged to a
 //! worker that was lost: its attempt is closed as unknown in the same stroke that takes the job over. So is a look-up that
 //! was on the wire; the job was unknown before it and still is.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::dialect::{Chain, ChainText, Dialect};
+use super::dialect::{ChainText, Dialect};
 use super::engine::{Args, Engine, Sql, Value};
+use super::group::Grouped;
 use super::row::{Row, corrupt};
 use crate::domain::disposition::Resend;
 use crate::domain::job::{ContentHash, Invalid, InvalidReason, Job};
@@ -31,8 +33,8 @@ const CLAIMED_COLUMNS: &str = "fence, attempts, maybe_charged, \
          AND (ended_at IS NULL OR outcome IN ('unknown', 'in_progress')))} AS unknown_age_ms";
 
 pub struct Statements {
-    record: Sql,
-    take: Chain,
+    record: Grouped,
+    take: Grouped,
     look: Sql,
     key_holder: Sql,
 }
@@ -43,18 +45,19 @@ impl Statements {
             "INSERT INTO jobs (id, provider, idempotency_key, key_given, content_hash, amount, currency, account, \
                  reference, cost, priority, not_before, expires_at, payload, state, wake_at, fence, lease_owner, \
                  lease_until, created_at, updated_at) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, {{at:$12}}, {{at:$13}}, $14, 'waiting', \
+             SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, {{at:$12}}, {{at:$13}}, $14, 'waiting', \
                  CASE WHEN {{at:$12}} > {{now}} THEN {{at:$12}} ELSE {{now}} END, 1, $15, {{after:$16}}, {{now}}, \
-                 {{now}}) \
-             ON CONFLICT DO NOTHING RETURNING {CLAIMED_COLUMNS}"
+                 {{now}} {{from}} \
+             WHERE true ON CONFLICT DO NOTHING"
         );
+        let record = ChainText { write: &record, then: &[], returning: CLAIMED_COLUMNS };
         let take = ChainText {
-            update: "UPDATE jobs SET fence = fence + 1, lease_owner = $4, lease_until = {after:$5}, \
+            write: "UPDATE jobs SET fence = fence + 1, lease_owner = $4, lease_until = {after:$5}, \
                          attempts = attempts + CASE WHEN state = 'sending' THEN 1 ELSE 0 END, \
                          maybe_charged = maybe_charged OR state = 'sending', \
                          resend = CASE WHEN state = 'sending' AND resend = 'granted' THEN 'used' ELSE resend END, \
                          reason = CASE WHEN state = 'sending' THEN $6 ELSE reason END, \
-                         state = CASE WHEN state = 'sending' THEN 'unknown' ELSE state END, updated_at = {now} \
+                         state = CASE WHEN state = 'sending' THEN 'unknown' ELSE state END, updated_at = {now} {from} \
                      WHERE id = $1 AND provider = $2 AND content_hash = $3 \
                          AND state IN ('waiting', 'sending', 'unknown') \
                          AND (lease_until IS NULL OR lease_until <= {now})",
@@ -66,8 +69,8 @@ impl Statements {
             returning: CLAIMED_COLUMNS,
         };
         Self {
-            record: dialect.sql(&record),
-            take: dialect.chain(&take),
+            record: Grouped::new(dialect.chain(&record)),
+            take: Grouped::new(dialect.chain(&take)),
             look: dialect.sql(
                 "SELECT provider, content_hash, state, {until:lease_until} AS lease_left_ms FROM jobs WHERE id = $1",
             ),
@@ -77,7 +80,7 @@ impl Statements {
 
     pub async fn claim(
         &self,
-        engine: &dyn Engine,
+        engine: &Arc<dyn Engine>,
         job: &Job,
         hash: ContentHash,
         owner: &str,
@@ -93,14 +96,13 @@ impl Statements {
             UnknownCause::WorkerLost.describe().into(),
         ]);
         for _ in 0..LOOKS_MAX {
-            if let Some(row) = engine.query(&self.record, record.clone()).await?.first() {
-                return claimed(job, row);
+            if let Some(row) = self.record.write(engine, record.clone()).await? {
+                return claimed(job, &row);
             }
-            let taken = engine.atomically(self.take.steps(&take)).await?;
-            if let Some(row) = taken.iter().flatten().flatten().next() {
-                return claimed(job, row);
+            if let Some(row) = self.take.write(engine, take.clone()).await? {
+                return claimed(job, &row);
             }
-            if let Some(refusal) = self.refusal(engine, job, hash).await? {
+            if let Some(refusal) = self.refusal(&**engine, job, hash).await? {
                 return Ok(refusal);
             }
         }

@@ -2,9 +2,9 @@
 //!
 //! Refuses user input: templates are constants of this program, rendered once at start. `$1` means the same in both.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use super::engine::{Args, Sql, Step};
+use super::engine::{Args, Sql, Step, Value};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
@@ -12,11 +12,12 @@ pub enum Dialect {
     Sqlite,
 }
 
-/// An update of one job together with what must be written beside it, all or nothing.
+/// A write on one job together with what must be written beside it, all or nothing.
 ///
-/// `$1` is the job's id. `then` statements see the updated row as `{job}` AS job.
+/// `$1` is the job's id. The write has `{from}` before its `WHERE`: where the arguments of many jobs stand, when it is made
+/// for all of them at once. `then` statements see the written row as `{job}` AS job.
 pub struct ChainText<'a> {
-    pub update: &'a str,
+    pub write: &'a str,
     pub then: &'a [&'a str],
     /// What to answer with, over the columns of `jobs`.
     pub returning: &'a str,
@@ -27,15 +28,64 @@ pub struct ChainText<'a> {
 #[derive(Clone, Debug)]
 pub struct Chain {
     statements: Vec<Sql>,
+    many: Option<Many>,
+}
+
+/// The same for many jobs, in one statement.
+#[derive(Clone, Debug)]
+struct Many {
+    after_input: String,
+    /// Complete once the types of the arguments are known, which are the same for all calls.
+    sql: OnceLock<Sql>,
 }
 
 impl Chain {
-    /// The statements as a transaction that does nothing unless the update finds its row.
+    /// The statements as a transaction that does nothing unless the write finds its row.
     #[must_use]
     pub fn steps(&self, args: &Args) -> Vec<Step> {
         let step = |(index, sql): (usize, &Sql)| Step { sql: sql.clone(), args: args.clone(), must_affect: index == 0 };
         self.statements.iter().enumerate().map(step).collect()
     }
+
+    /// One statement for many jobs, with one array for each of these arguments; it answers a row, with the job's `id`, for
+    /// each job that its write has found. `None` where a database is better served by many statements.
+    #[must_use]
+    pub fn for_many(&self, like: &Args) -> Option<Sql> {
+        let many = self.many.as_ref()?;
+        let render = || {
+            let arrays: Vec<String> =
+                (1..).zip(&**like).map(|(n, value)| format!("${n}::{}[]", array_of(value))).collect();
+            let names: Vec<String> = (1..=like.len()).map(|n| format!("a{n}")).collect();
+            let (arrays, names) = (arrays.join(", "), names.join(", "));
+            Arc::from(format!(
+                "WITH input AS (SELECT * FROM unnest({arrays}) AS units ({names})), {}",
+                many.after_input
+            ))
+        };
+        Some(many.sql.get_or_init(render).clone())
+    }
+}
+
+fn array_of(value: &Value) -> &'static str {
+    match value {
+        Value::Int(_) => "bigint",
+        Value::Real(_) => "double precision",
+        Value::Bool(_) => "boolean",
+        Value::Text(_) => "text",
+        Value::Bytes(_) => "bytea",
+    }
+}
+
+/// Puts what `name` says in the place of each `$n`.
+fn with_arguments(sql: &str, name: impl Fn(&str) -> String) -> String {
+    let mut pieces = sql.split('$');
+    let mut out = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        let digits = piece.find(|c: char| !c.is_ascii_digit()).unwrap_or(piece.len());
+        out.push_str(&name(&piece[..digits]));
+        out.push_str(&piece[digits..]);
+    }
+    out
 }
 
 impl Dialect {
@@ -61,22 +111,21 @@ impl Dialect {
 
     #[must_use]
     pub fn chain(self, text: &ChainText<'_>) -> Chain {
-        let ChainText { update, then, returning } = text;
-        let statements = match self {
-            Self::Postgres => {
-                let beside: String = then
-                    .iter()
-                    .enumerate()
-                    .map(|(index, statement)| format!(", beside_{index} AS ({statement} RETURNING 1)"))
-                    .collect();
-                vec![self.sql(&format!("WITH job AS ({update} RETURNING *){beside} SELECT {returning} FROM job"))]
-            }
-            Self::Sqlite => {
-                let first = self.sql(&format!("{update} RETURNING {returning}"));
-                std::iter::once(first).chain(then.iter().map(|statement| self.sql(statement))).collect()
-            }
-        };
-        Chain { statements }
+        let ChainText { write, then, returning } = text;
+        let alone = write.replace("{from}", "");
+        if self == Self::Sqlite {
+            let first = self.sql(&format!("{alone} RETURNING {returning}"));
+            let statements = std::iter::once(first).chain(then.iter().map(|statement| self.sql(statement)));
+            return Chain { statements: statements.collect(), many: None };
+        }
+        let beside = (0..).zip(*then).map(|(index, then)| format!(", beside_{index} AS ({then} RETURNING 1)"));
+        let rest = format!("{} SELECT job.id AS id, {returning} FROM job", beside.collect::<String>());
+        let statement = self.sql(&format!("WITH job AS ({alone} RETURNING *){rest}"));
+        let write = with_arguments(&write.replace("{from}", "FROM input"), |n| format!("input.a{n}"));
+        // What was written has its arguments beside it.
+        let rest = with_arguments(&rest, |n| if n == "1" { "job.id".to_owned() } else { format!("job.a{n}") });
+        let after_input = self.sql(&format!("job AS ({write} RETURNING *){rest}")).to_string();
+        Chain { statements: vec![statement], many: Some(Many { after_input, sql: OnceLock::new() }) }
     }
 
     fn place(self, name: &str, x: &str) -> String {
@@ -152,8 +201,8 @@ mod tests {
     #[test]
     fn a_chain_is_one_statement_or_one_guarded_transaction() {
         let text = ChainText {
-            update: "UPDATE jobs SET fence = 1 WHERE id = $1",
-            then: &["INSERT INTO x SELECT id FROM {job}"],
+            write: "UPDATE jobs SET fence = $2 {from} WHERE id = $1",
+            then: &["INSERT INTO x SELECT id, $2 FROM {job} WHERE id <> $1"],
             returning: "fence",
         };
         let args: Args = Arc::from([]);
@@ -162,5 +211,23 @@ mod tests {
         assert!(postgres[0].sql.starts_with("WITH job AS (UPDATE jobs"), "{}", postgres[0].sql);
         let sqlite = Dialect::Sqlite.chain(&text).steps(&args);
         assert_eq!(sqlite.iter().map(|step| step.must_affect).collect::<Vec<_>>(), [true, false]);
+        assert_eq!(Dialect::Sqlite.chain(&text).for_many(&args), None);
+    }
+
+    #[test]
+    fn a_chain_for_many_takes_arrays() {
+        let text = ChainText {
+            write: "UPDATE jobs SET fence = $2 {from} WHERE id = $1",
+            then: &["INSERT INTO x SELECT id, $2 FROM {job} WHERE id <> $1"],
+            returning: "fence",
+        };
+        let like: Args = Arc::from(["a".into(), 1_i64.into()]);
+        assert_eq!(
+            &*Dialect::Postgres.chain(&text).for_many(&like).unwrap(),
+            "WITH input AS (SELECT * FROM unnest($1::text[], $2::bigint[]) AS units (a1, a2)), \
+             job AS (UPDATE jobs SET fence = input.a2 FROM input WHERE id = input.a1 RETURNING *), \
+             beside_0 AS (INSERT INTO x SELECT id, job.a2 FROM job WHERE id <> job.id RETURNING 1) \
+             SELECT job.id AS id, fence FROM job"
+        );
     }
 }

@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::dialect::Dialect;
+use super::dialect::{Chain, Dialect};
 use super::row::Row;
 use crate::ledger::LedgerError;
 use crate::ledger::settings::{Hints, NoHints};
 
 /// How long a caller waits for the database: longer than acquiring a connection and the server's own statement timeout
 /// together, so it ends a wait only when the network swallows answers. The task behind it goes on.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// How often a statement is repeated that the database itself rolled back (serialization failure, deadlock).
 pub const REPEATS_MAX: u32 = 3;
@@ -113,6 +113,15 @@ pub struct Step {
     pub must_affect: bool,
 }
 
+/// What became of one chain for many jobs.
+#[derive(Debug)]
+pub enum Group {
+    /// In the order of the arguments: what the write of each answered, `None` where it found nothing.
+    Committed(Vec<Option<Row>>),
+    /// Surely rolled back, all of it; one of them may be at fault.
+    Undone(LedgerError),
+}
+
 /// A database as the ledger uses it.
 #[async_trait]
 pub trait Engine: Send + Sync {
@@ -124,6 +133,12 @@ pub trait Engine: Send + Sync {
     /// Runs all statements in one transaction and returns the rows of each; `None` when a `must_affect` statement
     /// affected nothing and everything was rolled back.
     async fn atomically(&self, steps: Vec<Step>) -> Result<Option<Vec<Vec<Row>>>, LedgerError>;
+
+    /// Runs a chain for many jobs, each at most once, in one transaction.
+    ///
+    /// # Errors
+    /// Whether it was committed is unknown then.
+    async fn group(&self, chain: &Chain, units: Vec<Args>) -> Result<Group, LedgerError>;
 
     /// Hints that settings changed, where the database gives any.
     fn hints(&self) -> Box<dyn Hints> {

@@ -8,15 +8,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::attempt::WRITE_EVENT;
-use super::dialect::{Chain, ChainText, Dialect};
+use super::dialect::{ChainText, Dialect};
 use super::engine::{Engine, Sql, Value};
+use super::group::Grouped;
 use super::{storable, written};
 use crate::ledger::{Hold, JobState, LedgerError, Written};
 
 pub struct Statements {
     renew: Sql,
-    rest: Chain,
-    settle: Chain,
+    rest: Grouped,
+    settle: Grouped,
     release: Sql,
 }
 
@@ -25,10 +26,10 @@ impl Statements {
         // A job that may have been charged never goes back to `waiting`, whatever the caller says.
         let rest = "UPDATE jobs SET state = CASE WHEN maybe_charged OR $3 THEN 'unknown' ELSE 'waiting' END, \
                         maybe_charged = (maybe_charged OR $3), wake_at = {after:$4}, reason = $5, \
-                        lease_owner = NULL, lease_until = NULL, updated_at = {now} \
+                        lease_owner = NULL, lease_until = NULL, updated_at = {now} {from} \
                     WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND state IN ('waiting', 'unknown')";
         let settle = "UPDATE jobs SET state = $3, provider_reference = COALESCE($4, provider_reference), reason = $5, \
-                          lease_owner = NULL, lease_until = NULL, updated_at = {now} \
+                          lease_owner = NULL, lease_until = NULL, updated_at = {now} {from} \
                       WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND state IN ('waiting', 'unknown')";
         Self {
             renew: dialect.sql(
@@ -36,8 +37,8 @@ impl Statements {
                  WHERE jobs.id = held.id AND jobs.fence = held.fence AND jobs.lease_until IS NOT NULL \
                  RETURNING jobs.id AS id, jobs.fence AS fence",
             ),
-            rest: dialect.chain(&ChainText { update: rest, then: &[], returning: "id" }),
-            settle: dialect.chain(&ChainText { update: settle, then: &[WRITE_EVENT], returning: "id" }),
+            rest: Grouped::new(dialect.chain(&ChainText { write: rest, then: &[], returning: "id" })),
+            settle: Grouped::new(dialect.chain(&ChainText { write: settle, then: &[WRITE_EVENT], returning: "id" })),
             release: dialect.sql(
                 "UPDATE jobs SET lease_owner = NULL, lease_until = NULL, updated_at = {now}, \
                      wake_at = CASE WHEN not_before > {now} THEN not_before ELSE {now} END \
@@ -63,8 +64,13 @@ impl Statements {
         Ok(holds.iter().filter(lost).cloned().collect())
     }
 
-    pub async fn put_down(&self, engine: &dyn Engine, hold: &Hold, next: &JobState) -> Result<Written, LedgerError> {
-        let (chain, third, fourth, reason): (&Chain, Value, Value, &str) = match next {
+    pub async fn put_down(
+        &self,
+        engine: &Arc<dyn Engine>,
+        hold: &Hold,
+        next: &JobState,
+    ) -> Result<Written, LedgerError> {
+        let (chain, third, fourth, reason): (&Grouped, Value, Value, &str) = match next {
             JobState::Waiting { wait, reason } => (&self.rest, false.into(), (*wait).into(), reason),
             JobState::Unknown { wait, reason } => (&self.rest, true.into(), (*wait).into(), reason),
             JobState::Final { state, reason, reference } => {
@@ -72,7 +78,7 @@ impl Statements {
             }
         };
         let args: [Value; 5] = [hold.id.as_str().into(), hold.fence.into(), third, fourth, storable(reason).into()];
-        Ok(written(engine.atomically(chain.steps(&Arc::from(args))).await?.is_some()))
+        Ok(written(chain.write(engine, Arc::from(args)).await?.is_some()))
     }
 
     pub async fn release(&self, engine: &dyn Engine, hold: &Hold) -> Result<Written, LedgerError> {

@@ -26,32 +26,32 @@ pub struct Statements {
 impl Statements {
     pub fn new(dialect: Dialect) -> Self {
         let begin = format!(
-            "UPDATE jobs SET last_attempt = last_attempt + 1, lookups = lookups + 1, updated_at = {{now}} \
+            "UPDATE jobs SET last_attempt = last_attempt + 1, lookups = lookups + 1, updated_at = {{now}} {{from}} \
              WHERE {HELD} AND NOT {ON_WIRE}"
         );
         let rest = format!(
             "UPDATE jobs SET resend = CASE WHEN $8 THEN 'granted' ELSE resend END, wake_at = {{after:$9}}, \
-                 reason = $10, lease_owner = NULL, lease_until = NULL, updated_at = {{now}} \
+                 reason = $10, lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
              WHERE {HELD} AND last_attempt = $3 AND {ON_WIRE}"
         );
         let settle = format!(
             "UPDATE jobs SET state = {}, provider_reference = COALESCE($10, provider_reference), reason = {}, \
                  resend = CASE WHEN $8 THEN 'granted' ELSE resend END, \
-                 lease_owner = NULL, lease_until = NULL, updated_at = {{now}} \
+                 lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
              WHERE {HELD} AND last_attempt = $3 AND {ON_WIRE}",
             settled_state("$9"),
             settled_reason("$9", "$11"),
         );
         Self {
             begin: dialect.chain(&ChainText {
-                update: &begin,
+                write: &begin,
                 then: &["INSERT INTO attempts (job_id, number, provider, began_at, kind) \
                          SELECT job.id, job.last_attempt, job.provider, job.updated_at, 'lookup' FROM {job}"],
                 returning: "last_attempt",
             }),
-            rest: dialect.chain(&ChainText { update: &rest, then: &[CLOSE_ATTEMPT], returning: "id" }),
+            rest: dialect.chain(&ChainText { write: &rest, then: &[CLOSE_ATTEMPT], returning: "id" }),
             settle: dialect.chain(&ChainText {
-                update: &settle,
+                write: &settle,
                 then: &[CLOSE_ATTEMPT, WRITE_EVENT],
                 returning: "id, state, reason",
             }),
@@ -97,7 +97,7 @@ impl Statements {
             }
         };
         let rows = engine.atomically(chain.steps(&Arc::from(args))).await?;
-        page_if_conflicting(hold, next, rows.as_deref())?;
+        page_if_conflicting(hold, next, rows.iter().flatten().flatten().next())?;
         Ok(written(rows.is_some()))
     }
 }

@@ -23,9 +23,11 @@ mod attempt;
 mod audit;
 mod authority;
 mod claim;
+mod columns;
 mod dialect;
 pub(super) mod engine;
 mod fleet;
+mod group;
 mod hints;
 mod hold;
 mod lookup;
@@ -81,7 +83,7 @@ impl SqlLedger {
 #[async_trait]
 impl Ledger for SqlLedger {
     async fn claim(&self, job: &Job, hash: ContentHash, owner: &str, lease: Duration) -> Result<Claim, LedgerError> {
-        self.claim.claim(&*self.engine, job, hash, owner, lease).await
+        self.claim.claim(&self.engine, job, hash, owner, lease).await
     }
 
     async fn renew(&self, holds: &[Hold], lease: Duration) -> Result<Vec<Hold>, LedgerError> {
@@ -89,11 +91,11 @@ impl Ledger for SqlLedger {
     }
 
     async fn begin_attempt(&self, hold: &Hold, request: &FrozenRequest) -> Result<Begun, LedgerError> {
-        self.attempt.begin(&*self.engine, hold, request).await
+        self.attempt.begin(&self.engine, hold, request).await
     }
 
     async fn finish_attempt(&self, hold: &Hold, end: &AttemptEnd, next: &JobState) -> Result<Written, LedgerError> {
-        self.attempt.finish(&*self.engine, hold, end, next).await
+        self.attempt.finish(&self.engine, hold, end, next).await
     }
 
     async fn begin_lookup(&self, hold: &Hold) -> Result<Begun, LedgerError> {
@@ -105,7 +107,7 @@ impl Ledger for SqlLedger {
     }
 
     async fn put_down(&self, hold: &Hold, next: &JobState) -> Result<Written, LedgerError> {
-        self.hold.put_down(&*self.engine, hold, next).await
+        self.hold.put_down(&self.engine, hold, next).await
     }
 
     async fn release(&self, hold: &Hold) -> Result<Written, LedgerError> {

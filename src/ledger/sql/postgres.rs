@@ -13,8 +13,9 @@ use sqlx::{
     AssertSqlSafe, Column, ConnectOptions, Connection, Either, Executor, Postgres, Row as _, TypeInfo, ValueRef,
 };
 
-use super::dialect::Dialect;
-use super::engine::{Args, Engine, REPEATS_MAX, Sql, Step, Value, to_the_end};
+use super::columns::{Array, columns, in_order};
+use super::dialect::{Chain, Dialect};
+use super::engine::{Args, Engine, Group, REPEATS_MAX, Sql, Step, Value, to_the_end};
 use super::hints::PostgresHints;
 use super::row::{Cell, Row};
 use crate::ledger::LedgerError;
@@ -28,8 +29,16 @@ const PING_AFTER_IDLE: Duration = Duration::from_secs(1);
 /// The index that two payments settled by one charge would break.
 const ONE_PAYMENT_PER_CHARGE: &str = "jobs_one_payment_per_charge";
 
+/// What else is set for connections that write groups. A row that somebody else holds must not hold up all the others
+/// of its group: they are written one by one then. And a plan that was made while a table was small would read all of
+/// it for ever: by index, whatever the statistics say.
+const FOR_GROUPS: [(&str, &str); 4] =
+    [("lock_timeout", "100ms"), ("enable_seqscan", "off"), ("enable_hashjoin", "off"), ("enable_mergejoin", "off")];
+
 pub struct PostgresEngine {
     pool: PgPool,
+    /// Connections for groups alone.
+    groups: PgPool,
     options: PgConnectOptions,
 }
 
@@ -40,27 +49,33 @@ impl PostgresEngine {
     /// [`LedgerError::Refused`] when the URL cannot be meant or would send payments in plain text.
     pub fn open(url: &str, max_connections: u32, trusted: &Authorities) -> Result<Self, LedgerError> {
         let options = connect_options(url, trusted)?;
-        let pool = PgPoolOptions::new()
-            .max_connections(max_connections)
-            .acquire_timeout(ACQUIRE_TIMEOUT)
-            // Replaced by the hook below.
-            .test_before_acquire(false)
-            .before_acquire(|connection, metadata| {
-                Box::pin(async move {
-                    if metadata.idle_for > PING_AFTER_IDLE {
-                        connection.ping().await?;
-                    }
-                    Ok(true)
-                })
-            })
-            .connect_lazy_with(options.clone());
-        Ok(Self { pool, options })
+        let for_groups = (max_connections / 2).max(1);
+        let groups = pool(for_groups, options.clone().options(FOR_GROUPS));
+        let pool = pool(max_connections.saturating_sub(for_groups).max(1), options.clone());
+        Ok(Self { pool, groups, options })
     }
 
     #[must_use]
     pub fn pool(&self) -> &PgPool {
         &self.pool
     }
+}
+
+fn pool(max_connections: u32, options: PgConnectOptions) -> PgPool {
+    PgPoolOptions::new()
+        .max_connections(max_connections)
+        .acquire_timeout(ACQUIRE_TIMEOUT)
+        // Replaced by the hook below.
+        .test_before_acquire(false)
+        .before_acquire(|connection, metadata| {
+            Box::pin(async move {
+                if metadata.idle_for > PING_AFTER_IDLE {
+                    connection.ping().await?;
+                }
+                Ok(true)
+            })
+        })
+        .connect_lazy_with(options)
 }
 
 fn connect_options(url: &str, trusted: &Authorities) -> Result<PgConnectOptions, LedgerError> {
@@ -132,6 +147,23 @@ impl Engine for PostgresEngine {
         .await
     }
 
+    async fn group(&self, chain: &Chain, units: Vec<Args>) -> Result<Group, LedgerError> {
+        let sql = units.first().and_then(|like| chain.for_many(like));
+        let (Some(sql), Some(columns)) = (sql, columns(&units)) else {
+            return Ok(Group::Undone(LedgerError::Refused("these writes are not alike".to_owned())));
+        };
+        let pool = self.groups.clone();
+        to_the_end(async move {
+            let rows = async { many(&mut *pool.acquire().await?, sql, columns).await }.await;
+            match rows {
+                Ok(rows) => in_order(&units, rows).map(Group::Committed),
+                Err(error) if surely_undone(&error) => Ok(Group::Undone(meaning(&error))),
+                Err(error) => Err(meaning(&error)),
+            }
+        })
+        .await
+    }
+
     fn hints(&self) -> Box<dyn Hints> {
         Box::new(PostgresHints::new(self.options.clone()))
     }
@@ -155,6 +187,20 @@ async fn transaction(pool: &PgPool, steps: &[Step]) -> Result<Option<Vec<Vec<Row
     }
     transaction.commit().await?;
     Ok(Some(all))
+}
+
+async fn many(connection: &mut PgConnection, sql: Sql, columns: Vec<Array>) -> Result<Vec<Row>, sqlx::Error> {
+    let mut query = sqlx::query(AssertSqlSafe(sql));
+    for column in columns {
+        query = match column {
+            Array::Ints(values) => query.bind(values),
+            Array::Reals(values) => query.bind(values),
+            Array::Bools(values) => query.bind(values),
+            Array::Texts(values) => query.bind(values),
+            Array::Bytes(values) => query.bind(values),
+        };
+    }
+    connection.fetch_all(query).await?.iter().map(read).collect()
 }
 
 /// Rows, and whether any row was returned or changed.
@@ -219,6 +265,13 @@ fn rolled_back(error: &sqlx::Error) -> bool {
         }
         _ => false,
     }
+}
+
+/// The server answered that the statement failed, and lives.
+fn surely_undone(error: &sqlx::Error) -> bool {
+    // Connection exceptions, statement completion unknown, operator intervention, system errors.
+    let doubtful = |state: &str| ["08", "40003", "57P", "58"].iter().any(|class| state.starts_with(class));
+    sqlstate(error).is_some_and(|state| !doubtful(&state))
 }
 
 fn sqlstate(error: &sqlx::Error) -> Option<String> {

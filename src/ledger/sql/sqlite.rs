@@ -16,8 +16,8 @@ use sqlx::sqlite::{
 };
 use sqlx::{AssertSqlSafe, Column, ConnectOptions, Connection, Either, Executor, Row as _, Sqlite, TypeInfo, ValueRef};
 
-use super::dialect::Dialect;
-use super::engine::{Args, Engine, Sql, Step, Value, to_the_end};
+use super::dialect::{Chain, Dialect};
+use super::engine::{Args, Engine, Group, Sql, Step, Value, to_the_end};
 use super::postgres::away_or_corrupt;
 use super::row::{Cell, Row};
 use crate::ledger::LedgerError;
@@ -87,6 +87,43 @@ impl Engine for SqliteEngine {
         let pool = self.pool.clone();
         to_the_end(async move { transaction(&pool, &steps).await.map_err(|error| meaning(&error)) }).await
     }
+
+    /// One statement after the other: what costs is the file's sync, and there is one for all.
+    async fn group(&self, chain: &Chain, units: Vec<Args>) -> Result<Group, LedgerError> {
+        let pool = self.pool.clone();
+        let units: Vec<Vec<Step>> = units.iter().map(|args| chain.steps(args)).collect();
+        to_the_end(async move { together(&pool, &units).await.map_err(|error| meaning(&error)) }).await
+    }
+}
+
+async fn together(pool: &SqlitePool, units: &[Vec<Step>]) -> Result<Group, sqlx::Error> {
+    let mut connection = acquire(pool).await?;
+    let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await?;
+    let mut rows = Vec::with_capacity(units.len());
+    for steps in units {
+        match unit(&mut transaction, steps).await {
+            Ok(row) => rows.push(row),
+            Err(error) => {
+                transaction.rollback().await?;
+                return Ok(Group::Undone(meaning(&error)));
+            }
+        }
+    }
+    transaction.commit().await?;
+    Ok(Group::Committed(rows))
+}
+
+/// The first statement decides; where it finds nothing, nothing was written that would have to be undone.
+async fn unit(connection: &mut SqliteConnection, steps: &[Step]) -> Result<Option<Row>, sqlx::Error> {
+    let mut first = None;
+    for step in steps {
+        let (rows, affected) = run(connection, step).await?;
+        if step.must_affect && !affected {
+            return Ok(None);
+        }
+        first = first.or_else(|| rows.into_iter().next());
+    }
+    Ok(first)
 }
 
 /// A connection, opened if need be. While processes open one new file at the same moment, the switch to WAL is refused

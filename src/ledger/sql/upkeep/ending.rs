@@ -30,13 +30,13 @@ impl Statements {
         let expired = format!("SELECT id FROM jobs WHERE {EXPIRED} ORDER BY expires_at LIMIT $1");
         let expire = format!(
             "UPDATE jobs SET state = 'expired', reason = $2, fence = fence + 1, lease_owner = NULL, lease_until = NULL, \
-                 updated_at = {{now}} \
+                 updated_at = {{now}} {{from}} \
              WHERE id = $1 AND {EXPIRED}"
         );
         let set_aside = format!(
             "UPDATE jobs SET state = 'review', reason = $2, maybe_charged = (maybe_charged OR state = 'sending'), \
                  attempts = attempts + CASE WHEN state = 'sending' THEN 1 ELSE 0 END, fence = fence + 1, \
-                 lease_owner = NULL, lease_until = NULL, updated_at = {{now}} \
+                 lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
              WHERE id = $1 AND {OPEN} AND (lease_until IS NULL OR lease_until <= {{now}})"
         );
         let close_attempt = "UPDATE attempts SET ended_at = {now}, outcome = 'unknown', detail = $3, \
@@ -45,9 +45,9 @@ impl Statements {
                  AND attempts.ended_at IS NULL";
         Self {
             expired: dialect.sql(&expired),
-            expire: dialect.chain(&ChainText { update: &expire, then: &[WRITE_EVENT], returning: "id" }),
+            expire: dialect.chain(&ChainText { write: &expire, then: &[WRITE_EVENT], returning: "id" }),
             set_aside: dialect.chain(&ChainText {
-                update: &set_aside,
+                write: &set_aside,
                 then: &[close_attempt, WRITE_EVENT],
                 returning: "id",
             }),
