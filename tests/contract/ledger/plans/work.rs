@@ -1,12 +1,13 @@
 //! What a worker, a sweeper and a person make of a ledger, through its faces, one duty after the other.
 
+use futures_util::future::join_all;
 use sluicegate::domain::clock_witness::{Ahead, Word};
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::time::Micros;
 use sluicegate::ledger::fleet::WorkerReport;
 use sluicegate::ledger::operator::{By, Filter, Verdict};
 use sluicegate::ledger::upkeep::{Checked, Overdue};
-use sluicegate::ledger::{AttemptEnd, Begun, JobState, LookupEnd, RejectedMessage};
+use sluicegate::ledger::{AttemptEnd, Begun, JobState, LookupEnd, RejectedMessage, Written};
 
 use super::super::*;
 use super::filling::LANES;
@@ -34,6 +35,8 @@ pub const ON_THE_WAY: [&str; 18] = [
     "a story is told",
 ];
 
+/// Jobs that are worked on at the same time.
+const CROWD: u32 = 40;
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// The work, under names that begin with `run`.
@@ -74,15 +77,38 @@ impl<E: Explained> Working<'_, E> {
         Job { provider: name(&lane(number)), account: Some(Token::new("acct_7").unwrap()), ..job(&id) }
     }
 
-    async fn take(&mut self, what: &str, number: u32) -> Hold {
-        self.fixture.take(&self.job(what, number)).await.hold
+    /// So many jobs at the same time that some of them are written together, and the first alone.
+    async fn take(&self, what: &str, round: u32) -> Vec<Hold> {
+        let jobs: Vec<Job> = (0..CROWD).map(|number| self.job(what, round * CROWD + number)).collect();
+        let taken = jobs.iter().map(|job| async move { self.fixture.take(job).await.hold });
+        join_all(taken).await
     }
 
-    async fn begun(&mut self, hold: &Hold) -> u32 {
-        match self.fixture.ledger().begin_attempt(hold, &request(hold.id.as_str())).await.unwrap() {
-            Begun::Attempt(number) => number,
-            Begun::Lost => panic!("{hold:?} is lost"),
-        }
+    async fn begun(&self, holds: &[Hold]) -> Vec<u32> {
+        let ledger = &self.fixture.ledger();
+        let begun = holds.iter().map(|hold| async move {
+            match ledger.begin_attempt(hold, &request(hold.id.as_str())).await.unwrap() {
+                Begun::Attempt(number) => number,
+                Begun::Lost => panic!("{hold:?} is lost"),
+            }
+        });
+        join_all(begun).await
+    }
+
+    /// Ends the attempts of these numbers.
+    async fn ended(&self, holds: &[Hold], numbers: &[u32], outcome: &'static str, next: impl Fn(&Hold) -> JobState) {
+        let ledger = &self.fixture.ledger();
+        let ended = holds.iter().zip(numbers).map(|(hold, number)| {
+            let next = next(hold);
+            async move { ledger.finish_attempt(hold, &end(*number, outcome), &next).await.unwrap() }
+        });
+        assert!(join_all(ended).await.iter().all(|written| *written == Written::Kept), "{outcome}");
+    }
+
+    async fn put_down(&self, holds: &[Hold], next: &JobState) {
+        let ledger = &self.fixture.ledger();
+        let put = holds.iter().map(|hold| async move { ledger.put_down(hold, next).await.unwrap() });
+        assert!(join_all(put).await.iter().all(|written| *written == Written::Kept), "{next:?}");
     }
 
     /// Several of each: from the sixth on PostgreSQL may plan for any arguments.
@@ -100,53 +126,55 @@ impl<E: Explained> Working<'_, E> {
 
     async fn intake(&mut self, round: u32) {
         let ledger = self.fixture.ledger();
-        let hold = self.take("claimed", round).await;
+        let holds = self.take("claimed", round).await;
         self.did("a job is recorded").await;
-        let claimed = self.job("claimed", round);
+        let claimed = self.job("claimed", round * CROWD);
         let held = ledger.claim(&claimed, hash(1), "worker-b", LEASE).await.unwrap();
         assert!(matches!(held, Claim::InHand { .. }), "{held:?}");
-        let same_key = Job { idempotency_key: Some(claimed.id.clone()), ..self.job("same-key", round) };
+        let same_key = Job { idempotency_key: Some(claimed.id.clone()), ..self.job("same-key", round * CROWD) };
         let conflict = ledger.claim(&same_key, hash(1), "worker-b", LEASE).await.unwrap();
         assert!(matches!(conflict, Claim::Conflict(_)), "{conflict:?}");
         self.did("a job is refused").await;
-        assert_eq!(ledger.renew(std::slice::from_ref(&hold), LEASE).await.unwrap(), []);
+        assert_eq!(ledger.renew(&holds, LEASE).await.unwrap(), []);
         let others: Vec<Hold> = (0..100).map(|n| Hold { id: Token::new(format!("f-{n}")).unwrap(), fence: 9 }).collect();
         assert_eq!(ledger.renew(&others, LEASE).await.unwrap().len(), 100);
         self.did("leases are renewed").await;
-        ledger.release(&hold).await.unwrap();
+        let released = holds.iter().map(|hold| ledger.release(hold));
+        assert!(join_all(released).await.into_iter().all(|written| written.unwrap() == Written::Kept));
         self.did("a job is given back").await;
         self.take("claimed", round).await;
         self.did("a job comes back").await;
-        let hold = self.take("parked", round).await;
+        let parked = self.take("parked", round).await;
         self.did("a job is recorded").await;
-        ledger.put_down(&hold, &wait()).await.unwrap();
+        self.put_down(&parked, &wait()).await;
         let late = self.take("late", round).await;
         let expired = JobState::Final { state: FinalState::Expired, reason: "late".to_owned(), reference: None };
-        ledger.put_down(&late, &expired).await.unwrap();
+        self.put_down(&late, &expired).await;
         self.did("a job is put down").await;
     }
 
     async fn sending(&mut self, round: u32) {
-        let ledger = self.fixture.ledger();
-        let hold = self.take("sent", round).await;
+        let holds = self.take("sent", round).await;
         self.did("a job is recorded").await;
-        let number = self.begun(&hold).await;
+        let numbers = self.begun(&holds).await;
         self.did("a request is begun").await;
-        assert_eq!(ledger.begin_attempt(&hold, &request(hold.id.as_str())).await.unwrap(), Begun::Lost);
+        let again = self.fixture.ledger().begin_attempt(&holds[0], &request(holds[0].id.as_str())).await.unwrap();
+        assert_eq!(again, Begun::Lost);
         self.did("a request is refused").await;
-        ledger.finish_attempt(&hold, &end(number, "throttled"), &wait()).await.unwrap();
+        self.ended(&holds, &numbers, "throttled", |_| wait()).await;
         self.did("an attempt ends in a wait").await;
-        let hold = self.take("sent", round).await;
+        let holds = self.take("sent", round).await;
         self.did("a job comes back").await;
-        let number = self.begun(&hold).await;
+        let numbers = self.begun(&holds).await;
         self.did("a request is begun").await;
-        let next = done(Some(format!("charge-{}-{round}", self.run)));
-        ledger.finish_attempt(&hold, &end(number, "accepted"), &next).await.unwrap();
+        self.ended(&holds, &numbers, "accepted", |hold| done(Some(format!("charge-{}", hold.id)))).await;
         self.did("an attempt settles its job").await;
-        // A worker that was lost with its request on the wire.
-        let hold = self.take("lost", round).await;
-        self.begun(&hold).await;
-        self.fixture.expire_lease(&hold).await;
+        // A worker that was lost with its requests on the wire.
+        let holds = self.take("lost", round).await;
+        self.begun(&holds).await;
+        for hold in &holds {
+            self.fixture.expire_lease(hold).await;
+        }
         self.did("the test's own").await;
         self.take("lost", round).await;
         self.did("a job comes back").await;
@@ -154,21 +182,25 @@ impl<E: Explained> Working<'_, E> {
 
     async fn looking_up(&mut self, round: u32) {
         let ledger = self.fixture.ledger();
-        let hold = self.take("asked", round).await;
-        let number = self.begun(&hold).await;
-        ledger.finish_attempt(&hold, &end(number, "unknown"), &unknown()).await.unwrap();
+        let holds = self.take("asked", round).await;
+        let numbers = self.begun(&holds).await;
+        self.ended(&holds, &numbers, "unknown", |_| unknown()).await;
         self.did("an attempt ends in a wait").await;
-        for (next, during) in [
-            (unknown(), "a look-up ends in a wait"),
-            (done(Some(format!("found-{}-{round}", self.run))), "a look-up settles its job"),
-        ] {
-            let hold = self.take("asked", round).await;
+        for (settles, during) in [(false, "a look-up ends in a wait"), (true, "a look-up settles its job")] {
+            let holds = self.take("asked", round).await;
             self.did("a job comes back").await;
-            let Begun::Attempt(number) = ledger.begin_lookup(&hold).await.unwrap() else { panic!("{hold:?} is lost") };
+            let begun = join_all(holds.iter().map(|hold| ledger.begin_lookup(hold))).await;
             self.did("a look-up is begun").await;
-            let detail = "found".to_owned();
-            let end = LookupEnd { number, outcome: "accepted", status: Some(200), detail, grants_resend: false };
-            ledger.finish_lookup(&hold, &end, &next).await.unwrap();
+            let ended = holds.iter().zip(begun).map(|(hold, begun)| {
+                let Begun::Attempt(number) = begun.unwrap() else { panic!("{hold:?} is lost") };
+                let next = if settles { done(Some(format!("found-{}", hold.id))) } else { unknown() };
+                let (detail, ledger) = ("found".to_owned(), &ledger);
+                async move {
+                    let end = LookupEnd { number, outcome: "accepted", status: Some(200), detail, grants_resend: false };
+                    ledger.finish_lookup(hold, &end, &next).await.unwrap()
+                }
+            });
+            assert!(join_all(ended).await.iter().all(|written| *written == Written::Kept), "{during}");
             self.did(during).await;
         }
     }
@@ -215,18 +247,19 @@ impl<E: Explained> Working<'_, E> {
             upkeep.take_turn("sweep", Duration::ZERO).await.unwrap();
             assert_eq!(upkeep.take_overdue(&lane, &which).await.unwrap().len(), 10);
             self.did("overdue jobs are taken").await;
-            let hold = self.take("kept", round).await;
-            self.fixture.ledger().put_down(&hold, &wait()).await.unwrap();
+            let kept = self.job("kept", round);
+            let hold = self.fixture.take(&kept).await.hold;
+            self.put_down(std::slice::from_ref(&hold), &wait()).await;
             self.did("a job is put down").await;
             upkeep.keep_unqueued(&hold).await.unwrap();
             assert_eq!(upkeep.take_unqueued(&lane, 10 * MINUTE, MINUTE, 10).await.unwrap().len(), 1);
             self.did("jobs without a message are taken").await;
-            upkeep.standing(&self.job("kept", round), hash(1)).await.unwrap();
+            upkeep.standing(&kept, hash(1)).await.unwrap();
             upkeep.set_aside(&hold.id, "why").await.unwrap();
             self.did("a job is set aside").await;
             let late = Job { expires_at: Some(sluicegate::domain::time::EpochMs(1)), ..self.job("expires", round) };
             let hold = self.fixture.take(&late).await.hold;
-            self.fixture.ledger().put_down(&hold, &wait()).await.unwrap();
+            self.put_down(&[hold], &wait()).await;
             self.did("a job is put down").await;
             assert_eq!(upkeep.expire("too late", 10).await.unwrap(), 1);
             self.did("waiting jobs expire").await;
@@ -260,12 +293,12 @@ impl<E: Explained> Working<'_, E> {
         let operator = self.fixture.database.operator();
         let by = By { os_user: "alice@desk".to_owned(), program: None, because: Some("asked".to_owned()) };
         for round in 0..8 {
-            let settled = self.job("sent", round).id;
+            let settled = self.job("sent", round * CROWD).id;
             operator.show(&settled).await.unwrap().unwrap();
             self.did("a story is told").await;
             operator.surroundings(&settled, &[name(&lane(round))]).await.unwrap();
             self.did("a job's surroundings are told").await;
-            let waiting = self.job("parked", round).id;
+            let waiting = self.job("parked", round * CROWD).id;
             assert_eq!(operator.decide(&waiting, &Verdict::Cancel, None, &by).await.unwrap(), Ok(()));
             self.did("a person decides").await;
             let of_account = Filter { account: Some(Token::new("acct_7").unwrap()), ..Filter::default() };
