@@ -35,7 +35,7 @@ def statements(words, jobs, lane, settled="n % 2 = 0"):
             payload, state, wake_at, attempts, last_attempt, fence, first_sent_at, first_sent_number, frozen_method,
             frozen_url, frozen_key, frozen_content_type, frozen_body, frozen_fingerprint, provider_reference, reason,
             created_at, updated_at)
-        SELECT 'past-' || n, '{lane}', 'past-' || n, {words["false"]}, {words["hash"]}, 100, 'EUR', 'acct_' || n % 1000, 1, 0,
+        SELECT 'past-' || n, '{lane}', 'past-' || n, {words["false"]}, {words["hash"]}, 100, 'EUR', 'acct_' || (n % 1000), 1, 0,
             '{{"token":"tok_1234567890"}}', CASE WHEN {settled} THEN 'succeeded' ELSE 'waiting' END, {wake},
             CASE WHEN {settled} THEN 1 ELSE 0 END, CASE WHEN {settled} THEN 1 ELSE 0 END, 1, {sent(made)}, {sent("1")},
             {sent("'POST'")}, {sent("'http://127.0.0.1:9000/charges'")}, {sent("'past-' || n")},

@@ -18,6 +18,7 @@ impl Fixture {
         self.sql(&sql.attempts()).await.unwrap();
         self.sql(&sql.events()).await.unwrap();
         self.sql(&sql.rejected()).await.unwrap();
+        self.sql(&sql.audited()).await.unwrap();
     }
 }
 
@@ -40,7 +41,7 @@ impl Dialect {
     fn jobs(&self) -> String {
         let (made, hash, body) = (self.ago(&format!("{JOBS} - n")), self.bytes(32), self.bytes(80));
         // Every other open one is due; none is in hand.
-        let wake = self.ago("CASE WHEN (n / 20) % 2 = 0 THEN 100 + n % 97 ELSE -3600 - n % 97 END");
+        let wake = self.ago("CASE WHEN (n / 200) % 2 = 0 THEN 100 + n % 97 ELSE -3600 - n % 97 END");
         let expiry = self.ago("-86400 - n");
         let sent = "n % 20 IN (3, 4, 5) OR n % 20 >= 10";
         let frozen = |value: &str| format!("CASE WHEN {sent} THEN {value} END");
@@ -54,7 +55,7 @@ impl Dialect {
                  first_sent_at, first_sent_number, frozen_method, frozen_url, frozen_key, frozen_content_type, \
                  frozen_body, frozen_fingerprint, created_at, updated_at) \
              WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {JOBS}) \
-             SELECT 'f-' || n, 'lane-' || (n / 20) % {LANES}, 'f-' || n, n < 0, {hash}, 100, 'EUR', 'acct_' || n % 500, \
+             SELECT 'f-' || n, 'lane-' || ((n / 20) % {LANES}), 'f-' || n, n < 0, {hash}, 100, 'EUR', 'acct_' || (n % 500), \
                  1, 0, CASE WHEN n % 40 = 0 THEN {expiry} END, '{{}}', {STATE}, {wake}, \
                  CASE WHEN {sent} THEN 1 ELSE 0 END, CASE WHEN {sent} THEN 1 ELSE 0 END, n % 20 = 3, 1, {sent_at}, \
                  {one}, {method}, {url}, {id}, {kind}, {body}, {print}, {made}, {made} \
@@ -73,13 +74,21 @@ impl Dialect {
             .to_owned()
     }
 
-    /// All but the youngest few were published.
+    /// Most were not published: the broker was away for long.
     fn events(&self) -> String {
-        let lately = self.ago("60");
+        let lately = self.ago("19000");
         format!(
             "INSERT INTO outcome_events (job_id, provider, state, attempts, at, published_at) \
              SELECT id, provider, state, attempts, updated_at, CASE WHEN updated_at < {lately} THEN updated_at END \
              FROM jobs WHERE state NOT IN ('waiting', 'sending', 'unknown')"
+        )
+    }
+
+    fn audited(&self) -> String {
+        format!(
+            "INSERT INTO job_audit (at, job_id, who, old_state, new_state, cleared_maybe_charged) \
+             SELECT {}, id, 'alice', 'review', state, maybe_charged FROM jobs WHERE state = 'succeeded'",
+            self.ago("60")
         )
     }
 

@@ -251,11 +251,11 @@ impl<E: Explained> Working<'_, E> {
             let hold = self.fixture.take(&kept).await.hold;
             self.put_down(std::slice::from_ref(&hold), &wait()).await;
             self.did("a job is put down").await;
-            upkeep.keep_unqueued(&hold).await.unwrap();
+            assert_eq!(upkeep.keep_unqueued(&hold).await.unwrap(), Written::Kept);
             assert_eq!(upkeep.take_unqueued(&lane, 10 * MINUTE, MINUTE, 10).await.unwrap().len(), 1);
             self.did("jobs without a message are taken").await;
             upkeep.standing(&kept, hash(1)).await.unwrap();
-            upkeep.set_aside(&hold.id, "why").await.unwrap();
+            assert_eq!(upkeep.set_aside(&hold.id, "why").await.unwrap(), Written::Kept);
             self.did("a job is set aside").await;
             let late = Job { expires_at: Some(sluicegate::domain::time::EpochMs(1)), ..self.job("expires", round) };
             let hold = self.fixture.take(&late).await.hold;
