@@ -12,8 +12,10 @@ use super::work::Working;
 use super::{Access, Explained, LARGE, judge};
 
 /// What a full scan may be of: small tables, and rows that a statement made itself.
-const SMALL: [&str; 8] =
-    ["json_each", "held", "names", "e", "CONSTANT", "providers", "limiter_authority", "worker_reports"];
+const SMALL: [&str; 13] = [
+    "json_each", "held", "names", "e", "CONSTANT", "providers", "limiter_authority", "worker_reports", "sharing", "used",
+    "longest", "lately", "lanes",
+];
 
 const LAST: &str = "SELECT 1";
 /// What reads no table, and our own questions.

@@ -51,6 +51,10 @@ fn lane(number: u32) -> String {
     format!("lane-{}", number % LANES)
 }
 
+fn account(number: u32) -> Token {
+    Token::new(format!("acct_{}", number % 500)).unwrap()
+}
+
 fn end(number: u32, outcome: &'static str) -> AttemptEnd {
     AttemptEnd { number, outcome, status: Some(200), detail: "said so".to_owned(), counts: true }
 }
@@ -74,7 +78,7 @@ impl<E: Explained> Working<'_, E> {
 
     fn job(&self, what: &str, number: u32) -> Job {
         let id = format!("{}-{what}-{number}", self.run);
-        Job { provider: name(&lane(number)), account: Some(Token::new("acct_7").unwrap()), ..job(&id) }
+        Job { provider: name(&lane(number)), account: Some(account(number)), ..job(&id) }
     }
 
     /// So many jobs at the same time that some of them are written together, and the first alone.
@@ -301,7 +305,7 @@ impl<E: Explained> Working<'_, E> {
             let waiting = self.job("parked", round * CROWD).id;
             assert_eq!(operator.decide(&waiting, &Verdict::Cancel, None, &by).await.unwrap(), Ok(()));
             self.did("a person decides").await;
-            let of_account = Filter { account: Some(Token::new("acct_7").unwrap()), ..Filter::default() };
+            let of_account = Filter { account: Some(account(7)), ..Filter::default() };
             operator.list(&of_account, None, 20).await.unwrap();
             self.did("an account's jobs are listed").await;
             operator.list(&Filter::default(), None, 20).await.unwrap();
