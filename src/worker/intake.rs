@@ -255,3 +255,19 @@ pub(super) fn rejection(copy: &Copy, invalid: &Invalid, job_id: Option<JobId>) -
     };
     (outgoing, row)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes_of<A, B, F>(_: impl Fn(A, B) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    /// Ten thousand wait in hand at once, each in a future as large as its largest step.
+    #[test]
+    fn a_job_in_hand_takes_little_room() {
+        let bytes = bytes_of(work_off);
+        assert!(bytes <= 5_000, "{bytes} bytes");
+    }
+}

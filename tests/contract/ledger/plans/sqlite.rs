@@ -13,8 +13,19 @@ use super::{Access, Explained, LARGE, judge};
 
 /// What a full scan may be of: small tables, and rows that a statement made itself.
 const SMALL: [&str; 13] = [
-    "json_each", "held", "names", "e", "CONSTANT", "providers", "limiter_authority", "worker_reports", "sharing", "used",
-    "longest", "lately", "lanes",
+    "json_each",
+    "held",
+    "names",
+    "e",
+    "CONSTANT",
+    "providers",
+    "limiter_authority",
+    "worker_reports",
+    "sharing",
+    "used",
+    "longest",
+    "lately",
+    "lanes",
 ];
 
 const LAST: &str = "SELECT 1";

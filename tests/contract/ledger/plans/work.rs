@@ -140,7 +140,8 @@ impl<E: Explained> Working<'_, E> {
         assert!(matches!(conflict, Claim::Conflict(_)), "{conflict:?}");
         self.did("a job is refused").await;
         assert_eq!(ledger.renew(&holds, LEASE).await.unwrap(), []);
-        let others: Vec<Hold> = (0..100).map(|n| Hold { id: Token::new(format!("f-{n}")).unwrap(), fence: 9 }).collect();
+        let others: Vec<Hold> =
+            (0..100).map(|n| Hold { id: Token::new(format!("f-{n}")).unwrap(), fence: 9 }).collect();
         assert_eq!(ledger.renew(&others, LEASE).await.unwrap().len(), 100);
         self.did("leases are renewed").await;
         let released = holds.iter().map(|hold| ledger.release(hold));
@@ -200,7 +201,8 @@ impl<E: Explained> Working<'_, E> {
                 let next = if settles { done(Some(format!("found-{}", hold.id))) } else { unknown() };
                 let (detail, ledger) = ("found".to_owned(), &ledger);
                 async move {
-                    let end = LookupEnd { number, outcome: "accepted", status: Some(200), detail, grants_resend: false };
+                    let end =
+                        LookupEnd { number, outcome: "accepted", status: Some(200), detail, grants_resend: false };
                     ledger.finish_lookup(hold, &end, &next).await.unwrap()
                 }
             });
