@@ -103,8 +103,7 @@ fn reason(number: u64) -> &'static str {
     MALFORMED.get(usize::try_from(number).unwrap() % (MALFORMED.len() + 1)).map_or("malformed", |(_, reason)| reason)
 }
 
-async fn opened() -> Stand {
-    let mut stand = Stand::start();
+async fn opened(mut stand: Stand) -> Stand {
     let latency = (Duration::from_millis(20), Duration::from_millis(80));
     let limits = |limits: &[&str]| limits.iter().map(|limit| limit.parse().unwrap()).collect();
     stand.add_provider("acme", FakeOptions { limits: limits(&["100/1s"]), latency, ..FakeOptions::default() }).await;
@@ -167,7 +166,7 @@ fn judge(stand: &Stand, load: &Load, exactly_once: bool) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn everything_is_paid_once_within_every_limit() {
-    let mut stand = opened().await;
+    let mut stand = opened(Stand::start_alone()).await;
     let load = Load { acme: 2_200, bolt: 800, twice: 100, malformed: 50 };
     let messages = load.messages();
     assert_eq!(stand.publish(&messages), messages.len());
@@ -182,9 +181,8 @@ async fn everything_is_paid_once_within_every_limit() {
     let (from, to) = (500, (arrivals.len() - 150) / 100 * 100);
     let rate = (to - from) as f64 * 1e6 / (arrivals[to] - arrivals[from]) as f64;
     println!("acme: {rate:.2}/s of {possible:.2}/s, {:.1} %", 100.0 * rate / possible);
-    // Alone it is 99 % and more, which `bench fidelity` measures; beside the other tests of this target the two processes
-    // wait for a processor, too.
-    assert!(rate >= 0.85 * possible, "{rate:.2}/s of {possible:.2}/s");
+    // It is 99 % and more, which `bench fidelity` measures; two processors have the engines and the judge to carry, too.
+    assert!(rate >= 0.95 * possible, "{rate:.2}/s of {possible:.2}/s");
 
     for worker in 0..2 {
         let log = stand.stop_worker(worker);
@@ -194,7 +192,7 @@ async fn everything_is_paid_once_within_every_limit() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_and_each_engine_may_die_in_the_middle() {
-    let mut stand = opened().await;
+    let mut stand = opened(Stand::start()).await;
     let load = Load { acme: 1_800, bolt: 300, twice: 60, malformed: 26 };
     let messages = load.messages();
     assert_eq!(stand.publish(&messages), messages.len());

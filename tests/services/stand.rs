@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
@@ -22,6 +23,15 @@ const PYTHON: &str = "/usr/bin/python3";
 const VHOST: &str = "billing";
 const DATABASE: &str = "billing";
 
+/// The machine: shared by the tests of this target, but for one that measures how much of a limit is used.
+static MACHINE: RwLock<()> = RwLock::new(());
+
+#[expect(dead_code, reason = "held, never read")]
+enum Machine {
+    Shared(RwLockReadGuard<'static, ()>),
+    Alone(RwLockWriteGuard<'static, ()>),
+}
+
 pub struct Stand {
     pub postgres: Postgres,
     pub redis: Redis,
@@ -30,6 +40,8 @@ pub struct Stand {
     dir: PathBuf,
     pub providers: BTreeMap<&'static str, Fake>,
     workers: Vec<Option<Worker>>,
+    /// Last, so that it is given up when everything else has ended.
+    _machine: Machine,
 }
 
 pub struct Fake {
@@ -69,6 +81,15 @@ impl Fake {
 impl Stand {
     /// Engines up, database migrated, nothing else.
     pub fn start() -> Self {
+        Self::on(Machine::Shared(MACHINE.read().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    /// The same while no other test of this target runs.
+    pub fn start_alone() -> Self {
+        Self::on(Machine::Alone(MACHINE.write().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    fn on(machine: Machine) -> Self {
         let (postgres, redis, rabbit) = (Postgres::start(), Redis::start(), RabbitNode::start());
         let broker_url = rabbit.create_vhost(VHOST);
         postgres.create_database(DATABASE);
@@ -80,6 +101,7 @@ impl Stand {
             dir: private_dir("billing"),
             providers: BTreeMap::new(),
             workers: Vec::new(),
+            _machine: machine,
         };
         stand.sluicegate(&["migrate"]);
         stand

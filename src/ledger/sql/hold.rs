@@ -14,6 +14,10 @@ use super::group::Grouped;
 use super::{storable, written};
 use crate::ledger::{Hold, JobState, LedgerError, Written};
 
+/// Leases prolonged by one statement: their rows are locked for as long as it takes, and who finishes one of those jobs
+/// waits.
+const RENEWED_AT_ONCE: usize = 250;
+
 pub struct Statements {
     renew: Sql,
     rest: Grouped,
@@ -48,18 +52,18 @@ impl Statements {
     }
 
     pub async fn renew(&self, engine: &dyn Engine, holds: &[Hold], lease: Duration) -> Result<Vec<Hold>, LedgerError> {
-        if holds.is_empty() {
-            return Ok(Vec::new());
-        }
         // Ordered, so that two renewals never wait for each other's rows crosswise.
         let mut ordered: Vec<&Hold> = holds.iter().collect();
         ordered.sort_by(|a, b| a.id.cmp(&b.id));
-        let list: Vec<_> =
-            ordered.iter().map(|hold| serde_json::json!({"id": hold.id.as_str(), "fence": hold.fence})).collect();
-        let args: [Value; 2] = [serde_json::Value::from(list).to_string().into(), lease.into()];
-        let rows = engine.query(&self.renew, Arc::from(args)).await?;
-        let kept: HashSet<(String, i64)> =
-            rows.iter().map(|row| Ok((row.text("id")?, row.int("fence")?))).collect::<Result<_, LedgerError>>()?;
+        let mut kept: HashSet<(String, i64)> = HashSet::new();
+        for some in ordered.chunks(RENEWED_AT_ONCE) {
+            let list: Vec<_> =
+                some.iter().map(|hold| serde_json::json!({"id": hold.id.as_str(), "fence": hold.fence})).collect();
+            let args: [Value; 2] = [serde_json::Value::from(list).to_string().into(), lease.into()];
+            for row in engine.query(&self.renew, Arc::from(args)).await? {
+                kept.insert((row.text("id")?, row.int("fence")?));
+            }
+        }
         let lost = |hold: &&Hold| !kept.contains(&(hold.id.as_str().to_owned(), hold.fence));
         Ok(holds.iter().filter(lost).cloned().collect())
     }
