@@ -99,7 +99,8 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand) -> End {
                 put_down_next(lane, job, next, "again").await
             }
             None => match lane.pauses.turn() {
-                Some(turn) => send(lane, &settings, job, &call, (permit, &turn)).await,
+                // Thousands wait for their permits, few send: those alone pay for the room that it takes.
+                Some(turn) => Box::pin(send(lane, &settings, job, &call, (permit, &turn))).await,
                 None => {
                     lane.meter.permit_returned(Returned::Probing);
                     let reason = "another job finds out whether the provider is up again";

@@ -151,7 +151,7 @@ async fn steps(lane: &LaneParts, copy: &Copy, delivered_at: Instant) -> End {
     };
     spans::name_job(&decoded.job.id);
     match claim(lane, &decoded).instrument(spans::step("claim")).await {
-        Some(Claim::Claimed(claimed)) => begin(lane, decoded, *claimed, delivered_at).await,
+        Some(Claim::Claimed(claimed)) => begin(lane, decoded, claimed, delivered_at).await,
         Some(Claim::Settled) => End::Ack,
         // Its holder, or whoever takes over, will settle it; then this copy finds it settled.
         Some(Claim::InHand { lease_left }) => {
@@ -174,7 +174,7 @@ async fn claim(lane: &LaneParts, decoded: &Decoded) -> Option<Claim> {
 }
 
 /// A claimed job whose time has come is executed; one that must wait is put down for that long.
-async fn begin(lane: &LaneParts, decoded: Decoded, claimed: Claimed, delivered_at: Instant) -> End {
+async fn begin(lane: &LaneParts, decoded: Decoded, claimed: Box<Claimed>, delivered_at: Instant) -> End {
     faults::crash(Point::AfterClaim);
     // One that may expire is looked at when it does, however long it was to wait.
     let expires_in = claimed.expires_in.filter(|_| !claimed.unknown);
@@ -182,7 +182,7 @@ async fn begin(lane: &LaneParts, decoded: Decoded, claimed: Claimed, delivered_a
     let job = JobInHand {
         job: decoded.job,
         held: lane.worker.in_hand.hold(claimed.hold.clone()),
-        claimed,
+        claimed: *claimed,
         delivered_at,
         claimed_at: Instant::now(),
     };
@@ -254,4 +254,20 @@ pub(super) fn rejection(copy: &Copy, invalid: &Invalid, job_id: Option<JobId>) -
         properties: copy.properties.clone(),
     };
     (outgoing, row)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes_of<A, B, F>(_: impl Fn(A, B) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    /// Ten thousand wait in hand at once, each in a future as large as its largest step.
+    #[test]
+    fn a_job_in_hand_takes_little_room() {
+        let bytes = bytes_of(work_off);
+        assert!(bytes <= 5_000, "{bytes} bytes");
+    }
 }

@@ -137,9 +137,10 @@ async fn serve(
             () = sleep_until(rests_until.unwrap_or_else(Instant::now)), if rests_until.is_some() => {}
             taken = take(lane, &free), if arrived => match taken? {
                 Some((delivery, place)) => {
-                    let job = intake::work_off(Arc::clone(parts), delivery);
+                    let lane = Arc::clone(parts);
+                    // Made where it is awaited: what a block captures and awaits is kept twice.
                     let job = jobs.track_future(async move {
-                        job.await;
+                        intake::work_off(lane, delivery).await;
                         drop(place);
                     });
                     parts.worker.jobs.spawn(job);

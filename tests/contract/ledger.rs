@@ -24,6 +24,7 @@ mod live;
 mod lookups;
 mod operator;
 mod outbox;
+mod plans;
 mod recent;
 mod schema;
 mod settings;

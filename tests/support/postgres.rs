@@ -58,6 +58,11 @@ impl Postgres {
         self.url(name)
     }
 
+    /// What the server has written into its log so far.
+    pub fn log_text(&self) -> String {
+        self.server.lock().unwrap().as_ref().expect("the cluster runs").log_text()
+    }
+
     /// `psql` on a database, failing on the first error.
     pub fn psql(&self, database: &str) -> Command {
         let mut psql = Command::new(format!("{BIN}/psql"));

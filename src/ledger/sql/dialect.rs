@@ -92,8 +92,9 @@ impl Dialect {
     /// Renders a template. Places: `{now}`; `{now_ms}`; `{ms:T}` instant to epoch ms; `{at:MS}` the reverse; `{after:MS}` now plus
     /// that; `{until:T}` and `{since:T}` ms from and to now, `until` rounded up;
     /// `{aged:T}` like `since`, never more than the true age and never negative; `{json:X}` text to JSON; `{text:X}`
-    /// JSON to text; `{ints:X}` and `{texts:X}` rows of a JSON array of integers or texts; `{held:X}` rows (id, fence) of a JSON array;
-    /// `{who}` and `{program}` as the audit's triggers name them; `{unlocked}` rows that nobody else is taking; `{job}`.
+    /// JSON to text; `{among:X}` is one of a JSON array of integers; `{texts:X}` rows of one of texts; `{held:X}` rows (id, fence) of a JSON array;
+    /// `{who}` and `{program}` as the audit's triggers name them; `{unlocked}` rows that nobody else is taking; `{join}`
+    /// the left rows first, one by one; `{job}`.
     #[must_use]
     pub fn sql(self, template: &str) -> Sql {
         let mut out = String::with_capacity(template.len() * 2);
@@ -145,9 +146,12 @@ impl Dialect {
                     format!("greatest(0, floor(extract(epoch FROM statement_timestamp() - ({x})) * 1000)::bigint)")
                 }
                 "unlocked" => "FOR UPDATE SKIP LOCKED".to_owned(),
+                "join" => "JOIN".to_owned(),
                 "json" => format!("{x}::jsonb"),
                 "text" => format!("{x}::text"),
-                "ints" => format!("SELECT value::bigint FROM jsonb_array_elements_text({x}::jsonb)"),
+                // An array, which is taken for short, where rows of a function are taken for a hundred: those are joined by
+                // reading the table as long as that is small.
+                "among" => format!("= ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text({x}::jsonb)))"),
                 "texts" => format!("SELECT value FROM jsonb_array_elements_text({x}::jsonb)"),
                 "held" => format!(
                     "(SELECT e ->> 'id' AS id, (e ->> 'fence')::bigint AS fence \
@@ -161,13 +165,17 @@ impl Dialect {
                 "program" => "NULL".to_owned(),
                 // One writer: there is nobody else whose rows could be locked.
                 "unlocked" => String::new(),
+                // Without statistics SQLite may begin with the large table and make itself an index of the small one; it
+                // never reorders this: https://www.sqlite.org/optoverview.html#manual_control_of_query_plans_using_cross_join
+                "join" => "CROSS JOIN".to_owned(),
                 "ms" | "at" | "json" | "text" => x.to_owned(),
                 "after" => format!("({SQLITE_NOW} + {x})"),
                 "until" => format!("(({x}) - {SQLITE_NOW})"),
                 "since" => format!("({SQLITE_NOW} - ({x}))"),
                 // Both instants were cut to milliseconds, so their difference may be one too many.
                 "aged" => format!("max(0, {SQLITE_NOW} - ({x}) - 1)"),
-                "ints" | "texts" => format!("SELECT value FROM json_each({x})"),
+                "among" => format!("IN (SELECT value FROM json_each({x}))"),
+                "texts" => format!("SELECT value FROM json_each({x})"),
                 "held" => format!(
                     "(SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.fence') AS fence \
                      FROM json_each({x})) AS held"

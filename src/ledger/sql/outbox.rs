@@ -32,7 +32,7 @@ impl Statements {
             ),
             published: dialect.sql(
                 "UPDATE outcome_events SET published_at = {now} \
-                 WHERE published_at IS NULL AND sequence IN ({ints:$1})",
+                 WHERE published_at IS NULL AND sequence {among:$1}",
             ),
             reject: dialect.sql(
                 "INSERT INTO rejected_messages (at, lane, job_id, reason, detail, body_sha256, body_bytes) \

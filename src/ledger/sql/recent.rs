@@ -34,14 +34,14 @@ impl Statements {
                  used AS ( \
                      SELECT job_id, kind, CASE WHEN outcome = 'unknown' AND status IS NULL AND began_at > {after:$2} \
                          THEN NULL ELSE {aged:ended_at} END AS age_ms \
-                     FROM sharing JOIN attempts ON attempts.provider = sharing.name \
+                     FROM sharing {join} attempts ON attempts.provider = sharing.name \
                      WHERE ended_at > {after:$2} AND outcome <> 'not_sent' \
                      UNION ALL \
-                     SELECT job_id, kind, NULL FROM sharing JOIN attempts ON attempts.provider = sharing.name \
+                     SELECT job_id, kind, NULL FROM sharing {join} attempts ON attempts.provider = sharing.name \
                      WHERE ended_at IS NULL AND began_at > {after:$2}) \
                  SELECT age_ms / $3 * $3 AS least_age_ms, \
                      CAST(sum(CASE WHEN kind = 'lookup' THEN 1 ELSE cost END) AS bigint) AS cost \
-                 FROM used JOIN jobs ON jobs.id = used.job_id GROUP BY age_ms / $3 ORDER BY age_ms / $3",
+                 FROM used {join} jobs ON jobs.id = used.job_id GROUP BY age_ms / $3 ORDER BY age_ms / $3",
             ),
             restored: dialect.sql(
                 "SELECT 1 AS one FROM settings_audit WHERE at > {after:$1} AND table_name = 'settings_version' LIMIT 1",

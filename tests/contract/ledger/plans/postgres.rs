@@ -1,0 +1,123 @@
+//! PostgreSQL's own word: `auto_explain` writes the plan of every statement into the server's log as it ends.
+
+use serde_json::Value;
+
+use super::super::*;
+use super::work::Working;
+use super::{Access, Explained, LARGE, judge};
+
+/// The last line of a plan.
+const END_OF_PLAN: &str = "\n\t}\n";
+
+/// Where reading the server's log goes on.
+struct ServerLog(usize);
+
+impl Explained for ServerLog {
+    async fn accesses(&mut self, _: &Fixture, during: &'static str) -> Vec<Access> {
+        let log = Postgres::shared().log_text();
+        // A statement's plan is written before its answer is sent. What somebody is still writing is left for later.
+        let whole = log.rfind(END_OF_PLAN).map_or(self.0, |at| at + END_OF_PLAN.len()).max(self.0);
+        let mut found = Vec::new();
+        for plan in plans(&log[self.0..whole]) {
+            let sql = plan["Query Text"].as_str().unwrap_or_default();
+            walk(&plan["Plan"], &mut |node| found.extend(access(node, during, sql)));
+        }
+        self.0 = whole;
+        found
+    }
+}
+
+/// The JSON documents behind `plan:`; a message's further lines begin with a tab.
+fn plans(log: &str) -> Vec<Value> {
+    let mut plans = Vec::new();
+    let mut lines = log.lines().peekable();
+    while let Some(line) = lines.next() {
+        if !(line.contains("LOG:") && line.trim_end().ends_with("plan:")) {
+            continue;
+        }
+        let mut text = String::new();
+        while let Some(more) = lines.next_if(|line| line.starts_with('\t')) {
+            text.push_str(more);
+        }
+        plans.push(serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}")));
+    }
+    plans
+}
+
+fn walk(node: &Value, visit: &mut impl FnMut(&Value)) {
+    visit(node);
+    for child in node["Plans"].as_array().into_iter().flatten() {
+        walk(child, visit);
+    }
+}
+
+fn access(node: &Value, during: &'static str, sql: &str) -> Option<Access> {
+    let kind = node["Node Type"].as_str()?;
+    let index = node["Index Name"].as_str();
+    // A bitmap's heap is read at what its index scan beneath has found, and that one names no table.
+    let table = match (node["Relation Name"].as_str(), index) {
+        (Some(table), _) => table,
+        (None, Some(index)) => LARGE.iter().find(|table| index.starts_with(*table))?,
+        (None, None) => return None,
+    };
+    let reads = matches!(kind, "Seq Scan" | "Index Scan" | "Index Only Scan" | "Bitmap Index Scan" | "Sample Scan");
+    if !reads || !LARGE.contains(&table) {
+        return None;
+    }
+    let sum = |name: &str| node[name].as_f64().unwrap_or(0.0);
+    let each = sum("Actual Rows") + sum("Rows Removed by Filter") + sum("Rows Removed by Index Recheck");
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of rows")]
+    let rows = (each * sum("Actual Loops")).round() as u64;
+    Some(Access {
+        during,
+        sql: sql.to_owned(),
+        table: table.to_owned(),
+        index: index.map(str::to_owned),
+        sought: node["Index Cond"].is_string(),
+        rows: Some(rows),
+    })
+}
+
+/// Sessions that begin from now on tell their plans. They are few, so that each comes to plan for any arguments where that
+/// is no worse.
+async fn explain(fixture: &mut Fixture) {
+    let database = fixture.url.rsplit('/').next().unwrap().to_owned();
+    let settings = [
+        ("session_preload_libraries", "auto_explain"),
+        ("auto_explain.log_min_duration", "0"),
+        ("auto_explain.log_analyze", "on"),
+        ("auto_explain.log_timing", "off"),
+        ("auto_explain.log_nested_statements", "on"),
+        ("auto_explain.log_format", "json"),
+    ];
+    for (name, value) in settings {
+        fixture.sql(&format!("ALTER DATABASE {database} SET {name} = '{value}'")).await.unwrap();
+    }
+    fixture.database.close().await;
+    fixture.database = Database::open(&fixture.url, 2).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_statement_goes_by_an_index() {
+    let mut fixture = Fixture::migrated(Kind::Postgres).await;
+    fixture.fill(Kind::Postgres).await;
+    fixture.sql("VACUUM ANALYZE").await.unwrap();
+    explain(&mut fixture).await;
+    let mut log = ServerLog(Postgres::shared().log_text().len());
+    let mut working = Working { fixture: &fixture, explained: &mut log, run: "work", accesses: Vec::new() };
+    working.all().await;
+    judge("PostgreSQL", &working.accesses);
+}
+
+#[test]
+fn a_scan_is_seen_in_a_plan() {
+    let log = "2026-01-01 LOG:  duration: 1 ms  plan:\n\t{\n\t\"Query Text\": \"SELECT\",\n\t\"Plan\": {\"Node Type\": \
+               \"Limit\", \"Plans\": [{\"Node Type\": \"Seq Scan\", \"Relation Name\": \"jobs\", \"Actual Rows\": 7, \
+               \"Rows Removed by Filter\": 3, \"Actual Loops\": 2}]}\n\t}\nother\n";
+    let plans = plans(log);
+    let mut found = Vec::new();
+    walk(&plans[0]["Plan"], &mut |node| found.extend(access(node, "a test", "SELECT")));
+    assert_eq!(found.len(), 1);
+    assert!(found[0].is_in_full() && found[0].reason().is_none());
+    assert_eq!((found[0].table.as_str(), found[0].rows), ("jobs", Some(20)));
+}

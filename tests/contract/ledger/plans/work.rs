@@ -1,0 +1,320 @@
+//! What a worker, a sweeper and a person make of a ledger, through its faces, one duty after the other.
+
+use futures_util::future::join_all;
+use sluicegate::domain::clock_witness::{Ahead, Word};
+use sluicegate::domain::outcome::FinalState;
+use sluicegate::domain::time::Micros;
+use sluicegate::ledger::fleet::WorkerReport;
+use sluicegate::ledger::operator::{By, Filter, Verdict};
+use sluicegate::ledger::upkeep::{Checked, Overdue};
+use sluicegate::ledger::{AttemptEnd, Begun, JobState, LookupEnd, RejectedMessage, Written};
+
+use super::super::*;
+use super::filling::LANES;
+use super::{Access, Explained};
+
+/// The duties that must reach a large table by an index.
+pub const ON_THE_WAY: [&str; 18] = [
+    "a job comes back",
+    "a job is refused",
+    "leases are renewed",
+    "a request is begun",
+    "a request is refused",
+    "an attempt ends in a wait",
+    "an attempt settles its job",
+    "a look-up is begun",
+    "a look-up ends in a wait",
+    "a look-up settles its job",
+    "a job is put down",
+    "a job is given back",
+    "outcomes are published",
+    "a quota is rebuilt",
+    "overdue jobs are taken",
+    "waiting jobs expire",
+    "an account's jobs are listed",
+    "a story is told",
+];
+
+/// Jobs that are worked on at the same time.
+const CROWD: u32 = 40;
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// The work, under names that begin with `run`.
+pub struct Working<'a, E> {
+    pub fixture: &'a Fixture,
+    pub explained: &'a mut E,
+    pub run: &'static str,
+    pub accesses: Vec<Access>,
+}
+
+fn lane(number: u32) -> String {
+    format!("lane-{}", number % LANES)
+}
+
+fn account(number: u32) -> Token {
+    Token::new(format!("acct_{}", number % 500)).unwrap()
+}
+
+fn end(number: u32, outcome: &'static str) -> AttemptEnd {
+    AttemptEnd { number, outcome, status: Some(200), detail: "said so".to_owned(), counts: true }
+}
+
+fn done(reference: Option<String>) -> JobState {
+    JobState::Final { state: FinalState::Succeeded, reason: "accepted".to_owned(), reference }
+}
+
+fn wait() -> JobState {
+    JobState::Waiting { wait: MINUTE, reason: "throttled".to_owned() }
+}
+
+fn unknown() -> JobState {
+    JobState::Unknown { wait: MINUTE, reason: "no answer".to_owned() }
+}
+
+impl<E: Explained> Working<'_, E> {
+    async fn did(&mut self, during: &'static str) {
+        self.accesses.extend(self.explained.accesses(self.fixture, during).await);
+    }
+
+    fn job(&self, what: &str, number: u32) -> Job {
+        let id = format!("{}-{what}-{number}", self.run);
+        Job { provider: name(&lane(number)), account: Some(account(number)), ..job(&id) }
+    }
+
+    /// So many jobs at the same time that some of them are written together, and the first alone.
+    async fn take(&self, what: &str, round: u32) -> Vec<Hold> {
+        let jobs: Vec<Job> = (0..CROWD).map(|number| self.job(what, round * CROWD + number)).collect();
+        let taken = jobs.iter().map(|job| async move { self.fixture.take(job).await.hold });
+        join_all(taken).await
+    }
+
+    async fn begun(&self, holds: &[Hold]) -> Vec<u32> {
+        let ledger = &self.fixture.ledger();
+        let begun = holds.iter().map(|hold| async move {
+            match ledger.begin_attempt(hold, &request(hold.id.as_str())).await.unwrap() {
+                Begun::Attempt(number) => number,
+                Begun::Lost => panic!("{hold:?} is lost"),
+            }
+        });
+        join_all(begun).await
+    }
+
+    /// Ends the attempts of these numbers.
+    async fn ended(&self, holds: &[Hold], numbers: &[u32], outcome: &'static str, next: impl Fn(&Hold) -> JobState) {
+        let ledger = &self.fixture.ledger();
+        let ended = holds.iter().zip(numbers).map(|(hold, number)| {
+            let next = next(hold);
+            async move { ledger.finish_attempt(hold, &end(*number, outcome), &next).await.unwrap() }
+        });
+        assert!(join_all(ended).await.iter().all(|written| *written == Written::Kept), "{outcome}");
+    }
+
+    async fn put_down(&self, holds: &[Hold], next: &JobState) {
+        let ledger = &self.fixture.ledger();
+        let put = holds.iter().map(|hold| async move { ledger.put_down(hold, next).await.unwrap() });
+        assert!(join_all(put).await.iter().all(|written| *written == Written::Kept), "{next:?}");
+    }
+
+    /// Several of each: from the sixth on PostgreSQL may plan for any arguments.
+    pub async fn all(&mut self) {
+        for round in 0..8 {
+            self.intake(round).await;
+            self.sending(round).await;
+            self.looking_up(round).await;
+            self.leaving(round).await;
+        }
+        self.limiter().await;
+        self.upkeep().await;
+        self.people().await;
+    }
+
+    async fn intake(&mut self, round: u32) {
+        let ledger = self.fixture.ledger();
+        let holds = self.take("claimed", round).await;
+        self.did("a job is recorded").await;
+        let claimed = self.job("claimed", round * CROWD);
+        let held = ledger.claim(&claimed, hash(1), "worker-b", LEASE).await.unwrap();
+        assert!(matches!(held, Claim::InHand { .. }), "{held:?}");
+        let same_key = Job { idempotency_key: Some(claimed.id.clone()), ..self.job("same-key", round * CROWD) };
+        let conflict = ledger.claim(&same_key, hash(1), "worker-b", LEASE).await.unwrap();
+        assert!(matches!(conflict, Claim::Conflict(_)), "{conflict:?}");
+        self.did("a job is refused").await;
+        assert_eq!(ledger.renew(&holds, LEASE).await.unwrap(), []);
+        let others: Vec<Hold> =
+            (0..100).map(|n| Hold { id: Token::new(format!("f-{n}")).unwrap(), fence: 9 }).collect();
+        assert_eq!(ledger.renew(&others, LEASE).await.unwrap().len(), 100);
+        self.did("leases are renewed").await;
+        let released = holds.iter().map(|hold| ledger.release(hold));
+        assert!(join_all(released).await.into_iter().all(|written| written.unwrap() == Written::Kept));
+        self.did("a job is given back").await;
+        self.take("claimed", round).await;
+        self.did("a job comes back").await;
+        let parked = self.take("parked", round).await;
+        self.did("a job is recorded").await;
+        self.put_down(&parked, &wait()).await;
+        let late = self.take("late", round).await;
+        let expired = JobState::Final { state: FinalState::Expired, reason: "late".to_owned(), reference: None };
+        self.put_down(&late, &expired).await;
+        self.did("a job is put down").await;
+    }
+
+    async fn sending(&mut self, round: u32) {
+        let holds = self.take("sent", round).await;
+        self.did("a job is recorded").await;
+        let numbers = self.begun(&holds).await;
+        self.did("a request is begun").await;
+        let again = self.fixture.ledger().begin_attempt(&holds[0], &request(holds[0].id.as_str())).await.unwrap();
+        assert_eq!(again, Begun::Lost);
+        self.did("a request is refused").await;
+        self.ended(&holds, &numbers, "throttled", |_| wait()).await;
+        self.did("an attempt ends in a wait").await;
+        let holds = self.take("sent", round).await;
+        self.did("a job comes back").await;
+        let numbers = self.begun(&holds).await;
+        self.did("a request is begun").await;
+        self.ended(&holds, &numbers, "accepted", |hold| done(Some(format!("charge-{}", hold.id)))).await;
+        self.did("an attempt settles its job").await;
+        // A worker that was lost with its requests on the wire.
+        let holds = self.take("lost", round).await;
+        self.begun(&holds).await;
+        for hold in &holds {
+            self.fixture.expire_lease(hold).await;
+        }
+        self.did("the test's own").await;
+        self.take("lost", round).await;
+        self.did("a job comes back").await;
+    }
+
+    async fn looking_up(&mut self, round: u32) {
+        let ledger = self.fixture.ledger();
+        let holds = self.take("asked", round).await;
+        let numbers = self.begun(&holds).await;
+        self.ended(&holds, &numbers, "unknown", |_| unknown()).await;
+        self.did("an attempt ends in a wait").await;
+        for (settles, during) in [(false, "a look-up ends in a wait"), (true, "a look-up settles its job")] {
+            let holds = self.take("asked", round).await;
+            self.did("a job comes back").await;
+            let begun = join_all(holds.iter().map(|hold| ledger.begin_lookup(hold))).await;
+            self.did("a look-up is begun").await;
+            let ended = holds.iter().zip(begun).map(|(hold, begun)| {
+                let Begun::Attempt(number) = begun.unwrap() else { panic!("{hold:?} is lost") };
+                let next = if settles { done(Some(format!("found-{}", hold.id))) } else { unknown() };
+                let (detail, ledger) = ("found".to_owned(), &ledger);
+                async move {
+                    let end =
+                        LookupEnd { number, outcome: "accepted", status: Some(200), detail, grants_resend: false };
+                    ledger.finish_lookup(hold, &end, &next).await.unwrap()
+                }
+            });
+            assert!(join_all(ended).await.iter().all(|written| *written == Written::Kept), "{during}");
+            self.did(during).await;
+        }
+    }
+
+    async fn leaving(&mut self, round: u32) {
+        let ledger = self.fixture.ledger();
+        let message = RejectedMessage {
+            lane: name(&lane(round)),
+            job_id: Some(format!("bad-{round}")),
+            reason: "schema",
+            detail: "no amount".to_owned(),
+            body_sha256: [1; 32],
+            body_bytes: 2,
+        };
+        ledger.reject(&message).await.unwrap();
+        self.did("a message is rejected").await;
+        let events = ledger.take_outcomes(5, MINUTE).await.unwrap();
+        assert!(!events.is_empty());
+        self.did("outcomes are taken").await;
+        let sequences: Vec<i64> = events.iter().map(|event| event.sequence).collect();
+        ledger.outcomes_published(&sequences).await.unwrap();
+        self.did("outcomes are published").await;
+    }
+
+    async fn limiter(&mut self) {
+        let ledger = self.fixture.ledger();
+        let quota = name("lane-0");
+        for round in 0..8 {
+            let held = ledger.take_authority(&quota, None, &format!("redis:{}{round}", self.run)).await.unwrap();
+            let word = Word { ahead: Ahead { least_us: 1, most_us: 2 }, since: Micros(1_800_000_000_000_000) };
+            ledger.note_clock(&quota, held.term, &word).await.unwrap();
+            ledger.authority(std::slice::from_ref(&quota)).await.unwrap();
+            self.did("authority is asked for").await;
+            ledger.recent_uses(&quota, MINUTE).await.unwrap();
+            self.did("a quota is rebuilt").await;
+        }
+    }
+
+    async fn upkeep(&mut self) {
+        let (upkeep, fleet) = (self.fixture.database.upkeep(), self.fixture.database.fleet());
+        let which = Overdue { grace: MINUTE, again_after: MINUTE, again_max: 60 * MINUTE, at_most: 10 };
+        for round in 0..8 {
+            let lane = name(&lane(round));
+            upkeep.take_turn("sweep", Duration::ZERO).await.unwrap();
+            assert_eq!(upkeep.take_overdue(&lane, &which).await.unwrap().len(), 10);
+            self.did("overdue jobs are taken").await;
+            let kept = self.job("kept", round);
+            let hold = self.fixture.take(&kept).await.hold;
+            self.put_down(std::slice::from_ref(&hold), &wait()).await;
+            self.did("a job is put down").await;
+            assert_eq!(upkeep.keep_unqueued(&hold).await.unwrap(), Written::Kept);
+            assert_eq!(upkeep.take_unqueued(&lane, 10 * MINUTE, MINUTE, 10).await.unwrap().len(), 1);
+            self.did("jobs without a message are taken").await;
+            upkeep.standing(&kept, hash(1)).await.unwrap();
+            assert_eq!(upkeep.set_aside(&hold.id, "why").await.unwrap(), Written::Kept);
+            self.did("a job is set aside").await;
+            let late = Job { expires_at: Some(sluicegate::domain::time::EpochMs(1)), ..self.job("expires", round) };
+            let hold = self.fixture.take(&late).await.hold;
+            self.put_down(&[hold], &wait()).await;
+            self.did("a job is put down").await;
+            assert_eq!(upkeep.expire("too late", 10).await.unwrap(), 1);
+            self.did("waiting jobs expire").await;
+            assert_eq!(upkeep.scrub(MINUTE, 10).await.unwrap(), 10);
+            self.did("old jobs are emptied").await;
+            upkeep.conservation(MINUTE, Checked::Since(MINUTE)).await.unwrap();
+            self.did("account of the last minutes").await;
+            self.fixture.ledger().state_counts().await.unwrap();
+            self.did("states are counted").await;
+            fleet.oldest_open(std::slice::from_ref(&lane)).await.unwrap();
+            self.did("the oldest open job is looked for").await;
+        }
+        upkeep.conservation(MINUTE, Checked::All).await.unwrap();
+        self.did("account of everything").await;
+        let report = WorkerReport {
+            id: format!("{}-worker", self.run),
+            host: "here".to_owned(),
+            pid: 1,
+            version: "0".to_owned(),
+            uptime: MINUTE,
+            format: 1,
+            body: "{}".to_owned(),
+        };
+        fleet.report(&report).await.unwrap();
+        fleet.reports().await.unwrap();
+        fleet.leave(&report.id).await.unwrap();
+        self.did("a worker reports").await;
+    }
+
+    async fn people(&mut self) {
+        let operator = self.fixture.database.operator();
+        let by = By { os_user: "alice@desk".to_owned(), program: None, because: Some("asked".to_owned()) };
+        for round in 0..8 {
+            let settled = self.job("sent", round * CROWD).id;
+            operator.show(&settled).await.unwrap().unwrap();
+            self.did("a story is told").await;
+            operator.surroundings(&settled, &[name(&lane(round))]).await.unwrap();
+            self.did("a job's surroundings are told").await;
+            let waiting = self.job("parked", round * CROWD).id;
+            assert_eq!(operator.decide(&waiting, &Verdict::Cancel, None, &by).await.unwrap(), Ok(()));
+            self.did("a person decides").await;
+            let of_account = Filter { account: Some(account(7)), ..Filter::default() };
+            operator.list(&of_account, None, 20).await.unwrap();
+            self.did("an account's jobs are listed").await;
+            operator.list(&Filter::default(), None, 20).await.unwrap();
+            self.did("jobs are listed").await;
+            let in_review = Filter { state: Some("review"), ..Filter::default() };
+            operator.list(&in_review, None, 20).await.unwrap();
+            self.did("jobs of a state are listed").await;
+        }
+    }
+}
