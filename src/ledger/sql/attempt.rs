@@ -39,6 +39,10 @@ pub(super) fn settled_reason(state: &str, reason: &str) -> String {
     )
 }
 
+/// What is written beside a job needs these of its columns.
+pub(super) const KEPT: &str = "jobs.id, jobs.provider, jobs.state, jobs.provider_reference, jobs.reason, jobs.attempts, \
+     jobs.last_attempt, jobs.updated_at";
+
 pub(super) const CLOSE_ATTEMPT: &str = "UPDATE attempts SET ended_at = {now}, outcome = $4, status = $5, detail = $6, counted = $7 \
      FROM {job} WHERE attempts.job_id = job.id AND attempts.number = $3";
 
@@ -77,6 +81,7 @@ impl Statements {
                               OR (frozen_method = $3 AND frozen_url = $4 AND frozen_key = $5 \
                                   AND frozen_content_type = $6 AND frozen_body = $7 \
                                   AND frozen_account IS NOT DISTINCT FROM $8 AND frozen_fingerprint = $9))",
+            kept: KEPT,
             then: &["INSERT INTO attempts (job_id, number, provider, began_at) \
                      SELECT job.id, job.last_attempt, job.provider, job.updated_at FROM {job}"],
             returning: "last_attempt",
@@ -99,9 +104,15 @@ impl Statements {
                 "SELECT 1 AS held FROM jobs WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL \
                      AND state IN ('waiting', 'unknown')",
             ),
-            rest: Grouped::new(dialect.chain(&ChainText { write: &rest, then: &[CLOSE_ATTEMPT], returning: "id" })),
+            rest: Grouped::new(dialect.chain(&ChainText {
+                write: &rest,
+                kept: KEPT,
+                then: &[CLOSE_ATTEMPT],
+                returning: "id",
+            })),
             settle: Grouped::new(dialect.chain(&ChainText {
                 write: &settle,
+                kept: KEPT,
                 then: &[CLOSE_ATTEMPT, WRITE_EVENT],
                 returning: "id, state, reason",
             })),

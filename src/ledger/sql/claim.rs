@@ -50,7 +50,7 @@ impl Statements {
                  {{now}} {{from}} \
              WHERE true ON CONFLICT DO NOTHING"
         );
-        let record = ChainText { write: &record, then: &[], returning: CLAIMED_COLUMNS };
+        let record = ChainText { write: &record, kept: "jobs.*", then: &[], returning: CLAIMED_COLUMNS };
         let take = ChainText {
             write: "UPDATE jobs SET fence = fence + 1, lease_owner = $4, lease_until = {after:$5}, \
                          attempts = attempts + CASE WHEN state = 'sending' THEN 1 ELSE 0 END, \
@@ -61,6 +61,7 @@ impl Statements {
                      WHERE id = $1 AND provider = $2 AND content_hash = $3 \
                          AND state IN ('waiting', 'sending', 'unknown') \
                          AND (lease_until IS NULL OR lease_until <= {now})",
+            kept: "jobs.*",
             then: &[
                 "UPDATE attempts SET ended_at = {now}, outcome = 'unknown', detail = $6, counted = (kind = 'charge') \
                      FROM {job} WHERE attempts.job_id = job.id AND attempts.number = job.last_attempt \

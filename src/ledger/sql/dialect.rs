@@ -2,6 +2,7 @@
 //!
 //! Refuses user input: templates are constants of this program, rendered once at start. `$1` means the same in both.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
 use super::engine::{Args, Sql, Step, Value};
@@ -18,6 +19,9 @@ pub enum Dialect {
 /// for all of them at once. `then` statements see the written row as `{job}` AS job.
 pub struct ChainText<'a> {
     pub write: &'a str,
+    /// What `then` and `returning` need of the written row. PostgreSQL forms it anew for each of them, so all of a wide row
+    /// is dear.
+    pub kept: &'a str,
     pub then: &'a [&'a str],
     /// What to answer with, over the columns of `jobs`.
     pub returning: &'a str,
@@ -77,7 +81,7 @@ fn array_of(value: &Value) -> &'static str {
 }
 
 /// Puts what `name` says in the place of each `$n`.
-fn with_arguments(sql: &str, name: impl Fn(&str) -> String) -> String {
+fn with_arguments(sql: &str, mut name: impl FnMut(&str) -> String) -> String {
     let mut pieces = sql.split('$');
     let mut out = pieces.next().unwrap_or_default().to_owned();
     for piece in pieces {
@@ -112,7 +116,7 @@ impl Dialect {
 
     #[must_use]
     pub fn chain(self, text: &ChainText<'_>) -> Chain {
-        let ChainText { write, then, returning } = text;
+        let ChainText { write, kept, then, returning } = text;
         let alone = write.replace("{from}", "");
         if self == Self::Sqlite {
             let first = self.sql(&format!("{alone} RETURNING {returning}"));
@@ -121,11 +125,19 @@ impl Dialect {
         }
         let beside = (0..).zip(*then).map(|(index, then)| format!(", beside_{index} AS ({then} RETURNING 1)"));
         let rest = format!("{} SELECT job.id AS id, {returning} FROM job", beside.collect::<String>());
-        let statement = self.sql(&format!("WITH job AS ({alone} RETURNING *){rest}"));
+        let statement = self.sql(&format!("WITH job AS ({alone} RETURNING {kept}){rest}"));
         let write = with_arguments(&write.replace("{from}", "FROM input"), |n| format!("input.a{n}"));
-        // What was written has its arguments beside it.
-        let rest = with_arguments(&rest, |n| if n == "1" { "job.id".to_owned() } else { format!("job.a{n}") });
-        let after_input = self.sql(&format!("job AS ({write} RETURNING *){rest}")).to_string();
+        // What was written has those of its arguments beside it that are needed.
+        let mut beside = BTreeSet::new();
+        let rest = with_arguments(&rest, |n| {
+            if n == "1" {
+                return "job.id".to_owned();
+            }
+            beside.insert(format!(", input.a{n}"));
+            format!("job.a{n}")
+        });
+        let beside: String = beside.into_iter().collect();
+        let after_input = self.sql(&format!("job AS ({write} RETURNING {kept}{beside}){rest}")).to_string();
         Chain { statements: vec![statement], many: Some(Many { after_input, sql: OnceLock::new() }) }
     }
 
@@ -210,6 +222,7 @@ mod tests {
     fn a_chain_is_one_statement_or_one_guarded_transaction() {
         let text = ChainText {
             write: "UPDATE jobs SET fence = $2 {from} WHERE id = $1",
+            kept: "jobs.id, fence",
             then: &["INSERT INTO x SELECT id, $2 FROM {job} WHERE id <> $1"],
             returning: "fence",
         };
@@ -226,6 +239,7 @@ mod tests {
     fn a_chain_for_many_takes_arrays() {
         let text = ChainText {
             write: "UPDATE jobs SET fence = $2 {from} WHERE id = $1",
+            kept: "jobs.id, fence",
             then: &["INSERT INTO x SELECT id, $2 FROM {job} WHERE id <> $1"],
             returning: "fence",
         };
@@ -233,7 +247,7 @@ mod tests {
         assert_eq!(
             &*Dialect::Postgres.chain(&text).for_many(&like).unwrap(),
             "WITH input AS (SELECT * FROM unnest($1::text[], $2::bigint[]) AS units (a1, a2)), \
-             job AS (UPDATE jobs SET fence = input.a2 FROM input WHERE id = input.a1 RETURNING *), \
+             job AS (UPDATE jobs SET fence = input.a2 FROM input WHERE id = input.a1 RETURNING jobs.id, fence, input.a2), \
              beside_0 AS (INSERT INTO x SELECT id, job.a2 FROM job WHERE id <> job.id RETURNING 1) \
              SELECT job.id AS id, fence FROM job"
         );

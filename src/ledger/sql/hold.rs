@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::attempt::WRITE_EVENT;
+use super::attempt::{KEPT, WRITE_EVENT};
 use super::dialect::{ChainText, Dialect};
 use super::engine::{Engine, Sql, Value};
 use super::group::Grouped;
@@ -41,8 +41,13 @@ impl Statements {
                  WHERE jobs.id = held.id AND jobs.fence = held.fence AND jobs.lease_until IS NOT NULL \
                  RETURNING jobs.id AS id, jobs.fence AS fence",
             ),
-            rest: Grouped::new(dialect.chain(&ChainText { write: rest, then: &[], returning: "id" })),
-            settle: Grouped::new(dialect.chain(&ChainText { write: settle, then: &[WRITE_EVENT], returning: "id" })),
+            rest: Grouped::new(dialect.chain(&ChainText { write: rest, kept: KEPT, then: &[], returning: "id" })),
+            settle: Grouped::new(dialect.chain(&ChainText {
+                write: settle,
+                kept: KEPT,
+                then: &[WRITE_EVENT],
+                returning: "id",
+            })),
             release: dialect.sql(
                 "UPDATE jobs SET lease_owner = NULL, lease_until = NULL, updated_at = {now}, \
                      wake_at = CASE WHEN not_before > {now} THEN not_before ELSE {now} END \

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::attempt::{CLOSE_ATTEMPT, WRITE_EVENT, page_if_conflicting, settled_reason, settled_state};
+use super::attempt::{CLOSE_ATTEMPT, KEPT, WRITE_EVENT, page_if_conflicting, settled_reason, settled_state};
 use super::dialect::{Chain, ChainText, Dialect};
 use super::engine::{Engine, Value};
 use super::{storable, written};
@@ -45,13 +45,15 @@ impl Statements {
         Self {
             begin: dialect.chain(&ChainText {
                 write: &begin,
+                kept: KEPT,
                 then: &["INSERT INTO attempts (job_id, number, provider, began_at, kind) \
                          SELECT job.id, job.last_attempt, job.provider, job.updated_at, 'lookup' FROM {job}"],
                 returning: "last_attempt",
             }),
-            rest: dialect.chain(&ChainText { write: &rest, then: &[CLOSE_ATTEMPT], returning: "id" }),
+            rest: dialect.chain(&ChainText { write: &rest, kept: KEPT, then: &[CLOSE_ATTEMPT], returning: "id" }),
             settle: dialect.chain(&ChainText {
                 write: &settle,
+                kept: KEPT,
                 then: &[CLOSE_ATTEMPT, WRITE_EVENT],
                 returning: "id, state, reason",
             }),

@@ -31,9 +31,14 @@ const ONE_PAYMENT_PER_CHARGE: &str = "jobs_one_payment_per_charge";
 
 /// What else is set for connections that write groups. A row that somebody else holds must not hold up all the others
 /// of its group: they are written one by one then. And a plan that was made while a table was small would read all of
-/// it for ever: by index, whatever the statistics say.
-const FOR_GROUPS: [(&str, &str); 4] =
-    [("lock_timeout", "100ms"), ("enable_seqscan", "off"), ("enable_hashjoin", "off"), ("enable_mergejoin", "off")];
+/// it for ever: by index, whatever the statistics say, and planned once.
+const FOR_GROUPS: [(&str, &str); 5] = [
+    ("lock_timeout", "100ms"),
+    ("enable_seqscan", "off"),
+    ("enable_hashjoin", "off"),
+    ("enable_mergejoin", "off"),
+    ("plan_cache_mode", "force_generic_plan"),
+];
 
 pub struct PostgresEngine {
     pool: PgPool,

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::attempt::WRITE_EVENT;
+use super::super::attempt::{KEPT, WRITE_EVENT};
 use super::super::dialect::{Chain, ChainText, Dialect};
 use super::super::engine::{Args, Engine, Sql, Value};
 use super::super::{storable, written};
@@ -45,9 +45,10 @@ impl Statements {
                  AND attempts.ended_at IS NULL";
         Self {
             expired: dialect.sql(&expired),
-            expire: dialect.chain(&ChainText { write: &expire, then: &[WRITE_EVENT], returning: "id" }),
+            expire: dialect.chain(&ChainText { write: &expire, kept: KEPT, then: &[WRITE_EVENT], returning: "id" }),
             set_aside: dialect.chain(&ChainText {
                 write: &set_aside,
+                kept: KEPT,
                 then: &[close_attempt, WRITE_EVENT],
                 returning: "id",
             }),
