@@ -130,6 +130,11 @@ pub trait Engine: Send + Sync {
     /// Runs one statement, committed by itself.
     async fn query(&self, sql: &Sql, args: Args) -> Result<Vec<Row>, LedgerError>;
 
+    /// The same for a statement whose rows are named by their ids, and which must not read the table for them.
+    async fn query_by_index(&self, sql: &Sql, args: Args) -> Result<Vec<Row>, LedgerError> {
+        self.query(sql, args).await
+    }
+
     /// Runs all statements in one transaction and returns the rows of each; `None` when a `must_affect` statement
     /// affected nothing and everything was rolled back.
     async fn atomically(&self, steps: Vec<Step>) -> Result<Option<Vec<Vec<Row>>>, LedgerError>;

@@ -37,9 +37,10 @@ impl Statements {
                       WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND state IN ('waiting', 'unknown')";
         Self {
             renew: dialect.sql(
-                "UPDATE jobs SET lease_until = {after:$2} FROM {held:$1} \
-                 WHERE jobs.id = held.id AND jobs.fence = held.fence AND jobs.lease_until IS NOT NULL \
-                 RETURNING jobs.id AS id, jobs.fence AS fence",
+                "UPDATE jobs SET lease_until = {after:$2} WHERE id IN (\
+                     SELECT jobs.id FROM {held:$1} {join} jobs ON jobs.id = held.id AND jobs.fence = held.fence \
+                     WHERE jobs.lease_until IS NOT NULL {unlocked}) \
+                 RETURNING id, fence",
             ),
             rest: Grouped::new(dialect.chain(&ChainText { write: rest, kept: KEPT, then: &[], returning: "id" })),
             settle: Grouped::new(dialect.chain(&ChainText {
@@ -56,6 +57,7 @@ impl Statements {
         }
     }
 
+    /// A row that somebody is writing at this moment is left out, and told as lost: most of them are being settled.
     pub async fn renew(&self, engine: &dyn Engine, holds: &[Hold], lease: Duration) -> Result<Vec<Hold>, LedgerError> {
         // Ordered, so that two renewals never wait for each other's rows crosswise.
         let mut ordered: Vec<&Hold> = holds.iter().collect();
@@ -65,7 +67,7 @@ impl Statements {
             let list: Vec<_> =
                 some.iter().map(|hold| serde_json::json!({"id": hold.id.as_str(), "fence": hold.fence})).collect();
             let args: [Value; 2] = [serde_json::Value::from(list).to_string().into(), lease.into()];
-            for row in engine.query(&self.renew, Arc::from(args)).await? {
+            for row in engine.query_by_index(&self.renew, Arc::from(args)).await? {
                 kept.insert((row.text("id")?, row.int("fence")?));
             }
         }

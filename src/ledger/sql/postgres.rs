@@ -121,20 +121,11 @@ impl Engine for PostgresEngine {
     }
 
     async fn query(&self, sql: &Sql, args: Args) -> Result<Vec<Row>, LedgerError> {
-        let step = Step { sql: sql.clone(), args, must_affect: false };
-        let pool = self.pool.clone();
-        to_the_end(async move {
-            let mut repeats = 0;
-            loop {
-                let result = async { run(&mut *pool.acquire().await?, &step).await }.await;
-                match result {
-                    Ok((rows, _)) => return Ok(rows),
-                    Err(error) if rolled_back(&error) && repeats < REPEATS_MAX => repeats += 1,
-                    Err(error) => return Err(meaning(&error)),
-                }
-            }
-        })
-        .await
+        query(self.pool.clone(), sql, args).await
+    }
+
+    async fn query_by_index(&self, sql: &Sql, args: Args) -> Result<Vec<Row>, LedgerError> {
+        query(self.groups.clone(), sql, args).await
     }
 
     async fn atomically(&self, steps: Vec<Step>) -> Result<Option<Vec<Vec<Row>>>, LedgerError> {
@@ -172,6 +163,22 @@ impl Engine for PostgresEngine {
     fn hints(&self) -> Box<dyn Hints> {
         Box::new(PostgresHints::new(self.options.clone()))
     }
+}
+
+async fn query(pool: PgPool, sql: &Sql, args: Args) -> Result<Vec<Row>, LedgerError> {
+    let step = Step { sql: sql.clone(), args, must_affect: false };
+    to_the_end(async move {
+        let mut repeats = 0;
+        loop {
+            let result = async { run(&mut *pool.acquire().await?, &step).await }.await;
+            match result {
+                Ok((rows, _)) => return Ok(rows),
+                Err(error) if rolled_back(&error) && repeats < REPEATS_MAX => repeats += 1,
+                Err(error) => return Err(meaning(&error)),
+            }
+        }
+    })
+    .await
 }
 
 async fn transaction(pool: &PgPool, steps: &[Step]) -> Result<Option<Vec<Vec<Row>>>, sqlx::Error> {
