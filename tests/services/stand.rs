@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
@@ -23,13 +23,28 @@ const PYTHON: &str = "/usr/bin/python3";
 const VHOST: &str = "billing";
 const DATABASE: &str = "billing";
 
-/// The machine: shared by the tests of this target, but for one that measures how much of a limit is used.
-static MACHINE: RwLock<()> = RwLock::new(());
+/// How many stands share the machine; [`ALONE`] while one has it to itself, which measures how much of a limit is used.
+static STANDS: Mutex<i64> = Mutex::new(0);
+static ONE_WENT: Condvar = Condvar::new();
+const ALONE: i64 = -1;
 
-#[expect(dead_code, reason = "held, never read")]
-enum Machine {
-    Shared(RwLockReadGuard<'static, ()>),
-    Alone(RwLockWriteGuard<'static, ()>),
+/// A stand's share of the machine, until it is dropped.
+struct Share(i64);
+
+impl Share {
+    fn take(share: i64) -> Self {
+        let stands = STANDS.lock().unwrap_or_else(PoisonError::into_inner);
+        let full = |stands: &mut i64| if share == ALONE { *stands != 0 } else { *stands == ALONE };
+        *ONE_WENT.wait_while(stands, full).unwrap_or_else(PoisonError::into_inner) += share;
+        Self(share)
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        *STANDS.lock().unwrap_or_else(PoisonError::into_inner) -= self.0;
+        ONE_WENT.notify_all();
+    }
 }
 
 pub struct Stand {
@@ -41,7 +56,7 @@ pub struct Stand {
     pub providers: BTreeMap<&'static str, Fake>,
     workers: Vec<Option<Worker>>,
     /// Last, so that it is given up when everything else has ended.
-    _machine: Machine,
+    _share: Share,
 }
 
 pub struct Fake {
@@ -81,15 +96,15 @@ impl Fake {
 impl Stand {
     /// Engines up, database migrated, nothing else.
     pub fn start() -> Self {
-        Self::on(Machine::Shared(MACHINE.read().unwrap_or_else(PoisonError::into_inner)))
+        Self::on(Share::take(1))
     }
 
     /// The same while no other test of this target runs.
     pub fn start_alone() -> Self {
-        Self::on(Machine::Alone(MACHINE.write().unwrap_or_else(PoisonError::into_inner)))
+        Self::on(Share::take(ALONE))
     }
 
-    fn on(machine: Machine) -> Self {
+    fn on(share: Share) -> Self {
         let (postgres, redis, rabbit) = (Postgres::start(), Redis::start(), RabbitNode::start());
         let broker_url = rabbit.create_vhost(VHOST);
         postgres.create_database(DATABASE);
@@ -101,7 +116,7 @@ impl Stand {
             dir: private_dir("billing"),
             providers: BTreeMap::new(),
             workers: Vec::new(),
-            _machine: machine,
+            _share: share,
         };
         stand.sluicegate(&["migrate"]);
         stand

@@ -41,16 +41,14 @@ pub struct Statements {
 
 impl Statements {
     pub fn new(dialect: Dialect) -> Self {
-        let record = format!(
-            "INSERT INTO jobs (id, provider, idempotency_key, key_given, content_hash, amount, currency, account, \
-                 reference, cost, priority, not_before, expires_at, payload, state, wake_at, fence, lease_owner, \
-                 lease_until, created_at, updated_at) \
-             SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, {{at:$12}}, {{at:$13}}, $14, 'waiting', \
-                 CASE WHEN {{at:$12}} > {{now}} THEN {{at:$12}} ELSE {{now}} END, 1, $15, {{after:$16}}, {{now}}, \
-                 {{now}} {{from}} \
-             WHERE true ON CONFLICT DO NOTHING"
-        );
-        let record = ChainText { write: &record, kept: "jobs.*", then: &[], returning: CLAIMED_COLUMNS };
+        let record = "INSERT INTO jobs (id, provider, idempotency_key, key_given, content_hash, amount, currency, account, \
+             reference, cost, priority, not_before, expires_at, payload, state, wake_at, fence, lease_owner, \
+             lease_until, created_at, updated_at) \
+         SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, {at:$12}, {at:$13}, $14, 'waiting', \
+             CASE WHEN {at:$12} > {now} THEN {at:$12} ELSE {now} END, 1, $15, {after:$16}, {now}, \
+             {now} {from} \
+         WHERE true ON CONFLICT DO NOTHING";
+        let record = ChainText { write: record, kept: "jobs.*", then: &[], returning: CLAIMED_COLUMNS };
         let take = ChainText {
             write: "UPDATE jobs SET fence = fence + 1, lease_owner = $4, lease_until = {after:$5}, \
                          attempts = attempts + CASE WHEN state = 'sending' THEN 1 ELSE 0 END, \
