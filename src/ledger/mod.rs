@@ -213,7 +213,8 @@ pub trait Ledger: Send + Sync {
     /// Records the job if it is new, and claims it for `owner` if nobody else holds it.
     async fn claim(&self, job: &Job, hash: ContentHash, owner: &str, lease: Duration) -> Result<Claim, LedgerError>;
 
-    /// Prolongs the leases of jobs in hand; returns those that are lost.
+    /// Prolongs the leases of jobs in hand; returns those that are lost, and those whose row is being written at this
+    /// moment, which most often settles them.
     async fn renew(&self, holds: &[Hold], lease: Duration) -> Result<Vec<Hold>, LedgerError>;
 
     /// Commits `sending` with the request, before the first byte leaves. A later attempt must bring the frozen request

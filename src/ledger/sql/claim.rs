@@ -1,9 +1,8 @@
 //! Recording a job and taking it in hand.
 //!
-//! A new job costs one statement, shared with others that come at the same time, one that comes back two, a refused claim
-//! three. A job found `sending` belonged to a
-//! worker that was lost: its attempt is closed as unknown in the same stroke that takes the job over. So is a look-up that
-//! was on the wire; the job was unknown before it and still is.
+//! A new job costs one statement, one that comes back two, a refused claim three; the first two are shared with others that
+//! come at the same time. A job found `sending` belonged to a worker that was lost: its attempt is closed as unknown in the
+//! same stroke that takes the job over. So is a look-up that was on the wire; the job was unknown before it and still is.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -166,6 +166,22 @@ async fn lost_holds_write_nothing_beside_good_ones(kind: Kind) {
     assert_eq!(count(&fixture, "attempts").await, "8");
 }
 
+/// Two that hold the same job, in one moment: one of them was taken over from, and is not answered for the other's write.
+async fn a_stale_hold_is_not_answered_for_a_good_one(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let good = hold_all(&fixture, &jobs(10)).await;
+    let ledger = fixture.ledger();
+    let both = good.iter().flat_map(|hold| [Hold { fence: hold.fence - 1, ..hold.clone() }, hold.clone()]);
+    let both: Vec<Hold> = both.collect();
+    let put_down = async |(n, hold): (usize, &Hold)| {
+        let reason = if n % 2 == 0 { "stale" } else { "good" }.to_owned();
+        ledger.put_down(hold, &JobState::Waiting { wait: SECOND, reason }).await.unwrap()
+    };
+    let written = join_all(both.iter().enumerate().map(put_down)).await;
+    assert_eq!(written, [Written::Lost, Written::Kept].repeat(10));
+    assert_eq!(count(&fixture, "jobs WHERE reason = 'good'").await, "10");
+}
+
 /// Every third of these breaks a rule of the table (nothing was sent that could be unknown): the error is its own, and the
 /// group that it undid is written all the same.
 async fn a_write_that_fails_takes_nobody_along(kind: Kind) {
@@ -204,6 +220,7 @@ on_every_database!(
     each_claim_is_answered_for_itself,
     one_charge_is_one_payments_in_a_group_too,
     lost_holds_write_nothing_beside_good_ones,
+    a_stale_hold_is_not_answered_for_a_good_one,
     a_write_that_fails_takes_nobody_along,
 );
 
