@@ -82,6 +82,26 @@ pub struct Claimed {
     pub frozen: Option<(FrozenRequest, Duration)>,
 }
 
+impl Claimed {
+    /// A job that has just been recorded, and is due.
+    #[must_use]
+    pub fn new_job(hold: Hold) -> Self {
+        Self {
+            hold,
+            attempts: 0,
+            unknown: false,
+            wait: Duration::ZERO,
+            age: Duration::ZERO,
+            expires_in: None,
+            last_attempt: 0,
+            lookups: 0,
+            resend: Resend::Never,
+            unknown_age: None,
+            frozen: None,
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum Claim {
     Claimed(Box<Claimed>),
@@ -93,6 +113,18 @@ pub enum Claim {
     },
     /// Same id with other content, or an idempotency key that another payment of this provider uses.
     Conflict(Invalid),
+}
+
+/// A job that nobody has recorded, with the request of its first attempt.
+#[derive(Clone, Copy, Debug)]
+pub struct First<'a> {
+    pub job: &'a Job,
+    pub hash: ContentHash,
+    /// The caller's own fence, random: no other hold of this job has it.
+    pub hold: &'a Hold,
+    pub owner: &'a str,
+    pub lease: Duration,
+    pub request: &'a FrozenRequest,
 }
 
 /// Result of beginning an attempt.
@@ -213,6 +245,10 @@ pub trait Ledger: Send + Sync {
     /// Records the job if it is new, and claims it for `owner` if nobody else holds it.
     async fn claim(&self, job: &Job, hash: ContentHash, owner: &str, lease: Duration) -> Result<Claim, LedgerError>;
 
+    /// Records a job that is new and begins its first attempt in one commit, as `sending`, before the first byte leaves.
+    /// [`Written::Lost`]: its id or its key is known; nothing was written, and [`Ledger::claim`] says what is known.
+    async fn record_and_begin(&self, first: First<'_>) -> Result<Written, LedgerError>;
+
     /// Prolongs the leases of jobs in hand; returns those that are lost, and those whose row is being written at this
     /// moment, which most often settles them.
     async fn renew(&self, holds: &[Hold], lease: Duration) -> Result<Vec<Hold>, LedgerError>;
@@ -223,7 +259,18 @@ pub trait Ledger: Send + Sync {
 
     /// Commits what an attempt came to and where the job stands now, with its outcome event if that is final. A job that
     /// would succeed by a charge that another payment of its provider succeeded by becomes `review` instead, naming it.
-    async fn finish_attempt(&self, hold: &Hold, end: &AttemptEnd, next: &JobState) -> Result<Written, LedgerError>;
+    async fn finish_attempt(&self, hold: &Hold, end: &AttemptEnd, next: &JobState) -> Result<Written, LedgerError> {
+        Ok(self.finish_and_take(hold, end, next, Duration::ZERO).await?.0)
+    }
+
+    /// The same, and takes the event at once, as [`Ledger::take_outcomes`] does: whoever has written it publishes it.
+    async fn finish_and_take(
+        &self,
+        hold: &Hold,
+        end: &AttemptEnd,
+        next: &JobState,
+        lease: Duration,
+    ) -> Result<(Written, Option<OutcomeEvent>), LedgerError>;
 
     /// Commits that a job of unknown outcome is asked about, before the first byte leaves. It stays `unknown` meanwhile.
     async fn begin_lookup(&self, hold: &Hold) -> Result<Begun, LedgerError>;

@@ -12,6 +12,7 @@ use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::execute::Repeats;
 use super::in_hand::InHand;
 use super::lane::{self, LaneParts, LaneSettings};
 use super::meter::{Decision, DecisionKind, Meter};
@@ -233,6 +234,7 @@ fn start_lane(worker: &Worker, quotas: &Quotas, row: &Arc<Provider>) -> Result<O
         gate,
         pool: pool.clone(),
         pauses: Arc::default(),
+        repeats: Repeats::default(),
         stop: stop.clone(),
     });
     worker.jobs.spawn(pool_task);

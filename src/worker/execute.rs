@@ -1,43 +1,40 @@
 //! One job through its steps, in the order that is never changed:
 //! turn → permit → written down → one request → permit settled → outcome committed.
 //!
-//! The request is a charge or a look-up; the order is the same for both. Refuses to reorder and refuses to guess. The
-//! acknowledgement comes after all of this, in [`super::intake`].
+//! The request is a charge or a look-up; the order is the same for both. A new payment may skip the claim, because
+//! [`first`] records it with its request. Refuses to reorder and refuses to guess. The acknowledgement comes after all of
+//! this, in [`super::intake`].
 
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 use tracing::Instrument as _;
 
+pub use self::first::{Repeats, send_new};
 pub(super) use self::permit::held_by;
-use self::permit::{Pass, permit, refused};
+use self::permit::{Asked, Pass, permit, refused, tell_refused};
 pub use self::record::put_down;
-use self::record::{Closing, finish_unsent, give_back, park, put_down_next, retract, write_end};
+use self::record::{give_back, park, put_down_next};
+use self::send::send;
 use super::in_hand::Held;
 use super::intake::End;
 use super::lane::{LaneParts, LaneSettings};
-use super::meter::{Decision, DecisionKind, Returned};
-use super::pauses::Turn;
-use crate::domain::breaker::Change;
+use super::meter::Returned;
 use crate::domain::decision::CallKind;
-use crate::domain::disposition::finding::after_finding;
-use crate::domain::disposition::{
-    History, MISCONFIGURED_PAUSE, Next, Pause, Step, after_outcome, ask_or_review, before_request,
-};
+use crate::domain::disposition::{History, MISCONFIGURED_PAUSE, Next, Step, ask_or_review, before_request};
 use crate::domain::job::Job;
-use crate::domain::lookup::Finding;
-use crate::domain::outcome::{FinalState, Outcome, UnknownCause, Way};
+use crate::domain::outcome::FinalState;
 use crate::domain::provider::Provider;
-use crate::faults::{self, Point};
 use crate::fleet::report::By;
-use crate::ledger::{AttemptEnd, Begun, Claimed, LookupEnd};
-use crate::limiter::gate::{InFlight, Permit};
-use crate::provider::{Answer, FreezeError, FrozenRequest, Question};
+use crate::ledger::Claimed;
+use crate::provider::{FreezeError, FrozenRequest, Question};
 use crate::queue::DELAY_STEPS;
 use crate::telemetry::spans;
 
+mod first;
 mod permit;
 mod record;
+mod send;
 
 /// How long jobs of a lane that must not send are parked before they are looked at again.
 const HELD_WAIT: Duration = Duration::from_secs(5);
@@ -91,7 +88,8 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand) -> End {
         Ok(None) => return give_back(lane, job).await,
         Err(_) => return park(lane, job, BUCKET_WAIT, ("outflow", "waits for a place in the steady outflow")).await,
     };
-    match permit(lane, &settings.provider, job, call.kind()).instrument(spans::step("wait for a permit")).await {
+    let asked = Asked { job: &job.job, delivered_at: job.delivered_at, kind: call.kind() };
+    match permit(lane, &settings.provider, asked).instrument(spans::step("wait for a permit")).await {
         Pass::Granted(permit) => match no_longer(&call, job, &settings.provider) {
             // Its time has passed while it waited; the permit drops and goes back.
             Some(next) => {
@@ -108,7 +106,10 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand) -> End {
                 }
             },
         },
-        Pass::Refused(refusal) => refused(lane, job, &refusal).await,
+        Pass::Refused(refusal) => {
+            tell_refused(lane, &settings.provider, &refusal);
+            refused(lane, job, &refusal).await
+        }
         Pass::Held(cause) => park(lane, job, HELD_WAIT, ("held", &cause)).await,
         Pass::Stopping => give_back(lane, job).await,
     }
@@ -170,182 +171,6 @@ fn no_longer(call: &Call, job: &JobInHand, provider: &Provider) -> Option<Next> 
         }
         // A job that could be sent again is asked about where its request would differ.
         (Step::Charge | Step::Ask, _) => None,
-    }
-}
-
-/// From here on a request may leave: written down first, then at most one request, then what became of it.
-async fn send(
-    lane: &LaneParts,
-    settings: &LaneSettings,
-    job: &JobInHand,
-    call: &Call,
-    (mut permit, turn): (Permit, &Turn),
-) -> End {
-    let ahead = permit.start_at > Instant::now();
-    let _on_wire = lane.worker.in_hand.on_wire();
-    faults::crash(Point::AfterPermit);
-    let (ledger, hold) = (&lane.worker.engines.ledger, &job.held.hold);
-    let writing = spans::step("write the request down");
-    let begun = match call {
-        Call::Charge(request) => ledger.begin_attempt(hold, request).instrument(writing).await,
-        Call::Lookup(_) => ledger.begin_lookup(hold).instrument(writing).await,
-    };
-    let number = match begun {
-        Ok(Begun::Attempt(number)) => number,
-        Ok(Begun::Lost) => {
-            lane.meter.permit_returned(Returned::TakenOver);
-            return End::HandBack;
-        }
-        Err(error) => {
-            drop(permit);
-            lane.meter.permit_returned(Returned::LedgerAway);
-            tracing::warn!(job = %job.job.id, %error, "request not written down; nothing was sent");
-            return retract(lane, job, call.kind()).await;
-        }
-    };
-    permit.written_down();
-    faults::crash(Point::AfterSending);
-    lane.worker.start_timer.sleep_until(permit.start_at).instrument(spans::step("wait for the permit's start")).await;
-    let (began, lateness) = (Instant::now(), permit.start_at.elapsed());
-    let Ok(in_flight) = permit.begin() else {
-        lane.meter.permit_returned(Returned::Late);
-        tracing::warn!(provider = %lane.name, "a request was written down too slowly for its permit; nothing was sent");
-        lane.pauses.permit_late();
-        return finish_unsent(lane, job, call.kind(), number).await;
-    };
-    lane.pauses.permit_in_time();
-    let started = lane.meter.started(lateness, ahead);
-    match call {
-        Call::Charge(request) => {
-            let silence = Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None };
-            let sent = faults::on_the_wire(request, settings.client.send(request)).instrument(spans::request("charge"));
-            let answer = answered((lane, began), in_flight, sent, (silence, Outcome::way)).await;
-            drop(started);
-            let change = lane.pauses.observe(&job.job.id, &answer.outcome, began, rand::random());
-            tell_of_breaker(lane, change, &answer.outcome);
-            finish_charge(lane, settings, job, (number, turn.is_probe()), &answer).await
-        }
-        Call::Lookup(question) => {
-            let silence = Finding::Unknown { cause: UnknownCause::Timeout, retry_after: None };
-            let asked = settings.client.ask(question).instrument(spans::request("look-up"));
-            let answer = answered((lane, began), in_flight, asked, (silence, Finding::way)).await;
-            drop(started);
-            faults::crash(Point::AfterLookup);
-            finish_lookup(lane, settings, job, number, &answer).await
-        }
-    }
-}
-
-/// The answer of the one request that a permit is for, and the permit settled by how far it got.
-async fn answered<T>(
-    (lane, began): (&LaneParts, Instant),
-    in_flight: InFlight,
-    request: impl Future<Output = Answer<T>>,
-    (silence, way): (T, fn(&T) -> Way),
-) -> Answer<T> {
-    // The row's own timeout ends a request before this, unless the row changed since the permit was asked for.
-    let answer_before = in_flight.answer_before;
-    let answer = timeout_at(answer_before, request).await;
-    let answer = answer.unwrap_or(Answer { outcome: silence, status: None, answer_age: Duration::ZERO });
-    faults::crash(Point::AfterAnswer);
-    let way = way(&answer.outcome);
-    match way {
-        Way::NotSent => in_flight.not_sent(),
-        Way::Lost => {
-            in_flight.unknown();
-            lane.meter.hold(answer_before.saturating_duration_since(began));
-        }
-        Way::Answered => {
-            let read_at = Instant::now() - answer.answer_age;
-            in_flight.answered(read_at);
-            lane.meter.hold(read_at.saturating_duration_since(began));
-        }
-    }
-    lane.meter.answered(answer.status, way != Way::NotSent, began.elapsed());
-    answer
-}
-
-fn tell_of_breaker(lane: &LaneParts, change: Option<Change>, outcome: &Outcome) {
-    let decision = match change {
-        Some(Change::Opens { rest }) => {
-            let words =
-                format!("{}: the provider is down, nothing is sent for {:.1} s", outcome.word(), rest.as_secs_f64());
-            Decision { about: String::new(), ..Decision::new(DecisionKind::BreakerOpened, &words) }
-        }
-        Some(Change::Closes) => Decision::new(DecisionKind::BreakerClosed, "the provider answers again"),
-        None => return,
-    };
-    lane.meter.decision(decision);
-}
-
-async fn finish_charge(
-    lane: &LaneParts,
-    settings: &LaneSettings,
-    job: &JobInHand,
-    (number, probe): (u32, bool),
-    answer: &Answer<Outcome>,
-) -> End {
-    let mut history = History { probe, ..history(job) };
-    if matches!(answer.outcome, Outcome::Unknown { .. } | Outcome::InProgress) {
-        history.first_sent_age.get_or_insert_default();
-    }
-    let disposition = after_outcome(&answer.outcome, &history, &settings.provider.retry_policy(), rand::random());
-    if matches!(answer.outcome, Outcome::Throttled { .. }) {
-        lane.meter.throttled();
-    }
-    let misconfigured = matches!(answer.outcome, Outcome::Misconfigured { .. });
-    hold_others_back(lane, disposition.pause, if misconfigured { By::Setup } else { By::Provider });
-    let end = AttemptEnd {
-        number,
-        outcome: answer.outcome.word(),
-        status: answer.status,
-        detail: answer.outcome.detail(),
-        counts: disposition.counts_attempt,
-    };
-    write_end(lane, job, &Closing::Charge(end), (disposition.next, answer.outcome.word())).await
-}
-
-async fn finish_lookup(
-    lane: &LaneParts,
-    settings: &LaneSettings,
-    job: &JobInHand,
-    number: u32,
-    answer: &Answer<Finding>,
-) -> End {
-    if let Finding::Misconfigured { status } = answer.outcome {
-        tracing::error!(provider = %lane.name, job = %job.job.id, status, "a look-up was refused: check the credentials in headers");
-    }
-    let judged = after_finding(&answer.outcome, &history(job), &settings.provider.retry_policy(), rand::random());
-    if matches!(answer.outcome, Finding::Throttled { .. }) {
-        lane.meter.throttled();
-    }
-    hold_others_back(lane, judged.pause, By::Provider);
-    let end = LookupEnd {
-        number,
-        outcome: answer.outcome.word(),
-        status: answer.status,
-        detail: answer.outcome.detail(),
-        grants_resend: judged.grants_resend,
-    };
-    write_end(lane, job, &Closing::Lookup(end), (judged.next, answer.outcome.word())).await
-}
-
-fn hold_others_back(lane: &LaneParts, pause: Option<Pause>, by: By) {
-    match pause {
-        Some(Pause::Quota { wait }) => {
-            tracing::warn!(provider = %lane.name, wait_ms = wait.as_millis(), "the provider refused what we allowed");
-            let words =
-                format!("the provider refused what we allowed; nothing is sent for {:.1} s", wait.as_secs_f64());
-            lane.meter.decision(Decision { about: String::new(), ..Decision::new(DecisionKind::Throttled, &words) });
-            lane.gate.pause(wait, rand::random());
-            lane.pauses.stop_taking(wait, By::Provider, "the provider asked for a pause");
-        }
-        Some(Pause::Lane { wait, cause }) => {
-            tracing::warn!(provider = %lane.name, wait_ms = wait.as_millis(), cause, "the lane rests");
-            lane.meter.decision(Decision::new(DecisionKind::Paused, &cause));
-            lane.pauses.stop_sending(wait, by, &cause);
-        }
-        None => {}
     }
 }
 

@@ -3,6 +3,7 @@
 //! Refuses to end a job whose lease is lost: every write on it names its fence and comes to nothing by itself.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -40,6 +41,15 @@ impl InHand {
     pub fn hold(self: &Arc<Self>, hold: Hold) -> Held {
         self.lock().insert(hold.id.clone(), hold.fence);
         Held { hold, in_hand: Arc::clone(self) }
+    }
+
+    /// The same, unless this process has another hold of the job: that one is not to be forgotten.
+    pub fn hold_new(self: &Arc<Self>, hold: &Hold) -> Option<Held> {
+        match self.lock().entry(hold.id.clone()) {
+            Entry::Occupied(_) => return None,
+            Entry::Vacant(free) => free.insert(hold.fence),
+        };
+        Some(Held { hold: hold.clone(), in_hand: Arc::clone(self) })
     }
 
     #[must_use]

@@ -74,7 +74,8 @@ pub async fn work_off(lane: Arc<LaneParts>, delivery: Delivery) {
     let receipt = faults::acknowledged_early(receipt).await;
     faults::crash(Point::AfterDelivery);
     let span = spans::job(lane.name.as_str(), &copy.properties.headers);
-    let steps = AssertUnwindSafe(steps(&lane, &copy, delivered_at).instrument(span.clone())).catch_unwind();
+    let steps =
+        AssertUnwindSafe(steps(&lane, &copy, (delivered_at, redelivered)).instrument(span.clone())).catch_unwind();
     let end = steps.await.unwrap_or_else(|_| {
         tracing::error!(provider = %lane.name, "a job panicked; it goes back to the queue");
         End::Fault
@@ -134,7 +135,7 @@ async fn pause_after_fault(lane: &LaneParts) {
     }
 }
 
-async fn steps(lane: &LaneParts, copy: &Copy, delivered_at: Instant) -> End {
+async fn steps(lane: &LaneParts, copy: &Copy, (delivered_at, redelivered): (Instant, bool)) -> End {
     let read = until_back("read a message", &lane.stop, || read(&lane.worker, &copy.body, &lane.name)).await;
     let decoded = match read {
         Ok(Ok(decoded)) => decoded,
@@ -150,9 +151,19 @@ async fn steps(lane: &LaneParts, copy: &Copy, delivered_at: Instant) -> End {
         }
     };
     spans::name_job(&decoded.job.id);
+    let decoded = match redelivered {
+        true => decoded,
+        false => match execute::send_new(lane, decoded, delivered_at).await {
+            Ok(end) => return end,
+            Err(decoded) => decoded,
+        },
+    };
     match claim(lane, &decoded).instrument(spans::step("claim")).await {
         Some(Claim::Claimed(claimed)) => begin(lane, decoded, claimed, delivered_at).await,
-        Some(Claim::Settled) => End::Ack,
+        Some(Claim::Settled) => {
+            lane.repeats.came();
+            End::Ack
+        }
         // Its holder, or whoever takes over, will settle it; then this copy finds it settled.
         Some(Claim::InHand { lease_left }) => {
             lane.meter.parked("in_hand_elsewhere", "another delivery of the job is in hand");

@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::execute::Repeats;
 use super::meter::LaneMeter;
 use super::pauses::{Pause, Pauses};
 use super::pool::Pool;
@@ -44,6 +45,7 @@ pub struct LaneParts {
     pub gate: Gate,
     pub pool: Pool,
     pub pauses: Arc<Pauses>,
+    pub repeats: Repeats,
     /// Ends this lane alone.
     pub stop: CancellationToken,
 }

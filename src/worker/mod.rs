@@ -70,7 +70,7 @@ pub struct Worker {
     pub options: Arc<WorkerOptions>,
     pub in_hand: Arc<in_hand::InHand>,
     pub meter: Arc<meter::Meter>,
-    pub outbox: Arc<tokio::sync::Notify>,
+    pub outbox: Arc<outbox::Outbox>,
     pub start_timer: Arc<start_timer::StartTimer>,
     /// Fires when intake ends: what only waits is handed back.
     pub stop: CancellationToken,

@@ -1,15 +1,19 @@
 //! Outcome events on their way out: committed with the outcome, published from here, at least once.
 //!
 //! Refuses to hold up a payment: an event that cannot be published stays in the ledger until it can. Refuses to ask the
-//! ledger for each event: one that comes alone goes at once, those that come in crowds go together, and while one batch
-//! is with the broker the next is taken and the last is marked.
+//! ledger for what this process has just written: that is taken with its writing and handed over. One that comes alone
+//! goes at once, those that come in crowds go together, and while one batch is with the broker the next is gathered and
+//! the last is marked.
 
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::future::{BoxFuture, FutureExt as _, OptionFuture, join_all};
 use futures_util::stream::FuturesUnordered;
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use super::Worker;
@@ -23,12 +27,57 @@ const BATCH: u32 = 500;
 /// Batches that may be with the broker at once.
 const BATCHES: usize = 3;
 /// How long a batch is ours: longer than publishing takes, short enough that a dead worker's events are not late.
-const TAKEN_FOR: Duration = Duration::from_secs(10);
+pub const TAKEN_FOR: Duration = Duration::from_secs(10);
+/// Most events that are kept here; beyond them the ledger's are enough.
+const HANDED_MAX: usize = 10_000;
 /// Least time from one taking to the next, so that two statements do for all that settles meanwhile.
 const GATHER: Duration = Duration::from_millis(20);
 /// Other workers' leftovers and missed wake-ups are looked for this often.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const AWAY_PAUSE: Duration = Duration::from_secs(1);
+
+/// Where those who settle jobs leave word.
+#[derive(Default)]
+pub struct Outbox {
+    /// Taken for [`TAKEN_FOR`] as they were written, shortly before the instant beside them.
+    handed: Mutex<VecDeque<(Instant, OutcomeEvent)>>,
+    came: Notify,
+    left: Notify,
+}
+
+impl Outbox {
+    /// An event that the caller has written and taken for [`TAKEN_FOR`].
+    pub fn hand_over(&self, event: OutcomeEvent) {
+        let mut handed = self.handed();
+        if handed.len() < HANDED_MAX {
+            handed.push_back((Instant::now(), event));
+            drop(handed);
+            self.came.notify_one();
+        }
+    }
+
+    /// There are events in the ledger that nobody has taken.
+    pub fn left(&self) {
+        self.left.notify_one();
+    }
+
+    /// The next batch. Those that others may have taken meanwhile are theirs.
+    fn gather(&self) -> Vec<OutcomeEvent> {
+        let mut handed = self.handed();
+        let batch = handed.len().min(BATCH as usize);
+        let ours = handed.drain(..batch).filter(|(at, _)| at.elapsed() < TAKEN_FOR / 2);
+        ours.map(|(_, event)| event).collect()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.handed().is_empty()
+    }
+
+    fn handed(&self) -> MutexGuard<'_, VecDeque<(Instant, OutcomeEvent)>> {
+        // Whole after every statement.
+        self.handed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// Publishes events until the worker stops, then finishes what it has taken.
 pub async fn run(worker: Worker) {
@@ -37,14 +86,23 @@ pub async fn run(worker: Worker) {
     let mut marking: Option<BoxFuture<'_, bool>> = None;
     // Published, and not marked yet.
     let mut published = Vec::new();
-    let (mut not_before, mut look_at) = (Instant::now(), Instant::now());
+    let (mut not_before, mut look_at, mut gather_at) = (Instant::now(), Instant::now(), Instant::now());
     let mut asked = true;
     loop {
         if marking.is_none() && !published.is_empty() {
             marking = Some(mark(&worker, std::mem::take(&mut published)).boxed());
         }
         let stopping = worker.stop.is_cancelled();
-        if stopping && taking.is_none() && marking.is_none() && publishing.is_empty() {
+        let may_publish = publishing.len() < BATCHES;
+        if may_publish && Instant::now() >= gather_at {
+            let events = worker.outbox.gather();
+            if !events.is_empty() {
+                gather_at = Instant::now() + GATHER;
+                publishing.push(publish_batch(&worker, events).boxed());
+            }
+        }
+        let handed = !worker.outbox.is_empty();
+        if stopping && !handed && taking.is_none() && marking.is_none() && publishing.is_empty() {
             return;
         }
         let may_take = !stopping && taking.is_none() && publishing.len() < BATCHES;
@@ -77,7 +135,9 @@ pub async fn run(worker: Worker) {
                     not_before = Instant::now() + AWAY_PAUSE;
                 }
             }
-            () = worker.outbox.notified(), if !asked && !stopping => asked = true,
+            () = worker.outbox.left.notified(), if !asked && !stopping => asked = true,
+            () = worker.outbox.came.notified(), if !handed => {}
+            () = sleep_until(gather_at), if handed && may_publish => {}
             () = sleep_until(next), if may_take && taking.is_none() => asked = true,
             () = worker.stop.cancelled(), if !stopping => {}
         }
@@ -86,6 +146,16 @@ pub async fn run(worker: Worker) {
 
 /// Publishes whatever is left, as long as no engine is away.
 pub async fn publish_rest(worker: &Worker) {
+    loop {
+        let events = worker.outbox.gather();
+        if events.is_empty() && worker.outbox.is_empty() {
+            break;
+        }
+        let sent = publish_batch(worker, events).await;
+        if !mark(worker, sent.sequences).await || !sent.all {
+            return;
+        }
+    }
     while let Some(events) = take(worker).await {
         let is_last = events.len() < BATCH as usize;
         let sent = publish_batch(worker, events).await;

@@ -18,6 +18,7 @@ mod attempts;
 mod authority;
 mod claims;
 mod faults;
+mod first;
 mod fleet;
 mod groups;
 mod live;

@@ -4,19 +4,27 @@
 //! Whatever the caller says, a job that may have been charged never goes back to `waiting`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::dialect::{ChainText, Dialect};
+use super::dialect::{ChainText, Dialect, Returning};
 use super::engine::{Args, Engine, Sql, Value};
 use super::group::Grouped;
+use super::outbox::{EVENT_COLUMNS, event};
 use super::row::Row;
-use super::{storable, written};
+use super::storable;
 use crate::domain::outcome::{FinalState, NOT_SENT};
-use crate::ledger::{AttemptEnd, Begun, Hold, JobState, LedgerError, Written};
+use crate::ledger::{AttemptEnd, Begun, Hold, JobState, LedgerError, OutcomeEvent, Written};
 use crate::provider::FrozenRequest;
 
 /// One event per final state, in the stroke that makes it final.
 pub(super) const WRITE_EVENT: &str = "INSERT INTO outcome_events (job_id, provider, state, provider_reference, reason, attempts, at) \
      SELECT job.id, job.provider, job.state, job.provider_reference, job.reason, job.attempts, job.updated_at FROM {job}";
+
+/// The same, and the event is taken at once, by whoever writes it.
+const WRITE_AND_TAKE_EVENT: &str = "INSERT INTO outcome_events \
+         (job_id, provider, state, provider_reference, reason, attempts, at, taken_until) \
+     SELECT job.id, job.provider, job.state, job.provider_reference, job.reason, job.attempts, job.updated_at, \
+         {after:$12} FROM {job}";
 
 /// Another payment of this provider that succeeded by the charge that this one will have, if there is one: the charge
 /// that $10 names, or the one that the row has already. The index lets there be one at most. Written so that no other
@@ -43,6 +51,9 @@ pub(super) fn settled_reason(state: &str, reason: &str) -> String {
 /// What is written beside a job needs these of its columns.
 pub(super) const KEPT: &str = "jobs.id, jobs.provider, jobs.state, jobs.provider_reference, jobs.reason, jobs.attempts, \
      jobs.last_attempt, jobs.updated_at";
+
+pub(super) const OPEN_ATTEMPT: &str = "INSERT INTO attempts (job_id, number, provider, began_at) \
+     SELECT job.id, job.last_attempt, job.provider, job.updated_at FROM {job}";
 
 pub(super) const CLOSE_ATTEMPT: &str = "UPDATE attempts SET ended_at = {now}, outcome = $4, status = $5, detail = $6, counted = $7 \
      FROM {job} WHERE attempts.job_id = job.id AND attempts.number = $3";
@@ -83,9 +94,8 @@ impl Statements {
                                   AND frozen_content_type = $6 AND frozen_body = $7 \
                                   AND frozen_account IS NOT DISTINCT FROM $8 AND frozen_fingerprint = $9))",
             kept: KEPT,
-            then: &["INSERT INTO attempts (job_id, number, provider, began_at) \
-                     SELECT job.id, job.last_attempt, job.provider, job.updated_at FROM {job}"],
-            returning: "last_attempt",
+            then: &[OPEN_ATTEMPT],
+            returning: Returning::Job("last_attempt"),
         };
         let rest = format!(
             "UPDATE jobs SET state = CASE WHEN {MAYBE_CHARGED} OR $9 THEN 'unknown' ELSE 'waiting' END, \
@@ -109,13 +119,13 @@ impl Statements {
                 write: &rest,
                 kept: KEPT,
                 then: &[CLOSE_ATTEMPT],
-                returning: "id",
+                returning: Returning::Job("id"),
             })),
             settle: Grouped::new(dialect.chain(&ChainText {
                 write: &settle,
                 kept: KEPT,
-                then: &[CLOSE_ATTEMPT, WRITE_EVENT],
-                returning: "id, state, reason",
+                then: &[CLOSE_ATTEMPT, WRITE_AND_TAKE_EVENT],
+                returning: Returning::Last(EVENT_COLUMNS),
             })),
         }
     }
@@ -153,7 +163,8 @@ impl Statements {
         hold: &Hold,
         end: &AttemptEnd,
         next: &JobState,
-    ) -> Result<Written, LedgerError> {
+        lease: Duration,
+    ) -> Result<(Written, Option<OutcomeEvent>), LedgerError> {
         let mut args: Vec<Value> = vec![
             hold.id.as_str().into(),
             hold.fence.into(),
@@ -174,13 +185,15 @@ impl Statements {
                 &self.rest
             }
             JobState::Final { state, reason, reference } => {
-                args.extend([state.name().into(), reference.as_deref().map(storable).into(), storable(reason).into()]);
+                let reference = reference.as_deref().map(storable);
+                args.extend([state.name().into(), reference.into(), storable(reason).into(), lease.into()]);
                 &self.settle
             }
         };
-        let row = chain.write(engine, Arc::from(args)).await?;
-        page_if_conflicting(hold, next, row.as_ref())?;
-        Ok(written(row.is_some()))
+        let Some(row) = chain.write(engine, Arc::from(args)).await? else { return Ok((Written::Lost, None)) };
+        page_if_conflicting(hold, next, Some(&row))?;
+        let is_final = matches!(next, JobState::Final { .. });
+        Ok((Written::Kept, is_final.then(|| event(&row)).transpose()?))
     }
 }
 

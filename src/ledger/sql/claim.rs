@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::dialect::{ChainText, Dialect};
+use super::dialect::{ChainText, Dialect, Returning};
 use super::engine::{Args, Engine, Sql, Value};
 use super::group::Grouped;
 use super::row::{Row, corrupt};
@@ -19,6 +19,11 @@ use crate::provider::FrozenRequest;
 
 /// How often a claim looks again when the row changed between its statements.
 const LOOKS_MAX: u32 = 4;
+
+/// A new job has no story: what of it the database's clock decides.
+const RECORDED_COLUMNS: &str = "fence, {until:CASE WHEN not_before > wake_at THEN not_before ELSE wake_at END} AS wait_ms, \
+     {since:CASE WHEN not_before > created_at THEN not_before ELSE created_at END} AS age_ms, \
+     {until:expires_at} AS expires_in_ms";
 
 /// A charge that has not ended is one of the worker that was lost: it is closed as unknown in this same stroke. `$1` is the id.
 const CLAIMED_COLUMNS: &str = "fence, attempts, maybe_charged, \
@@ -47,7 +52,8 @@ impl Statements {
              CASE WHEN {at:$12} > {now} THEN {at:$12} ELSE {now} END, 1, $15, {after:$16}, {now}, \
              {now} {from} \
          WHERE true ON CONFLICT DO NOTHING";
-        let record = ChainText { write: record, kept: "jobs.*", then: &[], returning: CLAIMED_COLUMNS };
+        let kept = "jobs.id, fence, not_before, wake_at, created_at, expires_at";
+        let record = ChainText { write: record, kept, then: &[], returning: Returning::Job(RECORDED_COLUMNS) };
         let take = ChainText {
             write: "UPDATE jobs SET fence = fence + 1, lease_owner = $4, lease_until = {after:$5}, \
                          attempts = attempts + CASE WHEN state = 'sending' THEN 1 ELSE 0 END, \
@@ -64,7 +70,7 @@ impl Statements {
                      FROM {job} WHERE attempts.job_id = job.id AND attempts.number = job.last_attempt \
                          AND attempts.ended_at IS NULL",
             ],
-            returning: CLAIMED_COLUMNS,
+            returning: Returning::Job(CLAIMED_COLUMNS),
         };
         Self {
             record: Grouped::new(dialect.chain(&record)),
@@ -84,7 +90,7 @@ impl Statements {
         owner: &str,
         lease: Duration,
     ) -> Result<Claim, LedgerError> {
-        let record = record_args(job, hash, owner, lease);
+        let record: Args = Arc::from(record_args(job, hash, owner, lease));
         let take: Args = Arc::from([
             job.id.as_str().into(),
             job.provider.as_str().into(),
@@ -95,7 +101,7 @@ impl Statements {
         ]);
         for _ in 0..LOOKS_MAX {
             if let Some(row) = self.record.write(engine, record.clone()).await? {
-                return claimed(job, &row);
+                return recorded(job, &row);
             }
             if let Some(row) = self.take.write(engine, take.clone()).await? {
                 return claimed(job, &row);
@@ -137,8 +143,9 @@ fn conflicting(detail: &str) -> Claim {
     Claim::Conflict(Invalid::new(InvalidReason::Conflict, detail))
 }
 
-fn record_args(job: &Job, hash: ContentHash, owner: &str, lease: Duration) -> Args {
-    let args: [Value; 16] = [
+/// `$1` to `$16` of a statement that records a job.
+pub(super) fn record_args(job: &Job, hash: ContentHash, owner: &str, lease: Duration) -> [Value; 16] {
+    [
         job.id.as_str().into(),
         job.provider.as_str().into(),
         job.effective_key().as_str().into(),
@@ -155,8 +162,16 @@ fn record_args(job: &Job, hash: ContentHash, owner: &str, lease: Duration) -> Ar
         job.payload.as_deref().into(),
         owner.into(),
         lease.into(),
-    ];
-    Arc::from(args)
+    ]
+}
+
+fn recorded(job: &Job, row: &Row) -> Result<Claim, LedgerError> {
+    Ok(Claim::Claimed(Box::new(Claimed {
+        wait: row.ms("wait_ms")?,
+        age: row.ms("age_ms")?,
+        expires_in: row.opt_ms("expires_in_ms")?,
+        ..Claimed::new_job(Hold { id: job.id.clone(), fence: row.int("fence")? })
+    })))
 }
 
 fn claimed(job: &Job, row: &Row) -> Result<Claim, LedgerError> {

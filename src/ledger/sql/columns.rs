@@ -113,10 +113,10 @@ mod tests {
 
     #[test]
     fn each_unit_gets_its_own_row() {
-        let row = |id: &str| Row::new(vec![("id".to_owned(), Cell::Text(id.to_owned()))]);
+        let row = |id: &str| Row::new(Arc::from(["id".to_owned()]), vec![Cell::Text(id.to_owned())]);
         let units: [Args; 3] = [Arc::from(["a".into()]), Arc::from(["b".into()]), Arc::from(["c".into()])];
         let rows = in_order(&units, vec![row("c"), row("a")]).unwrap();
         assert_eq!(rows, [Some(row("a")), None, Some(row("c"))]);
-        assert!(in_order(&units, vec![Row::default()]).is_err());
+        assert!(in_order(&units, vec![Row::new(Arc::from([]), Vec::new())]).is_err());
     }
 }

@@ -23,8 +23,16 @@ pub struct ChainText<'a> {
     /// is dear.
     pub kept: &'a str,
     pub then: &'a [&'a str],
-    /// What to answer with, over the columns of `jobs`.
-    pub returning: &'a str,
+    pub returning: Returning<'a>,
+}
+
+/// What a chain answers with.
+#[derive(Clone, Copy)]
+pub enum Returning<'a> {
+    /// Over the columns of the written job.
+    Job(&'a str),
+    /// Over the columns that the last of `then` has written: one row for each job, with the job's id as `id`.
+    Last(&'a str),
 }
 
 /// A rendered [`ChainText`]: for PostgreSQL a single statement (one round trip, no `BEGIN` that could be left open), for
@@ -118,13 +126,29 @@ impl Dialect {
     pub fn chain(self, text: &ChainText<'_>) -> Chain {
         let ChainText { write, kept, then, returning } = text;
         let alone = write.replace("{from}", "");
+        let last = then.len().checked_sub(1);
+        let (of_job, of_last) = match returning {
+            Returning::Job(columns) => (Some(columns), None),
+            Returning::Last(columns) => (None, last.zip(Some(columns))),
+        };
+        let of = |index| of_last.and_then(|(last, columns)| (last == index).then_some(*columns));
         if self == Self::Sqlite {
-            let first = self.sql(&format!("{alone} RETURNING {returning}"));
-            let statements = std::iter::once(first).chain(then.iter().map(|statement| self.sql(statement)));
-            return Chain { statements: statements.collect(), many: None };
+            let returning = |text: &str, columns: Option<&str>| match columns {
+                Some(columns) => self.sql(&format!("{text} RETURNING {columns}")),
+                None => self.sql(text),
+            };
+            let first = returning(&alone, of_job.copied());
+            let then = (0..).zip(*then).map(|(index, text)| returning(text, of(index)));
+            return Chain { statements: std::iter::once(first).chain(then).collect(), many: None };
         }
-        let beside = (0..).zip(*then).map(|(index, then)| format!(", beside_{index} AS ({then} RETURNING 1)"));
-        let rest = format!("{} SELECT job.id AS id, {returning} FROM job", beside.collect::<String>());
+        let beside = (0..)
+            .zip(*then)
+            .map(|(index, text)| format!(", beside_{index} AS ({text} RETURNING {})", of(index).unwrap_or("1")));
+        let answer = match (of_job, last) {
+            (Some(columns), _) => format!("SELECT job.id AS id, {columns} FROM job"),
+            (None, last) => format!("SELECT * FROM beside_{}", last.unwrap_or_default()),
+        };
+        let rest = format!("{} {answer}", beside.collect::<String>());
         let statement = self.sql(&format!("WITH job AS ({alone} RETURNING {kept}){rest}"));
         let write = with_arguments(&write.replace("{from}", "FROM input"), |n| format!("input.a{n}"));
         // What was written has those of its arguments beside it that are needed.
@@ -224,7 +248,7 @@ mod tests {
             write: "UPDATE jobs SET fence = $2 {from} WHERE id = $1",
             kept: "jobs.id, fence",
             then: &["INSERT INTO x SELECT id, $2 FROM {job} WHERE id <> $1"],
-            returning: "fence",
+            returning: Returning::Job("fence"),
         };
         let args: Args = Arc::from([]);
         let postgres = Dialect::Postgres.chain(&text).steps(&args);
@@ -241,7 +265,7 @@ mod tests {
             write: "UPDATE jobs SET fence = $2 {from} WHERE id = $1",
             kept: "jobs.id, fence",
             then: &["INSERT INTO x SELECT id, $2 FROM {job} WHERE id <> $1"],
-            returning: "fence",
+            returning: Returning::Job("fence"),
         };
         let like: Args = Arc::from(["a".into(), 1_i64.into()]);
         assert_eq!(

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::attempt::{KEPT, WRITE_EVENT};
-use super::dialect::{ChainText, Dialect};
+use super::dialect::{ChainText, Dialect, Returning};
 use super::engine::{Engine, Sql, Value};
 use super::group::Grouped;
 use super::{storable, written};
@@ -42,12 +42,17 @@ impl Statements {
                      WHERE jobs.lease_until IS NOT NULL {unlocked}) \
                  RETURNING id, fence",
             ),
-            rest: Grouped::new(dialect.chain(&ChainText { write: rest, kept: KEPT, then: &[], returning: "id" })),
+            rest: Grouped::new(dialect.chain(&ChainText {
+                write: rest,
+                kept: KEPT,
+                then: &[],
+                returning: Returning::Job("id"),
+            })),
             settle: Grouped::new(dialect.chain(&ChainText {
                 write: settle,
                 kept: KEPT,
                 then: &[WRITE_EVENT],
-                returning: "id",
+                returning: Returning::Job("id"),
             })),
             release: dialect.sql(
                 "UPDATE jobs SET lease_owner = NULL, lease_until = NULL, updated_at = {now}, \

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::attempt::{CLOSE_ATTEMPT, KEPT, WRITE_EVENT, page_if_conflicting, settled_reason, settled_state};
-use super::dialect::{Chain, ChainText, Dialect};
+use super::dialect::{Chain, ChainText, Dialect, Returning};
 use super::engine::{Engine, Value};
 use super::{storable, written};
 use crate::ledger::{Begun, Hold, JobState, LedgerError, LookupEnd, Written};
@@ -48,14 +48,19 @@ impl Statements {
                 kept: KEPT,
                 then: &["INSERT INTO attempts (job_id, number, provider, began_at, kind) \
                          SELECT job.id, job.last_attempt, job.provider, job.updated_at, 'lookup' FROM {job}"],
-                returning: "last_attempt",
+                returning: Returning::Job("last_attempt"),
             }),
-            rest: dialect.chain(&ChainText { write: &rest, kept: KEPT, then: &[CLOSE_ATTEMPT], returning: "id" }),
+            rest: dialect.chain(&ChainText {
+                write: &rest,
+                kept: KEPT,
+                then: &[CLOSE_ATTEMPT],
+                returning: Returning::Job("id"),
+            }),
             settle: dialect.chain(&ChainText {
                 write: &settle,
                 kept: KEPT,
                 then: &[CLOSE_ATTEMPT, WRITE_EVENT],
-                returning: "id, state, reason",
+                returning: Returning::Job("id, state, reason"),
             }),
         }
     }

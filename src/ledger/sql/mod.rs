@@ -10,8 +10,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{
-    AttemptEnd, Authority, Begun, Claim, Hold, JobState, Ledger, LedgerError, LookupEnd, OutcomeEvent, RecentUses,
-    RejectedMessage, StateCount, Written,
+    AttemptEnd, Authority, Begun, Claim, First, Hold, JobState, Ledger, LedgerError, LookupEnd, OutcomeEvent,
+    RecentUses, RejectedMessage, StateCount, Written,
 };
 use crate::domain::clock_witness::Word;
 use crate::domain::job::{ContentHash, Job};
@@ -26,6 +26,7 @@ mod claim;
 mod columns;
 mod dialect;
 pub(super) mod engine;
+mod first;
 mod fleet;
 mod group;
 mod hints;
@@ -50,6 +51,7 @@ pub use settings::SqlSettings;
 pub struct SqlLedger {
     engine: Arc<dyn Engine>,
     claim: claim::Statements,
+    first: first::Statements,
     attempt: attempt::Statements,
     lookup: lookup::Statements,
     hold: hold::Statements,
@@ -67,6 +69,7 @@ impl SqlLedger {
         Self {
             engine,
             claim: claim::Statements::new(dialect),
+            first: first::Statements::new(dialect),
             attempt: attempt::Statements::new(dialect),
             lookup: lookup::Statements::new(dialect),
             hold: hold::Statements::new(dialect),
@@ -86,6 +89,10 @@ impl Ledger for SqlLedger {
         self.claim.claim(&self.engine, job, hash, owner, lease).await
     }
 
+    async fn record_and_begin(&self, first: First<'_>) -> Result<Written, LedgerError> {
+        self.first.write(&self.engine, first).await
+    }
+
     async fn renew(&self, holds: &[Hold], lease: Duration) -> Result<Vec<Hold>, LedgerError> {
         self.hold.renew(&*self.engine, holds, lease).await
     }
@@ -94,8 +101,14 @@ impl Ledger for SqlLedger {
         self.attempt.begin(&self.engine, hold, request).await
     }
 
-    async fn finish_attempt(&self, hold: &Hold, end: &AttemptEnd, next: &JobState) -> Result<Written, LedgerError> {
-        self.attempt.finish(&self.engine, hold, end, next).await
+    async fn finish_and_take(
+        &self,
+        hold: &Hold,
+        end: &AttemptEnd,
+        next: &JobState,
+        lease: Duration,
+    ) -> Result<(Written, Option<OutcomeEvent>), LedgerError> {
+        self.attempt.finish(&self.engine, hold, end, next, lease).await
     }
 
     async fn begin_lookup(&self, hold: &Hold) -> Result<Begun, LedgerError> {

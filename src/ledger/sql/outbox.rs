@@ -14,6 +14,10 @@ use crate::ledger::{LedgerError, OutcomeEvent, RejectedMessage};
 /// Longest claimed id of a rejected message that is kept, in characters.
 const REJECTED_ID_CHARS_MAX: usize = 255;
 
+/// An event as [`event`] reads it.
+pub(super) const EVENT_COLUMNS: &str =
+    "sequence, job_id AS id, provider, state, provider_reference, reason, attempts, {ms:at} AS at_ms";
+
 pub struct Statements {
     unpublished: Sql,
     published: Sql,
@@ -23,13 +27,13 @@ pub struct Statements {
 impl Statements {
     pub fn new(dialect: Dialect) -> Self {
         Self {
-            unpublished: dialect.sql(
-                "UPDATE outcome_events SET taken_until = {after:$2} WHERE sequence IN (\
+            unpublished: dialect.sql(&format!(
+                "UPDATE outcome_events SET taken_until = {{after:$2}} WHERE sequence IN (\
                      SELECT sequence FROM outcome_events \
-                     WHERE published_at IS NULL AND (taken_until IS NULL OR taken_until <= {now}) \
-                     ORDER BY sequence LIMIT $1 {unlocked}) \
-                 RETURNING sequence, job_id, provider, state, provider_reference, reason, attempts, {ms:at} AS at_ms",
-            ),
+                     WHERE published_at IS NULL AND (taken_until IS NULL OR taken_until <= {{now}}) \
+                     ORDER BY sequence LIMIT $1 {{unlocked}}) \
+                 RETURNING {EVENT_COLUMNS}"
+            )),
             published: dialect.sql(
                 "UPDATE outcome_events SET published_at = {now} \
                  WHERE published_at IS NULL AND sequence {among:$1}",
@@ -79,10 +83,10 @@ impl Statements {
     }
 }
 
-fn event(row: &Row) -> Result<OutcomeEvent, LedgerError> {
+pub(super) fn event(row: &Row) -> Result<OutcomeEvent, LedgerError> {
     Ok(OutcomeEvent {
         sequence: row.int("sequence")?,
-        id: row.text("job_id")?,
+        id: row.text("id")?,
         provider: ProviderName::new(row.text("provider")?).map_err(|problem| corrupt("provider", &problem))?,
         state: FinalState::from_name(&row.text("state")?).ok_or_else(|| corrupt("state", "is not final"))?,
         provider_reference: row.opt_text("provider_reference")?,

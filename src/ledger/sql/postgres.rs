@@ -17,7 +17,7 @@ use super::columns::{Array, columns, in_order};
 use super::dialect::{Chain, Dialect};
 use super::engine::{Args, Engine, Group, REPEATS_MAX, Sql, Step, Value, to_the_end};
 use super::hints::PostgresHints;
-use super::row::{Cell, Row};
+use super::row::{Cell, Names, Row};
 use crate::ledger::LedgerError;
 use crate::ledger::settings::Hints;
 use crate::tls::{self, Authorities};
@@ -212,7 +212,8 @@ async fn many(connection: &mut PgConnection, sql: Sql, columns: Vec<Array>) -> R
             Array::Bytes(values) => query.bind(values),
         };
     }
-    connection.fetch_all(query).await?.iter().map(read).collect()
+    let mut names = None;
+    connection.fetch_all(query).await?.iter().map(|row| read(row, &mut names)).collect()
 }
 
 /// Rows, and whether any row was returned or changed.
@@ -222,11 +223,11 @@ async fn run(connection: &mut PgConnection, step: &Step) -> Result<(Vec<Row>, bo
         query = bind(query, value);
     }
     let mut answers = connection.fetch_many(query);
-    let (mut rows, mut changed) = (Vec::new(), 0);
+    let (mut rows, mut changed, mut names) = (Vec::new(), 0, None);
     while let Some(answer) = answers.try_next().await? {
         match answer {
             Either::Left(done) => changed += done.rows_affected(),
-            Either::Right(row) => rows.push(read(&row)?),
+            Either::Right(row) => rows.push(read(&row, &mut names)?),
         }
     }
     let affected = changed > 0 || !rows.is_empty();
@@ -243,12 +244,11 @@ fn bind<'q>(query: Query<'q, Postgres, PgArguments>, value: &Value) -> Query<'q,
     }
 }
 
-fn read(row: &PgRow) -> Result<Row, sqlx::Error> {
-    let mut cells = Vec::with_capacity(row.len());
-    for column in row.columns() {
-        cells.push((column.name().to_owned(), cell(row, column.ordinal())?));
-    }
-    Ok(Row::new(cells))
+fn read(row: &PgRow, names: &mut Option<Names>) -> Result<Row, sqlx::Error> {
+    let columns = || row.columns().iter().map(|column| column.name().to_owned()).collect();
+    let names = names.get_or_insert_with(columns).clone();
+    let cells = (0..row.len()).map(|at| cell(row, at)).collect::<Result<_, _>>()?;
+    Ok(Row::new(names, cells))
 }
 
 fn cell(row: &PgRow, at: usize) -> Result<Cell, sqlx::Error> {

@@ -3,6 +3,7 @@
 //! Refuses to convert: a cell of another type or out of range is [`LedgerError::Corrupt`], with the column's name and
 //! never its value.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::ledger::LedgerError;
@@ -17,20 +18,24 @@ pub enum Cell {
     Bytes(Vec<u8>),
 }
 
-#[derive(Clone, Debug, Default, PartialEq)]
+/// The columns of a result, named once for all of its rows.
+pub type Names = Arc<[String]>;
+
+#[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    cells: Vec<(String, Cell)>,
+    names: Names,
+    cells: Vec<Cell>,
 }
 
 impl Row {
     #[must_use]
-    pub fn new(cells: Vec<(String, Cell)>) -> Self {
-        Self { cells }
+    pub fn new(names: Names, cells: Vec<Cell>) -> Self {
+        Self { names, cells }
     }
 
     fn cell(&self, column: &str) -> Result<&Cell, LedgerError> {
-        let found = self.cells.iter().find(|(name, _)| name == column);
-        found.map(|(_, cell)| cell).ok_or_else(|| corrupt(column, "is missing"))
+        let at = self.names.iter().position(|name| name == column);
+        at.and_then(|at| self.cells.get(at)).ok_or_else(|| corrupt(column, "is missing"))
     }
 
     pub fn opt_int(&self, column: &str) -> Result<Option<i64>, LedgerError> {

@@ -19,7 +19,7 @@ use sqlx::{AssertSqlSafe, Column, ConnectOptions, Connection, Either, Executor, 
 use super::dialect::{Chain, Dialect};
 use super::engine::{Args, Engine, Group, Sql, Step, Value, to_the_end};
 use super::postgres::away_or_corrupt;
-use super::row::{Cell, Row};
+use super::row::{Cell, Names, Row};
 use crate::ledger::LedgerError;
 
 /// How long a statement waits for its turn on the one connection. Longer than PostgreSQL's, because a queue here is
@@ -166,11 +166,11 @@ async fn run(connection: &mut SqliteConnection, step: &Step) -> Result<(Vec<Row>
         query = bind(query, value);
     }
     let mut answers = connection.fetch_many(query);
-    let (mut rows, mut changed) = (Vec::new(), 0);
+    let (mut rows, mut changed, mut names) = (Vec::new(), 0, None);
     while let Some(answer) = answers.try_next().await? {
         match answer {
             Either::Left(done) => changed += done.rows_affected(),
-            Either::Right(row) => rows.push(read(&row)?),
+            Either::Right(row) => rows.push(read(&row, &mut names)?),
         }
     }
     let affected = changed > 0 || !rows.is_empty();
@@ -187,12 +187,11 @@ fn bind<'q>(query: Query<'q, Sqlite, SqliteArguments>, value: &Value) -> Query<'
     }
 }
 
-fn read(row: &SqliteRow) -> Result<Row, sqlx::Error> {
-    let mut cells = Vec::with_capacity(row.len());
-    for column in row.columns() {
-        cells.push((column.name().to_owned(), cell(row, column.ordinal())?));
-    }
-    Ok(Row::new(cells))
+fn read(row: &SqliteRow, names: &mut Option<Names>) -> Result<Row, sqlx::Error> {
+    let columns = || row.columns().iter().map(|column| column.name().to_owned()).collect();
+    let names = names.get_or_insert_with(columns).clone();
+    let cells = (0..row.len()).map(|at| cell(row, at)).collect::<Result<_, _>>()?;
+    Ok(Row::new(names, cells))
 }
 
 /// By the stored value's own type, because the columns of an expression have none.

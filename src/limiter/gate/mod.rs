@@ -194,6 +194,12 @@ impl Gate {
         self.messages.same_channel(&other.messages)
     }
 
+    /// Whether nothing refuses the line: a permit comes with the next call to the store, most often.
+    #[must_use]
+    pub fn moves(&self) -> bool {
+        self.view.borrow().standing.is_none()
+    }
+
     #[must_use]
     pub fn view(&self) -> watch::Receiver<GateView> {
         self.view.clone()

@@ -8,6 +8,7 @@ use super::record::{give_back, park, put_down_next};
 use super::{JobInHand, LaneParts};
 use crate::domain::decision::CallKind;
 use crate::domain::disposition::Next;
+use crate::domain::job::Job;
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::{Mode, Provider};
 use crate::fleet::report::By;
@@ -24,9 +25,17 @@ pub(super) enum Pass {
     Stopping,
 }
 
-pub(super) async fn permit(lane: &LaneParts, provider: &Provider, job: &JobInHand, kind: CallKind) -> Pass {
+/// Whom a permit is for.
+pub(super) struct Asked<'a> {
+    pub job: &'a Job,
+    pub delivered_at: Instant,
+    pub kind: CallKind,
+}
+
+pub(super) async fn permit(lane: &LaneParts, provider: &Provider, asked: Asked<'_>) -> Pass {
+    let Asked { job, delivered_at, kind } = asked;
     let wait_until = match provider.mode {
-        Mode::Blocking => job.delivered_at + provider.max_wait,
+        Mode::Blocking => delivered_at + provider.max_wait,
         // What no delay queue can hold is slept in hand.
         Mode::Requeue => Instant::now() + DELAY_STEPS[0],
     };
@@ -36,14 +45,14 @@ pub(super) async fn permit(lane: &LaneParts, provider: &Provider, job: &JobInHan
     settings.mark_unchanged();
     let ask = Ask {
         // A job's cost is what its charge uses.
-        cost: if kind == CallKind::Charge { u32::from(job.job.cost) } else { 1 },
+        cost: if kind == CallKind::Charge { u32::from(job.cost) } else { 1 },
         kind,
-        priority: job.job.priority,
-        account: job.job.account.as_ref().map(|account| account.as_str().to_owned()),
-        reference: job.job.reference.clone(),
+        priority: job.priority,
+        account: job.account.as_ref().map(|account| account.as_str().to_owned()),
+        reference: job.reference.clone(),
         wait_until,
     };
-    let asked = lane.gate.permit_for(Some(job.job.id.clone()), ask);
+    let asked = lane.gate.permit_for(Some(job.id.clone()), ask);
     tokio::pin!(asked);
     loop {
         sending.mark_unchanged();
@@ -65,10 +74,7 @@ pub(super) async fn permit(lane: &LaneParts, provider: &Provider, job: &JobInHan
                 Grant::Refused(GateRefusal { by: RefusedBy::Stopping, .. }) => {
                     Pass::Held("the quota is not open in this worker".to_owned())
                 }
-                Grant::Refused(refusal) => {
-                    tell_refused(lane, provider, &refusal);
-                    Pass::Refused(refusal)
-                }
+                Grant::Refused(refusal) => Pass::Refused(refusal),
             },
             _ = sending.changed() => {}
             _ = settings.changed() => {}
@@ -114,7 +120,7 @@ fn reason_of(by: &RefusedBy) -> &'static str {
 }
 
 /// Counts a refusal, and says it to a person: never whose account it was.
-fn tell_refused(lane: &LaneParts, provider: &Provider, refusal: &GateRefusal) {
+pub(super) fn tell_refused(lane: &LaneParts, provider: &Provider, refusal: &GateRefusal) {
     let reason = reason_of(&refusal.by);
     let (limit, by) = match &refusal.by {
         RefusedBy::Limit(name) => {

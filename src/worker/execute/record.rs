@@ -12,10 +12,11 @@ use crate::domain::decision::CallKind;
 use crate::domain::disposition::Next;
 use crate::domain::outcome::NOT_SENT;
 use crate::faults::{self, Point};
-use crate::ledger::{AttemptEnd, Hold, JobState, LedgerError, LookupEnd, Written};
+use crate::ledger::{AttemptEnd, Hold, JobState, LedgerError, LookupEnd, OutcomeEvent, Written};
 use crate::queue::DELAY_STEPS;
 use crate::telemetry::spans;
 use crate::worker::intake::End;
+use crate::worker::outbox::TAKEN_FOR;
 use crate::worker::patience::{GivenUp, until_back};
 
 /// Commits where a job stands; `None` when the ledger cannot be had and the worker is leaving.
@@ -49,11 +50,17 @@ impl Closing {
         }
     }
 
-    async fn write(&self, lane: &LaneParts, hold: &Hold, state: &JobState) -> Result<Written, LedgerError> {
+    /// With the event, if it is ours to publish.
+    async fn write(
+        &self,
+        lane: &LaneParts,
+        hold: &Hold,
+        state: &JobState,
+    ) -> Result<(Written, Option<OutcomeEvent>), LedgerError> {
         let ledger = &lane.worker.engines.ledger;
         match self {
-            Self::Charge(end) => ledger.finish_attempt(hold, end, state).await,
-            Self::Lookup(end) => ledger.finish_lookup(hold, end, state).await,
+            Self::Charge(end) => ledger.finish_and_take(hold, end, state, TAKEN_FOR).await,
+            Self::Lookup(end) => Ok((ledger.finish_lookup(hold, end, state).await?, None)),
         }
     }
 }
@@ -78,8 +85,8 @@ pub(super) async fn write_end(
     let written = written.instrument(spans::step("write the outcome down")).await;
     faults::crash(Point::AfterOutcome);
     match written {
-        Ok(Written::Kept) => kept(lane, job, &state, why),
-        Ok(Written::Lost) => {
+        Ok((Written::Kept, event)) => kept(lane, job, (&state, event), why),
+        Ok((Written::Lost, _)) => {
             tell_lost(job, closing, &state);
             End::HandBack
         }
@@ -113,12 +120,12 @@ pub(super) async fn retract(lane: &LaneParts, job: &JobInHand, kind: CallKind) -
     let state = state_of(soon(job, "the ledger was away, nothing was sent"));
     let written = until_back("retract a request", &lane.worker.abandon, || async {
         match open.write(lane, hold, &state).await? {
-            Written::Kept => Ok(Written::Kept),
-            Written::Lost => ledger.put_down(hold, &state).await,
+            (Written::Kept, _) => Ok(Written::Kept),
+            (Written::Lost, _) => ledger.put_down(hold, &state).await,
         }
     });
     match written.await {
-        Ok(Written::Kept) => kept(lane, job, &state, "ledger_away"),
+        Ok(Written::Kept) => kept(lane, job, (&state, None), "ledger_away"),
         _ => End::HandBack,
     }
 }
@@ -131,7 +138,7 @@ fn soon(job: &JobInHand, reason: &str) -> Next {
 pub(super) async fn put_down_next(lane: &LaneParts, job: &JobInHand, next: Next, why: &'static str) -> End {
     let state = state_of(next);
     match put_down(lane, job, &state).await {
-        Some(Written::Kept) => kept(lane, job, &state, why),
+        Some(Written::Kept) => kept(lane, job, (&state, None), why),
         Some(Written::Lost) => End::HandBack,
         None => End::Refused,
     }
@@ -156,7 +163,12 @@ pub(super) async fn give_back(lane: &LaneParts, job: &JobInHand) -> End {
     End::HandBack
 }
 
-fn kept(lane: &LaneParts, job: &JobInHand, state: &JobState, why: &'static str) -> End {
+fn kept(
+    lane: &LaneParts,
+    job: &JobInHand,
+    (state, event): (&JobState, Option<OutcomeEvent>),
+    why: &'static str,
+) -> End {
     match state {
         JobState::Waiting { wait, reason } | JobState::Unknown { wait, reason } => {
             lane.meter.parked(why, reason);
@@ -164,7 +176,10 @@ fn kept(lane: &LaneParts, job: &JobInHand, state: &JobState, why: &'static str) 
         }
         JobState::Final { state, .. } => {
             lane.meter.settled(state.name(), job.claimed.age + job.claimed_at.elapsed());
-            lane.worker.outbox.notify_one();
+            match event {
+                Some(event) => lane.worker.outbox.hand_over(event),
+                None => lane.worker.outbox.left(),
+            }
             End::Ack
         }
     }

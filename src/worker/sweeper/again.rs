@@ -63,7 +63,7 @@ async fn publish(worker: &Worker, lane: &ProviderName, recorded: Recorded) -> Re
         let reason = "its message cannot be made from the ledger: content and hash differ";
         tracing::error!(job = %recorded.job.id, reason);
         if worker.engines.upkeep.set_aside(&recorded.job.id, reason).await? == Written::Kept {
-            worker.outbox.notify_one();
+            worker.outbox.left();
         }
         return Ok(());
     };

@@ -117,7 +117,7 @@ async fn carry_out(worker: &Worker, letter: &DeadLetter) -> Result<bool, Trouble
         Verdict::Review => {
             tracing::error!(job = %id, provider = %lane, GIVEN_UP);
             let written = worker.engines.upkeep.set_aside(id, GIVEN_UP).await?;
-            worker.outbox.notify_one();
+            worker.outbox.left();
             // Somebody has it in hand, or has just settled it: the next look will tell.
             Ok(written == Written::Kept)
         }

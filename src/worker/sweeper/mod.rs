@@ -80,7 +80,7 @@ async fn end(worker: &Worker) -> Result<(), Trouble> {
     let upkeep = &worker.engines.upkeep;
     let expired = upkeep.expire("expires_at has passed", BATCH).await?;
     if expired > 0 {
-        worker.outbox.notify_one();
+        worker.outbox.left();
         tracing::info!(expired, "jobs expired while they waited");
     }
     let scrubbed = upkeep.scrub(worker.options.scrub_after, BATCH).await?;

@@ -5,7 +5,12 @@ use sluicegate::ledger::{AttemptEnd, Begun, JobState, RejectedMessage, StateCoun
 
 use super::*;
 
-on_every_database!(each_final_state_leaves_one_event, rejected_messages_are_kept, states_are_counted);
+on_every_database!(
+    each_final_state_leaves_one_event,
+    who_settles_a_job_may_take_its_event_at_once,
+    rejected_messages_are_kept,
+    states_are_counted
+);
 
 async fn each_final_state_leaves_one_event(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
@@ -49,6 +54,42 @@ async fn each_final_state_leaves_one_event(kind: Kind) {
     assert_eq!(others, events[7..]);
     assert_eq!(ledger.take_outcomes(100, Duration::ZERO).await.unwrap(), []);
     assert_eq!(left, events[3..7]);
+}
+
+async fn who_settles_a_job_may_take_its_event_at_once(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let ledger = fixture.ledger();
+    let end = AttemptEnd { number: 1, outcome: "accepted", status: Some(200), detail: "ok".to_owned(), counts: true };
+    let next = |reference: &str| JobState::Final {
+        state: FinalState::Succeeded,
+        reason: "accepted".to_owned(),
+        reference: Some(reference.to_owned()),
+    };
+    let mut taken = Vec::new();
+    for (id, reference) in [("p1", "ch_1"), ("p2", "ch_2"), ("p3", "ch_2")] {
+        let hold = fixture.take(&job(id)).await.hold;
+        assert_eq!(ledger.begin_attempt(&hold, &request(id)).await.unwrap(), Begun::Attempt(1));
+        let lease = Duration::from_secs(3_600);
+        let (written, event) = ledger.finish_and_take(&hold, &end, &next(reference), lease).await.unwrap();
+        assert_eq!(written, Written::Kept);
+        taken.push(event.unwrap());
+        assert_eq!(ledger.finish_and_take(&hold, &end, &next(reference), lease).await.unwrap(), (Written::Lost, None));
+    }
+    // As it was written: the third found its charge on another payment.
+    let states: Vec<(&str, FinalState)> = taken.iter().map(|event| (event.id.as_str(), event.state)).collect();
+    assert_eq!(states, [("p1", FinalState::Succeeded), ("p2", FinalState::Succeeded), ("p3", FinalState::Review)]);
+    assert_eq!(ledger.take_outcomes(100, Duration::ZERO).await.unwrap(), [], "they are taken");
+    // Whoever has taken them is lost; nobody has published them.
+    fixture.sql("UPDATE outcome_events SET taken_until = at").await.unwrap();
+    assert_eq!(ledger.take_outcomes(100, Duration::ZERO).await.unwrap(), taken);
+    ledger.outcomes_published(&taken.iter().map(|event| event.sequence).collect::<Vec<_>>()).await.unwrap();
+    assert_eq!(ledger.take_outcomes(100, Duration::ZERO).await.unwrap(), []);
+    // One that rests leaves none.
+    let hold = fixture.take(&job("p4")).await.hold;
+    assert_eq!(ledger.begin_attempt(&hold, &request("p4")).await.unwrap(), Begun::Attempt(1));
+    let rests = JobState::Waiting { wait: SECOND, reason: "throttled".to_owned() };
+    let rested = ledger.finish_and_take(&hold, &end, &rests, SECOND).await.unwrap();
+    assert_eq!(rested, (Written::Kept, None));
 }
 
 async fn rejected_messages_are_kept(kind: Kind) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::attempt::{KEPT, WRITE_EVENT};
-use super::super::dialect::{Chain, ChainText, Dialect};
+use super::super::dialect::{Chain, ChainText, Dialect, Returning};
 use super::super::engine::{Args, Engine, Sql, Value};
 use super::super::{storable, written};
 use super::OPEN;
@@ -45,12 +45,17 @@ impl Statements {
                  AND attempts.ended_at IS NULL";
         Self {
             expired: dialect.sql(&expired),
-            expire: dialect.chain(&ChainText { write: &expire, kept: KEPT, then: &[WRITE_EVENT], returning: "id" }),
+            expire: dialect.chain(&ChainText {
+                write: &expire,
+                kept: KEPT,
+                then: &[WRITE_EVENT],
+                returning: Returning::Job("id"),
+            }),
             set_aside: dialect.chain(&ChainText {
                 write: &set_aside,
                 kept: KEPT,
                 then: &[close_attempt, WRITE_EVENT],
-                returning: "id",
+                returning: Returning::Job("id"),
             }),
             scrub: dialect.sql(
                 "UPDATE jobs SET payload = NULL, scrubbed_at = {now}, \

@@ -43,7 +43,7 @@ impl GateTask {
     pub(super) async fn answered(&mut self, outgoing: Outgoing, reply: &Reply) {
         let arrived = Instant::now();
         self.standing = None;
-        self.ask_at = arrived;
+        self.ask_at = arrived.max(outgoing.next_worth_at(reply));
         self.replied_at = arrived;
         if self.born.replace(reply.born).is_some_and(|before| before != reply.born) {
             let paused_until = self.paused_until.filter(|until| *until > arrived);

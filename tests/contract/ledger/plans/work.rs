@@ -7,7 +7,7 @@ use sluicegate::domain::time::Micros;
 use sluicegate::ledger::fleet::WorkerReport;
 use sluicegate::ledger::operator::{By, Filter, Verdict};
 use sluicegate::ledger::upkeep::{Checked, Overdue};
-use sluicegate::ledger::{AttemptEnd, Begun, JobState, LookupEnd, RejectedMessage, Written};
+use sluicegate::ledger::{AttemptEnd, Begun, First, JobState, LookupEnd, RejectedMessage, Written};
 
 use super::super::*;
 use super::filling::LANES;
@@ -128,6 +128,19 @@ impl<E: Explained> Working<'_, E> {
         self.people().await;
     }
 
+    async fn recorded_with_requests(&self, round: u32) {
+        let jobs: Vec<Job> = (0..CROWD).map(|number| self.job("first", round * CROWD + number)).collect();
+        let ledger = &self.fixture.ledger();
+        let recorded = jobs.iter().map(|job| async move {
+            let hold = Hold { id: job.id.clone(), fence: 7_000_000_000 };
+            let request = request(job.id.as_str());
+            let (hash, owner) = (hash(1), "worker-a");
+            let first = First { job, hash, hold: &hold, owner, lease: LEASE, request: &request };
+            ledger.record_and_begin(first).await.unwrap()
+        });
+        assert!(join_all(recorded).await.iter().all(|written| *written == Written::Kept));
+    }
+
     async fn intake(&mut self, round: u32) {
         let ledger = self.fixture.ledger();
         let holds = self.take("claimed", round).await;
@@ -159,6 +172,8 @@ impl<E: Explained> Working<'_, E> {
     }
 
     async fn sending(&mut self, round: u32) {
+        self.recorded_with_requests(round).await;
+        self.did("a job is recorded with its request").await;
         let holds = self.take("sent", round).await;
         self.did("a job is recorded").await;
         let numbers = self.begun(&holds).await;

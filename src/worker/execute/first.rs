@@ -1,0 +1,104 @@
+//! A new payment that need not wait for anything: it is recorded and its first request written down in one commit, once it
+//! has its permit.
+//!
+//! Refuses whatever the ledger may know more of: a redelivery, a payment with a time of its own, a lane where repeated
+//! messages come, a line that stands. Those are claimed first. Refuses to keep a payment unrecorded for long.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout, timeout_at};
+use tracing::Instrument as _;
+
+use super::permit::{Asked, Pass, permit};
+use super::send::{not_written_down, written_down};
+use super::{Call, JobInHand};
+use crate::domain::decision::CallKind;
+use crate::domain::job::Job;
+use crate::faults::{self, Point};
+use crate::ledger::{Claimed, First, Hold, Written};
+use crate::queue::message::Decoded;
+use crate::telemetry::spans;
+use crate::worker::in_hand::LEASE;
+use crate::worker::intake::End;
+use crate::worker::lane::LaneParts;
+use crate::worker::meter::Returned;
+
+/// A payment that has no turn by then is recorded, so that people see it wait.
+const UNRECORDED_MAX: Duration = Duration::from_millis(500);
+/// A permit that takes longer is not to be had at once.
+const PERMIT_MAX: Duration = Duration::from_millis(50);
+/// After a message of a known payment its like are expected for so long: each would take a permit in vain.
+const REPEATS_FOR: Duration = Duration::from_secs(1);
+
+/// Whether messages of known payments have come to a lane lately.
+#[derive(Debug, Default)]
+pub struct Repeats(Mutex<Option<Instant>>);
+
+impl Repeats {
+    fn expected(&self) -> bool {
+        let last = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        last.is_some_and(|last| last.elapsed() < REPEATS_FOR)
+    }
+
+    /// A message of a known payment has come.
+    pub fn came(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+}
+
+/// Sends a payment's first request without claiming the payment before; gives it back, untouched, where it must be claimed.
+pub async fn send_new(lane: &LaneParts, decoded: Decoded, delivered_at: Instant) -> Result<End, Decoded> {
+    let settings = lane.settings.borrow().clone();
+    let has_own_time = decoded.job.not_before.is_some() || decoded.job.expires_at.is_some();
+    if has_own_time || lane.repeats.expected() || !lane.gate.moves() || lane.stop.is_cancelled() {
+        return Err(decoded);
+    }
+    // What cannot be built is told of where the payment is claimed.
+    let Ok(request) = settings.client.freeze(&decoded.job) else { return Err(decoded) };
+    let waiting = lane.pool.turn(decoded.job.priority).instrument(spans::step("wait for a turn"));
+    let turn = tokio::select! {
+        turn = timeout_at(delivered_at + UNRECORDED_MAX, waiting) => turn.ok().flatten(),
+        () = lane.stop.cancelled() => None,
+    };
+    let Some(_turn) = turn else { return Err(decoded) };
+    let asked = Asked { job: &decoded.job, delivered_at, kind: CallKind::Charge };
+    let pass = timeout(PERMIT_MAX, permit(lane, &settings.provider, asked));
+    let Ok(Pass::Granted(permit)) = pass.instrument(spans::step("wait for a permit")).await else {
+        return Err(decoded);
+    };
+    let Some(turn) = lane.pauses.turn() else {
+        lane.meter.permit_returned(Returned::Probing);
+        return Err(decoded);
+    };
+    let hold = own_hold(&decoded.job);
+    let Some(held) = lane.worker.in_hand.hold_new(&hold) else {
+        lane.meter.permit_returned(Returned::NotNeeded);
+        return Err(decoded);
+    };
+    let ahead = permit.start_at > Instant::now();
+    let _on_wire = lane.worker.in_hand.on_wire();
+    faults::crash(Point::AfterPermit);
+    let owner = &lane.worker.options.owner;
+    let first = First { job: &decoded.job, hash: decoded.hash, hold: &hold, owner, lease: LEASE, request: &request };
+    let written = lane.worker.engines.ledger.record_and_begin(first);
+    let written = written.instrument(spans::step("write the request down")).await;
+    if matches!(written, Ok(Written::Lost)) {
+        lane.repeats.came();
+        lane.meter.permit_returned(Returned::NotNeeded);
+        return Err(decoded);
+    }
+    let claimed_at = Instant::now();
+    let job = JobInHand { job: decoded.job, claimed: Claimed::new_job(hold), held, delivered_at, claimed_at };
+    if let Err(error) = written {
+        return Ok(not_written_down(lane, &job, CallKind::Charge, permit, &error).await);
+    }
+    let call = Call::Charge(request);
+    Ok(Box::pin(written_down(lane, &settings, &job, (&call, 1), (permit, &turn, ahead))).await)
+}
+
+/// Nobody else's: whoever does not learn whether it was recorded must not take another's hold of the job for this one.
+fn own_hold(job: &Job) -> Hold {
+    // Claims count on from here for as long as the job lives.
+    Hold { id: job.id.clone(), fence: rand::random_range(1 << 32..1 << 62) }
+}
