@@ -7,12 +7,13 @@
 
 use std::time::Duration;
 
+use futures_util::future::Either;
 use tokio::time::{Instant, timeout_at};
 use tracing::Instrument as _;
 
-pub use self::first::{Repeats, send_new};
+pub use self::first::{Place, Repeats, send_new};
 pub(super) use self::permit::held_by;
-use self::permit::{Asked, Pass, permit, refused, tell_refused};
+use self::permit::{Pass, ask, permit, refused, tell_refused};
 pub use self::record::put_down;
 use self::record::{give_back, park, put_down_next};
 use self::send::send;
@@ -66,8 +67,8 @@ impl Call {
     }
 }
 
-/// Takes one claimed job as far as it can go now.
-pub async fn execute(lane: &LaneParts, job: &JobInHand) -> End {
+/// Takes one claimed job as far as it can go now, from the place where it waits already, if it does.
+pub async fn execute(lane: &LaneParts, job: &JobInHand, place: Option<Place<'_>>) -> End {
     let settings = lane.settings.borrow().clone();
     let call = match next_call(&settings, job) {
         Ok(Ok(call)) => call,
@@ -78,7 +79,9 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand) -> End {
             return park(lane, job, MISCONFIGURED_PAUSE, ("misconfigured", "the request cannot be built yet")).await;
         }
     };
-    let waiting = lane.pool.turn(job.job.priority).instrument(spans::step("wait for a turn"));
+    let (turn, pass) = place.map_or((None, None), |place| (Some(place.turn), place.pass));
+    let turn = turn.map_or_else(|| Either::Right(lane.pool.turn(job.job.priority)), Either::Left);
+    let waiting = turn.instrument(spans::step("wait for a turn"));
     let turn = tokio::select! {
         turn = timeout_at(job.delivered_at + settings.provider.max_wait, waiting) => turn,
         () = lane.stop.cancelled() => Ok(None),
@@ -88,8 +91,14 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand) -> End {
         Ok(None) => return give_back(lane, job).await,
         Err(_) => return park(lane, job, BUCKET_WAIT, ("outflow", "waits for a place in the steady outflow")).await,
     };
-    let asked = Asked { job: &job.job, delivered_at: job.delivered_at, kind: call.kind() };
-    match permit(lane, &settings.provider, asked).instrument(spans::step("wait for a permit")).await {
+    let pass = pass.filter(|_| call.kind() == CallKind::Charge).map_or_else(
+        || {
+            let ask = ask(&job.job, call.kind(), &settings.provider, job.delivered_at);
+            Either::Right(permit(lane, job.job.id.clone(), ask))
+        },
+        Either::Left,
+    );
+    match pass.instrument(spans::step("wait for a permit")).await {
         Pass::Granted(permit) => match no_longer(&call, job, &settings.provider) {
             // Its time has passed while it waited; the permit drops and goes back.
             Some(next) => {

@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use tokio::time::{Instant, sleep};
 use tracing::Instrument as _;
 
-use super::execute::{self, JobInHand};
+use super::execute::{self, JobInHand, Place};
 use super::in_hand::LEASE;
 use super::lane::LaneParts;
 use super::park::{Copy, publish_copy};
@@ -151,15 +151,13 @@ async fn steps(lane: &LaneParts, copy: &Copy, (delivered_at, redelivered): (Inst
         }
     };
     spans::name_job(&decoded.job.id);
-    let decoded = match redelivered {
-        true => decoded,
-        false => match execute::send_new(lane, decoded, delivered_at).await {
-            Ok(end) => return end,
-            Err(decoded) => decoded,
-        },
+    let sent = if redelivered { Err((decoded, None)) } else { execute::send_new(lane, decoded, delivered_at).await };
+    let (decoded, place) = match sent {
+        Ok(end) => return end,
+        Err(to_claim) => to_claim,
     };
     match claim(lane, &decoded).instrument(spans::step("claim")).await {
-        Some(Claim::Claimed(claimed)) => begin(lane, decoded, claimed, delivered_at).await,
+        Some(Claim::Claimed(claimed)) => begin(lane, decoded, claimed, (delivered_at, place)).await,
         Some(Claim::Settled) => {
             lane.repeats.came();
             End::Ack
@@ -185,7 +183,12 @@ async fn claim(lane: &LaneParts, decoded: &Decoded) -> Option<Claim> {
 }
 
 /// A claimed job whose time has come is executed; one that must wait is put down for that long.
-async fn begin(lane: &LaneParts, decoded: Decoded, claimed: Box<Claimed>, delivered_at: Instant) -> End {
+async fn begin(
+    lane: &LaneParts,
+    decoded: Decoded,
+    claimed: Box<Claimed>,
+    (delivered_at, place): (Instant, Option<Place<'_>>),
+) -> End {
     faults::crash(Point::AfterClaim);
     // One that may expire is looked at when it does, however long it was to wait.
     let expires_in = claimed.expires_in.filter(|_| !claimed.unknown);
@@ -199,7 +202,7 @@ async fn begin(lane: &LaneParts, decoded: Decoded, claimed: Box<Claimed>, delive
     };
     if wait < DELAY_STEPS[0] {
         sleep(wait).await;
-        return execute::execute(lane, &job).await;
+        return execute::execute(lane, &job, place.filter(|_| wait.is_zero())).await;
     }
     let reason = "waits for its time".to_owned();
     let state =

@@ -7,10 +7,12 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, ready};
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::Instrument as _;
 
-use super::permit::{Asked, Pass, permit};
+use super::permit::{Pass, ask, permit};
 use super::send::{not_written_down, written_down};
 use super::{Call, JobInHand};
 use crate::domain::decision::CallKind;
@@ -23,6 +25,7 @@ use crate::worker::in_hand::LEASE;
 use crate::worker::intake::End;
 use crate::worker::lane::LaneParts;
 use crate::worker::meter::Returned;
+use crate::worker::pool::Turn;
 
 /// A payment that has no turn by then is recorded, so that people see it wait.
 const UNRECORDED_MAX: Duration = Duration::from_millis(500);
@@ -47,34 +50,52 @@ impl Repeats {
     }
 }
 
+/// Where a payment waits that must be claimed first: it keeps its place meanwhile.
+pub struct Place<'a> {
+    pub(super) turn: BoxFuture<'a, Option<Turn>>,
+    /// The permit for its charge, if it has been asked for.
+    pub(super) pass: Option<BoxFuture<'a, Pass>>,
+}
+
+/// What must be claimed, and the place it has.
+type ToClaim<'a> = (Decoded, Option<Place<'a>>);
+
 /// Sends a payment's first request without claiming the payment before; gives it back, untouched, where it must be claimed.
-pub async fn send_new(lane: &LaneParts, decoded: Decoded, delivered_at: Instant) -> Result<End, Decoded> {
+pub async fn send_new(lane: &LaneParts, decoded: Decoded, delivered_at: Instant) -> Result<End, ToClaim<'_>> {
     let settings = lane.settings.borrow().clone();
     let has_own_time = decoded.job.not_before.is_some() || decoded.job.expires_at.is_some();
     if has_own_time || lane.repeats.expected() || !lane.gate.moves() || lane.stop.is_cancelled() {
-        return Err(decoded);
+        return Err((decoded, None));
     }
     // What cannot be built is told of where the payment is claimed.
-    let Ok(request) = settings.client.freeze(&decoded.job) else { return Err(decoded) };
-    let waiting = lane.pool.turn(decoded.job.priority).instrument(spans::step("wait for a turn"));
-    let turn = tokio::select! {
-        turn = timeout_at(delivered_at + UNRECORDED_MAX, waiting) => turn.ok().flatten(),
-        () = lane.stop.cancelled() => None,
+    let Ok(request) = settings.client.freeze(&decoded.job) else { return Err((decoded, None)) };
+    let mut turn = lane.pool.turn(decoded.job.priority).boxed();
+    let mine = tokio::select! {
+        mine = timeout_at(delivered_at + UNRECORDED_MAX, &mut turn) => mine,
+        () = lane.stop.cancelled() => Ok(None),
     };
-    let Some(_turn) = turn else { return Err(decoded) };
-    let asked = Asked { job: &decoded.job, delivered_at, kind: CallKind::Charge };
-    let pass = timeout(PERMIT_MAX, permit(lane, &settings.provider, asked));
-    let Ok(Pass::Granted(permit)) = pass.instrument(spans::step("wait for a permit")).await else {
-        return Err(decoded);
+    let mine = match mine {
+        Ok(Some(mine)) => mine,
+        Ok(None) => return Err((decoded, None)),
+        Err(_) => return Err((decoded, Some(Place { turn, pass: None }))),
+    };
+    let ask = ask(&decoded.job, CallKind::Charge, &settings.provider, delivered_at);
+    let mut pass = permit(lane, decoded.job.id.clone(), ask).boxed();
+    let permit = match timeout(PERMIT_MAX, &mut pass).instrument(spans::step("wait for a permit")).await {
+        Ok(Pass::Granted(permit)) => permit,
+        refused => {
+            let pass = refused.map_or(pass, |refused| ready(refused).boxed());
+            return Err((decoded, Some(Place { turn: ready(Some(mine)).boxed(), pass: Some(pass) })));
+        }
     };
     let Some(turn) = lane.pauses.turn() else {
         lane.meter.permit_returned(Returned::Probing);
-        return Err(decoded);
+        return Err((decoded, None));
     };
     let hold = own_hold(&decoded.job);
     let Some(held) = lane.worker.in_hand.hold_new(&hold) else {
         lane.meter.permit_returned(Returned::NotNeeded);
-        return Err(decoded);
+        return Err((decoded, None));
     };
     let ahead = permit.start_at > Instant::now();
     let _on_wire = lane.worker.in_hand.on_wire();
@@ -86,7 +107,7 @@ pub async fn send_new(lane: &LaneParts, decoded: Decoded, delivered_at: Instant)
     if matches!(written, Ok(Written::Lost)) {
         lane.repeats.came();
         lane.meter.permit_returned(Returned::NotNeeded);
-        return Err(decoded);
+        return Err((decoded, None));
     }
     let claimed_at = Instant::now();
     let job = JobInHand { job: decoded.job, claimed: Claimed::new_job(hold), held, delivered_at, claimed_at };

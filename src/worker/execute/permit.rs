@@ -8,7 +8,7 @@ use super::record::{give_back, park, put_down_next};
 use super::{JobInHand, LaneParts};
 use crate::domain::decision::CallKind;
 use crate::domain::disposition::Next;
-use crate::domain::job::Job;
+use crate::domain::job::{Job, JobId};
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::{Mode, Provider};
 use crate::fleet::report::By;
@@ -25,34 +25,29 @@ pub(super) enum Pass {
     Stopping,
 }
 
-/// Whom a permit is for.
-pub(super) struct Asked<'a> {
-    pub job: &'a Job,
-    pub delivered_at: Instant,
-    pub kind: CallKind,
-}
-
-pub(super) async fn permit(lane: &LaneParts, provider: &Provider, asked: Asked<'_>) -> Pass {
-    let Asked { job, delivered_at, kind } = asked;
-    let wait_until = match provider.mode {
-        Mode::Blocking => delivered_at + provider.max_wait,
-        // What no delay queue can hold is slept in hand.
-        Mode::Requeue => Instant::now() + DELAY_STEPS[0],
-    };
-    let (asked_at, _waiting) = (Instant::now(), lane.meter.waits_for_permit());
-    let mut sending = lane.pauses.watch_sending();
-    let mut settings = lane.settings.clone();
-    settings.mark_unchanged();
-    let ask = Ask {
+/// What a job asks the gate for.
+pub(super) fn ask(job: &Job, kind: CallKind, provider: &Provider, delivered_at: Instant) -> Ask {
+    Ask {
         // A job's cost is what its charge uses.
         cost: if kind == CallKind::Charge { u32::from(job.cost) } else { 1 },
         kind,
         priority: job.priority,
         account: job.account.as_ref().map(|account| account.as_str().to_owned()),
         reference: job.reference.clone(),
-        wait_until,
-    };
-    let asked = lane.gate.permit_for(Some(job.id.clone()), ask);
+        wait_until: match provider.mode {
+            Mode::Blocking => delivered_at + provider.max_wait,
+            // What no delay queue can hold is slept in hand.
+            Mode::Requeue => Instant::now() + DELAY_STEPS[0],
+        },
+    }
+}
+
+pub(super) async fn permit(lane: &LaneParts, job: JobId, ask: Ask) -> Pass {
+    let (asked_at, _waiting) = (Instant::now(), lane.meter.waits_for_permit());
+    let mut sending = lane.pauses.watch_sending();
+    let mut settings = lane.settings.clone();
+    settings.mark_unchanged();
+    let asked = lane.gate.permit_for(Some(job), ask);
     tokio::pin!(asked);
     loop {
         sending.mark_unchanged();

@@ -38,12 +38,13 @@ async fn an_answer_that_cannot_be_written_down_is_told() {
     let _told = tracing::subscriber::set_default(lines);
     let bench = Bench::open(&[row("acme")]).await;
     // As if another had taken it over while the request was on the wire.
-    bench
-        .sql(
-            "CREATE TRIGGER taken_over AFTER UPDATE OF state ON jobs WHEN NEW.state = 'sending' \
-                 BEGIN UPDATE jobs SET fence = fence + 1 WHERE id = NEW.id; END",
-        )
-        .await;
+    for (name, event) in [("begun", "UPDATE OF state"), ("recorded", "INSERT")] {
+        let trigger = format!(
+            "CREATE TRIGGER taken_over_{name} AFTER {event} ON jobs WHEN NEW.state = 'sending' \
+                 BEGIN UPDATE jobs SET fence = fence + 1 WHERE id = NEW.id; END"
+        );
+        bench.sql(&trigger).await;
+    }
     for (id, answer, says) in [
         ("paid", accepted(), ["ERROR", "outcome=\"accepted\"", "reference=\"ch_paid\""].as_slice()),
         ("silent", timeout(), ["WARN", "outcome=\"unknown\""].as_slice()),
