@@ -24,10 +24,15 @@ const MARKS: [(&str, usize); 17] = [
 ];
 /// Shortest token behind `Bearer ` that is one; with a digit in it, so that prose is not.
 const BEARER_CHARS_MIN: usize = 16;
+/// No shorter text is one: a message has many words, and most are short.
+const SECRET_BYTES_MIN: usize = 16;
 
 /// Whether a text holds what is obviously a secret.
 #[must_use]
 pub fn looks_secret(text: &str) -> bool {
+    if text.len() < SECRET_BYTES_MIN {
+        return false;
+    }
     let private_key = text.find("-----BEGIN ").is_some_and(|at| text[at..].contains("PRIVATE KEY-----"));
     private_key || holds_bearer(text) || MARKS.iter().any(|(mark, least)| holds_mark(text, mark, *least))
 }
@@ -55,6 +60,12 @@ fn holds_bearer(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_mark_and_its_secret_are_shorter_than_the_shortest() {
+        let shortest = MARKS.iter().map(|(mark, least)| mark.len() + least).min();
+        assert_eq!(shortest, Some(SECRET_BYTES_MIN));
+    }
 
     #[test]
     fn credentials_are_found_and_other_texts_left_alone() {

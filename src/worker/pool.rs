@@ -11,6 +11,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::domain::leaky_bucket::LeakyBucket;
 
+const SWEEP_FROM: usize = 64;
+
 /// The right of one job to be worked on.
 #[derive(Debug)]
 pub struct Turn {
@@ -40,6 +42,8 @@ struct PoolTask {
     inbox: mpsc::UnboundedReceiver<Message>,
     messages: mpsc::UnboundedSender<Message>,
     waiting: BTreeMap<(u8, u64), oneshot::Sender<Turn>>,
+    /// So many in line are worth a look for those who have gone: nobody looks at all of them for each who comes.
+    sweep_from: usize,
     arrivals: u64,
     working: u32,
     workers: u32,
@@ -55,6 +59,7 @@ impl Pool {
             inbox,
             messages: messages.clone(),
             waiting: BTreeMap::new(),
+            sweep_from: SWEEP_FROM,
             arrivals: 0,
             working: 0,
             workers,
@@ -107,7 +112,15 @@ impl PoolTask {
 
     /// Gives turns while workers are free and the outflow allows; says when the outflow allows the next.
     fn let_out(&mut self) -> Option<Instant> {
-        self.waiting.retain(|_, reply| !reply.is_closed());
+        if self.waiting.len() >= self.sweep_from {
+            self.waiting.retain(|_, reply| !reply.is_closed());
+            self.sweep_from = SWEEP_FROM.max(self.waiting.len() * 2);
+        }
+        while let Some(first) = self.waiting.first_entry()
+            && first.get().is_closed()
+        {
+            first.remove();
+        }
         while self.working < self.workers && !self.waiting.is_empty() {
             let now = self.started.elapsed();
             let wait = self.bucket.wait(now);
@@ -115,6 +128,9 @@ impl PoolTask {
                 return Some(Instant::now() + wait);
             }
             let Some((_, reply)) = self.waiting.pop_first() else { break };
+            if reply.is_closed() {
+                continue;
+            }
             self.bucket.leak(now);
             self.working += 1;
             // A turn that nobody takes drops and comes back as `Left`.

@@ -11,6 +11,7 @@ mod breaker;
 mod drain;
 mod explain;
 mod faults;
+mod first;
 mod lanes;
 mod late_answers;
 mod lookups;

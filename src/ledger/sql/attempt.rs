@@ -71,7 +71,7 @@ const END_ATTEMPT: &str = "attempts = attempts + CASE WHEN $7 THEN 1 ELSE 0 END,
 const MAYBE_CHARGED: &str = "maybe_charged OR $4 IN ('unknown', 'in_progress')";
 
 const HELD_AND_SENDING: &str =
-    "id = $1 AND fence = $2 AND lease_until IS NOT NULL AND state = 'sending' AND last_attempt = $3";
+    "id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' = 'sending' AND last_attempt = $3";
 
 pub struct Statements {
     begin: Grouped,
@@ -88,7 +88,8 @@ impl Statements {
                          first_sent_number = COALESCE(first_sent_number, last_attempt + 1), \
                          frozen_method = $3, frozen_url = $4, frozen_key = $5, frozen_content_type = $6, \
                          frozen_body = $7, frozen_account = $8, frozen_fingerprint = $9, updated_at = {now} {from} \
-                     WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND state IN ('waiting', 'unknown') \
+                     WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL \
+                         AND jobs.state || '' IN ('waiting', 'unknown') \
                          AND (frozen_method IS NULL \
                               OR (frozen_method = $3 AND frozen_url = $4 AND frozen_key = $5 \
                                   AND frozen_content_type = $6 AND frozen_body = $7 \

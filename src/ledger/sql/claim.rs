@@ -34,7 +34,7 @@ const CLAIMED_COLUMNS: &str = "fence, attempts, maybe_charged, \
      frozen_method, frozen_url, frozen_key, frozen_content_type, frozen_body, frozen_account, frozen_fingerprint, \
      {since:first_sent_at} AS sent_age_ms, \
      {since:(SELECT max(began_at) FROM attempts WHERE attempts.job_id = $1 AND kind = 'charge' \
-         AND (ended_at IS NULL OR outcome IN ('unknown', 'in_progress')))} AS unknown_age_ms";
+         AND COALESCE(outcome, 'unknown') IN ('unknown', 'in_progress'))} AS unknown_age_ms";
 
 pub struct Statements {
     record: Grouped,
@@ -61,14 +61,14 @@ impl Statements {
                          resend = CASE WHEN state = 'sending' AND resend = 'granted' THEN 'used' ELSE resend END, \
                          reason = CASE WHEN state = 'sending' THEN $6 ELSE reason END, \
                          state = CASE WHEN state = 'sending' THEN 'unknown' ELSE state END, updated_at = {now} {from} \
-                     WHERE id = $1 AND provider = $2 AND content_hash = $3 \
-                         AND state IN ('waiting', 'sending', 'unknown') \
+                     WHERE id = $1 AND jobs.provider || '' = $2 AND content_hash = $3 \
+                         AND jobs.state || '' IN ('waiting', 'sending', 'unknown') \
                          AND (lease_until IS NULL OR lease_until <= {now})",
             kept: "jobs.*",
             then: &[
                 "UPDATE attempts SET ended_at = {now}, outcome = 'unknown', detail = $6, counted = (kind = 'charge') \
                      FROM {job} WHERE attempts.job_id = job.id AND attempts.number = job.last_attempt \
-                         AND attempts.ended_at IS NULL",
+                         AND attempts.outcome IS NULL",
             ],
             returning: Returning::Job(CLAIMED_COLUMNS),
         };

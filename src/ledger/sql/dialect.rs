@@ -15,7 +15,8 @@ pub enum Dialect {
 
 /// A write on one job together with what must be written beside it, all or nothing.
 ///
-/// `$1` is the job's id. The write has `{from}` before its `WHERE`: where the arguments of many jobs stand, when it is made
+/// `$1` is the job's id. A write on a job in hand finds it by that alone: it says `state || ''` and the like, so that no other
+/// index fits. While a table is young, PostgreSQL would take one that it has to read from end to end, and keep to it. The write has `{from}` before its `WHERE`: where the arguments of many jobs stand, when it is made
 /// for all of them at once. `then` statements see the written row as `{job}` AS job.
 pub struct ChainText<'a> {
     pub write: &'a str,

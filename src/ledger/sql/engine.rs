@@ -139,6 +139,12 @@ pub trait Engine: Send + Sync {
     /// affected nothing and everything was rolled back.
     async fn atomically(&self, steps: Vec<Step>) -> Result<Option<Vec<Vec<Row>>>, LedgerError>;
 
+    /// Runs a chain for one job, and returns what it answers; `None` when its write found nothing.
+    async fn alone(&self, chain: &Chain, args: &Args) -> Result<Option<Row>, LedgerError> {
+        let rows = self.atomically(chain.steps(args)).await?;
+        Ok(rows.into_iter().flatten().flatten().next())
+    }
+
     /// Runs a chain for many jobs, each at most once, in one transaction.
     ///
     /// # Errors

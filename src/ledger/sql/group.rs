@@ -162,8 +162,8 @@ async fn commit(line: Arc<Line>, engine: Arc<dyn Engine>, units: Vec<Unit>) {
 
 async fn each_alone(engine: &dyn Engine, chain: &Chain, units: Vec<Unit>) {
     let write = async |unit: Unit| {
-        let rows = engine.atomically(chain.steps(&unit.args)).await;
-        unit.answer(rows.map(|rows| rows.into_iter().flatten().flatten().next()));
+        let row = engine.alone(chain, &unit.args).await;
+        unit.answer(row);
     };
     join_all(units.into_iter().map(write)).await;
 }

@@ -31,10 +31,10 @@ impl Statements {
         let rest = "UPDATE jobs SET state = CASE WHEN maybe_charged OR $3 THEN 'unknown' ELSE 'waiting' END, \
                         maybe_charged = (maybe_charged OR $3), wake_at = {after:$4}, reason = $5, \
                         lease_owner = NULL, lease_until = NULL, updated_at = {now} {from} \
-                    WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND state IN ('waiting', 'unknown')";
+                    WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')";
         let settle = "UPDATE jobs SET state = $3, provider_reference = COALESCE($4, provider_reference), reason = $5, \
                           lease_owner = NULL, lease_until = NULL, updated_at = {now} {from} \
-                      WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND state IN ('waiting', 'unknown')";
+                      WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')";
         Self {
             renew: dialect.sql(
                 "UPDATE jobs SET lease_until = {after:$2} WHERE id IN (\

@@ -13,9 +13,9 @@ use crate::ledger::{Begun, Hold, JobState, LedgerError, LookupEnd, Written};
 
 /// A look-up of this job that has not ended.
 const ON_WIRE: &str = "EXISTS (SELECT 1 FROM attempts WHERE attempts.job_id = jobs.id \
-     AND attempts.number = jobs.last_attempt AND attempts.ended_at IS NULL)";
+     AND attempts.number = jobs.last_attempt AND attempts.outcome IS NULL)";
 
-const HELD: &str = "id = $1 AND fence = $2 AND lease_until IS NOT NULL AND state = 'unknown'";
+const HELD: &str = "id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' = 'unknown'";
 
 pub struct Statements {
     begin: Chain,
@@ -67,8 +67,7 @@ impl Statements {
 
     pub async fn begin(&self, engine: &dyn Engine, hold: &Hold) -> Result<Begun, LedgerError> {
         let args: [Value; 2] = [hold.id.as_str().into(), hold.fence.into()];
-        let begun = engine.atomically(self.begin.steps(&Arc::from(args))).await?;
-        match begun.iter().flatten().flatten().next() {
+        match engine.alone(&self.begin, &Arc::from(args)).await? {
             Some(row) => Ok(Begun::Attempt(row.count("last_attempt")?)),
             None => Ok(Begun::Lost),
         }
@@ -103,8 +102,8 @@ impl Statements {
                 &self.settle
             }
         };
-        let rows = engine.atomically(chain.steps(&Arc::from(args))).await?;
-        page_if_conflicting(hold, next, rows.iter().flatten().flatten().next())?;
-        Ok(written(rows.is_some()))
+        let row = engine.alone(chain, &Arc::from(args)).await?;
+        page_if_conflicting(hold, next, row.as_ref())?;
+        Ok(written(row.is_some()))
     }
 }

@@ -29,6 +29,8 @@ const PING_AFTER_IDLE: Duration = Duration::from_secs(1);
 /// The index that two payments settled by one charge would break.
 const ONE_PAYMENT_PER_CHARGE: &str = "jobs_one_payment_per_charge";
 
+const LOCK_NOT_AVAILABLE: &str = "55P03";
+
 /// What else is set for connections that write groups. A row that somebody else holds must not hold up all the others
 /// of its group: they are written one by one then. And a plan that was made while a table was small would read all of
 /// it for ever: by index, whatever the statistics say, and planned once.
@@ -141,6 +143,25 @@ impl Engine for PostgresEngine {
             }
         })
         .await
+    }
+
+    /// Planned as a group is; behind a row that somebody else holds it waits as long as any statement.
+    async fn alone(&self, chain: &Chain, args: &Args) -> Result<Option<Row>, LedgerError> {
+        let (pool, steps) = (self.groups.clone(), chain.steps(args));
+        let rows = to_the_end(async move {
+            match transaction(&pool, &steps).await {
+                Ok(rows) => Ok(Some(rows)),
+                Err(error) if rolled_back(&error) || sqlstate(&error).as_deref() == Some(LOCK_NOT_AVAILABLE) => {
+                    Ok(None)
+                }
+                Err(error) => Err(meaning(&error)),
+            }
+        });
+        let rows = match rows.await? {
+            Some(rows) => rows,
+            None => self.atomically(chain.steps(args)).await?,
+        };
+        Ok(rows.into_iter().flatten().flatten().next())
     }
 
     async fn group(&self, chain: &Chain, units: Vec<Args>) -> Result<Group, LedgerError> {

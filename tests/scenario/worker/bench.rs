@@ -251,6 +251,11 @@ impl Bench {
         sqlx::query_scalar(AssertSqlSafe(sql.to_owned())).fetch_one(&self.pool).await.unwrap()
     }
 
+    /// The first column of every row.
+    pub async fn texts(&self, sql: &str) -> Vec<String> {
+        sqlx::query_scalar(AssertSqlSafe(sql.to_owned())).fetch_all(&self.pool).await.unwrap()
+    }
+
     pub async fn job(&self, id: &str) -> Option<Ledgered> {
         let sql = "SELECT state, attempts, reason, provider_reference, lease_owner FROM jobs WHERE id = ?1";
         let row = sqlx::query(sql).bind(id).fetch_optional(&self.pool).await.unwrap()?;

@@ -3,11 +3,14 @@
 use serde_json::Value;
 
 use super::super::*;
-use super::work::Working;
+use super::work::{IN_HAND, Working};
 use super::{Access, Explained, LARGE, judge};
 
 /// The last line of a plan.
 const END_OF_PLAN: &str = "\n\t}\n";
+
+/// All databases of the tests' server tell their plans to one log.
+static LOG: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// Where reading the server's log goes on.
 struct ServerLog(usize);
@@ -99,6 +102,7 @@ async fn explain(fixture: &mut Fixture) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_statement_goes_by_an_index() {
+    let _alone = LOG.lock().await;
     let mut fixture = Fixture::migrated(Kind::Postgres).await;
     fixture.fill(Kind::Postgres).await;
     fixture.sql("VACUUM ANALYZE").await.unwrap();
@@ -107,6 +111,30 @@ async fn every_statement_goes_by_an_index() {
     let mut working = Working { fixture: &fixture, explained: &mut log, run: "work", accesses: Vec::new() };
     working.all().await;
     judge("PostgreSQL", &working.accesses);
+}
+
+/// A plan that is made while nothing is known of a table is kept for as long as the connection lives: a job in hand is found
+/// by its id then, too, and by no index that would have to be read from end to end once it is long.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_young_ledger_finds_a_job_by_its_id() {
+    let _alone = LOG.lock().await;
+    let mut fixture = Fixture::migrated(Kind::Postgres).await;
+    explain(&mut fixture).await;
+    let mut log = ServerLog(Postgres::shared().log_text().len());
+    let mut working = Working { fixture: &fixture, explained: &mut log, run: "work", accesses: Vec::new() };
+    working.way_of_a_job().await;
+    let by_key = ["jobs_pkey", "jobs_one_payment_per_charge", "attempts_pkey", "jobs_one_payment_per_provider_and_key"];
+    let of_the_way =
+        |access: &&Access| IN_HAND.contains(&access.during) && ["jobs", "attempts"].contains(&access.table.as_str());
+    let seen: Vec<&Access> = working.accesses.iter().filter(of_the_way).collect();
+    let others: Vec<_> = seen
+        .iter()
+        .filter(|access| !access.sought || !access.index.as_ref().is_some_and(|index| by_key.contains(&index.as_str())))
+        .collect();
+    assert!(others.is_empty(), "{} of {}: {others:#?}", others.len(), seen.len());
+    for during in IN_HAND {
+        assert!(seen.iter().any(|access| access.during == during), "no plan was seen of: {during}");
+    }
 }
 
 #[test]

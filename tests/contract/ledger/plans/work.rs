@@ -35,6 +35,18 @@ pub const ON_THE_WAY: [&str; 18] = [
     "a story is told",
 ];
 
+/// The duties whose statements name the job.
+pub const IN_HAND: [&str; 8] = [
+    "a job comes back",
+    "a request is begun",
+    "an attempt ends in a wait",
+    "an attempt settles its job",
+    "a look-up is begun",
+    "a look-up ends in a wait",
+    "a look-up settles its job",
+    "a job is put down",
+];
+
 /// Jobs that are worked on at the same time.
 const CROWD: u32 = 40;
 const MINUTE: Duration = Duration::from_secs(60);
@@ -116,13 +128,17 @@ impl<E: Explained> Working<'_, E> {
     }
 
     /// Several of each: from the sixth on PostgreSQL may plan for any arguments.
-    pub async fn all(&mut self) {
+    pub async fn way_of_a_job(&mut self) {
         for round in 0..8 {
             self.intake(round).await;
             self.sending(round).await;
             self.looking_up(round).await;
             self.leaving(round).await;
         }
+    }
+
+    pub async fn all(&mut self) {
+        self.way_of_a_job().await;
         self.limiter().await;
         self.upkeep().await;
         self.people().await;

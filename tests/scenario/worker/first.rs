@@ -1,0 +1,102 @@
+//! When a payment is recorded: with its first request where nothing makes it wait, before it waits where something does.
+
+use serde_json::json;
+use sluicegate::ledger::provider_row::ProviderRow;
+
+use super::bench::{Bench, limit, row};
+use super::script::Act;
+
+/// Each job's state as it was recorded, and every one that it had later.
+const STORY: &str = "CREATE TABLE story (job_id text, state text);
+    CREATE TRIGGER recorded AFTER INSERT ON jobs BEGIN INSERT INTO story VALUES (NEW.id, NEW.state); END;
+    CREATE TRIGGER changed AFTER UPDATE OF state ON jobs WHEN NEW.state <> OLD.state
+        BEGIN INSERT INTO story VALUES (NEW.id, NEW.state); END";
+
+async fn telling(rows: &[ProviderRow]) -> Bench {
+    let bench = Bench::open(rows).await;
+    bench.sql(STORY).await;
+    for row in rows {
+        // A gate that has not been heard yet makes everybody wait.
+        bench.pay(&row.name, &format!("warm-{}", row.name)).await;
+        bench.until_state(&format!("warm-{}", row.name), "succeeded").await;
+    }
+    bench
+}
+
+async fn states(bench: &Bench, id: &str) -> Vec<String> {
+    let rows = bench.texts(&format!("SELECT state FROM story WHERE job_id = '{id}' ORDER BY rowid")).await;
+    assert!(!rows.is_empty(), "{id} is not recorded");
+    rows
+}
+
+#[tokio::test]
+async fn a_payment_that_need_not_wait_is_recorded_with_its_request() {
+    let bench = telling(&[row("acme")]).await;
+    bench.pay("acme", "quick").await;
+    bench.until_state("quick", "succeeded").await;
+    assert_eq!(states(&bench, "quick").await, ["sending", "succeeded"]);
+    assert_eq!(bench.attempts("quick").await, [("accepted".to_owned(), true)]);
+    bench.until("the event", async || bench.events_of("quick").await.len() == 1).await;
+    bench.until("nobody has it in hand", async || bench.in_hand().await == 0).await;
+}
+
+#[tokio::test]
+async fn a_payment_that_must_wait_is_recorded_first() {
+    let closed = ProviderRow { limits: vec![limit(1, 600_000)], ..row("bolt") };
+    let one_worker = ProviderRow { workers: 1, ..row("cora") };
+    let bench = telling(&[row("acme"), closed, one_worker]).await;
+    let timely = json!({ "id": "timely", "amount": 1, "currency": "EUR", "expires_at": "9999-01-01T00:00:00Z" });
+    bench.publish("acme", &timely.to_string()).await;
+    bench.until_state("timely", "succeeded").await;
+    assert_eq!(
+        states(&bench, "timely").await,
+        ["waiting", "sending", "succeeded"],
+        "its expiry is the ledger's to judge"
+    );
+    // The one slot is used for ten minutes.
+    bench.pay("bolt", "limited").await;
+    bench.until_state("limited", "waiting").await;
+    assert_eq!(states(&bench, "limited").await, ["waiting"]);
+    bench.script.plan("held", [Act::Hold]);
+    bench.pay("cora", "held").await;
+    bench.until_sent("cora", 2).await;
+    bench.pay("cora", "behind").await;
+    // No worker is free, for longer than anybody may stay unrecorded.
+    bench.until_state("behind", "waiting").await;
+    bench.script.let_go();
+    bench.until_state("behind", "succeeded").await;
+    assert_eq!(states(&bench, "behind").await, ["waiting", "sending", "succeeded"]);
+}
+
+#[tokio::test]
+async fn repeated_messages_are_no_second_payment() {
+    let bench = telling(&[row("acme")]).await;
+    for round in 0..3 {
+        for id in ["a", "b", "c"] {
+            bench.pay("acme", &format!("{id}-{round}")).await;
+            bench.pay("acme", "warm-acme").await;
+        }
+    }
+    for id in ["a-0", "b-1", "c-2"] {
+        bench.until_state(id, "succeeded").await;
+    }
+    bench.until("all are acknowledged", async || bench.queued("acme").await == 0).await;
+    assert_eq!(bench.script.sent().len(), 10);
+    assert_eq!(bench.script.sent_for("warm-acme").len(), 1);
+    assert!(bench.published("payments.invalid").await.is_empty());
+}
+
+/// The ledger refuses the first write: nothing is sent, nothing is lost, and the message comes round.
+#[tokio::test]
+async fn a_first_request_that_cannot_be_written_down_is_not_sent() {
+    let bench = telling(&[row("acme")]).await;
+    bench.sql("CREATE TRIGGER refused BEFORE INSERT ON attempts BEGIN SELECT RAISE(ABORT, 'not now'); END").await;
+    bench.pay("acme", "job").await;
+    // It goes back, and is claimed the second time.
+    bench.until_state("job", "waiting").await;
+    assert_eq!(bench.script.sent_for("job").len(), 0);
+    bench.sql("DROP TRIGGER refused").await;
+    bench.sql("UPDATE jobs SET wake_at = created_at WHERE id = 'job'").await;
+    bench.until_state("job", "succeeded").await;
+    assert_eq!(bench.script.sent_for("job").len(), 1);
+}
