@@ -121,6 +121,21 @@ pub enum InvalidReason {
 }
 
 impl InvalidReason {
+    pub const ALL: [Self; 12] = [
+        Self::Malformed,
+        Self::TooLarge,
+        Self::UnknownField,
+        Self::BadId,
+        Self::BadAmount,
+        Self::BadCurrency,
+        Self::BadField,
+        Self::WrongProvider,
+        Self::CardNumber,
+        Self::Secret,
+        Self::Conflict,
+        Self::Undeliverable,
+    ];
+
     #[must_use]
     pub fn code(self) -> &'static str {
         match self {

@@ -53,6 +53,8 @@ async fn counters_say_what_the_provider_saw() {
         }
     }
     assert_eq!(with("limit_requests", "acme", ("limit", "per-second")), 20);
+    assert_eq!(with("limit_requests", "acme", ("shadow", "true")), 1);
+    assert_eq!(with("limit_requests", "acme", ("applies_to", "lookup")), 1);
     assert_eq!(with("lane_state", "acme", ("state", "running")), 1);
     for dependency in ["database", "queue", "limiter"] {
         let labels = [("dependency", dependency)];

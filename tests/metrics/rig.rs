@@ -56,6 +56,12 @@ impl Rig {
                  timeout_ms = 5000\nidempotency_retention_s = 86400\n\
                  [[provider.limit]]\nname = \"per-second\"\nmax_requests = {ours}\nwindow_ms = 1000\n\n"
             );
+            // Lower than what charges meet, and met by none.
+            for (limit, column) in [("rehearsed", "shadow = true"), ("search", "applies_to = \"lookup\"")] {
+                rows += &format!(
+                    "[[provider.limit]]\nname = \"{limit}\"\n{column}\nmax_requests = 1\nwindow_ms = 1000\n\n"
+                );
+            }
         }
         let rig = Self { port: free_port(), worker: None, dir: private_dir("metrics"), fakes };
         let file = rig.dir.join("providers.toml");

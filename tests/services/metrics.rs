@@ -8,6 +8,7 @@ use sluicegate::provider::simulated::FakeOptions;
 use crate::stand::Stand;
 
 const JOBS: u32 = 40;
+const LIMIT: &str = r#"provider="acme",limit="per-second",scope="provider",applies_to="all",shadow="false""#;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn scrape(stand: &Stand, worker: usize) -> String {
@@ -49,7 +50,7 @@ async fn workers_add_up_and_an_engine_that_is_away_is_a_zero() {
     assert_eq!(sum("sluicegate_jobs_total{provider=\"acme\",outcome=\"succeeded\"}"), report.charges.to_string());
     assert_eq!((sum("sluicegate_provider_throttled_total{provider=\"acme\"}").as_str(), report.refused_429), ("0", 0));
     for scrape in &scrapes {
-        assert!(value(scrape, "sluicegate_limit_in_use{provider=\"acme\",limit=\"per-second\"}") <= 20.0);
+        assert!(value(scrape, &format!("sluicegate_limit_in_use{{{LIMIT}}}")) <= 20.0);
         for engine in ["database", "queue", "limiter"] {
             let up = format!("sluicegate_dependency_up{{dependency=\"{engine}\"}}");
             assert!(value(scrape, &up) > 0.5, "{engine}:\n{scrape}");
@@ -69,5 +70,5 @@ async fn workers_add_up_and_an_engine_that_is_away_is_a_zero() {
     assert!(value(&without, "sluicegate_dependency_up{dependency=\"database\"}") > 0.5);
     assert!(!without.contains("sluicegate_dependency_rtt_seconds{dependency=\"limiter\"}"));
     assert!(!without.contains("sluicegate_limit_in_use{"), "{without}");
-    assert!(without.contains("sluicegate_limit_requests{provider=\"acme\",limit=\"per-second\"} 20.0"));
+    assert!(without.contains(&format!("sluicegate_limit_requests{{{LIMIT}}} 20.0")));
 }

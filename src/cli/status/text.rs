@@ -5,6 +5,7 @@
 use comfy_table::Table;
 
 use crate::cli::console::{Shape, render_table};
+use crate::domain::limit::AppliesTo;
 use crate::domain::time::format_duration;
 use crate::fleet::overview::{LimitOverview, ProviderOverview};
 use crate::fleet::{Overview, State};
@@ -81,9 +82,11 @@ fn cells(of: &ProviderOverview) -> Vec<String> {
     ]
 }
 
-/// The limit on the whole provider that is nearest to its end, or else the tightest.
+/// Of the limits that every charge meets, the one that is nearest to its end, or else the tightest.
 fn fullest(limits: &[LimitOverview]) -> Option<&LimitOverview> {
-    let counting = limits.iter().filter(|limit| limit.enabled && !limit.shadow && limit.scope == "provider");
+    let counting = limits.iter().filter(|limit| {
+        limit.enabled && !limit.shadow && limit.scope == "provider" && limit.applies_to != AppliesTo::Lookup.name()
+    });
     #[allow(clippy::cast_precision_loss, reason = "only compared")]
     let key = |limit: &LimitOverview| {
         let (used, free) = (limit.used.unwrap_or(0) as f64, limit.free.unwrap_or(0) as f64);

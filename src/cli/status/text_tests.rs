@@ -43,6 +43,26 @@ fn in_a_pipe_each_provider_is_a_line_with_its_cause_under_it() {
 }
 
 #[test]
+fn the_limit_of_a_line_is_one_that_charges_meet() {
+    let mut picture = picture();
+    let limit = picture.providers[1].limits[0].clone();
+    let with = |name: &str, max_requests, change: fn(&mut LimitOverview)| {
+        let mut with = LimitOverview { name: name.to_owned(), max_requests, ..limit.clone() };
+        change(&mut with);
+        with
+    };
+    picture.providers[1].limits = vec![
+        with("account", 100, |_| ()),
+        with("endpoint", 25, |limit| limit.applies_to = "charge".to_owned()),
+        with("search", 20, |limit| limit.applies_to = "lookup".to_owned()),
+        with("rehearsed", 10, |limit| limit.shadow = true),
+        with("each", 1, |limit| limit.scope = "account".to_owned()),
+    ];
+    let page = overview(&picture, Shape::Plain);
+    assert_eq!(page.lines().nth(2).unwrap().split_whitespace().nth(2), Some("25/1s"), "{page}");
+}
+
+#[test]
 fn a_narrow_terminal_holds_everything() {
     for width in [40, 60, 80, 100, 120, 200] {
         let page = overview(&picture(), Shape::Terminal { width: Some(width) });

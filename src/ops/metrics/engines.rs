@@ -13,6 +13,7 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout_at};
 
 use super::write::{Labels, Writer, float};
+use crate::domain::limit::{AppliesTo, Scope};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::QuotaSpec;
 use crate::ledger::settings::Settings;
@@ -47,6 +48,11 @@ pub(super) struct EnginesSeen {
 struct LimitSeen {
     provider: String,
     limit: String,
+    /// Whose calls it counts together, which calls, and whether it only watches: without them the tightest limit of a
+    /// provider could be one that no charge ever meets.
+    scope: Scope,
+    applies_to: AppliesTo,
+    shadow: bool,
     max_requests: u32,
     capacity: u32,
     window: Duration,
@@ -118,6 +124,9 @@ fn limits(known: &Known, used: &BTreeMap<ProviderName, Vec<LimitUse>>) -> Vec<Li
             seen.extend(spec.limits.iter().map(|limit| LimitSeen {
                 provider: row.name.to_string(),
                 limit: limit.name.clone(),
+                scope: limit.scope,
+                applies_to: limit.applies_to,
+                shadow: limit.shadow,
                 max_requests: limit.max_requests,
                 capacity: limit.cost_max(),
                 window: limit.window,
@@ -140,8 +149,15 @@ pub(super) fn write(writer: &mut Writer<'_>, seen: &EnginesSeen) -> Result<(), f
         "How long the engine took to answer; absent while it does not.",
         seen.dependencies.iter().filter_map(|(name, took)| Some((of(name), took.as_ref()?.as_secs_f64()))),
     )?;
-    let labels =
-        |seen: &LimitSeen| -> Labels { vec![("provider", seen.provider.clone()), ("limit", seen.limit.clone())] };
+    let labels = |seen: &LimitSeen| -> Labels {
+        vec![
+            ("provider", seen.provider.clone()),
+            ("limit", seen.limit.clone()),
+            ("scope", seen.scope.name().to_owned()),
+            ("applies_to", seen.applies_to.name().to_owned()),
+            ("shadow", seen.shadow.to_string()),
+        ]
+    };
     writer.gauge(
         "limit_requests",
         "Requests that the limit allows in its window, after what is kept in reserve.",

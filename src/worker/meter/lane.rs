@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::buckets::{Buckets, Distribution, ms};
 use super::decisions::{Decision, DecisionKind, DecisionLine, Decisions};
 use super::tally::Tally;
+use crate::domain::job::InvalidReason;
 use crate::domain::outcome::FinalState;
 
 /// Bounds of the waits for a permit.
@@ -192,7 +193,7 @@ impl Default for LaneMeter {
             outcomes: Tally::of(FinalState::ALL.map(FinalState::name)),
             refused: Tally::of([]),
             requeues: Tally::of([]),
-            rejected: Tally::of([]),
+            rejected: Tally::of(InvalidReason::ALL.map(InvalidReason::code)),
             permit_waits: Buckets::new(&WAITS_US),
             lateness: Buckets::new(&LATENESS_US),
             lateness_ahead: Buckets::new(&LATENESS_US),
@@ -356,6 +357,16 @@ mod tests {
         drop((taken, waiting, sent));
         let figures = meter.figures();
         assert_eq!((figures.in_hand, figures.in_flight, figures.sent_total, meter.counts().waiting), (0, 0, 1, 0));
+    }
+
+    /// A counter that is born at its first event shows Prometheus no increase.
+    #[test]
+    fn every_reason_to_reject_a_message_is_counted_from_zero_on() {
+        let meter = LaneMeter::default();
+        let rejected = meter.counts().rejected;
+        assert_eq!((rejected.len(), rejected.iter().map(|(_, count)| count).sum::<u64>()), (12, 0), "{rejected:?}");
+        meter.rejected(InvalidReason::BadAmount.code());
+        assert_eq!((of(&meter.counts().rejected, "bad_amount"), meter.counts().rejected.len()), (1, 12));
     }
 
     #[test]

@@ -74,7 +74,9 @@ export function drained(provider) {
 
 /** The first ones, in their own order (by how full they are, they would jump about), and any other that is nearly full. */
 function shown(limits) {
-  const enforced = [...limits.filter(({ shadow }) => !shadow), ...limits.filter(({ shadow }) => shadow)];
+  // Those that charges meet before those of look-ups, and what only watches last.
+  const place = ({ shadow, applies_to }) => (shadow ? 2 : applies_to === "lookup" ? 1 : 0);
+  const enforced = [0, 1, 2].flatMap((at) => limits.filter((limit) => place(limit) === at));
   const counted = enforced.filter(({ used }) => used !== null && used !== undefined);
   const first = (counted.length > 0 ? counted : enforced).slice(0, BARS);
   const near = counted.slice(BARS).filter(({ used, free, shadow }) => !shadow && used >= NEAR * (used + (free ?? 0)));
