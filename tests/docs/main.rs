@@ -19,4 +19,5 @@ mod mutations;
 mod page;
 mod producers;
 mod review;
+mod runbook;
 mod settings;
