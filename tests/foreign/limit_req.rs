@@ -29,12 +29,12 @@ fn figures() -> (String, u32) {
     (word("rate"), word("burst").parse().unwrap())
 }
 
-fn refused(served: &[Served]) -> Vec<&Served> {
+pub fn refused(served: &[Served]) -> Vec<&Served> {
     served.iter().filter(|one| one.status == 429).collect()
 }
 
 /// Each payment was let through once.
-fn assert_paid_once(served: &[Served], payments: usize) {
+pub fn assert_paid_once(served: &[Served], payments: usize) {
     let charged: Vec<&str> = served.iter().filter(|one| one.status == 200).map(|one| one.key.as_str()).collect();
     let keys: BTreeSet<&str> = charged.iter().copied().collect();
     assert_eq!((charged.len(), keys.len()), (payments, payments));

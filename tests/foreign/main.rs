@@ -5,6 +5,12 @@
 #[path = "../docs/page.rs"]
 #[allow(dead_code, reason = "its other half is for other pages")]
 mod page;
+#[path = "../services/program.rs"]
+#[allow(dead_code, reason = "its other half is for the services")]
+mod program;
+#[path = "../services/stand.rs"]
+#[allow(dead_code, reason = "its other half is for the services")]
+mod stand;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -15,4 +21,5 @@ mod python;
 mod recipes;
 mod sender;
 mod stripe;
+mod whole;
 mod wiretap;
