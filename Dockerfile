@@ -4,10 +4,12 @@
 FROM rust:1.95-bookworm AS build
 WORKDIR /src
 COPY . .
+# Cargo features beyond what is shipped, such as `otlp`: docker build --build-arg FEATURES=otlp .
+ARG FEATURES=""
 # Caches outlive the layer, so a change of one file rebuilds one crate. --locked: exactly the versions that were tested.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
-    cargo build --release --locked --bin sluicegate && cp target/release/sluicegate /sluicegate
+    cargo build --release --locked --bin sluicegate --features "$FEATURES" && cp target/release/sluicegate /sluicegate
 
 FROM debian:12.11-slim
 # Requests to providers are verified against the system's certificates.

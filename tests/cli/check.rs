@@ -87,6 +87,20 @@ async fn what_costs_or_risks_something_is_a_warning_with_a_mend() {
     assert!(ran.json().as_array().unwrap().iter().all(|f| f["level"] == "ok" || f["mend"].is_string()));
 }
 
+/// A request that leaves at the last moment must be answered before the drain is over.
+#[tokio::test]
+async fn a_drain_must_be_longer_than_any_request() {
+    let engine = Engine::default();
+    for (timeout, drain_ms, wanted) in
+        [(30_000, 30_000, "warning"), (29_500, 30_000, "warning"), (29_499, 30_000, "ok")]
+    {
+        engine.state().meant = vec![Provider { timeout: Duration::from_millis(timeout), ..provider() }];
+        let drain = format!("worker.drain_timeout_ms={drain_ms}");
+        let ran = engine.run(&["check", "--json", "--set", &drain]).await;
+        assert_eq!(levels(&ran.json(), "provider acme"), [wanted], "{timeout}");
+    }
+}
+
 #[tokio::test]
 async fn engines_that_fail_and_bad_rows_are_errors() {
     let engine = Engine::default();

@@ -3,53 +3,67 @@
 
 use std::collections::BTreeSet;
 use std::process::Command;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use serde_json::Value;
 use sluicegate::cli::Cli;
 use sluicegate::config::{self, Config};
-use sluicegate::ledger::provider_row::ProviderRow;
+use sluicegate::ledger::provider_row::{ProviderRow, parse_provider_file};
 
 use crate::page::Page;
 use crate::settings::{keys, wrong};
 
+mod containers;
+mod secrets;
+
 /// Debian's own interpreter, which sees Debian's python3-yaml.
 const PYTHON: &str = "/usr/bin/python3";
-const MANIFESTS: [&str; 5] = [
+const MANIFESTS: [&str; 7] = [
     "deploy/kubernetes/configuration.yaml",
     "deploy/kubernetes/secrets.example.yaml",
     "deploy/kubernetes/migrate.yaml",
     "deploy/kubernetes/deployment.yaml",
+    "deploy/kubernetes/operator.yaml",
+    "deploy/kubernetes/podmonitor.yaml",
     "deploy/keda/scaledobject.yaml",
 ];
 const UNIT: &str = "deploy/systemd/sluicegate.service";
 /// As `LAST_WORDS_MAX` of the deployment: settlements and events after the drain.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 
-fn documents(path: &str) -> Vec<Value> {
-    let full = format!("{}/{path}", env!("CARGO_MANIFEST_DIR"));
-    let script = "import json, sys, yaml; print(json.dumps(list(yaml.safe_load_all(open(sys.argv[1])))))";
-    let output = Command::new(PYTHON).args(["-c", script, &full]).output().unwrap();
-    assert!(output.status.success(), "{path}: {}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
+/// Every document of every manifest, read once: an interpreter for each would take longer than all tests together.
+fn documents() -> &'static [Value] {
+    static ALL: OnceLock<Vec<Value>> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let script = "import json, sys, yaml\n\
+                      print(json.dumps([it for path in sys.argv[1:] for it in yaml.safe_load_all(open(path))]))";
+        let paths = MANIFESTS.map(|path| format!("{}/{path}", env!("CARGO_MANIFEST_DIR")));
+        let output = Command::new(PYTHON).args(["-c", script]).args(paths).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    })
 }
 
 /// The one document of this kind and name in all manifests.
 fn object(kind: &str, name: &str) -> Value {
-    let all = MANIFESTS.iter().flat_map(|path| documents(path));
-    let mut found = all.filter(|document| document["kind"] == kind && document["metadata"]["name"] == name);
+    let mut found =
+        documents().iter().filter(|document| document["kind"] == kind && document["metadata"]["name"] == name);
     let one = found.next().unwrap_or_else(|| panic!("no {kind} {name}"));
     assert!(found.next().is_none(), "{kind} {name} stands there twice");
-    one
+    one.clone()
 }
 
 fn pod(document: &Value) -> &Value {
-    &document["spec"]["template"]["spec"]
+    if document["kind"] == "Pod" { &document["spec"] } else { &document["spec"]["template"]["spec"] }
 }
 
 /// The configuration that the pods are given.
 fn configuration() -> Config {
-    let text = object("ConfigMap", "sluicegate")["data"]["sluicegate.toml"].as_str().unwrap().to_owned();
+    loaded(object("ConfigMap", "sluicegate")["data"]["sluicegate.toml"].as_str().unwrap())
+}
+
+fn loaded(text: &str) -> Config {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("sluicegate.toml");
     std::fs::write(&path, text).unwrap();
@@ -57,10 +71,19 @@ fn configuration() -> Config {
     config::load(Some(&path), token, &[]).unwrap_or_else(|problems| panic!("{problems}"))
 }
 
-/// Below this a stop would be cut short.
-fn stop_takes_at_most() -> Duration {
-    let timeout = Duration::from_millis(ProviderRow::default().timeout_ms.try_into().unwrap());
-    configuration().worker.drain_timeout + timeout + LAST_WORDS
+/// The drain, and then the last words: the deployment waits for nothing else.
+fn stop_takes_at_most(config: &Config) -> Duration {
+    config.worker.drain_timeout + LAST_WORDS
+}
+
+/// For how long a request of any row that we ship may be on its way.
+fn longest_request() -> Duration {
+    let folder = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/config/providers")).unwrap();
+    let paths = folder.map(|entry| format!("config/providers/{}", entry.unwrap().file_name().into_string().unwrap()));
+    let texts = paths.chain(["config/providers.example.toml".to_owned()]).map(|path| Page::read(&path).text);
+    let rows: Vec<ProviderRow> = texts.flat_map(|text| parse_provider_file(&text).unwrap()).collect();
+    assert!(rows.len() >= 8);
+    rows.iter().map(|row| row.meant(0).unwrap().hold_max()).max().unwrap()
 }
 
 #[test]
@@ -77,35 +100,6 @@ fn every_variable_in_deploy_exists() {
         }
     }
     assert!(named.len() >= 4, "{named:?}");
-}
-
-#[test]
-fn the_containers_run_what_exists_and_find_their_secrets() {
-    for (kind, name) in [("Deployment", "sluicegate"), ("Job", "sluicegate-migrate")] {
-        let document = object(kind, name);
-        let pod = pod(&document);
-        let container = &pod["containers"][0];
-        let args = container["args"].as_array().unwrap().iter().map(|arg| arg.as_str().unwrap().into());
-        Cli::from_arguments(std::iter::once("sluicegate".into()).chain(args)).unwrap();
-        let volumes = pod["volumes"].as_array().unwrap();
-        let secret = volumes.iter().find(|volume| volume["name"] == "secrets").unwrap()["secret"].clone();
-        let held = object("Secret", secret["secretName"].as_str().unwrap());
-        let mount =
-            container["volumeMounts"].as_array().unwrap().iter().find(|mount| mount["name"] == "secrets").unwrap();
-        for variable in container["env"].as_array().unwrap() {
-            let (name, path) = (variable["name"].as_str().unwrap(), variable["value"].as_str().unwrap());
-            let file = path.strip_prefix(mount["mountPath"].as_str().unwrap()).unwrap().trim_start_matches('/');
-            assert!(held["stringData"][file].is_string(), "{name}: the secret has no {file}");
-        }
-        assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
-        assert_eq!(pod["automountServiceAccountToken"], false);
-        let context = &container["securityContext"];
-        assert_eq!(
-            (&context["readOnlyRootFilesystem"], &context["allowPrivilegeEscalation"]),
-            (&true.into(), &false.into())
-        );
-        assert_eq!(context["capabilities"]["drop"][0], "ALL");
-    }
 }
 
 #[test]
@@ -126,16 +120,35 @@ fn probes_and_selectors_lead_somewhere() {
     assert_eq!(service["spec"]["ports"][0]["targetPort"], container["ports"][0]["name"]);
     assert_eq!(&object("PodDisruptionBudget", "sluicegate")["spec"]["selector"]["matchLabels"], labels);
     assert_eq!(&deployment["spec"]["selector"]["matchLabels"], labels);
+    let monitor = object("PodMonitor", "sluicegate");
+    assert_eq!(&monitor["spec"]["selector"]["matchLabels"], labels);
+    // The rules of alerts.yml go by this job.
+    assert_eq!(labels[monitor["spec"]["jobLabel"].as_str().unwrap()], "sluicegate");
+    let scraped = &monitor["spec"]["podMetricsEndpoints"][0];
+    assert_eq!(scraped["port"], container["ports"][0]["name"]);
+    let token = &scraped["authorization"]["credentials"];
+    let secret = object("Secret", token["name"].as_str().unwrap());
+    assert!(secret["stringData"][token["key"].as_str().unwrap()].is_string());
     assert!(deployment["spec"]["replicas"].as_u64() >= Some(2), "one could not go");
 }
 
+/// No request is cut off by the end of the drain, and no drain by the end of the process's time.
 #[test]
 fn nobody_is_killed_before_its_drain_is_over() {
+    let (pods, machine) = (configuration(), loaded(&Page::read("config/example.production.toml").text));
+    for config in [&pods, &machine] {
+        let (drain, longest) = (config.worker.drain_timeout, longest_request());
+        assert!(drain > longest, "a drain of {drain:?} against a request of {longest:?}");
+    }
     let grace = pod(&object("Deployment", "sluicegate"))["terminationGracePeriodSeconds"].as_u64().unwrap();
-    assert!(Duration::from_secs(grace) > stop_takes_at_most(), "{grace} s against {:?}", stop_takes_at_most());
+    assert!(Duration::from_secs(grace) > stop_takes_at_most(&pods), "{grace} s");
     let unit = Page::read(UNIT).text;
     let stop = unit.lines().find_map(|line| line.strip_prefix("TimeoutStopSec=")).unwrap().parse().unwrap();
-    assert!(Duration::from_secs(stop) > stop_takes_at_most(), "{stop} s");
+    assert!(Duration::from_secs(stop) > stop_takes_at_most(&machine), "{stop} s");
+    let compose = Page::read("docker-compose.yml").text;
+    let stop = compose.lines().find_map(|line| line.trim().strip_prefix("stop_grace_period: ")).unwrap();
+    let stop = stop.trim_end_matches('s').parse().unwrap();
+    assert!(Duration::from_secs(stop) > stop_takes_at_most(&loaded("")), "{stop} s");
     let deployed = Page::read("src/worker/deployment.rs").text;
     assert!(deployed.contains(&format!("LAST_WORDS_MAX: Duration = Duration::from_secs({})", LAST_WORDS.as_secs())));
 }
@@ -159,6 +172,10 @@ fn the_most_replicas_are_those_of_the_formula() {
     let prefix = configuration().queue.prefix;
     assert!(trigger["queueName"].as_str().unwrap().starts_with(&format!("{prefix}.")));
     object("Deployment", scaled["spec"]["scaleTargetRef"]["name"].as_str().unwrap());
+    // That one counts only on the way to no pods at all, and we never go there.
+    assert!(scaled["spec"]["cooldownPeriod"].is_null() && scaled["spec"]["minReplicaCount"].as_u64() >= Some(2));
+    let slower = &scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"];
+    assert!(slower["stabilizationWindowSeconds"].as_u64() >= Some(300), "{slower}");
     let authentication = object("TriggerAuthentication", "sluicegate-queue");
     let target = &authentication["spec"]["secretTargetRef"][0];
     let secret = object("Secret", target["name"].as_str().unwrap());

@@ -98,7 +98,7 @@ fn every_row_makes_a_provider_without_further_permission() {
     for name in PROVIDERS {
         let provider = meant(name);
         HttpProvider::new(&provider, &OutboundPolicy::default()).unwrap_or_else(|error| panic!("{name}: {error}"));
-        let secret = provider.headers.values().any(|value| value.contains("${file:/run/secrets/"));
+        let secret = provider.headers.values().any(|value| value.contains("${file:/run/secrets/sluicegate/"));
         assert!(secret && provider.url.starts_with("https://"), "{name}");
     }
 }

@@ -59,10 +59,11 @@ impl Localstripe {
 /// The file as it is, but for where Stripe is and where the key lies.
 fn adapted(port: u16, key_file: &str) -> String {
     let file = Page::read("config/providers/stripe.toml").text;
-    for (old, times) in [("https://api.stripe.com", 2), ("/run/secrets/stripe", 1)] {
+    for (old, times) in [("https://api.stripe.com", 2), ("/run/secrets/sluicegate/stripe", 1)] {
         assert_eq!(file.matches(old).count(), times, "{old}");
     }
-    file.replace("https://api.stripe.com", &format!("http://127.0.0.1:{port}")).replace("/run/secrets/stripe", key_file)
+    file.replace("https://api.stripe.com", &format!("http://127.0.0.1:{port}"))
+        .replace("/run/secrets/sluicegate/stripe", key_file)
 }
 
 /// `good` for the payer's own account, `connected` for another's, `poor` by a card that is declined, `odd` with what is

@@ -56,6 +56,23 @@ fn every_alert_fires_when_it_should_and_only_then() {
     }
 }
 
+/// The scrape configurations of docs/metrics.md are such, and call the job what the rules go by.
+#[test]
+fn prometheus_takes_the_scrape_configurations_of_the_page() {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md")).unwrap();
+    let blocks: Vec<&str> = page.split("```yaml\n").skip(1).map(|block| block.split("```").next().unwrap()).collect();
+    assert_eq!(blocks.len(), 2);
+    let dir = tempfile::tempdir().unwrap();
+    for block in blocks {
+        let file = dir.path().join("prometheus.yml");
+        // Debian's Prometheus is built without Kubernetes; everything else of that block is read by it.
+        std::fs::write(&file, block.replace("kubernetes_sd_configs: [{ role: pod }]", "static_configs: []")).unwrap();
+        let (fine, said) = promtool(&["check", "config", "--syntax-only", file.to_str().unwrap()]);
+        assert!(fine, "{said}\n{block}");
+        assert!(block.contains("job_name: sluicegate\n"), "{block}");
+    }
+}
+
 #[test]
 fn alerts_name_metrics_that_exist() {
     let rules = std::fs::read_to_string(folder().join("alerts.yml")).unwrap();

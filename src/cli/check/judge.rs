@@ -93,13 +93,13 @@ pub fn provider(provider: &Provider, config: &Config) -> Vec<Finding> {
             format!("while Redis is away each worker uses 1/{of} of the limits: more than {of} workers exceed them");
         warn(what, "Keep share_of at the number of workers or above, or use store_down = wait");
     }
-    if config.worker.drain_timeout < provider.timeout {
+    if config.worker.drain_timeout <= provider.hold_max() {
         let what = format!(
-            "timeout_ms {} is longer than worker.drain_timeout_ms {}: a stop may abandon requests",
-            provider.timeout.as_millis(),
+            "timeout_ms + send_budget_ms make {}, and worker.drain_timeout_ms is {}: a stop may abandon requests",
+            provider.hold_max().as_millis(),
             config.worker.drain_timeout.as_millis()
         );
-        warn(what, "Raise worker.drain_timeout_ms");
+        warn(what, "Raise worker.drain_timeout_ms above them, and the orchestrator's grace period above that and 3 s");
     }
     if provider.limits.iter().all(|limit| limit.shadow) {
         warn("has only shadow limits: nothing holds it back".to_owned(), "Set shadow = false on one limit");

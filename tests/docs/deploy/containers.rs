@@ -1,0 +1,127 @@
+//! What the pods are given, put into folders of a test: every command line exists, every configuration loads, and the
+//! migration runs.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+use sluicegate::cli::Cli;
+use sluicegate::config::{self, Config, DatabaseUrl};
+
+use super::{object, pod};
+use crate::support::postgres::Postgres;
+
+const PODS: [(&str, &str); 3] =
+    [("Deployment", "sluicegate"), ("Job", "sluicegate-migrate"), ("Pod", "sluicegate-operator")];
+
+/// A container as its node would start it, its volumes in a folder of ours.
+struct Container {
+    env: BTreeMap<String, String>,
+    args: Vec<String>,
+    /// What is mounted, by where: the secret's folder among them.
+    mounted: BTreeMap<String, PathBuf>,
+    _dir: tempfile::TempDir,
+}
+
+impl Container {
+    fn of(kind: &str, name: &str) -> Self {
+        let document = object(kind, name);
+        let pod = pod(&document);
+        let container = &pod["containers"][0];
+        let dir = tempfile::tempdir().unwrap();
+        let mut mounted = BTreeMap::new();
+        for mount in container["volumeMounts"].as_array().unwrap() {
+            let volumes = pod["volumes"].as_array().unwrap();
+            let volume = volumes.iter().find(|volume| volume["name"] == mount["name"]);
+            let files = files(volume.unwrap_or_else(|| panic!("{kind} {name}: no volume {}", mount["name"])));
+            let folder = dir.path().join(mount["name"].as_str().unwrap());
+            std::fs::create_dir(&folder).unwrap();
+            for (file, text) in files.as_object().unwrap() {
+                std::fs::write(folder.join(file), text.as_str().unwrap()).unwrap();
+            }
+            mounted.insert(mount["mountPath"].as_str().unwrap().to_owned(), folder);
+        }
+        let here = |path: &str| {
+            let place = mounted.iter().find_map(|(at, folder)| Some((path.strip_prefix(at)?, folder)));
+            let (file, folder) = place.unwrap_or_else(|| panic!("{kind} {name}: nothing is mounted for {path}"));
+            folder.join(file.trim_start_matches('/')).display().to_string()
+        };
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        let env = container["env"].as_array().unwrap().iter();
+        let env = env.map(|one| (text(&one["name"]), here(one["value"].as_str().unwrap()))).collect();
+        let args = container["args"].as_array().into_iter().flatten().map(text).collect();
+        Self { env, args, mounted, _dir: dir }
+    }
+
+    fn secret(&self, file: &str) -> PathBuf {
+        self.mounted["/run/secrets/sluicegate"].join(file)
+    }
+
+    fn configuration(&self) -> Config {
+        config::load(None, self.env.clone(), &[]).unwrap_or_else(|problems| panic!("{problems}"))
+    }
+}
+
+fn files(volume: &Value) -> Value {
+    match (&volume["configMap"]["name"], &volume["secret"]["secretName"]) {
+        (Value::String(name), Value::Null) => object("ConfigMap", name)["data"].clone(),
+        (Value::Null, Value::String(name)) => object("Secret", name)["stringData"].clone(),
+        _ => panic!("{volume}"),
+    }
+}
+
+#[test]
+fn the_containers_run_what_exists_and_may_do_little_else() {
+    for (kind, name) in PODS {
+        let container = Container::of(kind, name);
+        if kind != "Pod" {
+            let line = ["sluicegate"].into_iter().chain(container.args.iter().map(String::as_str));
+            Cli::from_arguments(line.map(Into::into)).unwrap();
+        }
+        for path in container.env.values() {
+            assert!(Path::new(path).is_file(), "{kind} {name}: no {path}");
+        }
+        let document = object(kind, name);
+        let pod = pod(&document);
+        assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
+        assert_eq!(pod["automountServiceAccountToken"], false);
+        let context = &pod["containers"][0]["securityContext"];
+        assert_eq!(
+            (&context["readOnlyRootFilesystem"], &context["allowPrivilegeEscalation"]),
+            (&true.into(), &false.into())
+        );
+        assert_eq!(context["capabilities"]["drop"][0], "ALL");
+    }
+}
+
+/// The worker's and the operator's environment is a configuration that `run` and the commands start with, each as its own
+/// role of the database.
+#[test]
+fn the_environments_load() {
+    for ((kind, name), role) in [(PODS[0], "sluicegate_worker"), (PODS[2], "sluicegate_operator")] {
+        let container = Container::of(kind, name);
+        let DatabaseUrl::Postgres(_) = container.configuration().database.url else { panic!("{name}") };
+        let url = std::fs::read_to_string(container.secret("database_url")).unwrap();
+        assert!(url.starts_with(&format!("postgres://{role}:")), "{name}");
+    }
+}
+
+/// The job's own environment, on a real database.
+#[test]
+fn the_job_migrates_with_what_it_is_given() {
+    let job = Container::of("Job", "sluicegate-migrate");
+    let written = std::fs::read_to_string(job.secret("database_url")).unwrap();
+    assert!(written.starts_with("postgres://sluicegate_owner:"), "workers may not change the schema");
+    // The example's host does not exist; everything else is as the manifest says.
+    std::fs::write(job.secret("database_url"), Postgres::shared().create_database("migrated_by_job")).unwrap();
+    let migrate = || {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
+        let output = program.args(&job.args).envs(&job.env).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{}: {said}", output.status);
+        said
+    };
+    assert!(migrate().contains("is up to date now"));
+    assert!(migrate().contains("was up to date"));
+}

@@ -1,0 +1,59 @@
+//! The credentials of providers are where the rows say that they are, on every platform alike.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use super::{UNIT, object, pod};
+use crate::page::Page;
+
+const TMPFILES: &str = "deploy/systemd/sluicegate.tmpfiles.conf";
+
+/// Folders of the files that the rows of `config/providers` refer to.
+fn referred() -> BTreeSet<String> {
+    let folder = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/config/providers")).unwrap();
+    let mut found = BTreeSet::new();
+    for entry in folder {
+        let text = std::fs::read_to_string(entry.unwrap().path()).unwrap();
+        for reference in text.split("${file:").skip(1) {
+            let path = reference.split('}').next().unwrap();
+            found.insert(path.rsplit_once('/').unwrap().0.to_owned());
+        }
+    }
+    found
+}
+
+#[test]
+fn rows_refer_to_the_one_folder_that_pods_mount() {
+    let referred = referred();
+    let [folder] = referred.iter().collect::<Vec<_>>()[..] else { panic!("{referred:?}") };
+    let deployment = object("Deployment", "sluicegate");
+    let mounts = pod(&deployment)["containers"][0]["volumeMounts"].as_array().unwrap().clone();
+    let secrets = mounts.iter().find(|mount| mount["name"] == "secrets").unwrap();
+    assert_eq!(secrets["mountPath"], folder.as_str());
+    // The example's key is one that a shipped row refers to.
+    let row = Page::read("config/providers/stripe.toml").text;
+    assert!(row.contains(&format!("${{file:{folder}/stripe}}")));
+    assert!(object("Secret", "sluicegate")["stringData"]["stripe"].is_string());
+}
+
+/// The unit's credentials are in a folder of its own, and a link leads there.
+#[test]
+fn a_link_makes_it_so_for_the_unit() {
+    let root = tempfile::tempdir().unwrap();
+    let file = format!("{}/{TMPFILES}", env!("CARGO_MANIFEST_DIR"));
+    let at = format!("--root={}", root.path().display());
+    // Twice changes nothing.
+    for _ in 0..2 {
+        let output = Command::new("systemd-tmpfiles").args([&at, "--create", &file]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let link = referred().into_iter().next().unwrap();
+    let leads = std::fs::read_link(root.path().join(link.trim_start_matches('/'))).unwrap();
+    let leads = leads.to_str().unwrap();
+    let leads = leads.strip_prefix(root.path().to_str().unwrap()).unwrap_or(leads);
+    let unit = UNIT.rsplit('/').next().unwrap();
+    // https://www.freedesktop.org/software/systemd/man/latest/systemd.exec.html#LoadCredential=ID:PATH
+    assert_eq!(leads, format!("/run/credentials/{unit}"));
+    let text = Page::read(UNIT).text;
+    assert!(text.contains("LoadCredential=stripe:") && text.contains("sluicegate.tmpfiles.conf"));
+}
