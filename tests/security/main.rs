@@ -10,6 +10,7 @@ mod support;
 mod authority;
 mod canaries;
 mod deployment;
+mod getting_started;
 mod https;
 mod recipes;
 mod search;
