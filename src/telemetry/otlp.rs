@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use opentelemetry::KeyValue;
 use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator};
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig as _, WithHttpConfig as _};
@@ -26,6 +27,8 @@ use crate::tls::Authorities;
 
 /// Where collectors take traces. <https://opentelemetry.io/docs/specs/otlp/#otlphttp-request>
 const PATH: &str = "/v1/traces";
+/// Marks of a deployment: `key=value,key=value`.
+const RESOURCE_ATTRIBUTES: &str = "OTEL_RESOURCE_ATTRIBUTES";
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Jobs whose context is kept for their outcome's event, which mostly follows within milliseconds.
 const KEPT_MAX: usize = 4_096;
@@ -69,10 +72,7 @@ pub fn layer(endpoint: &str, authorities: &Authorities) -> Result<(SpanLayer, Ex
         .with_timeout(EXPORT_TIMEOUT)
         .build()
         .map_err(|error| format!("telemetry.otlp_endpoint: {error}"))?;
-    let provider = SdkTracerProvider::builder()
-        .with_batch_exporter(exporter)
-        .with_resource(Resource::builder().with_service_name("sluicegate").build())
-        .build();
+    let provider = SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource()).build();
     let spans = OpenTelemetryLayer::new(provider.tracer("sluicegate"))
         .with_location(false)
         .with_threads(false)
@@ -80,6 +80,19 @@ pub fn layer(endpoint: &str, authorities: &Authorities) -> Result<(SpanLayer, Ex
         .with_target(false)
         .with_filter(Targets::new().with_default(LevelFilter::OFF).with_target(TARGET, LevelFilter::INFO));
     Ok((spans, Exporting(provider)))
+}
+
+/// Who sends spans: the program, its version, and this process apart from all others, unless the environment names it.
+/// <https://opentelemetry.io/docs/specs/semconv/resource/service/>
+fn resource() -> Resource {
+    let version = KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));
+    let built = Resource::builder().with_service_name("sluicegate").with_attribute(version);
+    let named = std::env::var(RESOURCE_ATTRIBUTES).is_ok_and(|marks| marks.contains("service.instance.id="));
+    if named {
+        return built.build();
+    }
+    let instance = KeyValue::new("service.instance.id", uuid::Uuid::now_v7().to_string());
+    built.with_attribute(instance).build()
 }
 
 struct Headers<'a>(&'a BTreeMap<String, String>);

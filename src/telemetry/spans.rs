@@ -25,6 +25,9 @@ pub fn job(provider: &str, headers: &BTreeMap<String, String>) -> Span {
             sluicegate.provider = provider,
             sluicegate.job_id = tracing::field::Empty,
             sluicegate.end = tracing::field::Empty,
+            sluicegate.outcome = tracing::field::Empty,
+            otel.status_code = tracing::field::Empty,
+            error.type = tracing::field::Empty,
         );
         super::otlp::adopt(&span, headers);
         span
@@ -41,7 +44,13 @@ pub fn job(provider: &str, headers: &BTreeMap<String, String>) -> Span {
 pub fn step(name: &'static str) -> Span {
     #[cfg(feature = "otlp")]
     {
-        tracing::info_span!(target: "sluicegate::spans", "step", otel.name = name)
+        tracing::info_span!(
+            target: "sluicegate::spans",
+            "step",
+            otel.name = name,
+            sluicegate.refused_for = tracing::field::Empty,
+            sluicegate.limit = tracing::field::Empty,
+        )
     }
     #[cfg(not(feature = "otlp"))]
     {
@@ -55,7 +64,16 @@ pub fn step(name: &'static str) -> Span {
 pub fn request(name: &'static str) -> Span {
     #[cfg(feature = "otlp")]
     {
-        tracing::info_span!(target: "sluicegate::spans", "request", otel.name = name, otel.kind = "client")
+        tracing::info_span!(
+            target: "sluicegate::spans",
+            "request",
+            otel.name = name,
+            otel.kind = "client",
+            sluicegate.outcome = tracing::field::Empty,
+            http.response.status_code = tracing::field::Empty,
+            otel.status_code = tracing::field::Empty,
+            error.type = tracing::field::Empty,
+        )
     }
     #[cfg(not(feature = "otlp"))]
     {
@@ -76,10 +94,62 @@ pub fn name_job(id: &JobId) {
     let _ = id;
 }
 
+/// What a request came to: our word for it, and the status that was answered. No answer, and one of 400 or more, is an
+/// error of the span. <https://opentelemetry.io/docs/specs/semconv/http/http-spans/>
+pub fn answered(span: &Span, outcome: &'static str, status: Option<u16>) {
+    #[cfg(feature = "otlp")]
+    {
+        span.record("sluicegate.outcome", outcome);
+        if let Some(status) = status {
+            span.record("http.response.status_code", i64::from(status));
+        }
+        if status.is_none_or(|status| status >= 400) {
+            span.record("otel.status_code", "ERROR");
+            span.record("error.type", status.map_or_else(|| outcome.to_owned(), |status| status.to_string()).as_str());
+        }
+    }
+    #[cfg(not(feature = "otlp"))]
+    let _ = (span, outcome, status);
+}
+
+/// What became of the job of the current span: its final state, or why it waits. What a person must look at is an error.
+pub fn came_to(word: &'static str) {
+    #[cfg(feature = "otlp")]
+    {
+        let span = Span::current();
+        span.record("sluicegate.outcome", word);
+        if matches!(word, "review" | "dead") {
+            span.record("otel.status_code", "ERROR");
+            span.record("error.type", word);
+        }
+    }
+    #[cfg(not(feature = "otlp"))]
+    let _ = word;
+}
+
+/// Why a permit was refused, in a word, and by which limit if it was one.
+pub fn refused(span: &Span, reason: &'static str, limit: Option<&str>) {
+    #[cfg(feature = "otlp")]
+    {
+        span.record("sluicegate.refused_for", reason);
+        if let Some(limit) = limit {
+            span.record("sluicegate.limit", limit);
+        }
+    }
+    #[cfg(not(feature = "otlp"))]
+    let _ = (span, reason, limit);
+}
+
 /// How the job was put down, now. A span ends when it was last entered.
 pub fn ended(span: &Span, end: &'static str) {
     #[cfg(feature = "otlp")]
-    span.in_scope(|| span.record("sluicegate.end", end));
+    span.in_scope(|| {
+        span.record("sluicegate.end", end);
+        if matches!(end, "fault" | "engine refused") {
+            span.record("otel.status_code", "ERROR");
+            span.record("error.type", end);
+        }
+    });
     #[cfg(not(feature = "otlp"))]
     let _ = (span, end);
 }

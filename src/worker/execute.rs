@@ -98,7 +98,8 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand, place: Option<Place<'_>>
         },
         Either::Left,
     );
-    match pass.instrument(spans::step("wait for a permit")).await {
+    let waiting = spans::step("wait for a permit");
+    match pass.instrument(waiting.clone()).await {
         Pass::Granted(permit) => match no_longer(&call, job, &settings.provider) {
             // Its time has passed while it waited; the permit drops and goes back.
             Some(next) => {
@@ -116,7 +117,7 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand, place: Option<Place<'_>>
             },
         },
         Pass::Refused(refusal) => {
-            tell_refused(lane, &settings.provider, &refusal);
+            tell_refused((lane, &settings.provider), &refusal, &waiting);
             refused(lane, job, &refusal).await
         }
         Pass::Held(cause) => park(lane, job, HELD_WAIT, ("held", &cause)).await,

@@ -26,6 +26,8 @@ pub struct Span {
     pub began_ns: u64,
     pub ended_ns: u64,
     pub attributes: BTreeMap<String, String>,
+    /// 2 is an error.
+    pub status: i64,
 }
 
 impl Span {
@@ -54,6 +56,12 @@ impl Collector {
         self.posted.lock().unwrap().iter().map(|body| format!("{body}\n")).collect()
     }
 
+    /// What all spans say of their sender.
+    pub fn resource(&self) -> BTreeMap<String, String> {
+        let posted = self.posted.lock().unwrap();
+        attributes(&posted[0]["resourceSpans"][0]["resource"])
+    }
+
     pub fn spans(&self) -> Vec<Span> {
         let posted = self.posted.lock().unwrap();
         let all = |value: &Value, key: &str| value[key].as_array().cloned().unwrap_or_default();
@@ -65,7 +73,6 @@ impl Collector {
 
 fn read(span: &Value) -> Span {
     let text = |key: &str| span[key].as_str().unwrap_or_default().to_owned();
-    let attributes = span["attributes"].as_array().cloned().unwrap_or_default();
     Span {
         name: text("name"),
         trace: text("traceId"),
@@ -75,12 +82,16 @@ fn read(span: &Value) -> Span {
         // Numbers of 64 bits are text in this encoding.
         began_ns: text("startTimeUnixNano").parse().unwrap(),
         ended_ns: text("endTimeUnixNano").parse().unwrap(),
-        attributes: attributes
-            .iter()
-            .map(|pair| {
-                let value = pair["value"].as_object().unwrap().values().next().unwrap();
-                (pair["key"].as_str().unwrap().to_owned(), value.as_str().map_or(value.to_string(), str::to_owned))
-            })
-            .collect(),
+        attributes: attributes(span),
+        status: span["status"]["code"].as_i64().unwrap_or_default(),
     }
+}
+
+fn attributes(of: &Value) -> BTreeMap<String, String> {
+    let pairs = of["attributes"].as_array().cloned().unwrap_or_default();
+    let text = |pair: &Value| {
+        let value = pair["value"].as_object().unwrap().values().next().unwrap();
+        (pair["key"].as_str().unwrap().to_owned(), value.as_str().map_or(value.to_string(), str::to_owned))
+    };
+    pairs.iter().map(text).collect()
 }

@@ -27,11 +27,21 @@ pub struct Rig {
 impl Rig {
     /// A provider that allows one request in `window`, for which a job waits in hand up to `max_wait`; the outcomes bound to
     /// a queue.
-    pub async fn new(name: &str, endpoint: &str, (window, max_wait): (Duration, Duration)) -> Self {
+    pub async fn new(name: &str, endpoint: &str, waits: (Duration, Duration)) -> Self {
+        Self::with(FakeOptions::default(), name, endpoint, waits).await
+    }
+
+    /// With a provider that behaves so.
+    pub async fn with(
+        options: FakeOptions,
+        name: &str,
+        endpoint: &str,
+        (window, max_wait): (Duration, Duration),
+    ) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let provider = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
-        tokio::spawn(FakeProvider::new(FakeOptions::default()).serve(listener, stop.clone()));
+        tokio::spawn(FakeProvider::new(options).serve(listener, stop.clone()));
         let broker = RabbitNode::shared().create_vhost(name);
         let dir = private_dir(name);
         let environment = vec![

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use sluicegate::provider::simulated::FakeOptions;
+
 use crate::collector::{Collector, Span};
 use crate::rig::{Rig, end, silent_about_canaries};
 use crate::support::process::free_port;
@@ -54,6 +56,16 @@ async fn a_trace_goes_from_the_producer_through_the_job_to_the_outcome() {
     let event = seen.iter().find(|event| event["body"]["id"] == "traced-1").unwrap();
     assert_eq!(event["headers"]["traceparent"], format!("00-{TRACE}-{}-01", job.id));
     assert_eq!(event["headers"]["tracestate"], "shop=42");
+    // Who says so, and what came of it.
+    let resource = collector.resource();
+    assert_eq!((&*resource["service.name"], &*resource["service.version"]), ("sluicegate", env!("CARGO_PKG_VERSION")));
+    assert!(resource["service.instance.id"].len() == 36, "{resource:?}");
+    for job in [&job, &untraced] {
+        assert_eq!((&*job.attributes["sluicegate.outcome"], job.status), ("succeeded", 0), "{job:?}");
+        let charge = *steps_of(&spans, job).iter().find(|step| step.name == "charge").unwrap();
+        let came = [&*charge.attributes["sluicegate.outcome"], &*charge.attributes["http.response.status_code"]];
+        assert_eq!((came, charge.status), (["accepted", "200"], 0), "{charge:?}");
+    }
     silent_about_canaries(&collector.text());
     assert!(!log.contains("wait for a permit"), "spans are no log lines: {log}");
 }
@@ -86,7 +98,31 @@ async fn a_job_that_was_parked_goes_on_in_its_trace() {
     let jobs: Vec<&Span> = spans.iter().filter(|span| span.name == "job").collect();
     let ends = |end: &str| jobs.iter().filter(|job| job.attributes["sluicegate.end"] == end).count();
     assert!(ends("parked") >= 1 && ends("acknowledged") == 2, "{jobs:#?}");
+    // Each says what it waits for, and a refused permit which limit it was, if it was one.
+    let waits = spans.iter().filter(|span| span.name == "wait for a permit").map(|span| &span.attributes);
+    for wait in waits.filter(|wait| wait.contains_key("sluicegate.refused_for")) {
+        let limit = (wait["sluicegate.refused_for"] == "limit").then_some("one");
+        assert_eq!(wait.get("sluicegate.limit").map(String::as_str), limit, "{wait:?}");
+    }
+    assert!(jobs.iter().all(|job| job.attributes.contains_key("sluicegate.outcome") && job.status == 0), "{jobs:#?}");
     assert!(jobs.iter().all(|job| (job.trace.as_str(), job.parent.as_str()) == (TRACE, PRODUCER)), "{jobs:#?}");
+}
+
+/// A request that the provider answers with 4xx is an error of its span. A declined payment is none of the job's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_declines_is_an_error_of_the_request_alone() {
+    let collector = Collector::default();
+    let refusing = FakeOptions { decline_rate: 1.0, ..FakeOptions::default() };
+    let rig = Rig::with(refusing, "declined", &collector.serve().await, (Duration::from_secs(1), IN_HAND)).await;
+    rig.publish("declined-1", &[]);
+    let worker = rig.start();
+    rig.outcomes(1).await;
+    end(&worker).await;
+    let spans = collector.spans();
+    let one = |name: &str| spans.iter().find(|span| span.name == name).unwrap();
+    let (job, charge) = (one("job"), one("charge"));
+    assert_eq!((&*job.attributes["sluicegate.outcome"], job.status), ("declined", 0), "{job:?}");
+    assert_eq!((&*charge.attributes["error.type"], charge.status), ("402", 2), "{charge:?}");
 }
 
 /// The steps of a job's span, as they began.

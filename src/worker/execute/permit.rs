@@ -3,6 +3,7 @@
 //! Refuses to send: what becomes of a refusal is a wait, and the job is put down for it.
 
 use tokio::time::Instant;
+use tracing::Span;
 
 use super::record::{give_back, park, put_down_next};
 use super::{JobInHand, LaneParts};
@@ -14,6 +15,7 @@ use crate::domain::provider::{Mode, Provider};
 use crate::fleet::report::By;
 use crate::limiter::gate::{Ask, GateRefusal, Grant, Permit, RefusedBy};
 use crate::queue::DELAY_STEPS;
+use crate::telemetry::spans;
 use crate::worker::intake::End;
 use crate::worker::meter::Refused;
 
@@ -114,8 +116,8 @@ fn reason_of(by: &RefusedBy) -> &'static str {
     }
 }
 
-/// Counts a refusal, and says it to a person: never whose account it was.
-pub(super) fn tell_refused(lane: &LaneParts, provider: &Provider, refusal: &GateRefusal) {
+/// Counts a refusal, notes it on the span of the wait, and says it to a person: never whose account it was.
+pub(super) fn tell_refused((lane, provider): (&LaneParts, &Provider), refusal: &GateRefusal, waiting: &Span) {
     let reason = reason_of(&refusal.by);
     let (limit, by) = match &refusal.by {
         RefusedBy::Limit(name) => {
@@ -131,6 +133,7 @@ pub(super) fn tell_refused(lane: &LaneParts, provider: &Provider, refusal: &Gate
         RefusedBy::Blocked { .. } => (None, "a rule on its account".to_owned()),
         RefusedBy::Stopping => (None, "a gate that is closing".to_owned()),
     };
+    spans::refused(waiting, reason, limit.as_deref());
     let free = if refusal.exact { "free in" } else { "free no sooner than in" };
     let words = format!("refused by {by}, {free} {:.1} s", refusal.retry_after.as_secs_f64());
     lane.meter.refused(Refused { reason, limit }, words);

@@ -171,10 +171,12 @@ fn kept(
 ) -> End {
     match state {
         JobState::Waiting { wait, reason } | JobState::Unknown { wait, reason } => {
+            spans::came_to(why);
             lane.meter.parked(why, reason);
             End::Park(*wait)
         }
         JobState::Final { state, .. } => {
+            spans::came_to(state.name());
             lane.meter.settled(state.name(), job.claimed.age + job.claimed_at.elapsed());
             match event {
                 Some(event) => lane.worker.outbox.hand_over(event),

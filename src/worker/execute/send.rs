@@ -92,8 +92,10 @@ pub(super) async fn written_down(
     match call {
         Call::Charge(request) => {
             let silence = Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None };
-            let sent = faults::on_the_wire(request, settings.client.send(request)).instrument(spans::request("charge"));
+            let span = spans::request("charge");
+            let sent = faults::on_the_wire(request, settings.client.send(request)).instrument(span.clone());
             let answer = answered((lane, began), in_flight, sent, (silence, Outcome::way)).await;
+            spans::answered(&span, answer.outcome.word(), answer.status);
             drop(started);
             let change = lane.pauses.observe(&job.job.id, &answer.outcome, began, rand::random());
             tell_of_breaker(lane, change, &answer.outcome);
@@ -101,8 +103,10 @@ pub(super) async fn written_down(
         }
         Call::Lookup(question) => {
             let silence = Finding::Unknown { cause: UnknownCause::Timeout, retry_after: None };
-            let asked = settings.client.ask(question).instrument(spans::request("look-up"));
+            let span = spans::request("look-up");
+            let asked = settings.client.ask(question).instrument(span.clone());
             let answer = answered((lane, began), in_flight, asked, (silence, Finding::way)).await;
+            spans::answered(&span, answer.outcome.word(), answer.status);
             drop(started);
             faults::crash(Point::AfterLookup);
             finish_lookup(lane, settings, job, number, &answer).await
