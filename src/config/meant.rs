@@ -9,11 +9,18 @@ use std::time::Duration;
 
 use secrecy::SecretString;
 
+use super::Purpose;
 use super::address::{Bad, DatabaseUrl, LimiterUrl, QueueUrl};
 use super::hazards;
 use super::written::Written;
 pub use crate::queue::message::CardNumbers;
 use crate::tls::Authorities;
+
+/// Fewest characters of `ops.token`, and fewest different ones.
+const TOKEN_MIN: usize = 32;
+const TOKEN_DIFFERENT_MIN: usize = 8;
+/// What examples have where a secret shall be.
+const PLACEHOLDERS: [&str; 4] = ["random-characters", "changeme", "change-me", "placeholder"];
 
 /// All that a process is told from outside, apart from provider rows.
 #[derive(Clone, Debug)]
@@ -127,7 +134,7 @@ impl Complaints {
 }
 
 /// Translates every key; `None` when any of them complained.
-pub fn translate(written: &Written, complaints: &mut Complaints) -> Option<Config> {
+pub fn translate(written: &Written, purpose: Purpose, complaints: &mut Complaints) -> Option<Config> {
     let database = translate_database(&written.database, complaints);
     let queue_url = complaints.keep("queue.url", QueueUrl::parse(&written.queue.url));
     let queue_prefix = complaints.prefix("queue.prefix", &written.queue.prefix, "_.-");
@@ -154,7 +161,10 @@ pub fn translate(written: &Written, complaints: &mut Complaints) -> Option<Confi
         ops: ops.as_ref(),
         plaintext_hosts: &written.tls.plaintext_hosts,
     };
-    hazards::find(&parts, complaints);
+    match purpose {
+        Purpose::Work => hazards::find(&parts, complaints),
+        Purpose::Migration => hazards::find_in_database(&parts, complaints),
+    }
     Some(Config {
         database: database?,
         queue: Queue { url: queue_url?, prefix: queue_prefix? },
@@ -191,8 +201,26 @@ fn translate_ops(written: &super::written::Ops, complaints: &mut Complaints) -> 
         let what = "holds characters that a header cannot carry";
         complaints.add("ops.token", what, "Use visible ASCII characters without spaces");
     }
+    let is_secret = written.token.is_empty()
+        || !sendable
+        || guessable(&written.token).is_none_or(|what| {
+            complaints.add("ops.token", what, "Use what `openssl rand -hex 24` writes");
+            false
+        });
     let token = (!written.token.is_empty()).then(|| SecretString::from(written.token.as_str()));
-    sendable.then_some(Ops { listen: listen?, token })
+    (sendable && is_secret).then_some(Ops { listen: listen?, token })
+}
+
+/// Why a token is no secret; says nothing of what it holds.
+fn guessable(token: &str) -> Option<String> {
+    let lower = token.to_ascii_lowercase();
+    let different: std::collections::BTreeSet<u8> = token.bytes().collect();
+    if PLACEHOLDERS.iter().any(|words| lower.contains(words)) {
+        return Some("is the placeholder of an example".to_owned());
+    }
+    let too_short = token.len() < TOKEN_MIN || different.len() < TOKEN_DIFFERENT_MIN;
+    too_short
+        .then(|| format!("can be guessed: it has {} characters, {} of them different", token.len(), different.len()))
 }
 
 fn translate_authorities(path: &str, complaints: &mut Complaints) -> Option<Authorities> {
