@@ -67,7 +67,7 @@ pub fn without_defaults(rows: Vec<Vec<String>>) -> (Vec<&'static str>, Vec<Vec<S
         default(title).is_none_or(|default| rows.iter().any(|row| row.get(*index).is_some_and(|cell| cell != default)))
     };
     let kept: Vec<(usize, &'static str)> =
-        LIMIT_HEADER.into_iter().enumerate().filter(|c| says_something(&(c.0, c.1))).collect();
+        LIMIT_HEADER.into_iter().enumerate().filter(|column| says_something(column)).collect();
     let cells = |row: Vec<String>| kept.iter().filter_map(|(index, _)| row.get(*index).cloned()).collect();
     let rows = rows.into_iter().map(cells).collect();
     (kept.iter().map(|(_, title)| *title).collect(), rows)

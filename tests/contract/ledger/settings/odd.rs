@@ -2,10 +2,7 @@
 
 use super::*;
 
-on_every_database!(
-    a_rate_of_a_row_that_cannot_be_meant_is_set,
-    a_user_without_the_right_is_told_whose_it_is,
-);
+on_every_database!(a_rate_of_a_row_that_cannot_be_meant_is_set, a_user_without_the_right_is_told_whose_it_is,);
 
 async fn a_user_without_the_right_is_told_whose_it_is(kind: Kind) {
     if kind != Kind::Postgres {
