@@ -11,8 +11,8 @@ use serde::Serialize;
 const WHOLE_MAX: usize = 24;
 /// What a column is left at least, in characters.
 const ROOM_MIN: usize = 10;
-/// Blanks beside a cell.
-const PADDING: usize = 2;
+/// Blanks beside a cell, and the one between two.
+const PADDING: usize = 3;
 
 /// The shape of tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -214,7 +214,7 @@ mod tests {
         let cells = ["invoice-2026-0001", "acme", "2026-11-22 03:58:40", long].map(str::to_owned).to_vec();
         let header = ["id", "provider", "wake at", "reason"];
         for width in [80, 64] {
-            let table = render_table(&header, &[cells.clone()], Shape::Terminal { width: Some(width) });
+            let table = render_table(&header, std::slice::from_ref(&cells), Shape::Terminal { width: Some(width) });
             assert!(table.lines().all(|line| line.chars().count() <= usize::from(width)), "{table}");
             let whole = |cell: &String| table.lines().any(|line| line.contains(cell.as_str()));
             assert!(cells[..3].iter().all(whole), "{table}");

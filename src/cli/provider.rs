@@ -106,7 +106,10 @@ pub async fn run(
             Ok(Exit::Fine)
         }
         Action::List { json } => list(engines.settings(config).await?.as_ref(), *json, console).await,
-        Action::Show { name, json } => show(engines.settings(config).await?.as_ref(), name, *json, console).await,
+        Action::Show { name, json } => {
+            let name = parse_name(name)?;
+            show(engines.settings(config).await?.as_ref(), &name, *json, console).await
+        }
         Action::Pause(which) => set_paused(engines.settings(config).await?.as_ref(), which, true, console).await,
         Action::Resume(which) => set_paused(engines.settings(config).await?.as_ref(), which, false, console).await,
     }
@@ -191,13 +194,18 @@ async fn list(settings: &dyn Settings, json: bool, console: &mut Console) -> Res
     Ok(Exit::Fine)
 }
 
-async fn show(settings: &dyn Settings, name: &str, json: bool, console: &mut Console) -> Result<Exit, CommandError> {
+async fn show(
+    settings: &dyn Settings,
+    name: &ProviderName,
+    json: bool,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
     #[derive(Serialize)]
     struct File<'a> {
         provider: &'a [ProviderRow],
     }
-    let rows = settings.rows(Some(&parse_name(name)?)).await?;
-    let Some(row) = rows.first() else { return Err(unknown(name)) };
+    let rows = settings.rows(Some(name)).await?;
+    let Some(row) = rows.first() else { return Err(unknown(name.as_str())) };
     if json {
         console.json(row)?;
         return Ok(Exit::Fine);

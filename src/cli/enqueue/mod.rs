@@ -107,9 +107,9 @@ pub async fn run(
     engines: &dyn Engines,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
+    let lane = args.provider.as_deref().map(parse_name).transpose()?;
     let settings = engines.settings(config).await?;
     let known = names(settings.as_ref()).await?;
-    let lane = args.provider.as_deref().map(parse_name).transpose()?;
     if let Some(lane) = lane.as_ref().filter(|lane| !known.contains(lane)) {
         return Err(unknown(lane.as_str()));
     }
