@@ -7,7 +7,8 @@ use std::process::ExitCode;
 use sluicegate::app::App;
 use sluicegate::cli::connect::Engines as _;
 use sluicegate::cli::{self, Cli, Command, CommandError, Console, Exit};
-use sluicegate::{config, telemetry};
+use sluicegate::config::{self, Purpose};
+use sluicegate::telemetry;
 
 fn main() -> ExitCode {
     let cli = Cli::from_arguments(std::env::args_os()).unwrap_or_else(|error| error.exit());
@@ -34,7 +35,8 @@ fn run(cli: &Cli, console: &mut Console) -> Result<Exit, CommandError> {
     }
     let environment = std::env::vars_os()
         .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()));
-    let config = match (config::load(cli.config.as_deref(), environment, &cli.set), &cli.command) {
+    let purpose = if matches!(cli.command, Command::Migrate(_)) { Purpose::Migration } else { Purpose::Work };
+    let config = match (config::load_for(purpose, cli.config.as_deref(), environment, &cli.set), &cli.command) {
         (Ok(config), _) => config,
         (Err(problems), Command::Check(args)) => return cli::check::misconfigured(args, &problems, console),
         (Err(problems), _) => return Err(CommandError::Configuration(problems.to_string())),
@@ -42,7 +44,7 @@ fn run(cli: &Cli, console: &mut Console) -> Result<Exit, CommandError> {
     let telemetry = telemetry::init(cli.command.log(config.log), config.otlp_endpoint.as_deref(), &config.authorities);
     let _until_the_end = telemetry.map_err(CommandError::Failed)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let engines = App::default();
+    let engines = if cli.command.may_make_database() { App::default() } else { App::that_only_opens() };
     let ended = runtime.block_on(async {
         let ended = cli::execute(&cli.command, &config, &engines, console).await;
         engines.close().await;

@@ -40,6 +40,8 @@ mod probes;
 /// The engines of one process, each opened with its first use.
 #[derive(Default)]
 pub struct App {
+    /// An embedded database that is not there is not made either.
+    only_opens: bool,
     database: OnceCell<Database>,
     queue: OnceCell<OpenQueue>,
     limiter: OnceCell<Arc<dyn Limiter>>,
@@ -61,12 +63,21 @@ impl OpenQueue {
 }
 
 impl App {
+    /// The engines of a command that makes no database: one that looks for payments in the wrong directory shall be told.
+    #[must_use]
+    pub fn that_only_opens() -> Self {
+        Self { only_opens: true, ..Self::default() }
+    }
+
     /// The database; one that is embedded is brought to the current schema by whoever opens it.
     ///
     /// # Errors
     /// When it cannot be opened.
     pub async fn database(&self, config: &Config) -> Result<&Database, CommandError> {
         let open = || async {
+            if self.only_opens {
+                must_exist(&config.database.url)?;
+            }
             let database = open_database(config)?;
             if matches!(config.database.url, DatabaseUrl::Sqlite { .. }) {
                 database.migrate().await?;
@@ -134,6 +145,17 @@ async fn run_lock(config: &Config, database: &Database) -> Result<RunLock, Comma
                 Err(TryLockError::Error(error)) => Err(error.into()),
             }
         }
+    }
+}
+
+fn must_exist(url: &DatabaseUrl) -> Result<(), CommandError> {
+    match url {
+        DatabaseUrl::Sqlite { path: Some(path), .. } if !path.exists() => Err(CommandError::Failed(format!(
+            "there is no database {} (database.url): run this where it lies or set database.url; `sluicegate provider \
+             apply FILE`, `migrate` and `run` make a new one",
+            path.display()
+        ))),
+        _ => Ok(()),
     }
 }
 
@@ -242,6 +264,12 @@ impl Engines for App {
 
     fn usable(&self, provider: &Provider, config: &Config) -> Result<(), String> {
         HttpProvider::new(provider, &outbound(config)?).map(drop).map_err(|error| error.to_string())
+    }
+
+    fn unreadable(&self, provider: &Provider, config: &Config) -> Vec<String> {
+        let Some(outbound) = outbound(config).ok() else { return Vec::new() };
+        let usable = HttpProvider::new(provider, &outbound);
+        usable.iter().flat_map(HttpProvider::unreadable).map(|error| error.to_string()).collect()
     }
 
     fn check_message(

@@ -73,6 +73,9 @@ pub trait Engines: Send + Sync {
     /// Whether a worker of this configuration could call the provider; the error holds no secret.
     fn usable(&self, provider: &Provider, config: &Config) -> Result<(), String>;
 
+    /// Secrets of a usable provider that this process cannot read; each names header and place, none holds a value.
+    fn unreadable(&self, provider: &Provider, config: &Config) -> Vec<String>;
+
     /// Reads a message as the worker will; the error is for the terminal and holds no value of the message.
     fn check_message(
         &self,

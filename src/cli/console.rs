@@ -2,10 +2,17 @@
 //!
 //! Refuses colour in data, so NO_COLOR has nothing to switch off there.
 
-use std::io::{self, IsTerminal as _, Write};
+use std::io::{self, BufRead, IsTerminal as _, Write};
 
-use comfy_table::{ContentArrangement, Table, presets};
+use comfy_table::{ColumnConstraint, ContentArrangement, Table, presets};
 use serde::Serialize;
+
+/// Longest cell that is never broken where there is room, in characters.
+const WHOLE_MAX: usize = 24;
+/// What a column is left at least, in characters.
+const ROOM_MIN: usize = 10;
+/// Blanks beside a cell, and the one between two.
+const PADDING: usize = 3;
 
 /// The shape of tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +28,8 @@ pub struct Console {
     out: Box<dyn Write + Send>,
     err: Box<dyn Write + Send>,
     shape: Shape,
+    /// Where answers come from; `None`: nobody can be asked.
+    answers: Option<Box<dyn BufRead + Send>>,
     /// Whether progress may be drawn on stderr.
     pub draws_progress: bool,
 }
@@ -28,7 +37,13 @@ pub struct Console {
 impl Console {
     #[must_use]
     pub fn new(out: Box<dyn Write + Send>, err: Box<dyn Write + Send>, shape: Shape) -> Self {
-        Self { out, err, shape, draws_progress: false }
+        Self { out, err, shape, answers: None, draws_progress: false }
+    }
+
+    /// Takes answers from here, as from a person at a terminal.
+    #[must_use]
+    pub fn answered_by(self, answers: Box<dyn BufRead + Send>) -> Self {
+        Self { answers: Some(answers), ..self }
     }
 
     /// Standard output and error of this process.
@@ -36,7 +51,9 @@ impl Console {
     pub fn of_process() -> Self {
         let shape = if io::stdout().is_terminal() { Shape::Terminal { width: None } } else { Shape::Plain };
         let out = Box::new(io::BufWriter::new(io::stdout()));
-        Self { out, err: Box::new(io::stderr()), shape, draws_progress: io::stderr().is_terminal() }
+        let is_asked = io::stdin().is_terminal() && io::stderr().is_terminal();
+        let answers = is_asked.then(|| Box::new(io::BufReader::new(io::stdin())) as Box<dyn BufRead + Send>);
+        Self { out, err: Box::new(io::stderr()), shape, answers, draws_progress: io::stderr().is_terminal() }
     }
 
     /// Where raw data goes (scripts, manual pages).
@@ -58,6 +75,15 @@ impl Console {
     /// When stdout is closed.
     pub fn json(&mut self, value: &impl Serialize) -> io::Result<()> {
         serde_json::to_writer_pretty(&mut self.out, value)?;
+        writeln!(self.out)
+    }
+
+    /// One JSON document on one line, for those that come one after the other.
+    ///
+    /// # Errors
+    /// When stdout is closed.
+    pub fn json_line(&mut self, value: &impl Serialize) -> io::Result<()> {
+        serde_json::to_writer(&mut self.out, value)?;
         writeln!(self.out)
     }
 
@@ -92,6 +118,20 @@ impl Console {
         writeln!(self.err, "{text}")
     }
 
+    /// Asks on stderr whether to go on: only `y` or `yes` says so. `None`: nobody can be asked.
+    ///
+    /// # Errors
+    /// When the terminal is gone.
+    pub fn confirm(&mut self, question: &str) -> io::Result<Option<bool>> {
+        let Some(answers) = &mut self.answers else { return Ok(None) };
+        write!(self.err, "{question} [y/N] ")?;
+        self.err.flush()?;
+        let mut answer = String::new();
+        answers.read_line(&mut answer)?;
+        let answer = answer.trim();
+        Ok(Some(answer.eq_ignore_ascii_case("y") || answer.eq_ignore_ascii_case("yes")))
+    }
+
     /// Hands out what is still buffered.
     ///
     /// # Errors
@@ -117,9 +157,34 @@ pub fn render_table(header: &[&str], rows: &[Vec<String>], shape: Shape) -> Stri
             if let Some(width) = width {
                 table.set_width(width);
             }
+            if let Some(width) = table.width() {
+                keep_whole(&mut table, header, rows, usize::from(width));
+            }
         }
     }
     table.trim_fmt()
+}
+
+/// Keeps short cells on one line, the shortest columns first, as long as every other column has some room left: a name or a
+/// time that is broken in the middle cannot be read.
+fn keep_whole(table: &mut Table, header: &[&str], rows: &[Vec<String>], width: usize) {
+    let length = |text: &str| text.lines().map(|line| line.chars().count()).max().unwrap_or(0);
+    let widest =
+        |index: usize| rows.iter().filter_map(|row| row.get(index)).map(|cell| length(cell)).max().unwrap_or(0);
+    let mut columns: Vec<(usize, usize)> =
+        header.iter().enumerate().map(|(index, title)| (widest(index).max(length(title)), index)).collect();
+    columns.sort_unstable();
+    let least = |content: usize| content.min(ROOM_MIN) + PADDING;
+    let mut left: usize = columns.iter().map(|(content, _)| least(*content)).sum();
+    let mut taken = 0;
+    for (content, index) in columns {
+        left -= least(content);
+        let is_whole = content <= WHOLE_MAX && taken + content + PADDING + left <= width;
+        taken += if is_whole { content + PADDING } else { least(content) };
+        if let Some(column) = table.column_mut(index).filter(|_| is_whole) {
+            column.set_constraint(ColumnConstraint::ContentWidth);
+        }
+    }
 }
 
 /// What providers and producers wrote must not steer the terminal.
@@ -141,5 +206,18 @@ mod tests {
         let hostile = vec![vec!["\u{1b}]0;owned\u{7}".to_owned(), "a\tb".to_owned()]];
         assert!(!render_table(&["name", "url"], &hostile, Shape::Plain).contains(['\u{1b}', '\u{7}', '\t']));
         assert!(narrow.lines().all(|line| line.chars().count() <= 30), "{narrow}");
+    }
+
+    #[test]
+    fn short_cells_are_not_broken_where_there_is_room() {
+        let long = "a reason that goes on and on, over more than one line of any terminal of a usual width";
+        let cells = ["invoice-2026-0001", "acme", "2026-11-22 03:58:40", long].map(str::to_owned).to_vec();
+        let header = ["id", "provider", "wake at", "reason"];
+        for width in [80, 64] {
+            let table = render_table(&header, std::slice::from_ref(&cells), Shape::Terminal { width: Some(width) });
+            assert!(table.lines().all(|line| line.chars().count() <= usize::from(width)), "{table}");
+            let whole = |cell: &String| table.lines().any(|line| line.contains(cell.as_str()));
+            assert!(cells[..3].iter().all(whole), "{table}");
+        }
     }
 }

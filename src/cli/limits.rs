@@ -6,9 +6,10 @@ use clap::Subcommand;
 use serde_json::json;
 
 use super::connect::Engines;
-use super::jobs::by;
+use super::console::Shape;
+use super::jobs::{by, parse_id};
 use super::provider::{parse_name, unknown};
-use super::rows::{LIMIT_HEADER, limit_cells};
+use super::rows::{LIMIT_HEADER, limit_cells, limit_json, without_defaults};
 use super::{CommandError, Console, Exit, ops_client};
 use crate::config::{Config, LimiterUrl};
 use crate::domain::job::Token;
@@ -29,6 +30,7 @@ pub struct Args {
 enum Action {
     /// All limits of all providers.
     List {
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
@@ -36,8 +38,9 @@ enum Action {
     Peek {
         provider: String,
         /// The limits of scope account too, as they stand for this account.
-        #[arg(long)]
-        account: Option<String>,
+        #[arg(long, value_parser = parse_id)]
+        account: Option<Token>,
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
@@ -50,6 +53,7 @@ enum Action {
         /// Why, for the audit.
         #[arg(long, value_name = "TEXT")]
         because: Option<String>,
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
@@ -70,7 +74,7 @@ pub async fn run(
     let settings = engines.settings(config).await?;
     match &args.action {
         Action::Peek { provider, account, json } => {
-            let used = used(provider, account.as_deref(), settings.as_ref(), config, engines).await?;
+            let used = used(provider, account.as_ref(), settings.as_ref(), config, engines).await?;
             print_used(&used, *json, console)
         }
         Action::List { json } => list(settings.as_ref(), *json, console).await,
@@ -95,25 +99,20 @@ pub async fn run(
 /// Asks the store that all workers share, or the one process that has the embedded limiter.
 async fn used(
     provider: &str,
-    account: Option<&str>,
+    account: Option<&Token>,
     settings: &dyn Settings,
     config: &Config,
     engines: &dyn Engines,
 ) -> Result<Vec<LimitUsed>, CommandError> {
     let name = parse_name(provider)?;
     if matches!(config.limiter.url, LimiterUrl::Embedded) {
-        let account = match account {
-            // What has this form needs no escaping in a query.
-            Some(account) => {
-                format!("?account={}", Token::new(account).map_err(|why| said(&PeekError::BadAccount(why)))?)
-            }
-            None => String::new(),
-        };
+        // What has this form needs no escaping in a query.
+        let account = account.map(|account| format!("?account={account}")).unwrap_or_default();
         return ops_client::get(config, &format!("/api/v1/limits/{name}{account}")).await;
     }
     let known = Known::default().after(settings.load().await?);
     let limiter = engines.limiter(config).await?;
-    peek(limiter.as_ref(), &known, &name, account).await.map_err(|error| match error {
+    peek(limiter.as_ref(), &known, &name, account.map(Token::as_str)).await.map_err(|error| match error {
         PeekError::NothingCounts if !known.providers.contains_key(&name) => unknown(provider),
         PeekError::NothingCounts => CommandError::Failed(format!("{provider} is disabled: nothing counts for it")),
         error => said(&error),
@@ -147,14 +146,17 @@ async fn list(settings: &dyn Settings, json: bool, console: &mut Console) -> Res
     let limits = rows.iter().flat_map(|row| row.limits.iter().map(|limit| limit_cells(&row.name, limit)));
     let cells: Vec<Vec<String>> = limits.collect();
     if json {
-        let keys = LIMIT_HEADER.map(|title| title.replace(' ', "_"));
-        let objects: Vec<serde_json::Map<String, serde_json::Value>> =
-            cells.into_iter().map(|row| keys.iter().cloned().zip(row.into_iter().map(Into::into)).collect()).collect();
-        console.json(&objects)?;
+        let limits = rows.iter().flat_map(|row| row.limits.iter().map(|limit| limit_json(&row.name, limit)));
+        console.json(&limits.collect::<Vec<_>>())?;
     } else if cells.is_empty() {
         console.message("no limits yet: `sluicegate provider apply FILE` adds providers with theirs")?;
     } else {
-        console.table(&LIMIT_HEADER, &cells)?;
+        let (header, cells) = match console.shape() {
+            // Scripts count columns; people count the room that they have.
+            Shape::Plain => (LIMIT_HEADER.to_vec(), cells),
+            Shape::Terminal { .. } => without_defaults(cells),
+        };
+        console.table(&header, &cells)?;
     }
     Ok(Exit::Fine)
 }

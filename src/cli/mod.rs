@@ -1,6 +1,6 @@
 //! The command line: one file per command, one definition from which help, completions and man pages come.
 //!
-//! Data goes to stdout, messages to stderr. Refuses to ask questions, and refuses to know an engine: [`connect`] does.
+//! Data goes to stdout, messages to stderr. Refuses to ask where nobody sits at a terminal, and refuses to know an engine: [`connect`] does.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -9,6 +9,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::config::{Config, Log};
+use crate::worker::patience::Passing;
 
 pub mod bench;
 pub mod check;
@@ -116,6 +117,8 @@ pub enum Command {
 pub enum Exit {
     Fine,
     Failed,
+    /// The command line asks for what cannot be meant; exit code 2, as for what clap refuses.
+    Usage,
     /// Already reported; exit code 78.
     BadConfiguration,
 }
@@ -127,6 +130,7 @@ impl Exit {
         match self {
             Self::Fine => 0,
             Self::Failed => 1,
+            Self::Usage => 2,
             Self::BadConfiguration => 78,
         }
     }
@@ -138,8 +142,14 @@ pub enum CommandError {
     /// What the operator wrote cannot be meant; nothing was changed.
     #[error("{0}")]
     Configuration(String),
+    /// Arguments that clap took and that cannot be meant; nothing was changed.
+    #[error("{0}")]
+    Usage(String),
     #[error("{0}")]
     Failed(String),
+    /// An engine cannot be reached now; trying again may succeed.
+    #[error("{0}")]
+    EngineAway(String),
     #[error("writing the output: {0}")]
     Output(#[from] std::io::Error),
 }
@@ -149,16 +159,26 @@ impl CommandError {
     pub fn exit(&self) -> Exit {
         match self {
             Self::Configuration(_) => Exit::BadConfiguration,
+            Self::Usage(_) => Exit::Usage,
             // Whoever reads our output has seen enough (`sluicegate provider list | head -1`).
             Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Exit::Fine,
-            Self::Failed(_) | Self::Output(_) => Exit::Failed,
+            Self::Failed(_) | Self::EngineAway(_) | Self::Output(_) => Exit::Failed,
         }
     }
 }
 
 impl From<crate::ledger::LedgerError> for CommandError {
     fn from(error: crate::ledger::LedgerError) -> Self {
-        Self::Failed(error.to_string())
+        match error {
+            crate::ledger::LedgerError::Away(_) => Self::EngineAway(error.to_string()),
+            error => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+impl Passing for CommandError {
+    fn passes(&self) -> bool {
+        matches!(self, Self::EngineAway(_))
     }
 }
 
@@ -178,6 +198,16 @@ impl Command {
         let detail = configured.level > tracing::Level::INFO;
         let level = if detail { configured.level } else { tracing::Level::ERROR };
         Log { level, ..configured }
+    }
+
+    /// Whether an embedded database that is not there yet is made; everything else only looks into one, or changes one.
+    #[must_use]
+    pub fn may_make_database(&self) -> bool {
+        match self {
+            Self::Run(_) | Self::Demo(_) | Self::Migrate(_) | Self::Bench(_) => true,
+            Self::Provider(args) => args.applies(),
+            _ => false,
+        }
     }
 
     /// Runs the commands that need neither configuration nor engines; `None` for all others.

@@ -27,6 +27,14 @@ pub struct Args {
     action: Action,
 }
 
+impl Args {
+    /// Whether rows are written, so that there must be a database for them.
+    #[must_use]
+    pub fn applies(&self) -> bool {
+        matches!(self.action, Action::Apply { dry_run: false, .. })
+    }
+}
+
 #[derive(Debug, Subcommand)]
 enum Action {
     /// Make the database say what a provider file says; prints what changed. Providers not in the file stay.
@@ -39,17 +47,20 @@ enum Action {
         /// Why, for the audit.
         #[arg(long, value_name = "TEXT")]
         because: Option<String>,
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
     /// All providers, one line each.
     List {
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
     /// One provider with everything that hangs on it, in the form that `apply` reads.
     Show {
         name: String,
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
@@ -65,6 +76,9 @@ struct Which {
     /// Why, for the audit.
     #[arg(long, value_name = "TEXT")]
     because: Option<String>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 /// Runs the command.
@@ -92,7 +106,10 @@ pub async fn run(
             Ok(Exit::Fine)
         }
         Action::List { json } => list(engines.settings(config).await?.as_ref(), *json, console).await,
-        Action::Show { name, json } => show(engines.settings(config).await?.as_ref(), name, *json, console).await,
+        Action::Show { name, json } => {
+            let name = parse_name(name)?;
+            show(engines.settings(config).await?.as_ref(), &name, *json, console).await
+        }
         Action::Pause(which) => set_paused(engines.settings(config).await?.as_ref(), which, true, console).await,
         Action::Resume(which) => set_paused(engines.settings(config).await?.as_ref(), which, false, console).await,
     }
@@ -177,13 +194,18 @@ async fn list(settings: &dyn Settings, json: bool, console: &mut Console) -> Res
     Ok(Exit::Fine)
 }
 
-async fn show(settings: &dyn Settings, name: &str, json: bool, console: &mut Console) -> Result<Exit, CommandError> {
+async fn show(
+    settings: &dyn Settings,
+    name: &ProviderName,
+    json: bool,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
     #[derive(Serialize)]
     struct File<'a> {
         provider: &'a [ProviderRow],
     }
-    let rows = settings.rows(Some(&parse_name(name)?)).await?;
-    let Some(row) = rows.first() else { return Err(unknown(name)) };
+    let rows = settings.rows(Some(name)).await?;
+    let Some(row) = rows.first() else { return Err(unknown(name.as_str())) };
     if json {
         console.json(row)?;
         return Ok(Exit::Fine);
@@ -196,11 +218,15 @@ async fn show(settings: &dyn Settings, name: &str, json: bool, console: &mut Con
 
 async fn set_paused(
     settings: &dyn Settings,
-    Which { name, because }: &Which,
+    Which { name, because, json }: &Which,
     paused: bool,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    change::set_paused(settings, &parse_name(name)?, paused, Some(&by(because.as_deref()))).await?;
+    let changed = change::set_paused(settings, &parse_name(name)?, paused, Some(&by(because.as_deref()))).await?;
+    if *json {
+        console.json(&json!({ "provider": name, "paused": paused, "changed": changed }))?;
+        return Ok(Exit::Fine);
+    }
     let state = if paused { "paused: its queue keeps collecting" } else { "resumed" };
     console.message(&format!("{name} is {state}; workers follow within 2 s"))?;
     Ok(Exit::Fine)

@@ -2,6 +2,8 @@
 //!
 //! Refuses to judge: what cannot be meant is shown as written.
 
+use serde_json::Value;
+
 use crate::ledger::provider_row::{LimitRow, ProviderRow};
 
 /// Titles of [`provider_cells`].
@@ -39,6 +41,38 @@ pub fn limit_cells(provider: &str, limit: &LimitRow) -> Vec<String> {
     ]
 }
 
+/// The same as JSON, with what a program counts with.
+#[must_use]
+pub fn limit_json(provider: &str, limit: &LimitRow) -> serde_json::Map<String, Value> {
+    let words = |cell: String| if cell.is_empty() { Value::Null } else { Value::from(cell) };
+    let keys = LIMIT_HEADER.map(|title| title.replace(' ', "_"));
+    let mut object: serde_json::Map<String, Value> =
+        keys.into_iter().zip(limit_cells(provider, limit).into_iter().map(words)).collect();
+    object.insert("max_requests".to_owned(), limit.max_requests.into());
+    object.insert("window_ms".to_owned(), limit.window_ms.into());
+    object
+}
+
+/// Leaves out the columns in which every limit has the default, so that the others have room.
+#[must_use]
+pub fn without_defaults(rows: Vec<Vec<String>>) -> (Vec<&'static str>, Vec<Vec<String>>) {
+    let default = |title: &str| match title {
+        "algorithm" => Some("sliding_log"),
+        "burst" | "offset" => Some(""),
+        "scope" => Some("provider"),
+        "applies to" => Some("all"),
+        _ => None,
+    };
+    let says_something = |(index, title): &(usize, &str)| {
+        default(title).is_none_or(|default| rows.iter().any(|row| row.get(*index).is_some_and(|cell| cell != default)))
+    };
+    let kept: Vec<(usize, &'static str)> =
+        LIMIT_HEADER.into_iter().enumerate().filter(|column| says_something(column)).collect();
+    let cells = |row: Vec<String>| kept.iter().filter_map(|(index, _)| row.get(*index).cloned()).collect();
+    let rows = rows.into_iter().map(cells).collect();
+    (kept.iter().map(|(_, title)| *title).collect(), rows)
+}
+
 fn limit_state(limit: &LimitRow) -> &'static str {
     match (limit.enabled, limit.shadow, limit.max_requests) {
         (false, _, _) => "disabled",
@@ -68,6 +102,9 @@ mod tests {
         let bucket = LimitRow { burst: Some(7), offset_ms: 500, shadow: true, ..limit("bucket", 5) };
         assert_eq!(limit_cells("acme", &bucket)[4..], ["7", "500ms", "provider", "all", "shadow"]);
         assert_eq!(limit_cells("acme", &limit("shut", 0))[8], "closed");
+        let (header, rows) = without_defaults(vec![limit_cells("acme", &limit("all", 5)), limit_cells("acme", &hour)]);
+        assert_eq!(header, ["provider", "limit", "rate", "scope", "state"]);
+        assert_eq!(rows[1], ["acme", "hour", "0/1s", "account", "disabled"]);
         assert_eq!(limit_cells("acme", &limit("odd", -1))[2], "-1/1000ms");
         let row = ProviderRow {
             name: "acme".to_owned(),

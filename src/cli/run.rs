@@ -1,7 +1,9 @@
 //! `run`: the worker deployment, from the first check to the last word about what was left.
 //!
-//! Refuses to start on a database that is not migrated, on a taken port, or beside another embedded `run`.
+//! Refuses to start on a database that is not migrated, on a taken port, or beside another embedded `run`. Waits for a
+//! database that is away as for the other engines: alive, not ready.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +22,7 @@ use crate::ops::api::Desk;
 use crate::ops::metrics::{Looked, Metrics};
 use crate::ops::{self, Lookout, OpsState, Sources};
 use crate::worker::deployment::{self, DrainReport, Progress};
+use crate::worker::patience::{GivenUp, until_back};
 use crate::worker::reporting::{Identity, Kinds, Reporter};
 use crate::worker::{self, WorkerOptions, settings_watch, sweeper};
 
@@ -38,32 +41,33 @@ pub async fn run(config: &Config, engines: &dyn Engines, console: &mut Console) 
     watch_signals(stop.clone())?;
     let listener = match config.ops.listen {
         None => None,
-        Some(address) => Some(TcpListener::bind(address).await.map_err(|error| {
-            CommandError::Configuration(format!("ops.listen: {address}: {error}; choose another address, or `none`"))
-        })?),
+        Some(address) => Some(listen(address, config, engines).await?),
     };
-    let operator = engines.operator(config).await?;
-    let (fleet, _) = engines.fleet(config).await?;
-    let (engines, _lock) = engines.worker(config).await?;
+    let front = ops::Front::default();
+    if let Some(listener) = listener {
+        console.message(&format!("ops server on http://{}", listener.local_addr()?))?;
+        // Probes and peeks must not hold up the drain, so nobody waits for this server.
+        tokio::spawn(serve(listener, front.clone(), stop.clone()));
+    }
+    let opened = until_back("open the database", &stop, async || {
+        let operator = engines.operator(config).await?;
+        let (fleet, _) = engines.fleet(config).await?;
+        Ok((operator, fleet, engines.worker(config).await?))
+    });
+    let (operator, fleet, (engines, _lock)) = match opened.await {
+        Ok(opened) => opened,
+        Err(GivenUp::Stopped) => return Ok(say(DrainReport::default(), console)?),
+        Err(GivenUp::Failed(error)) => return Err(error),
+    };
     let (progress, progress_rx) = watch::channel(Progress::default());
     let options = options(config);
     let identity = identity(config, &options.owner);
     let reports_end = CancellationToken::new();
-    if let Some(listener) = listener {
-        console.message(&format!("ops server on http://{}", listener.local_addr()?))?;
+    if config.ops.listen.is_some() {
         let state = ops_state(config, &engines, operator, fleet.clone(), &progress_rx, &identity);
-        let lookout = state.lookout.clone();
-        let (server_stop, looking_ends) = (stop.clone(), reports_end.clone());
-        // Probes and peeks must not hold up the drain, so nobody waits for this server.
-        tokio::spawn(async move {
-            let serving = async {
-                if let Err(error) = ops::serve(listener, state, CancellationToken::new()).await {
-                    tracing::error!(%error, "ops server ended");
-                    server_stop.cancel();
-                }
-            };
-            tokio::join!(serving, lookout.run(looking_ends));
-        });
+        let (lookout, looking_ends) = (state.lookout.clone(), reports_end.clone());
+        tokio::spawn(async move { lookout.run(looking_ends).await });
+        front.open(state);
     }
     let reporter = Reporter { fleet, engines: engines.clone(), progress: progress_rx, identity };
     let reporting = tokio::spawn(reporter.run(reports_end.clone()));
@@ -73,6 +77,27 @@ pub async fn run(config: &Config, engines: &dyn Engines, console: &mut Console) 
         tracing::debug!("the worker's report was not deleted in time; it is forgotten after a day");
     }
     Ok(say(report?, console)?)
+}
+
+/// Takes the port of the ops server. The port of another `run` on the same embedded engines is the smaller trouble.
+async fn listen(address: SocketAddr, config: &Config, engines: &dyn Engines) -> Result<TcpListener, CommandError> {
+    let error = match TcpListener::bind(address).await {
+        Ok(listener) => return Ok(listener),
+        Err(error) => error,
+    };
+    if error.kind() == std::io::ErrorKind::AddrInUse
+        && let Err(reason @ CommandError::Configuration(_)) = engines.worker(config).await
+    {
+        return Err(reason);
+    }
+    Err(CommandError::Configuration(format!("ops.listen: {address}: {error}; choose another address, or `none`")))
+}
+
+async fn serve(listener: TcpListener, front: ops::Front, stop: CancellationToken) {
+    if let Err(error) = ops::serve(listener, front, CancellationToken::new()).await {
+        tracing::error!(%error, "ops server ended");
+        stop.cancel();
+    }
 }
 
 fn ops_state(

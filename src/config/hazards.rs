@@ -14,6 +14,14 @@ pub struct Parts<'a> {
     pub plaintext_hosts: &'a [String],
 }
 
+impl Parts<'_> {
+    /// Whether a host may be spoken to without TLS.
+    fn permit(&self, host: &str) -> bool {
+        let bare = host.trim_start_matches('[').trim_end_matches(']');
+        is_local(host) || self.plaintext_hosts.iter().any(|name| name.eq_ignore_ascii_case(bare))
+    }
+}
+
 /// Adds a complaint per hazard.
 pub fn find(parts: &Parts<'_>, complaints: &mut Complaints) {
     if let (Some(QueueUrl::Embedded), Some(DatabaseUrl::Postgres(_))) = (parts.queue, parts.database) {
@@ -26,24 +34,25 @@ pub fn find(parts: &Parts<'_>, complaints: &mut Complaints) {
         let what = format!("{listen} is reachable from other machines, and ops.token is not set");
         complaints.add("ops.listen", what, "Set ops.token (SLUICEGATE_OPS__TOKEN_FILE), or listen on 127.0.0.1");
     }
+    find_in_database(parts, complaints);
     find_plaintext(parts, complaints);
 }
 
-fn find_plaintext(parts: &Parts<'_>, complaints: &mut Complaints) {
-    let permitted = |host: &str| {
-        let bare = host.trim_start_matches('[').trim_end_matches(']');
-        is_local(host) || parts.plaintext_hosts.iter().any(|name| name.eq_ignore_ascii_case(bare))
-    };
+/// Adds a complaint per host of the database that would be spoken to in plain text, or unverified.
+pub fn find_in_database(parts: &Parts<'_>, complaints: &mut Complaints) {
     if let Some(database) = parts.database.filter(|database| !database.is_verified()) {
-        for host in database.hosts().iter().filter(|host| !permitted(host)) {
+        for host in database.hosts().iter().filter(|host| !parts.permit(host)) {
             let mend = mend(host, "Add ?sslmode=verify-full");
             complaints.add("database.url", format!("the connection to {host} would not be verified by TLS"), mend);
         }
     }
+}
+
+fn find_plaintext(parts: &Parts<'_>, complaints: &mut Complaints) {
     if let Some(QueueUrl::Amqp(url)) = parts.queue
         && let Some((scheme, host)) = scheme_and_host(url)
         && scheme == "amqp"
-        && !permitted(&host)
+        && !parts.permit(&host)
     {
         complaints.add(
             "queue.url",
@@ -53,7 +62,7 @@ fn find_plaintext(parts: &Parts<'_>, complaints: &mut Complaints) {
     }
     let nodes = parts.limiter.map(LimiterUrl::nodes).unwrap_or_default();
     for (scheme, host) in nodes.iter().filter_map(scheme_and_host) {
-        if scheme == "redis" && !permitted(&host) {
+        if scheme == "redis" && !parts.permit(&host) {
             let what = format!("the connection to {host} would be plain text");
             complaints.add("limiter.url", what, mend(&host, "Use rediss:// or rediss+cluster://"));
         }

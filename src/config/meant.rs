@@ -9,11 +9,15 @@ use std::time::Duration;
 
 use secrecy::SecretString;
 
+use super::Purpose;
 use super::address::{Bad, DatabaseUrl, LimiterUrl, QueueUrl};
 use super::hazards;
 use super::written::Written;
 pub use crate::queue::message::CardNumbers;
 use crate::tls::Authorities;
+
+/// What examples have where a secret shall be.
+const PLACEHOLDERS: [&str; 4] = ["random-characters", "changeme", "change-me", "placeholder"];
 
 /// All that a process is told from outside, apart from provider rows.
 #[derive(Clone, Debug)]
@@ -127,7 +131,7 @@ impl Complaints {
 }
 
 /// Translates every key; `None` when any of them complained.
-pub fn translate(written: &Written, complaints: &mut Complaints) -> Option<Config> {
+pub fn translate(written: &Written, purpose: Purpose, complaints: &mut Complaints) -> Option<Config> {
     let database = translate_database(&written.database, complaints);
     let queue_url = complaints.keep("queue.url", QueueUrl::parse(&written.queue.url));
     let queue_prefix = complaints.prefix("queue.prefix", &written.queue.prefix, "_.-");
@@ -154,7 +158,10 @@ pub fn translate(written: &Written, complaints: &mut Complaints) -> Option<Confi
         ops: ops.as_ref(),
         plaintext_hosts: &written.tls.plaintext_hosts,
     };
-    hazards::find(&parts, complaints);
+    match purpose {
+        Purpose::Work => hazards::find(&parts, complaints),
+        Purpose::Migration => hazards::find_in_database(&parts, complaints),
+    }
     Some(Config {
         database: database?,
         queue: Queue { url: queue_url?, prefix: queue_prefix? },
@@ -191,8 +198,20 @@ fn translate_ops(written: &super::written::Ops, complaints: &mut Complaints) -> 
         let what = "holds characters that a header cannot carry";
         complaints.add("ops.token", what, "Use visible ASCII characters without spaces");
     }
+    let is_secret = written.token.is_empty()
+        || !sendable
+        || placeholder(&written.token).is_none_or(|what| {
+            complaints.add("ops.token", what, "Use what `openssl rand -hex 24` writes");
+            false
+        });
     let token = (!written.token.is_empty()).then(|| SecretString::from(written.token.as_str()));
-    sendable.then_some(Ops { listen: listen?, token })
+    (sendable && is_secret).then_some(Ops { listen: listen?, token })
+}
+
+/// A placeholder is known to whoever has read the example.
+fn placeholder(token: &str) -> Option<&'static str> {
+    let lower = token.to_ascii_lowercase();
+    PLACEHOLDERS.iter().any(|words| lower.contains(words)).then_some("is the placeholder of an example")
 }
 
 fn translate_authorities(path: &str, complaints: &mut Complaints) -> Option<Authorities> {

@@ -24,13 +24,35 @@ use layers::{FILE_VARIABLE, Layers};
 use meant::Complaints;
 use written::Written;
 
-/// Reads the layers and says what they mean.
+/// What a configuration is for, and so which hazards count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// A worker's start, or a command beside it: everything counts.
+    Work,
+    /// A migration reaches the database alone. Whoever runs it is given its URL and no other.
+    Migration,
+}
+
+/// Reads the layers and says what they mean for [`Purpose::Work`].
 ///
 /// `file` is the `--config` flag, `sets` the `--set key=value` flags.
 ///
 /// # Errors
 /// Every problem of every layer, in one value.
 pub fn load(
+    file: Option<&Path>,
+    environment: impl IntoIterator<Item = (String, String)>,
+    sets: &[String],
+) -> Result<Config, Problems> {
+    load_for(Purpose::Work, file, environment, sets)
+}
+
+/// As [`load`], for a purpose.
+///
+/// # Errors
+/// Every problem of every layer, in one value.
+pub fn load_for(
+    purpose: Purpose,
     file: Option<&Path>,
     environment: impl IntoIterator<Item = (String, String)>,
     sets: &[String],
@@ -48,7 +70,7 @@ pub fn load(
     let written: Written =
         layers.document().try_into().map_err(|e: toml::de::Error| broken_defaults(e.message().to_owned()))?;
     let mut complaints = Complaints::default();
-    let config = meant::translate(&written, &mut complaints);
+    let config = meant::translate(&written, purpose, &mut complaints);
     let mut problems = std::mem::take(&mut layers.problems);
     for (key, bad) in complaints.0 {
         let origin = layers.entries.get(key).map_or(Origin::Default, |entry| entry.origin.clone());

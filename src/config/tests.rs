@@ -3,6 +3,9 @@ use std::time::Duration;
 
 use super::*;
 
+/// As `openssl rand -hex 24` writes.
+const TOKEN: &str = "5d1f0c9b7e3a86427790fe15cb2ad8346f70e19b28c4d5a3";
+
 fn with(variables: &[(&str, &str)], sets: &[&str]) -> Result<Config, Problems> {
     let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
@@ -109,7 +112,7 @@ fn a_file_that_is_no_toml_names_its_line_and_not_its_text() {
 fn secrets_come_from_files_and_are_never_shown() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("token");
-    fs::write(&path, "s3cret-token\n").unwrap();
+    fs::write(&path, format!("{TOKEN}\n")).unwrap();
     let path = path.to_str().unwrap();
     let url = "postgres://app:hunter2@localhost/pay?password=hunter3";
     let broker = "amqps://app:hunter2@mq.example.com/%2f";
@@ -121,19 +124,19 @@ fn secrets_come_from_files_and_are_never_shown() {
     ];
     let config = with(&variables, &[]).unwrap();
     use secrecy::ExposeSecret as _;
-    assert_eq!(config.ops.token.as_ref().unwrap().expose_secret(), "s3cret-token");
+    assert_eq!(config.ops.token.as_ref().unwrap().expose_secret(), TOKEN);
     assert_eq!(config.database.url.expose(), url);
     assert_eq!(config.database.url.to_string(), "postgres://app:***@localhost/pay?…");
     let nodes: Vec<&str> = config.limiter.url.nodes().iter().map(SecretUrl::expose).collect();
     assert_eq!(nodes, ["rediss://app:hunter2@a.example.com:7000", "rediss://app:hunter2@b.example.com:7001"]);
     let shown = format!("{config:?} {} {}", config.queue.url, config.limiter.url);
-    assert!(!shown.contains("hunter") && !shown.contains("s3cret"), "{shown}");
+    assert!(!shown.contains("hunter") && !shown.contains(TOKEN), "{shown}");
     assert_eq!(
         LimiterUrl::parse("rediss://token@cache.example.com/0").unwrap().to_string(),
         "rediss://***@cache.example.com/0"
     );
 
-    let both = [("SLUICEGATE_OPS__TOKEN_FILE", path), ("SLUICEGATE_OPS__TOKEN", "x")];
+    let both = [("SLUICEGATE_OPS__TOKEN_FILE", path), ("SLUICEGATE_OPS__TOKEN", TOKEN)];
     assert!(refused(&both, &[]).contains("ops.token (SLUICEGATE_OPS__TOKEN_FILE"), "{}", refused(&both, &[]));
     let text = refused(&[("SLUICEGATE_QUEUE__URL_FILE", "/nonexistent")], &[]);
     assert!(text.contains("queue.url (SLUICEGATE_QUEUE__URL_FILE = /nonexistent)"), "{text}");
@@ -158,6 +161,7 @@ fn hazards_stop_the_start() {
     for (sets, key, part) in [
         (vec![verified], "queue.url", "lives in a SQLite database"),
         (vec!["ops.listen=0.0.0.0:9464"], "ops.listen", "ops.token is not set"),
+        (vec!["ops.token=AT-LEAST-32-RANDOM-CHARACTERS"], "ops.token", "placeholder"),
         (vec![broker, "database.url=postgres://app@db.example.com/pay"], "database.url", "not be verified"),
         (
             vec![broker, "database.url=postgres://app@db.example.com/pay?sslmode=verify-full&sslmode=prefer"],
@@ -185,6 +189,21 @@ fn hazards_stop_the_start() {
     }
 }
 
+/// A job that migrates is given the owner's URL and nothing else.
+#[test]
+fn a_migration_is_judged_by_its_database_alone() {
+    let migration = |sets: &[&str]| {
+        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+        load_for(Purpose::Migration, None, [], &sets)
+    };
+    let verified = "database.url=postgres://owner@db.example.com/pay?sslmode=verify-full";
+    migration(&[verified, "ops.listen=0.0.0.0:9464", "limiter.url=redis://10.1.2.3:6379"]).unwrap();
+    let refused = migration(&["database.url=postgres://owner@db.example.com/pay"]).unwrap_err().to_string();
+    assert!(refused.contains("would not be verified by TLS") && !refused.contains("queue.url"), "{refused}");
+    // What cannot be meant is a mistake whoever reads it.
+    assert!(migration(&[verified, "queue.url=nowhere"]).unwrap_err().to_string().contains("queue.url"));
+}
+
 #[test]
 fn what_is_safe_is_let_through() {
     let verified = "database.url=postgres://app@db.example.com/pay?sslmode=verify-full";
@@ -193,7 +212,7 @@ fn what_is_safe_is_let_through() {
         vec!["database.url=postgres://app@127.0.0.1/pay", "queue.url=amqp://localhost"],
         vec!["database.url=postgres://%2Fvar%2Frun%2Fpostgresql/pay", "queue.url=amqp://[::1]:5672"],
         vec!["database.url=sqlite::memory:", "limiter.url=redis://127.0.0.1"],
-        vec!["ops.listen=0.0.0.0:9464", "ops.token=abc"],
+        vec!["ops.listen=0.0.0.0:9464", "ops.token=0123456789abcdef0123456789abcdef"],
         vec!["limiter.url=redis://redis:6379", "tls.plaintext_hosts=redis,rabbitmq", "queue.url=amqp://rabbitmq"],
     ] {
         with(&[], &sets).unwrap_or_else(|problems| panic!("{sets:?}: {problems}"));
@@ -209,7 +228,7 @@ fn the_production_example_is_safe() {
     let secrets: Vec<(String, String)> = text
         .lines()
         .filter_map(|line| line.strip_prefix("#   ")?.split_once("_FILE="))
-        .map(|(name, rest)| (name.to_owned(), rest.split_whitespace().nth(1).unwrap_or("token").replace('…', "x")))
+        .map(|(name, rest)| (name.to_owned(), rest.split_whitespace().nth(1).unwrap_or(TOKEN).replace('…', "x")))
         .collect();
     assert_eq!(secrets.len(), 4);
     let config = load(Some(&path), secrets.clone(), &[]).unwrap();
@@ -227,7 +246,7 @@ fn the_compose_file_configures_its_workers() {
             let value = value.trim_matches('"');
             // `${NAME:?message}` is what the environment file says.
             let value = match (value.find("${"), value.find('}')) {
-                (Some(start), Some(end)) => format!("{}secret{}", &value[..start], &value[end + 1..]),
+                (Some(start), Some(end)) => format!("{}{TOKEN}{}", &value[..start], &value[end + 1..]),
                 _ => value.to_owned(),
             };
             (name.to_owned(), value)

@@ -82,6 +82,11 @@ impl Job {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ContentHash(pub [u8; 32]);
 
+impl ContentHash {
+    /// Of a payment that was cancelled before its message came: nobody knows what it would have said.
+    pub const UNSEEN: Self = Self([0; 32]);
+}
+
 /// Why a message can never be a job. The detail names the field and the mend, never a value of the payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invalid {

@@ -61,6 +61,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         "m" => 60_000,
         "h" => 3_600_000,
         "d" => 86_400_000,
+        "" => return Err(format!("`{text}` has no unit: write {text}ms or {text}s")),
         _ => return Err(format!("`{unit}` is not a unit of time: use ms, s, m, h or d")),
     };
     number.checked_mul(unit_ms).map(Duration::from_millis).ok_or_else(|| format!("`{text}` is too long"))

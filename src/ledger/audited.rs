@@ -59,6 +59,11 @@ impl From<Written> for AuditedChange {
         }
         for row in [&mut old, &mut new].into_iter().flatten() {
             row.retain(|column, _| !UNSHOWN.contains(&column.as_str()));
+            for (_, value) in row.iter_mut().filter(|(column, _)| BOOLEANS.contains(&column.as_str())) {
+                if let Some(number) = value.as_i64() {
+                    *value = Value::Bool(number != 0);
+                }
+            }
         }
         let who = match os_user {
             Some(user) => format!("{user} ({who})"),
@@ -143,6 +148,8 @@ mod tests {
         assert_eq!(told("provider_limits", "acme/all", Value::Null, limit(5)), "limit all added, 5 per 1000 ms");
         assert_eq!(told("provider_limits", "acme/all", limit(5), Value::Null), "limit all removed");
         assert_eq!(told("providers", "acme", json!({ "paused": 0 }), json!({ "paused": 1 })), "paused false → true");
+        let paused = change("providers", "acme", json!({ "paused": 0 }), json!({ "paused": 1 }));
+        assert_eq!((&paused.old.unwrap()["paused"], &paused.new.unwrap()["paused"]), (&json!(false), &json!(true)));
         assert_eq!(told("providers", "acme", Value::Null, json!({ "name": "acme" })), "created");
         assert_eq!(told("providers", "acme", json!({ "name": "acme" }), Value::Null), "deleted");
         let rule = json!({ "rule": "blocked", "max_requests": null });

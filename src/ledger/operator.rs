@@ -107,6 +107,10 @@ pub enum Refusal {
     Emptied,
     #[error("its provider's reference is that of payment {by}, which succeeded: one charge pays one payment")]
     ReferenceTaken { by: String },
+    #[error("it is a payment of provider `{provider}`")]
+    OtherProvider { provider: String },
+    #[error("another payment of this provider has this id as its idempotency key")]
+    KeyTaken,
     #[error("it changed in the meantime; look again")]
     Changed,
 }
@@ -323,6 +327,15 @@ pub trait Operator: Send + Sync {
         id: &JobId,
         verdict: &Verdict,
         seen_fence: Option<i64>,
+        by: &By,
+    ) -> Result<Result<(), Refusal>, LedgerError>;
+
+    /// Cancels a payment of this provider, whether its message has come or not. For one that has not, a row is kept that
+    /// every message with this id is compared with, whatever it says: it is acknowledged, and nothing is sent.
+    async fn cancel_ahead(
+        &self,
+        id: &JobId,
+        provider: &ProviderName,
         by: &By,
     ) -> Result<Result<(), Refusal>, LedgerError>;
 }

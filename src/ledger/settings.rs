@@ -3,12 +3,15 @@
 //! Refuses to guess: a row that cannot be meant is a [`BadRow`] that names each column and the mend, and stops only its
 //! own provider.
 
+use std::fmt;
+use std::time::Duration;
+
 use async_trait::async_trait;
 
 use super::LedgerError;
 use super::audited::AuditedChange;
 use super::operator::By;
-use super::provider_row::ProviderRow;
+use super::provider_row::{LimitRow, ProviderRow};
 use crate::domain::limit::Rate;
 use crate::domain::provider::{Provider, ProviderName};
 
@@ -38,6 +41,43 @@ pub struct Change {
     pub provider: String,
     /// `created`, `changed max_wait_ms 5000 → 8000`, `limit per-second added 100/1s`, …
     pub what: String,
+}
+
+/// A limit's rate as its row says it, whether that can be meant or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WrittenRate {
+    pub max_requests: i64,
+    pub window_ms: i64,
+}
+
+impl WrittenRate {
+    /// # Errors
+    /// Why it cannot be meant.
+    pub fn meant(self) -> Result<Rate, String> {
+        let max_requests = u32::try_from(self.max_requests).map_err(|_| "max_requests is out of range".to_owned())?;
+        let window_ms = u64::try_from(self.window_ms).map_err(|_| "window_ms is out of range".to_owned())?;
+        Rate::new(max_requests, Duration::from_millis(window_ms))
+    }
+}
+
+impl From<Rate> for WrittenRate {
+    fn from(rate: Rate) -> Self {
+        let window_ms = i64::try_from(rate.window().as_millis()).unwrap_or(i64::MAX);
+        Self { max_requests: rate.max_requests().into(), window_ms }
+    }
+}
+
+impl From<&LimitRow> for WrittenRate {
+    fn from(row: &LimitRow) -> Self {
+        Self { max_requests: row.max_requests, window_ms: row.window_ms }
+    }
+}
+
+impl fmt::Display for WrittenRate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { max_requests, window_ms } = *self;
+        f.write_str(&LimitRow { max_requests, window_ms, ..LimitRow::default() }.rate_in_words())
+    }
 }
 
 /// Wakes whoever follows the settings. A hint, never a promise: it may come without a change and stay away with one.
@@ -76,8 +116,13 @@ pub trait Settings: Send + Sync {
     /// run).
     async fn apply(&self, rows: &[ProviderRow], dry_run: bool) -> Result<Vec<Change>, LedgerError>;
 
-    /// Changes a limit's rate, keeping everything else. `None` when the limit does not exist.
-    async fn set_rate(&self, provider: &ProviderName, limit: &str, rate: Rate) -> Result<Option<Rate>, LedgerError> {
+    /// Changes a limit's rate, keeping everything else; returns what it was. `None` when the limit does not exist.
+    async fn set_rate(
+        &self,
+        provider: &ProviderName,
+        limit: &str,
+        rate: Rate,
+    ) -> Result<Option<WrittenRate>, LedgerError> {
         self.set_rate_by(provider, limit, rate, None).await
     }
 
@@ -88,7 +133,7 @@ pub trait Settings: Send + Sync {
         limit: &str,
         rate: Rate,
         by: Option<&By>,
-    ) -> Result<Option<Rate>, LedgerError>;
+    ) -> Result<Option<WrittenRate>, LedgerError>;
 
     /// Returns whether the provider exists.
     async fn set_paused(&self, provider: &ProviderName, paused: bool) -> Result<bool, LedgerError> {

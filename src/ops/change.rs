@@ -8,13 +8,13 @@ use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 use crate::ledger::operator::By;
-use crate::ledger::provider_row::{LimitRow, ProviderRow};
-use crate::ledger::settings::Settings;
+use crate::ledger::provider_row::ProviderRow;
+use crate::ledger::settings::{Settings, WrittenRate};
 
 /// A limit's rate before and after, and the rows that these stand in.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RateChange {
-    pub from: Rate,
+    pub from: WrittenRate,
     pub to: Rate,
     pub row_before: ProviderRow,
     pub row_after: ProviderRow,
@@ -59,9 +59,8 @@ pub async fn set_rate(
     if !new.is_empty() {
         return Err(NotChanged::Unusable(new));
     }
-    let from = as_rate(&row_before.limits[place]);
-    if dry_run || from == Ok(rate) {
-        let from = from.map_err(|problem| NotChanged::Unusable(vec![problem]))?;
+    let from = WrittenRate::from(&row_before.limits[place]);
+    if dry_run || from == rate.into() {
         return Ok(RateChange { from, to: rate, row_before, row_after });
     }
     match settings.set_rate_by(provider, limit, rate, by).await? {
@@ -101,10 +100,4 @@ fn no_limit(row: &ProviderRow, limit: &str) -> NotChanged {
 
 fn problems(row: &ProviderRow) -> Vec<String> {
     row.meant(0).err().map(|bad| bad.problems).unwrap_or_default()
-}
-
-fn as_rate(limit: &LimitRow) -> Result<Rate, String> {
-    let max_requests = u32::try_from(limit.max_requests).map_err(|_| "max_requests is out of range".to_owned())?;
-    let window_ms = u64::try_from(limit.window_ms).map_err(|_| "window_ms is out of range".to_owned())?;
-    Rate::new(max_requests, std::time::Duration::from_millis(window_ms))
 }

@@ -3,9 +3,9 @@
 //! Refuses to be open: it listens on loopback unless told otherwise, asks everybody for the token if there is one
 //! (always, off loopback), changes nothing by a GET, and cuts off who asks too slowly or too much.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, Query, Request, State};
 use axum::http::StatusCode;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
@@ -17,6 +17,7 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use tower::ServiceExt as _;
 use utoipa::IntoParams;
 
 use self::api::problem::ErrorBody;
@@ -45,6 +46,9 @@ mod overview;
 mod page;
 mod peek;
 
+const LIVEZ: &str = "/livez";
+const STARTING: &str = "starting\n";
+
 /// What the server can tell.
 #[derive(Clone)]
 pub struct OpsState {
@@ -57,12 +61,32 @@ pub struct OpsState {
     pub desk: api::Desk,
 }
 
+/// What the server answers by: until it is opened, that this process lives and is not ready.
+#[derive(Clone, Default)]
+pub struct Front(Arc<OnceLock<Router>>);
+
+impl Front {
+    /// From now on everything is answered. A second state changes nothing.
+    pub fn open(&self, state: OpsState) {
+        self.0.get_or_init(|| router(state));
+    }
+
+    async fn answer(self, request: Request) -> Response {
+        match self.0.get() {
+            Some(router) => router.clone().oneshot(request).await.into_response(),
+            None if request.uri().path() == LIVEZ => alive().await.into_response(),
+            None => (StatusCode::SERVICE_UNAVAILABLE, STARTING).into_response(),
+        }
+    }
+}
+
 /// Serves until the token fires.
 ///
 /// # Errors
 /// When the listener fails.
-pub async fn serve(listener: TcpListener, state: OpsState, stop: CancellationToken) -> std::io::Result<()> {
-    axum::serve(BoundedListener::new(listener), router(state)).with_graceful_shutdown(stop.cancelled_owned()).await
+pub async fn serve(listener: TcpListener, front: Front, stop: CancellationToken) -> std::io::Result<()> {
+    let service = Router::new().fallback(move |request| front.clone().answer(request)).layer(from_fn(guard::bounded));
+    axum::serve(BoundedListener::new(listener), service).with_graceful_shutdown(stop.cancelled_owned()).await
 }
 
 fn router(state: OpsState) -> Router {
@@ -77,12 +101,11 @@ fn router(state: OpsState) -> Router {
         .merge(api::routes())
         .merge(page::router())
         .route_layer(from_fn_with_state(state.clone(), guard::authorised));
-    Router::new()
-        .route("/livez", get(|| async { "alive\n" }))
-        .route("/readyz", get(readyz))
-        .merge(guarded)
-        .layer(from_fn(guard::bounded))
-        .with_state(state)
+    Router::new().route("/livez", get(alive)).route("/readyz", get(readyz)).merge(guarded).with_state(state)
+}
+
+async fn alive() -> &'static str {
+    "alive\n"
 }
 
 /// Asks no dependency: a probe that restarts the worker because an engine is away would lose what is in hand.
@@ -93,7 +116,7 @@ async fn readyz(State(state): State<OpsState>) -> Response {
     };
     match (ready, draining) {
         (_, true) => (StatusCode::SERVICE_UNAVAILABLE, "draining\n").into_response(),
-        (false, false) => (StatusCode::SERVICE_UNAVAILABLE, "starting\n").into_response(),
+        (false, false) => (StatusCode::SERVICE_UNAVAILABLE, STARTING).into_response(),
         (true, false) => "ready\n".into_response(),
     }
 }
@@ -199,7 +222,9 @@ mod tests {
         let stop = CancellationToken::new();
         let (lookout, looking_ends) = (Arc::clone(&state.lookout), stop.clone());
         tokio::spawn(async move { lookout.run(looking_ends).await });
-        tokio::spawn(serve(listener, state, stop.clone()));
+        let front = Front::default();
+        front.open(state);
+        tokio::spawn(serve(listener, front, stop.clone()));
         (address, stop)
     }
 
@@ -236,6 +261,23 @@ mod tests {
         progress.send_modify(|progress| progress.draining = true);
         assert_eq!(status(&format!("{address}/readyz"), None).await, 503);
         assert_eq!(status(&format!("{address}/livez"), None).await, 200);
+        stop.cancel();
+    }
+
+    #[tokio::test]
+    async fn before_its_engines_are_there_a_process_lives_and_is_not_ready() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let (front, stop) = (Front::default(), CancellationToken::new());
+        tokio::spawn(serve(listener, front.clone(), stop.clone()));
+        for (path, wanted) in [("/livez", 200), ("/readyz", 503), ("/api/v1/lanes", 503), ("/nowhere", 503)] {
+            assert_eq!(status(&format!("{address}{path}"), None).await, wanted, "{path}");
+        }
+        let (state, _progress, _database) = state(Some("let-me-in")).await;
+        front.open(state);
+        for (path, wanted) in [("/livez", 200), ("/readyz", 503), ("/api/v1/lanes", 401), ("/nowhere", 404)] {
+            assert_eq!(status(&format!("{address}{path}"), None).await, wanted, "{path}");
+        }
         stop.cancel();
     }
 

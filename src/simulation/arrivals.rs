@@ -55,12 +55,12 @@ impl Arrivals {
         Self::new(vec![Arrival::at(0); jobs.min(JOBS_MAX)])
     }
 
-    /// Independent of each other at this mean rate (a Poisson process).
+    /// Independent of each other at this mean rate (a Poisson process). More than [`JOBS_MAX`] end with the first too many.
     pub fn at_rate(per_second: f64, lasting: Duration, rng: &mut impl Rng) -> Self {
         let mut jobs = Vec::new();
         let end_us = micros_up(lasting);
         let mut at_seconds = 0.0_f64;
-        while per_second > 0.0 && jobs.len() < JOBS_MAX {
+        while per_second > 0.0 && jobs.len() <= JOBS_MAX {
             at_seconds += -(1.0 - rng.random::<f64>()).ln() / per_second;
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive; saturates")]
             let at_us = (at_seconds * 1e6) as u64;

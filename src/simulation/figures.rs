@@ -17,13 +17,13 @@ use crate::domain::quota_spec::LimitSpec;
 /// Share of the requests up to which the rate is measured: then the tail begins, in which slots stay unused.
 const MEASURED_SHARE: f64 = 0.9;
 
-/// From arrival to the first start, of the jobs that were sent.
+/// From arrival to the first start, of the jobs that were sent; all `None` where none was.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Waits {
-    pub p50_ms: u64,
-    pub p95_ms: u64,
-    pub p99_ms: u64,
-    pub max_ms: u64,
+    pub p50_ms: Option<u64>,
+    pub p95_ms: Option<u64>,
+    pub p99_ms: Option<u64>,
+    pub max_ms: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -44,12 +44,13 @@ pub struct Figures {
     pub drained_in_ms: Option<u64>,
     pub windows: Vec<WindowCount>,
     pub requests: u64,
-    pub rate_per_s: f64,
+    /// Over whole turns of the tightest limit; `None` where not even two fit into what was measured.
+    pub rate_per_s: Option<f64>,
     /// Mean time from start to answer.
     pub hold_ms: f64,
     /// The rate over whole turns of the tightest limit against the most that it allows: L / (W + hold) for slots that
     /// are held until the answer, L / (W + jitter) for those freed by the start, else L / W.
-    pub utilisation: f64,
+    pub utilisation: Option<f64>,
     pub limiter_calls: u64,
     /// How often a job went to a delay queue.
     pub parked: u64,
@@ -119,13 +120,13 @@ fn waits_of(mut waits_us: Vec<u64>) -> Waits {
     waits_us.sort_unstable();
     let rank = |percent: usize| {
         let index = (waits_us.len() * percent).div_ceil(100).saturating_sub(1);
-        waits_us.get(index).copied().unwrap_or(0).div_ceil(1_000)
+        waits_us.get(index).map(|wait_us| wait_us.div_ceil(1_000))
     };
     Waits { p50_ms: rank(50), p95_ms: rank(95), p99_ms: rank(99), max_ms: rank(100) }
 }
 
 /// Uses per second, and their share of what the limit that allows the fewest can let through.
-fn utilisation(model: &Model, arrivals_us: &[u64], hold: Duration) -> (f64, f64) {
+fn utilisation(model: &Model, arrivals_us: &[u64], hold: Duration) -> (Option<f64>, Option<f64>) {
     let possible = |limit: &LimitSpec| {
         let beyond = match (limit.algorithm, model.spec.grant_jitter) {
             (Algorithm::SlidingLog, None) => hold,
@@ -139,26 +140,37 @@ fn utilisation(model: &Model, arrivals_us: &[u64], hold: Duration) -> (f64, f64)
         .limits
         .iter()
         .filter(|limit| limit.scope == Scope::Provider && !limit.shadow && limit.applies_to != AppliesTo::Lookup);
-    let Some(tightest) = all.min_by(|a, b| possible(a).total_cmp(&possible(b))) else { return (0.0, 0.0) };
-    let Ok(rate) = Rate::new(tightest.max_requests, tightest.window) else { return (0.0, 0.0) };
-    let per_second = steady_rate(arrivals_us, rate);
+    let Some(tightest) = all.min_by(|a, b| possible(a).total_cmp(&possible(b))) else { return (None, None) };
+    let Ok(rate) = Rate::new(tightest.max_requests, tightest.window) else { return (None, None) };
+    let Some(per_second) = turning_rate(arrivals_us, rate) else { return (None, None) };
     let possible = possible(tightest);
-    (per_second, if possible > 0.0 { per_second / possible } else { 0.0 })
+    (Some(per_second), (possible > 0.0).then(|| per_second / possible))
 }
 
 /// Arrivals per second over whole turns of the carousel: after the first L (which find slots that were never used and
 /// need not wait), as many times L as fit before the tail. A run too short for one turn is measured as a whole.
 #[must_use]
 pub fn steady_rate(arrivals_us: &[u64], limit: Rate) -> f64 {
+    let whole = || between(arrivals_us, 0, arrivals_us.len().saturating_sub(1));
+    turning_rate(arrivals_us, limit).or_else(whole).unwrap_or(0.0)
+}
+
+/// The same, of a run that is long enough: what comes in a burst of fewer than two turns has no rate to speak of.
+fn turning_rate(arrivals_us: &[u64], limit: Rate) -> Option<f64> {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "a share")]
     let to = (arrivals_us.len() as f64 * MEASURED_SHARE) as usize;
     let slots = usize::try_from(limit.max_requests()).unwrap_or(usize::MAX).max(1);
     let turns = to.saturating_sub(1) / slots;
-    let (from, to) = if turns >= 2 { (slots, turns * slots) } else { (0, arrivals_us.len().saturating_sub(1)) };
+    if turns >= 2 { between(arrivals_us, slots, turns * slots) } else { None }
+}
+
+fn between(arrivals_us: &[u64], from: usize, to: usize) -> Option<f64> {
     match (arrivals_us.get(from), arrivals_us.get(to)) {
         #[allow(clippy::cast_precision_loss, reason = "counts and microseconds stay far below 2^53")]
-        (Some(first_us), Some(last_us)) if last_us > first_us => (to - from) as f64 * 1e6 / (last_us - first_us) as f64,
-        _ => 0.0,
+        (Some(first_us), Some(last_us)) if last_us > first_us => {
+            Some((to - from) as f64 * 1e6 / (last_us - first_us) as f64)
+        }
+        _ => None,
     }
 }
 
@@ -175,12 +187,14 @@ mod tests {
         assert!((steady_rate(&even, limit) - 10.0 / 1.05).abs() < 0.01);
         assert!((steady_rate(&[0, 500_000, 1_000_000], limit) - 2.0).abs() < 0.01, "a short run as a whole");
         assert!(steady_rate(&[5], limit).abs() < f64::EPSILON);
+        assert_eq!(turning_rate(&[0, 500_000, 1_000_000], limit), None, "no whole turn");
     }
 
     #[test]
     fn percentiles_are_by_nearest_rank() {
         let waits = waits_of((1..=200).rev().map(|ms| ms * 1_000).collect());
-        assert_eq!(waits, Waits { p50_ms: 100, p95_ms: 190, p99_ms: 198, max_ms: 200 });
+        let wanted = [100, 190, 198, 200].map(Some);
+        assert_eq!([waits.p50_ms, waits.p95_ms, waits.p99_ms, waits.max_ms], wanted);
         assert_eq!(waits_of(Vec::new()), Waits::default());
     }
 }

@@ -11,6 +11,9 @@ use crate::domain::time::{micros_up, parse_duration};
 /// The 95th percentile of the standard normal distribution.
 const Z_95: f64 = 1.644_853_626_951_472_7;
 
+/// What spreadsheets write before the first line.
+pub const BYTE_ORDER_MARK: char = '\u{feff}';
+
 /// A distribution of durations, in microseconds.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Latency {
@@ -35,7 +38,7 @@ impl Latency {
     /// Names the first bad line.
     pub fn observed(csv: &str) -> Result<Self, String> {
         let mut observed = Vec::new();
-        for (index, line) in csv.lines().enumerate() {
+        for (index, line) in csv.trim_start_matches(BYTE_ORDER_MARK).lines().enumerate() {
             let cell = line.split(',').next().unwrap_or_default().trim();
             if cell.is_empty() {
                 continue;
@@ -74,8 +77,14 @@ impl FromStr for Latency {
             }
             return Ok(Self::Uniform { least_us, most_us });
         }
-        let Some(rest) = text.strip_prefix("p50=") else { return micros(text).map(Self::Constant) };
-        let (median, high) = rest.split_once(",p95=").ok_or_else(|| format!("`{text}`: write p50=80ms,p95=300ms"))?;
+        if !text.contains('=') {
+            return micros(text).map(Self::Constant);
+        }
+        let halves = text.split_once(',').and_then(|(one, other)| {
+            let of = |name: &str| [one, other].into_iter().find_map(|half| half.trim().strip_prefix(name));
+            Some((of("p50=")?, of("p95=")?))
+        });
+        let (median, high) = halves.ok_or_else(|| format!("`{text}`: write p50=80ms,p95=300ms"))?;
         let (median_us, high_us) = (micros(median)?, micros(high)?);
         if median_us == 0 || high_us < median_us {
             return Err(format!("`{text}`: p50 must be above 0 and p95 not below it"));
@@ -135,7 +144,12 @@ mod tests {
         let (median_us, high_us) = percentiles("20ms..80ms");
         assert!(median_us.abs_diff(50_000) < 1_500 && high_us.abs_diff(77_000) < 1_500, "{median_us} {high_us}");
         assert_eq!(percentiles("250us"), (250, 250));
-        for bad in ["", "80", "80ms..20ms", "p50=80ms", "p50=80ms,p95=20ms", "p50=0ms,p95=1ms", "-1ms"] {
+        assert_eq!(percentiles("p95=300ms,p50=80ms"), percentiles("p50=80ms,p95=300ms"));
+        let error = "80..20".parse::<Latency>().unwrap_err();
+        assert!(error.contains("`80` has no unit: write 80ms"), "{error}");
+        for bad in
+            ["", "80", "80ms..20ms", "p50=80ms", "p50=80ms,p50=90ms", "p50=80ms,p95=20ms", "p50=0ms,p95=1ms", "-1ms"]
+        {
             assert!(bad.parse::<Latency>().is_err(), "{bad}");
         }
     }
@@ -143,6 +157,7 @@ mod tests {
     #[test]
     fn observations_are_read_with_or_without_a_title() {
         assert_eq!(Latency::observed("latency_ms\n1.5\n2\n").unwrap(), Latency::Observed(vec![1_500, 2_000]));
+        assert_eq!(Latency::observed("\u{feff}1.5\n2\n").unwrap(), Latency::Observed(vec![1_500, 2_000]));
         assert_eq!(Latency::observed("7,ignored\n").unwrap(), Latency::Observed(vec![7_000]));
         assert_eq!(Latency::observed("ms\n1\nx\n").unwrap_err(), "line 3: `x` is not a time in milliseconds");
         assert!(Latency::observed("ms\n").is_err());

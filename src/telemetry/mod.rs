@@ -65,6 +65,8 @@ fn targets(level: tracing::Level) -> Targets {
         .with_target("sluicegate", level)
         .with_target(spans::TARGET, LevelFilter::OFF)
         .with_target("lapin", LevelFilter::ERROR)
+        // It calls a queue that is looked for and not there an error. Whoever looked is told, of that and of all else.
+        .with_target("lapin::channel", LevelFilter::OFF)
         .with_target("sqlx", LevelFilter::WARN)
         .with_target("hyper", LevelFilter::WARN)
 }
@@ -125,6 +127,7 @@ mod tests {
                 tracing::info!(target: "hyper::proto", "quiet-hyper");
                 tracing::debug!(target: "sqlx::query", "quiet-sqlx");
                 tracing::info!(target: "redis", "quiet-redis");
+                tracing::error!(target: "lapin::channel", "quiet-channel");
                 tracing::error!(target: "lapin", "loud-lapin");
                 tracing::info!(target: "sluicegate::worker", "loud-own");
             });

@@ -123,6 +123,31 @@ async fn engines_that_fail_and_bad_rows_are_errors() {
     assert_eq!(offline.result.unwrap(), Exit::Fine);
 }
 
+#[tokio::test]
+async fn a_secret_that_cannot_be_read_here_is_an_error_of_the_lane_and_a_warning_of_a_file() {
+    let engine = Engine::default();
+    engine.state().meant = vec![provider()];
+    engine.state().secrets_missing = vec!["ACME_API_KEY".to_owned()];
+    let ran = engine.run(&["check", "--json"]).await;
+    assert_eq!(*ran.result.as_ref().unwrap(), Exit::Failed);
+    let json = ran.json();
+    let found = json.as_array().unwrap().iter().find(|found| found["level"] == "error").unwrap();
+    assert_eq!(found["subject"], "provider acme");
+    assert_eq!(found["what"], "not readable here: header `x`: `ACME_API_KEY` is not set");
+    assert!(found["mend"].as_str().unwrap().contains("as the worker's user"), "{found}");
+
+    // Whoever judges a file before it is deployed need not have what the workers have.
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("providers.toml");
+    std::fs::write(&path, "acme").unwrap();
+    let ran = engine.run(&["check", "--no-connect", "--providers", path.to_str().unwrap(), "--json"]).await;
+    assert_eq!(*ran.result.as_ref().unwrap(), Exit::Fine);
+    assert_eq!(levels(&ran.json(), "provider acme"), ["ok", "warning"]);
+
+    engine.state().meant = vec![Provider { enabled: false, ..provider() }];
+    assert_eq!(engine.run(&["check"]).await.result.unwrap(), Exit::Fine);
+}
+
 const BROKER: &str = "queue.url=amqps://broker.example.com";
 
 fn finding(json: &serde_json::Value, subject: &str) -> serde_json::Value {

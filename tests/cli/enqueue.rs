@@ -88,14 +88,16 @@ async fn good_lines_are_published_and_bad_ones_named() {
 
 #[tokio::test]
 async fn many_publishes_are_under_way_at_once_and_their_number_is_bounded() {
-    let engine = Engine::with_providers(&["acme"]);
     let dir = tempfile::tempdir().unwrap();
     let text: String = (0..2_000).map(|n| format!("{{\"id\":\"job-{n}\",\"amount\":1}}\n")).collect();
-    let ran = engine.run(&["enqueue", "--provider", "acme", "--file", &file(&dir, &text)]).await;
-    assert_eq!((ran.result.unwrap(), ran.out.as_str()), (Exit::Fine, "2000 published, 0 bad\n"));
-    assert_eq!(published_ids(&engine).len(), 2_000);
-    let most = engine.state().in_flight_most;
-    assert!((2..=256).contains(&most), "{most} at once");
+    for (queue, bound) in [("queue.url=embedded:", 16), ("queue.url=amqps://broker.example.com", 256)] {
+        let engine = Engine::with_providers(&["acme"]);
+        let ran = engine.run(&["enqueue", "--set", queue, "--provider", "acme", "--file", &file(&dir, &text)]).await;
+        assert_eq!((ran.result.unwrap(), ran.out.as_str()), (Exit::Fine, "2000 published, 0 bad\n"));
+        assert_eq!(published_ids(&engine).len(), 2_000);
+        let most = engine.state().in_flight_most;
+        assert!((2..=bound).contains(&most), "{queue}: {most} at once");
+    }
 }
 
 #[tokio::test]

@@ -17,7 +17,7 @@ use sluicegate::ledger::audited::AuditedChange;
 use sluicegate::ledger::fleet::Fleet;
 use sluicegate::ledger::operator::{By, Operator};
 use sluicegate::ledger::provider_row::ProviderRow;
-use sluicegate::ledger::settings::{BadRow, Change, Settings, Snapshot};
+use sluicegate::ledger::settings::{BadRow, Change, Settings, Snapshot, WrittenRate};
 use sluicegate::ledger::upkeep::Upkeep;
 use sluicegate::limiter::Limiter;
 use sluicegate::limiter::embedded::EmbeddedLimiter;
@@ -43,6 +43,8 @@ pub struct State {
     pub migrated: bool,
     pub broker_away: bool,
     pub database_away: bool,
+    /// Variables that every provider needs and that are not set.
+    pub secrets_missing: Vec<String>,
     /// Lanes that have no queue.
     pub lanes_missing: Vec<String>,
     /// Lanes that may not be looked at.
@@ -165,6 +167,11 @@ impl Engines for Engine {
         Ok(())
     }
 
+    fn unreadable(&self, provider: &Provider, _: &Config) -> Vec<String> {
+        let missing = &self.state().secrets_missing;
+        missing.iter().filter(|_| provider.enabled).map(|name| format!("header `x`: `{name}` is not set")).collect()
+    }
+
     fn meant(&self, row: &ProviderRow) -> Result<Provider, BadRow> {
         let state = self.state();
         if let Some(bad) = state.bad_rows.iter().find(|bad| bad.provider == row.name) {
@@ -230,13 +237,13 @@ impl Settings for Engine {
         limit: &str,
         rate: Rate,
         by: Option<&By>,
-    ) -> Result<Option<Rate>, LedgerError> {
+    ) -> Result<Option<WrittenRate>, LedgerError> {
         let mut state = self.state();
         state.by.extend(by.cloned());
         let mut limits =
             state.rows.iter_mut().filter(|row| row.name == provider.as_str()).flat_map(|row| &mut row.limits);
         Ok(limits.rfind(|row| row.name == limit).map(|row| {
-            let old = row.rate_in_words().parse().unwrap();
+            let old = WrittenRate::from(&*row);
             row.max_requests = rate.max_requests().into();
             row.window_ms = rate.window().as_millis().try_into().unwrap();
             old

@@ -98,6 +98,15 @@ impl Desk {
     }
 
     pub async fn run_in(&self, shape: Shape, line: &[&str]) -> Ran {
+        self.run_with(shape, None, line).await
+    }
+
+    /// With somebody at the terminal who types this.
+    pub async fn run_answered(&self, typed: &'static str, line: &[&str]) -> Ran {
+        self.run_with(Shape::Plain, Some(typed), line).await
+    }
+
+    async fn run_with(&self, shape: Shape, typed: Option<&'static str>, line: &[&str]) -> Ran {
         let database = format!("database.url=sqlite://{}/ledger.db", self.dir.path().display());
         let cli =
             Cli::try_parse_from(["sluicegate", "--set", &database, "--set", "ops.listen=none"].iter().chain(line))
@@ -105,6 +114,9 @@ impl Desk {
         let config = config::load(None, [], &cli.set).unwrap();
         let (out, err) = (Page::default(), Page::default());
         let mut console = Console::new(Box::new(out.clone()), Box::new(err.clone()), shape);
+        if let Some(typed) = typed {
+            console = console.answered_by(Box::new(typed.as_bytes()));
+        }
         let app = App::default();
         let result = sluicegate::cli::execute(&cli.command, &config, &app, &mut console).await;
         console.flush().unwrap();
@@ -120,14 +132,14 @@ impl Desk {
     }
 
     /// Bodies of the messages in a lane.
-    async fn queued(&self, provider: &str) -> Vec<Vec<u8>> {
+    pub async fn queued(&self, provider: &str) -> Vec<Vec<u8>> {
         let sql = "SELECT body FROM queue_messages WHERE queue = ?1 ORDER BY id";
         let query = sqlx::query(sql).bind(format!("payments.{provider}"));
         let rows = query.fetch_all(&self.database.sqlite_pool().unwrap()).await.unwrap();
         rows.iter().map(|row| row.get(0)).collect()
     }
 
-    fn file(&self, text: &str) -> String {
+    pub fn file(&self, text: &str) -> String {
         let path = self.dir.path().join("ids");
         std::fs::File::create(&path).unwrap().write_all(text.as_bytes()).unwrap();
         path.to_str().unwrap().to_owned()
@@ -184,7 +196,7 @@ async fn all_dead_payments_or_those_of_a_provider_are_replayed_once_each() {
     let one = desk.run(&["dlq", "replay", "--provider", "bolt", "--json"]).await;
     assert_eq!((exit(&one), one.json()["changed"].as_array().unwrap().len()), (Exit::Fine, 2));
     assert_eq!((desk.queued("acme").await.len(), desk.queued("bolt").await.len()), (0, 2));
-    let rest = desk.run(&["dlq", "replay", "--rate", "1000"]).await;
+    let rest = desk.run(&["dlq", "replay", "--yes", "--rate", "1000"]).await;
     assert_eq!((exit(&rest), rest.out.lines().count()), (Exit::Fine, 20));
     assert_eq!((desk.queued("acme").await.len(), desk.queued("bolt").await.len()), (20, 2));
     assert_eq!(desk.state("r1").await, "review");
@@ -199,7 +211,7 @@ async fn payments_are_sent_again_no_faster_than_asked() {
         desk.payment(&format!("p{number}"), "acme", "dead").await;
     }
     let began = std::time::Instant::now();
-    assert_eq!(exit(&desk.run(&["dlq", "replay", "--rate", "10"]).await), Exit::Fine);
+    assert_eq!(exit(&desk.run(&["dlq", "replay", "--yes", "--rate", "10"]).await), Exit::Fine);
     // Three turns after the first; a slow machine takes longer, never less.
     assert!(began.elapsed() >= Duration::from_millis(300), "{:?}", began.elapsed());
 }
@@ -240,7 +252,7 @@ async fn a_message_that_is_not_confirmed_is_named_and_ends_the_run() {
          BEGIN SELECT raise(ABORT, 'full'); END",
     )
     .await;
-    let ran = desk.run(&["dlq", "replay", "--rate", "5", "--json"]).await;
+    let ran = desk.run(&["dlq", "replay", "--yes", "--rate", "5", "--json"]).await;
     assert_eq!(exit(&ran), Exit::Failed);
     let report = ran.json();
     assert_eq!((&report["changed"], &report["unpublished"][0]["id"]), (&serde_json::json!(["p1"]), &"p2".into()));

@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod asked;
 mod bad_lines;
 mod bench;
 mod bench_engines;

@@ -36,6 +36,7 @@ fn usage_errors_exit_with_2_and_help_with_0() {
         vec!["dlq", "discard", "p1"],
         vec!["dlq", "replay", "p1", "--provider", "acme"],
         vec!["dlq", "replay", "--rate", "0"],
+        vec!["limits", "peek", "acme", "--account", "a b"],
         vec!["--set", "log.level=warn", "migrate", "--set", "log.format=json"],
         vec!["--config=a", "migrate", "--config", "b"],
     ] {
@@ -70,7 +71,7 @@ fn a_bad_configuration_exits_with_78_and_names_every_problem() {
         assert_eq!(output.status.code(), Some(78), "{all}");
         assert!(all.contains("ops.listen") && all.contains("queue.url") && !all.contains("hunter2"), "{all}");
     }
-    let output = sluicegate().args(["--set", "queue.url=amqp://a:hunter2@mq.example.com", "migrate"]).output().unwrap();
+    let output = sluicegate().args(["--set", "queue.url=amqp://a:hunter2@mq.example.com", "status"]).output().unwrap();
     assert_eq!(output.status.code(), Some(78));
     assert!(text(&output.stderr).contains("queue.url (--set): the connection to mq.example.com would be plain text"));
     assert!(output.stdout.is_empty() && !text(&output.stderr).contains("hunter2"));
@@ -86,6 +87,90 @@ fn check_reports_on_stdout_as_json_too() {
     assert_eq!(output.status.code(), Some(78));
     let findings: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(findings[0]["subject"], "configuration log.level");
+}
+
+#[test]
+fn only_what_needs_a_database_makes_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let database = dir.path().join("sluicegate.db");
+    for line in [
+        vec!["status"],
+        vec!["check"],
+        vec!["jobs", "list"],
+        vec!["jobs", "cancel", "p1"],
+        vec!["dlq", "replay", "p1"],
+        vec!["limits", "list"],
+        vec!["provider", "list"],
+        vec!["simulate", "--burst", "5"],
+        vec!["enqueue", "--provider", "acme", "--amount", "1", "--currency", "EUR"],
+    ] {
+        let set = ["--set", "ops.listen=none"];
+        let output = sluicegate().current_dir(dir.path()).args(set).args(&line).output().unwrap();
+        let all = format!("{}{}", text(&output.stdout), text(&output.stderr));
+        assert_eq!(output.status.code(), Some(1), "{line:?}: {all}");
+        assert!(all.contains("there is no database sluicegate.db (database.url)"), "{line:?}: {all}");
+        assert!(!database.exists(), "{line:?}");
+    }
+    let output = sluicegate().current_dir(dir.path()).arg("migrate").output().unwrap();
+    assert!(output.status.success() && database.exists(), "{}", text(&output.stderr));
+    assert!(sluicegate().current_dir(dir.path()).args(["jobs", "list"]).output().unwrap().status.success());
+}
+
+#[test]
+fn a_migration_needs_its_database_alone() {
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let url = format!("postgres://owner@{closed}/billing");
+    let output = sluicegate().arg("migrate").env("SLUICEGATE_DATABASE__URL", &url).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("database away"), "{}", text(&output.stderr));
+    let output = sluicegate().arg("status").env("SLUICEGATE_DATABASE__URL", &url).output().unwrap();
+    assert_eq!(output.status.code(), Some(78));
+}
+
+/// A process that ends with its test.
+struct Running(std::process::Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+fn is_ready(port: u16) -> bool {
+    use std::io::{Read as _, Write as _};
+    let asked = || {
+        let mut stream = std::net::TcpStream::connect(("127.0.0.1", port))?;
+        stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok::<_, std::io::Error>(answer.starts_with("HTTP/1.1 200"))
+    };
+    asked().unwrap_or(false)
+}
+
+#[test]
+fn a_second_run_is_told_of_the_first_and_not_of_its_port() {
+    let dir = tempfile::tempdir().unwrap();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let listen = format!("ops.listen=127.0.0.1:{port}");
+    let mut first = std::process::Command::new(assert_cmd::cargo::cargo_bin("sluicegate"));
+    first.env_clear().current_dir(dir.path()).args(["--set", &listen, "run"]);
+    let first = Running(first.stderr(std::process::Stdio::null()).spawn().unwrap());
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !is_ready(port) {
+        assert!(std::time::Instant::now() < deadline, "it does not get ready");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let second = sluicegate().current_dir(dir.path()).args(["--set", &listen, "run"]).output().unwrap();
+    assert_eq!(second.status.code(), Some(78));
+    assert!(text(&second.stderr).contains("another `sluicegate run` uses this database"), "{}", text(&second.stderr));
+    drop(first);
+    let taken = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
+    let alone = sluicegate().current_dir(dir.path()).args(["--set", &listen, "run"]).output().unwrap();
+    assert_eq!(alone.status.code(), Some(78));
+    assert!(text(&alone.stderr).contains("ops.listen: 127.0.0.1:"), "{}", text(&alone.stderr));
+    drop(taken);
 }
 
 #[test]

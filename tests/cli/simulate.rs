@@ -66,6 +66,21 @@ fn variants_stand_side_by_side_and_say_when_the_backlog_clears() {
 }
 
 #[test]
+fn what_cannot_be_measured_is_no_number() {
+    let desk = Desk::new();
+    // Half a turn of the limit has no rate.
+    let (code, out, err) = desk.run(&[&START[..], &["--burst", "50"]].concat());
+    let of = |title: &str| out.lines().find(|line| line.trim_start().starts_with(title)).unwrap().to_owned();
+    assert_eq!(code, 0, "{err}");
+    assert!(of("rate").contains('–') && of("utilisation").contains('–') && !of("wait p50").contains('–'), "{out}");
+    // Nothing was sent, so that nothing has waited for it.
+    let shut = desk.json(&[&START[..], &["--burst", "5", "--with", "limit.per-second=0/1s"]].concat());
+    let figures = &shut["variants"][0]["figures"];
+    assert_eq!((&figures["requests"], &figures["wait"]["p50_ms"]), (&Value::from(0), &Value::Null), "{shut}");
+    assert_eq!(figures["utilisation"], Value::Null);
+}
+
+#[test]
 fn the_json_says_the_same_for_the_same_seed() {
     let desk = Desk::new();
     let line = [&START[..], &["--rate", "80/s", "--for", "30s", "--variant", "limit.per-second=40/1s"]].concat();
@@ -99,9 +114,14 @@ fn what_cannot_be_meant_is_named() {
     let trace = desk.put("bad.csv", "at_ms,cost\n1,1\nsoon,1\n2,0\n");
     let latency = desk.put("latency.csv", "ms\n1\nfast\n");
     let (trace, latency) = (trace.to_str().unwrap(), latency.to_str().unwrap());
+    for (line, words) in
+        [(vec!["--trace", trace], "bad.csv:3: at_ms is `soon`"), (vec!["--trace", trace], "bad.csv:4: cost is 0")]
+    {
+        let (code, out, err) = desk.run(&line);
+        assert_eq!((code, out.as_str()), (78, ""), "{line:?}: {err}");
+        assert!(err.contains(words), "{line:?}: {err}");
+    }
     for (line, words) in [
-        (vec!["--trace", trace], "bad.csv:3: at_ms is `soon`"),
-        (vec!["--trace", trace], "bad.csv:4: cost is 0"),
         (vec!["--burst", "10", "--latency", latency], "latency.csv: line 3: `fast`"),
         (vec!["--burst", "10", "--latency", "80ms..20ms"], "--latency: `80ms..20ms` ends before it begins"),
         (vec!["--burst", "10", "--with", "limit=5/1s"], "say which limit, as limit.NAME=…: per-second, per-account"),
@@ -112,9 +132,14 @@ fn what_cannot_be_meant_is_named() {
         (vec!["--burst", "10", "--variant", "odd: mode=drop"], "odd: mode is `drop`"),
         (vec!["--burst", "0"], "no job ever comes"),
         (vec!["--burst", "99999999"], "at most 10000000 jobs"),
+        (vec!["--rate", "30000/1s", "--for", "6m"], "at most 10000000 jobs"),
+        (vec!["--burst", "1", "--faults", "2"], "--faults: `2` must be a share"),
+        (vec!["--burst", "1", "--plot", "p.png"], "end in .svg"),
+        (vec!["--burst", "1", "--with", "limit.x=5/1s", "--with", "workrs=5"], "--with workrs=5: unknown field"),
+        (vec!["--burst", "1", "--with", "limit.x=5/1s", "--with", "workrs=5"], "--with limit.x=5/1s: there is no"),
     ] {
         let (code, out, err) = desk.run(&line);
-        assert_eq!((code, out.as_str()), (78, ""), "{line:?}: {err}");
+        assert_eq!((code, out.as_str()), (2, ""), "{line:?}: {err}");
         assert!(err.contains(words), "{line:?}: {err}");
     }
     let (code, _, err) = desk.run(&["--provider", "other", "--burst", "1"]);

@@ -25,7 +25,7 @@ const NOT_WALKED: [(&str, &str); 9] = [
     ("simulate", "tests of its own walk it"),
 ];
 /// Commands that print no data, so that there is nothing to say in JSON.
-const NO_DATA: [&str; 6] = ["run", "fake-provider", "completions", "man", "provider pause", "provider resume"];
+const NO_DATA: [&str; 4] = ["run", "fake-provider", "completions", "man"];
 
 /// In an order in which each finds what it needs. `FILE`: a provider file.
 const WALK: [(&[&str], Exit); 32] = [

@@ -38,7 +38,7 @@ pub const PASSWORDS: [(&str, &str); 9] = [
     ("PRODUCER-PASSWORD", "canary-amqp-producer-b1f2"),
     ("LISTENER-PASSWORD", "canary-amqp-listener-4a99"),
     (">PASSWORD", ">canary-redis-e7d5"),
-    ("(the ops token)", "canary-ops-token-66b0"),
+    ("(the ops token)", "canary-ops-token-66b0-9d27c1f48a3e5b60"),
 ];
 pub const PROVIDER_KEY: &str = "sk_live_canaryProviderKeyOfTheEnvironment1";
 pub const PROVIDER_FILE: &str = "canary-provider-file-93d1";

@@ -96,7 +96,7 @@ async fn people_settle_what_the_program_could_not() {
     stand.sluicegate(&["dlq", "discard", "acme-5", "--yes"]);
     let dry: Value = serde_json::from_str(&stand.sluicegate(&["dlq", "replay", "--dry-run", "--json"])).unwrap();
     assert_eq!(dry["would_change"], json!({ "acme": 5 }));
-    stand.sluicegate(&["dlq", "replay", "--because", "acme is back"]);
+    stand.sluicegate(&["dlq", "replay", "--yes", "--because", "acme is back"]);
     await_counts(&stand, "acme", "succeeded", 5).await;
     assert_paid_once(&back, 5);
 

@@ -13,4 +13,5 @@ mod live_limits;
 mod metrics;
 mod program;
 mod stand;
+mod start;
 mod sweeper;

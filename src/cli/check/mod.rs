@@ -30,6 +30,7 @@ pub struct Args {
     /// Judge this provider file as well.
     #[arg(long, value_name = "FILE")]
     providers: Option<PathBuf>,
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }
@@ -101,7 +102,9 @@ fn provider_file(file: &std::path::Path, config: &Config, engines: &dyn Engines)
             let mut findings = vec![Finding::ok(subject, format!("{} providers", rows.len()))];
             findings.extend(meant.flat_map(|provider| {
                 let unusable = unusable(&provider, config, engines);
-                judge::provider(&provider, config).into_iter().chain(unusable)
+                // Whoever judges a file before it is deployed need not have what the workers have.
+                let unreadable = unreadable(&provider, config, engines, Finding::warning);
+                judge::provider(&provider, config).into_iter().chain(unusable).chain(unreadable)
             }));
             findings
         }
@@ -112,6 +115,20 @@ fn provider_file(file: &std::path::Path, config: &Config, engines: &dyn Engines)
 fn unusable(provider: &Provider, config: &Config, engines: &dyn Engines) -> Option<Finding> {
     let problem = engines.usable(provider, config).err()?;
     Some(Finding::error(format!("provider {}", provider.name), problem, judge::MEND_ROW))
+}
+
+/// Secrets that an enabled provider needs and that cannot be read by this process.
+fn unreadable(
+    provider: &Provider,
+    config: &Config,
+    engines: &dyn Engines,
+    finding: fn(String, String, &'static str) -> Finding,
+) -> Vec<Finding> {
+    let mend = "Its lane stops at the first payment until its workers can read it; run check where and as the worker's user \
+                runs";
+    let missing = if provider.enabled { engines.unreadable(provider, config) } else { Vec::new() };
+    let subject = format!("provider {}", provider.name);
+    missing.into_iter().map(|what| finding(subject.clone(), format!("not readable here: {what}"), mend)).collect()
 }
 
 /// Findings, and the settings where they could be read.
@@ -135,7 +152,10 @@ async fn database(config: &Config, engines: &dyn Engines) -> (Vec<Finding>, Opti
             let mut findings = vec![Finding::ok(subject, format!("answers in {} ms", answered.as_millis()))];
             findings.extend(judge::snapshot(&snapshot, config));
             let meant = snapshot.providers.iter().filter_map(|row| row.as_ref().ok());
-            findings.extend(meant.filter_map(|provider| unusable(provider, config, engines)));
+            for provider in meant {
+                findings.extend(unusable(provider, config, engines));
+                findings.extend(unreadable(provider, config, engines, Finding::error));
+            }
             (findings, Some(snapshot))
         }
     }

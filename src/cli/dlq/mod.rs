@@ -30,6 +30,7 @@ enum Action {
     Show {
         #[arg(value_parser = parse_id)]
         id: JobId,
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
@@ -45,6 +46,7 @@ enum Action {
         /// Why, for the audit; also in the job's reason and its outcome event.
         #[arg(long, value_name = "TEXT")]
         because: Option<String>,
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },

@@ -1,33 +1,39 @@
 //! `dlq replay`: dead payments back on their way, one, those of a provider, or all.
 //!
-//! Refuses to replay a payment twice in one run: it goes through the ids once, whatever becomes of those behind it.
+//! Refuses to take all of every provider without asking whoever sits at the terminal, unless `--yes` is given. Refuses to replay a payment twice in one run: it goes through the ids once, whatever becomes of those behind it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use super::super::connect::Engines;
 use super::super::jobs::again::{self, Order, Pace};
 use super::super::jobs::ids::Source;
-use super::super::jobs::{by, parse_id};
+use super::super::jobs::report::Report;
+use super::super::jobs::{by, list, parse_id};
 use super::super::provider::parse_name;
 use super::super::{CommandError, Console, Exit};
 use super::DEAD;
 use crate::config::Config;
 use crate::domain::job::JobId;
-use crate::ledger::operator::{Filter, Verdict};
+use crate::domain::provider::ProviderName;
+use crate::ledger::operator::{Filter, Operator, Verdict};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// One payment; without it all dead ones.
+    /// One payment; without it and --provider all dead ones, which is asked about first.
     #[arg(value_parser = parse_id, conflicts_with = "provider")]
     id: Option<JobId>,
     /// The dead ones of this provider.
     #[arg(long)]
     provider: Option<String>,
+    /// Replay all dead payments of all providers without being asked; needed where nobody can be asked.
+    #[arg(long, conflicts_with_all = ["id", "provider"])]
+    yes: bool,
     /// Why, for the audit; also in the job's reason.
     #[arg(long, value_name = "TEXT")]
     because: Option<String>,
     #[command(flatten)]
     pace: Pace,
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }
@@ -48,6 +54,14 @@ pub async fn run(
         Some(id) => Source::Given(Some(id.clone())),
         None => {
             let provider = args.provider.as_deref().map(parse_name).transpose()?;
+            let dead = dead(operator, provider.as_ref()).await?;
+            if dead.is_empty() {
+                return nothing(args, provider.as_ref(), config, engines, console).await;
+            }
+            if provider.is_none() && !args.pace.dry_run && !args.yes && !is_wanted(&dead, console)? {
+                console.message("nothing was changed")?;
+                return Ok(Exit::Failed);
+            }
             let filter = Filter { state: Some(DEAD), provider, ..Filter::default() };
             Source::Listed { operator, filter, page: VecDeque::new(), after: None, more: true }
         }
@@ -55,4 +69,36 @@ pub async fn run(
     let by = by(args.because.as_deref());
     let order = Order { verdict: Verdict::Replay, by, pace: &args.pace, json: args.json };
     again::run(order, source, operator, config, engines, console).await
+}
+
+/// Dead payments, by provider.
+async fn dead(operator: &dyn Operator, of: Option<&ProviderName>) -> Result<BTreeMap<String, i64>, CommandError> {
+    let counts = operator.counts().await?.into_iter();
+    let wanted = |provider: &str| of.is_none_or(|name| name.as_str() == provider);
+    let dead = counts.filter(|count| count.state == DEAD && count.jobs > 0 && wanted(&count.provider));
+    Ok(dead.map(|count| (count.provider, count.jobs)).collect())
+}
+
+/// Says that there is nothing to replay, which is fine, unless the provider is none of ours.
+async fn nothing(
+    args: &Args,
+    provider: Option<&ProviderName>,
+    config: &Config,
+    engines: &dyn Engines,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
+    list::known(provider, config, engines).await?;
+    console.message("no dead payments: nothing to replay")?;
+    if args.json {
+        console.json(&Report::new(&Verdict::Replay, args.pace.dry_run, true))?;
+    }
+    Ok(Exit::Fine)
+}
+
+/// Where nobody can be asked, whoever wrote the script has decided.
+fn is_wanted(dead: &BTreeMap<String, i64>, console: &mut Console) -> Result<bool, CommandError> {
+    let total: i64 = dead.values().sum();
+    let by_provider: Vec<String> = dead.iter().map(|(provider, jobs)| format!("{provider} {jobs}")).collect();
+    let question = format!("Replay all {total} dead payments ({})?", by_provider.join(", "));
+    Ok(console.confirm(&question)?.unwrap_or(true))
 }

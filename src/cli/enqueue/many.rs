@@ -15,13 +15,16 @@ use tokio::io::{AsyncBufRead, BufReader};
 use super::super::stdin;
 use super::lines::{Line, Lines};
 use super::{CheckedMessage, CommandError, Console, Engines, Exit, outgoing};
-use crate::config::CardNumbers;
+use crate::config::{CardNumbers, QueueUrl};
 use crate::domain::job::BODY_BYTES_MAX;
 use crate::domain::provider::ProviderName;
 use crate::queue::{Outgoing, Queue, QueueError};
 
 /// Publishes under way at once: enough to hide a broker's fsync, few enough to hold in memory (64 KiB each).
 const IN_FLIGHT_MAX: usize = 256;
+/// With an embedded queue they stand in one line for one file, beside a worker's writes: who stands too long is told that the
+/// database is away.
+const IN_FLIGHT_EMBEDDED: usize = 16;
 
 /// Reads messages as the worker will.
 pub struct Codec<'a> {
@@ -41,7 +44,15 @@ pub struct Order<'a> {
     /// The lane of all lines; else each names its own.
     pub lane: Option<&'a ProviderName>,
     pub known: &'a [ProviderName],
+    /// Where the messages go to.
+    pub queue: &'a QueueUrl,
     pub json: bool,
+}
+
+impl Order<'_> {
+    fn at_once(&self) -> usize {
+        if *self.queue == QueueUrl::Embedded { IN_FLIGHT_EMBEDDED } else { IN_FLIGHT_MAX }
+    }
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -108,7 +119,7 @@ async fn publish<R: AsyncBufRead + Unpin>(
                     refuse(&mut report.unconfirmed, number, QueueError::to_string(&error), bar, console)?;
                 }
             },
-            line = lines.next(), if !ended && in_flight.len() < IN_FLIGHT_MAX => match line? {
+            line = lines.next(), if !ended && in_flight.len() < order.at_once() => match line? {
                 None => ended = true,
                 Some(line) => match prepare(line, order, codec) {
                     Ok(None) => {}

@@ -107,9 +107,9 @@ pub async fn run(
     engines: &dyn Engines,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
+    let lane = args.provider.as_deref().map(parse_name).transpose()?;
     let settings = engines.settings(config).await?;
     let known = names(settings.as_ref()).await?;
-    let lane = args.provider.as_deref().map(parse_name).transpose()?;
     if let Some(lane) = lane.as_ref().filter(|lane| !known.contains(lane)) {
         return Err(unknown(lane.as_str()));
     }
@@ -117,7 +117,7 @@ pub async fn run(
     queue.declare(&known).await?;
     let codec = many::Codec { engines, card_numbers: config.worker.card_numbers };
     if let Some(file) = &args.file {
-        let order = many::Order { file, lane: lane.as_ref(), known: &known, json: args.json };
+        let order = many::Order { file, lane: lane.as_ref(), known: &known, queue: &config.queue.url, json: args.json };
         return many::run(&order, &codec, queue.as_ref(), console).await;
     }
     let (Some(lane), Some(amount), Some(currency)) = (lane, args.amount, args.currency.as_deref()) else {

@@ -22,11 +22,15 @@ use crate::worker::send_again::SendAgain;
 #[derive(Debug, clap::Args)]
 pub struct Pace {
     /// Payments sent again per second.
-    #[arg(long, default_value = "50", value_name = "PER_SECOND")]
+    #[arg(long, default_value = "50", value_name = "PER_SECOND", value_parser = per_second)]
     rate: NonZeroU32,
     /// Say how many would be changed, and change nothing.
     #[arg(long)]
     pub dry_run: bool,
+}
+
+fn per_second(text: &str) -> Result<NonZeroU32, String> {
+    text.parse().map_err(|_| "write a whole number of payments per second, 1 or more".to_owned())
 }
 
 /// What to do, for whom, how fast.

@@ -1,23 +1,34 @@
 //! `jobs cancel`: stops payments that are not on the wire.
 //!
-//! Refuses a payment that may have been charged, or is being sent; takes one from a worker that only holds it.
+//! Refuses a payment that may have been charged, or is being sent; takes one from a worker that only holds it. One that the
+//! ledger does not know yet is cancelled ahead of its message where its provider is named.
 
 use super::super::connect::Engines;
+use super::super::provider::parse_name;
 use super::super::{CommandError, Console, Exit};
 use super::ids::Source;
 use super::report::{Outcome, Report};
-use super::{Ids, by};
+use super::{Ids, by, list};
 use crate::config::Config;
 use crate::domain::job::JobId;
-use crate::ledger::operator::Verdict;
+use crate::ledger::operator::{Refusal, Verdict};
+
+/// A message of it may be in a queue, where nobody sees it.
+const NOT_YET_KNOWN: &str = "the ledger has no such job; if its message may still come, name its --provider: then it is \
+                             cancelled ahead of it";
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     ids: Ids,
+    /// Their provider. Then an id that the ledger does not know is cancelled too: its message, which may still be in a queue,
+    /// is acknowledged when it comes, and nothing is sent.
+    #[arg(long, value_name = "NAME")]
+    provider: Option<String>,
     /// Why, for the audit; also in the job's reason and its outcome event.
     #[arg(long, value_name = "TEXT")]
     because: Option<String>,
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }
@@ -33,11 +44,21 @@ pub async fn run(
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let by = by(args.because.as_deref());
+    let provider = args.provider.as_deref().map(parse_name).transpose()?;
+    list::known(provider.as_ref(), config, engines).await?;
     let operator = engines.operator(config).await?;
     let mut source = Source::of(&args.ids).await?;
     let cancel = |id: JobId| {
-        let (operator, by) = (operator.as_ref(), &by);
-        async move { Outcome::from(operator.decide(&id, &Verdict::Cancel, None, by).await) }
+        let (operator, by, provider) = (operator.as_ref(), &by, &provider);
+        async move {
+            match provider {
+                Some(provider) => Outcome::from(operator.cancel_ahead(&id, provider, by).await),
+                None => match operator.decide(&id, &Verdict::Cancel, None, by).await {
+                    Ok(Err(Refusal::NoSuchJob)) => Outcome::Refused(NOT_YET_KNOWN.to_owned()),
+                    decided => Outcome::from(decided),
+                },
+            }
+        }
     };
     Report::new(&Verdict::Cancel, false, args.json).run(&mut source, cancel, console).await
 }

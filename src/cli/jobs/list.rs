@@ -3,12 +3,15 @@
 //! Refuses to read everything: a page is bounded, and says with which id the next one begins.
 
 use super::super::connect::Engines;
-use super::super::provider::parse_name;
+use super::super::console::Shape;
+use super::super::provider::{parse_name, unknown};
 use super::super::{CommandError, Console, Exit};
 use super::{State, parse_id};
 use crate::config::Config;
 use crate::domain::job::{JobId, Token};
-use crate::ledger::operator::{Filter, JobLine, JobPage};
+use crate::domain::provider::ProviderName;
+use crate::ledger::operator::{At, Filter, JobLine, JobPage};
+use crate::ops::unix_ms;
 
 /// What is left out is not asked for.
 #[derive(Debug, clap::Args)]
@@ -33,6 +36,7 @@ pub struct Page {
     /// The page behind this id.
     #[arg(long, value_name = "ID", value_parser = parse_id)]
     after: Option<JobId>,
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }
@@ -62,8 +66,11 @@ pub async fn page(
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let provider = page.provider.as_deref().map(parse_name).transpose()?;
-    let filter = Filter { state, provider, account: page.account.clone(), id: None };
+    let filter = Filter { state, provider: provider.clone(), account: page.account.clone(), id: None };
     let jobs = engines.operator(config).await?.list(&filter, page.after.as_ref(), page.limit).await?;
+    if jobs.is_empty() {
+        known(provider.as_ref(), config, engines).await?;
+    }
     let JobPage { jobs, next } = JobPage::of(jobs, page.limit);
     if page.json {
         console.json(&JobPage { jobs, next })?;
@@ -74,23 +81,83 @@ pub async fn page(
         return Ok(Exit::Fine);
     }
     let header = ["id", "provider", "state", "amount", "attempts", "wake at", "reason"];
-    console.table(&header, &jobs.iter().map(cells).collect::<Vec<_>>())?;
+    let (now, shape) = (At(unix_ms()), console.shape());
+    console.table(&header, &jobs.iter().map(|job| cells(job, now, shape)).collect::<Vec<_>>())?;
     if let Some(next) = next {
         console.message(&format!("more behind `--after {next}`"))?;
     }
     Ok(Exit::Fine)
 }
 
-fn cells(job: &JobLine) -> Vec<String> {
-    // When it wakes says nothing of a job that sleeps for ever.
-    let open = ["waiting", "sending", "unknown"].contains(&job.state.as_str());
+/// A provider that was asked for and has nothing: it must be one of ours, or its name is a slip.
+///
+/// # Errors
+/// When it is none, or the database fails.
+pub async fn known(
+    provider: Option<&ProviderName>,
+    config: &Config,
+    engines: &dyn Engines,
+) -> Result<(), CommandError> {
+    let Some(name) = provider else { return Ok(()) };
+    match engines.settings(config).await?.rows(Some(name)).await?.is_empty() {
+        true => Err(unknown(name.as_str())),
+        false => Ok(()),
+    }
+}
+
+fn cells(job: &JobLine, now: At, shape: Shape) -> Vec<String> {
+    // When it wakes says nothing of a job that sleeps for ever, or that is awake.
+    let sleeps = ["waiting", "sending", "unknown"].contains(&job.state.as_str()) && job.wake_at > now;
+    let wake_at = match shape {
+        Shape::Plain => job.wake_at.to_string(),
+        Shape::Terminal { .. } => to_the_second(job.wake_at),
+    };
     vec![
         job.id.clone(),
         job.provider.clone(),
         job.state.clone(),
         format!("{} {}", job.amount, job.currency),
         job.attempts.to_string(),
-        if open { job.wake_at.to_string() } else { String::new() },
+        if sleeps { wake_at } else { String::new() },
         job.reason.clone().unwrap_or_default(),
     ]
+}
+
+/// UTC, short enough for a column.
+fn to_the_second(at: At) -> String {
+    match jiff::Timestamp::from_millisecond(at.0) {
+        Ok(at) => at.strftime("%Y-%m-%d %H:%M:%SZ").to_string(),
+        Err(_) => at.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_that_is_due_has_no_time_to_wake_at() {
+        let at = At(1_795_000_000_123);
+        let job = JobLine {
+            id: "p1".to_owned(),
+            provider: "acme".to_owned(),
+            state: "waiting".to_owned(),
+            amount: 1,
+            currency: "EUR".to_owned(),
+            account: None,
+            attempts: 0,
+            wake_at: at,
+            reason: None,
+            provider_reference: None,
+            created_at: at,
+            updated_at: at,
+        };
+        let wakes = |job: &JobLine, now: i64, shape| cells(job, At(now), shape)[5].clone();
+        let terminal = Shape::Terminal { width: None };
+        assert_eq!(wakes(&job, at.0, Shape::Plain), "");
+        assert_eq!(wakes(&job, at.0 - 1, Shape::Plain), "2026-11-18T11:06:40.123Z");
+        assert_eq!(wakes(&job, at.0 - 1, terminal), "2026-11-18 11:06:40Z");
+        let dead = JobLine { state: "dead".to_owned(), ..job };
+        assert_eq!(wakes(&dead, at.0 - 1, terminal), "");
+    }
 }

@@ -34,6 +34,7 @@ enum Action {
     Show {
         #[arg(value_parser = parse_id)]
         id: JobId,
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
@@ -41,6 +42,7 @@ enum Action {
     Explain {
         #[arg(value_parser = parse_id)]
         id: JobId,
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },

@@ -29,6 +29,7 @@ pub struct Args {
     because: Option<String>,
     #[command(flatten)]
     pace: Pace,
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }

@@ -13,6 +13,7 @@ pub struct Args {
     /// Changes to show, 1 to 1000.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     limit: u32,
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }

@@ -19,6 +19,7 @@ use crate::domain::limit::Rate;
 use crate::domain::time::parse_duration;
 use crate::ledger::operator::{At, PastArrival};
 use crate::simulation::arrivals::JOBS_MAX;
+use crate::simulation::latency::BYTE_ORDER_MARK;
 use crate::simulation::{Arrival, Arrivals};
 
 /// Bad lines that are named before the rest is only counted.
@@ -76,6 +77,7 @@ pub(super) async fn gather(
     rng: &mut StdRng,
 ) -> Result<Come, CommandError> {
     let asked = &args.arrivals;
+    bounded(asked)?;
     if let Some((from, to)) = asked.history {
         let name = parse_name(setup.provider())?;
         let operator = engines.operator(config).await?;
@@ -92,10 +94,23 @@ pub(super) async fn gather(
     if let Some(burst) = asked.burst {
         arrivals.add(Arrivals::burst(burst).jobs().iter().copied());
     }
-    if arrivals.jobs().len() > JOBS_MAX || asked.burst.is_some_and(|burst| burst > JOBS_MAX) {
-        return Err(CommandError::Configuration(format!("at most {JOBS_MAX} jobs are simulated at once")));
+    if arrivals.jobs().len() > JOBS_MAX {
+        return Err(too_many());
     }
     Ok(Come { arrivals, from: None })
+}
+
+/// Before any of them is drawn: what comes at a rate is about as many as rate and time say.
+fn bounded(asked: &ArrivalArgs) -> Result<(), CommandError> {
+    let per_second = asked.rate.map_or(0.0, Rate::per_second);
+    let expected = per_second * asked.lasting.unwrap_or_default().as_secs_f64();
+    #[allow(clippy::cast_precision_loss, reason = "both are far below 2^53 where it matters")]
+    let (most, burst) = (JOBS_MAX as f64, asked.burst.unwrap_or(0) as f64);
+    if expected + burst > most { Err(too_many()) } else { Ok(()) }
+}
+
+fn too_many() -> CommandError {
+    CommandError::Usage(format!("at most {JOBS_MAX} jobs are simulated at once: ask for fewer, or for a shorter time"))
 }
 
 fn of_history(from: Timestamp, past: &[PastArrival]) -> Arrivals {
@@ -126,7 +141,8 @@ fn read_trace(path: &Path) -> Result<Arrivals, CommandError> {
 
 /// A trace; its earliest job is at the start, whatever its times count from.
 fn trace(text: &str) -> Result<Arrivals, Vec<String>> {
-    let mut lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let mut lines =
+        text.trim_start_matches(BYTE_ORDER_MARK).lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let Some((number, title)) = lines.next() else { return Err(vec!["1: is empty".to_owned()]) };
     let columns: Vec<&str> = title.split(',').map(str::trim).collect();
     if let Some(unknown) = columns.iter().find(|column| !COLUMNS.contains(column)) {
@@ -204,6 +220,7 @@ mod tests {
         assert_eq!(arrivals.accounts(), ["acme"]);
         let urgent = Arrival { at_us: 1_000_000, account: Some(0), cost: 3, priority: 9, expires_us: Some(1_500_000) };
         assert_eq!(arrivals.jobs(), [Arrival::at(0), urgent]);
+        assert_eq!(trace("\u{feff}at_ms\n7\n").unwrap().jobs(), [Arrival::at(0)]);
     }
 
     #[test]

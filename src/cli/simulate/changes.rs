@@ -63,7 +63,7 @@ impl Setup {
             ("faults", &args.faults),
         ];
         for (key, value) in named {
-            let said = |problem| CommandError::Configuration(format!("--{}: {problem}", key.replace('_', "-")));
+            let said = |problem| CommandError::Usage(format!("--{}: {problem}", key.replace('_', "-")));
             setup.change(&format!("{key}={value}")).map_err(said)?;
         }
         Ok(setup)

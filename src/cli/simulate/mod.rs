@@ -67,10 +67,18 @@ pub struct Args {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Write a picture for a ticket: what waits, and the rate against the limit.
-    #[arg(long, value_name = "FILE.svg")]
+    #[arg(long, value_name = "FILE.svg", value_parser = svg)]
     plot: Option<PathBuf>,
+    /// Print JSON.
     #[arg(long)]
     json: bool,
+}
+
+/// Nothing else can be written, and a picture under a wrong name opens nowhere.
+fn svg(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    let is_svg = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("svg"));
+    if is_svg { Ok(path) } else { Err("an SVG is written: let the name end in .svg".to_owned()) }
 }
 
 /// One column: what was changed and what came of it.
@@ -94,13 +102,18 @@ pub async fn run(
     let began = Instant::now();
     let (rows, provider) = rows::load(args, config, engines).await?;
     let mut setup = Setup::new(args, rows, provider)?;
-    for change in &args.changes {
-        setup.change(change).map_err(|problem| CommandError::Configuration(format!("--with {change}: {problem}")))?;
+    let wrong: Vec<String> = args
+        .changes
+        .iter()
+        .filter_map(|change| Some(format!("--with {change}: {}", setup.change(change).err()?)))
+        .collect();
+    if !wrong.is_empty() {
+        return Err(CommandError::Usage(wrong.join("\n")));
     }
     let mut rng = StdRng::seed_from_u64(args.seed);
     let come = arrivals::gather(args, &setup, config, engines, &mut rng).await?;
     if come.arrivals.jobs().is_empty() {
-        return Err(CommandError::Configuration("no job ever comes: nothing to simulate".to_owned()));
+        return Err(CommandError::Usage("no job ever comes: nothing to simulate".to_owned()));
     }
     let start = args.start.or(come.from).unwrap_or_else(Timestamp::now);
     let columns = columns(args, &setup, &come.arrivals, start, engines)?;
@@ -130,17 +143,21 @@ fn columns(
         planned = vec![(args.changes.join(" "), Vec::new())];
     }
     for variant in &args.variant {
-        planned.push(changes::variant(variant).map_err(CommandError::Configuration)?);
+        planned.push(changes::variant(variant).map_err(CommandError::Usage)?);
     }
     let mut columns = Vec::new();
     for (name, changes) in planned {
         let mut setup = setup.clone();
         for change in &changes {
-            let said = |problem| CommandError::Configuration(format!("variant `{name}`: {change}: {problem}"));
+            let said = |problem| CommandError::Usage(format!("variant `{name}`: {change}: {problem}"));
             setup.change(change).map_err(said)?;
         }
-        let model =
-            setup.model(start, engines).map_err(|problem| CommandError::Configuration(format!("{name}: {problem}")))?;
+        let changed = !changes.is_empty() || !args.changes.is_empty();
+        let model = setup.model(start, engines).map_err(|problem| {
+            let text = format!("{name}: {problem}");
+            // Whose fault it is: what the line asks for, or the row as it stands.
+            if changed { CommandError::Usage(text) } else { CommandError::Configuration(text) }
+        })?;
         // Every column meets the same draws as far as it makes the same requests.
         let figures = simulate(&model, arrivals, &mut StdRng::seed_from_u64(args.seed));
         columns.push(Column { name, changes, model, figures });

@@ -8,20 +8,30 @@ use jiff::Timestamp;
 use plotters::prelude::*;
 
 use super::Column;
-use super::print::{clears_at, time};
+use super::print::{clears_at, thousands, time};
 use crate::cli::CommandError;
 use crate::simulation::Point;
 
 const SIZE: (u32, u32) = (1_100, 760);
 /// Distinguishable for those who do not see red and green apart, too (Okabe and Ito).
-const COLOURS: [RGBColor; 6] = [
+const COLOURS: [RGBColor; 12] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
     RGBColor(0, 158, 115),
     RGBColor(204, 121, 167),
     RGBColor(120, 94, 20),
     RGBColor(70, 70, 70),
+    RGBColor(86, 180, 233),
+    RGBColor(230, 159, 0),
+    RGBColor(51, 34, 136),
+    RGBColor(136, 34, 85),
+    RGBColor(17, 119, 51),
+    RGBColor(153, 153, 51),
 ];
+/// Most variants whose lines are of different widths, so that equal ones show beside each other.
+const APART_MAX: u32 = 4;
+/// Longest name in a picture, in characters.
+const NAME_MAX: usize = 40;
 
 type Line = Vec<(f64, f64)>;
 
@@ -54,14 +64,14 @@ fn draw(columns: &[Column], start: Timestamp) -> Result<String, Box<dyn std::err
             };
             #[allow(clippy::cast_precision_loss, reason = "for the eye")]
             let line = column.figures.series.points.iter().map(|point| (x(point), point.waiting as f64));
-            (format!("{}: {ends}", column.name), line.collect::<Line>(), None)
+            (format!("{}: {ends}", short(&column.name)), line.collect::<Line>(), None)
         });
         chart(&upper, (&format!("time since the start ({unit})"), "not settled yet (jobs)"), waiting.collect())?;
         let rates = columns.iter().map(|column| {
             let limit = column.model.provider.tightest_rate();
             let named = limit.map_or_else(String::new, |limit| format!(", limit {limit} (dashed)"));
             let line = smooth(column).into_iter().map(|(at_s, rate)| (at_s / per_unit_s, rate));
-            (format!("{}{named}", column.name), line.collect::<Line>(), limit.map(|limit| limit.per_second()))
+            (format!("{}{named}", short(&column.name)), line.collect::<Line>(), limit.map(|limit| limit.per_second()))
         });
         chart(
             &lower,
@@ -94,9 +104,22 @@ fn smooth(column: &Column) -> Line {
     series.points.windows(steps).filter_map(|points| Some((points.last()?.at_s, mean(points)))).collect()
 }
 
-/// Whole numbers without decimals.
+/// Whole numbers without decimals, large ones in groups of three.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole, and checked not to be negative")]
 fn label(value: &f64) -> String {
-    if value.fract().abs() < 1e-9 { format!("{value:.0}") } else { format!("{value:.1}") }
+    match value.fract().abs() < 1e-9 {
+        true if *value >= 1_000.0 => thousands(*value as u64),
+        true => format!("{value:.0}"),
+        false => format!("{value:.1}"),
+    }
+}
+
+/// A name that leaves room for the lines.
+fn short(name: &str) -> String {
+    match name.char_indices().nth(NAME_MAX) {
+        Some((end, _)) => format!("{}…", name.get(..end).unwrap_or_default().trim_end()),
+        None => name.to_owned(),
+    }
 }
 
 /// Lines with their names, some with a level to compare with.
@@ -109,7 +132,7 @@ fn chart(
     let levels = lines.iter().filter_map(|(_, _, level)| *level);
     let x_max = all().map(|(x, _)| *x).fold(0.0, f64::max).max(f64::MIN_POSITIVE);
     // Room above the lines for their names.
-    let room = 1.15 + 0.09 * f64::from(u32::try_from(lines.len()).unwrap_or(6));
+    let room = 1.15 + 0.09 * f64::from(u32::try_from(lines.len()).unwrap_or(6).min(20));
     let y_max = all().map(|(_, y)| *y).chain(levels).fold(1.0, f64::max) * room;
     let mut chart = ChartBuilder::on(area)
         .margin(14)
@@ -130,7 +153,7 @@ fn chart(
     for (index, (name, line, level)) in (0_u32..).zip(lines) {
         let colour = COLOURS[index as usize % COLOURS.len()];
         // Where lines are the same, each shows beside the next.
-        let width = 2 + 2 * (count - 1 - index).min(3);
+        let width = if count <= APART_MAX { 2 + 2 * (count - 1 - index) } else { 2 };
         if let Some(level) = level {
             let ends = [(0.0, level), (x_max, level)];
             chart.draw_series(DashedLineSeries::new(ends, 7, 5, colour.stroke_width(1)))?;
@@ -149,4 +172,15 @@ fn chart(
         .legend_area_size(30)
         .draw()?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_numbers_leave_room_for_the_lines() {
+        assert_eq!([0.0, 2.5, 999.0, 300_000.0].map(|value| label(&value)), ["0", "2.5", "999", "300,000"]);
+        assert_eq!((short("at 50/s").as_str(), short(&"ä".repeat(60)).chars().count()), ("at 50/s", NAME_MAX + 1));
+    }
 }

@@ -18,10 +18,10 @@ pub(super) fn table(columns: &[Column], start: Timestamp, console: &mut Console)
         rows.push(std::iter::once(title.to_owned()).chain(columns.iter().map(cell)).collect());
     };
     line("jobs", &|c| thousands(c.figures.jobs));
-    line("wait p50", &|c| time(c.figures.wait.p50_ms));
-    line("wait p95", &|c| time(c.figures.wait.p95_ms));
-    line("wait p99", &|c| time(c.figures.wait.p99_ms));
-    line("wait max", &|c| time(c.figures.wait.max_ms));
+    line("wait p50", &|c| c.figures.wait.p50_ms.map_or_else(none, time));
+    line("wait p95", &|c| c.figures.wait.p95_ms.map_or_else(none, time));
+    line("wait p99", &|c| c.figures.wait.p99_ms.map_or_else(none, time));
+    line("wait max", &|c| c.figures.wait.max_ms.map_or_else(none, time));
     line("drained in", &|c| c.figures.drained_in_ms.map_or_else(|| "never".to_owned(), time));
     line("clears at", &|c| clears_at(&c.figures, start).map_or_else(String::new, |at| clock(at, start)));
     line("deadlines missed", &|c| thousands(c.figures.deadlines_missed));
@@ -31,8 +31,8 @@ pub(super) fn table(columns: &[Column], start: Timestamp, console: &mut Console)
             c.figures.windows.iter().find(|window| window.limit == *limit).map_or_else(String::new, fullest)
         });
     }
-    line("rate", &|c| format!("{:.1}/s", c.figures.rate_per_s));
-    line("utilisation", &|c| format!("{:.1} %", c.figures.utilisation * 100.0));
+    line("rate", &|c| c.figures.rate_per_s.map_or_else(none, |rate| format!("{rate:.1}/s")));
+    line("utilisation", &|c| c.figures.utilisation.map_or_else(none, |share| format!("{:.1} %", share * 100.0)));
     line("answer after", &|c| format!("{:.0} ms", c.figures.hold_ms));
     line("requests", &|c| thousands(c.figures.requests));
     line("calls to the limiter", &|c| thousands(c.figures.limiter_calls));
@@ -117,7 +117,12 @@ pub(super) fn time(ms: u64) -> String {
     }
 }
 
-fn thousands(count: u64) -> String {
+/// Where there is nothing to measure.
+fn none() -> String {
+    "–".to_owned()
+}
+
+pub(super) fn thousands(count: u64) -> String {
     let digits = count.to_string();
     let groups = digits.as_bytes().rchunks(3).rev().map(|group| String::from_utf8_lossy(group).into_owned());
     groups.collect::<Vec<_>>().join(",")

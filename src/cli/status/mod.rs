@@ -34,7 +34,7 @@ pub struct Args {
     /// Show it anew every 2 seconds, until Ctrl-C.
     #[arg(long)]
     watch: bool,
-    /// The whole overview, as /api/v1/overview.
+    /// Print JSON: the whole overview, as /api/v1/overview; with --watch one object per line.
     #[arg(long)]
     json: bool,
 }
@@ -99,7 +99,9 @@ async fn watch(args: &Args, looking: &Looking<'_>, draws: bool, console: &mut Co
 }
 
 fn print(args: &Args, overview: &Overview, console: &mut Console) -> Result<Exit, CommandError> {
-    if args.json {
+    if args.json && args.watch {
+        console.json_line(overview)?;
+    } else if args.json {
         console.json(overview)?;
     } else if overview.providers.is_empty() {
         console.message("no providers yet: `sluicegate provider apply FILE` adds some")?;

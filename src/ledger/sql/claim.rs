@@ -128,7 +128,9 @@ impl Statements {
                 "id: a payment of another provider has it; ids are unique over all providers",
             )));
         }
-        if row.bytes("content_hash")? != hash.0 {
+        let recorded = row.bytes("content_hash")?;
+        // Cancelled before it came: whatever it says, it is done with.
+        if recorded != hash.0 && recorded != ContentHash::UNSEEN.0 {
             return Ok(Some(conflicting("id: recorded before with other content; a changed payment needs a new id")));
         }
         if !matches!(row.text("state")?.as_str(), "waiting" | "sending" | "unknown") {

@@ -30,6 +30,10 @@ const PING_AFTER_IDLE: Duration = Duration::from_secs(1);
 const ONE_PAYMENT_PER_CHARGE: &str = "jobs_one_payment_per_charge";
 
 const LOCK_NOT_AVAILABLE: &str = "55P03";
+/// The mend, for a person with a worker's URL as well as for a worker whose grants are missing.
+const RIGHTS_MISSING: &str = "the user of database.url may not do that. Limits, providers and pauses are the operator's to \
+                              change: give the command the operator's URL. Who needs which GRANT, and that they are given \
+                              after each migrate: docs/security.md, \"Least rights\"";
 
 /// What else is set for connections that write groups. A row that somebody else holds must not hold up all the others
 /// of its group: they are written one by one then. And a plan that was made while a table was small would read all of
@@ -325,6 +329,8 @@ pub fn meaning(error: &sqlx::Error) -> LedgerError {
         "57014" | "55P03" | "25006" | "25P02" | "25P03" => LedgerError::Away(text),
         // connection exceptions, insufficient resources, operator intervention, system errors, rolled back
         _ if ["08", "53", "57", "58", "40"].iter().any(|class| code.starts_with(class)) => LedgerError::Away(text),
+        // insufficient_privilege
+        "42501" => LedgerError::Refused(format!("{text}: {RIGHTS_MISSING}")),
         _ => LedgerError::Refused(text),
     }
 }

@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 
@@ -19,7 +18,7 @@ use crate::ledger::LedgerError;
 use crate::ledger::audited::AuditedChange;
 use crate::ledger::operator::By;
 use crate::ledger::provider_row::{AccountRow, LimitRow, Object, ProviderRow};
-use crate::ledger::settings::{BadRow, Change, Hints, Settings, Snapshot};
+use crate::ledger::settings::{BadRow, Change, Hints, Settings, Snapshot, WrittenRate};
 
 /// How often a read or an apply starts over because somebody changed settings meanwhile.
 const TRIES_MAX: u32 = 10;
@@ -157,7 +156,7 @@ impl Settings for SqlSettings {
         limit: &str,
         rate: Rate,
         by: Option<&By>,
-    ) -> Result<Option<Rate>, LedgerError> {
+    ) -> Result<Option<WrittenRate>, LedgerError> {
         let key = [provider.as_str().into(), limit.into()];
         let [name, limit] = key.clone();
         let steps = vec![
@@ -170,8 +169,8 @@ impl Settings for SqlSettings {
         ];
         let Some(rows) = self.atomically(steps, by).await? else { return Ok(None) };
         let row = rows.iter().flatten().next().ok_or_else(|| corrupt("max_requests", "is missing"))?;
-        let window = Duration::from_millis(u64::try_from(row.int("window_ms")?).unwrap_or_default());
-        Rate::new(row.count("max_requests")?, window).map(Some).map_err(|problem| corrupt("window_ms", &problem))
+        // The row is changed by now: what it was is told as it stood there.
+        Ok(Some(WrittenRate { max_requests: row.int("max_requests")?, window_ms: row.int("window_ms")? }))
     }
 
     async fn set_paused_by(&self, provider: &ProviderName, paused: bool, by: Option<&By>) -> Result<bool, LedgerError> {

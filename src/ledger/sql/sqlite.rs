@@ -53,6 +53,8 @@ impl SqliteEngine {
         let pool = SqlitePoolOptions::new()
             .max_connections(1)
             .acquire_timeout(ACQUIRE_TIMEOUT)
+            // Waiting for the one connection is how it works, and no news.
+            .acquire_slow_threshold(ACQUIRE_TIMEOUT)
             // A file has no network that could have dropped it, and closing would end a database in memory.
             .test_before_acquire(false)
             .idle_timeout(None)

@@ -159,7 +159,7 @@ pub async fn set_limit(
         limit,
         from: change.from.to_string(),
         to: change.to.to_string(),
-        changed: !asked.dry_run && change.from != change.to,
+        changed: !asked.dry_run && change.from != change.to.into(),
         drained_in_ms: DrainedIn { from: drained_if(&change.row_before), to: drained_if(&change.row_after) },
     }))
 }

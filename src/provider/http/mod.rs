@@ -85,6 +85,12 @@ impl HttpProvider {
         })
     }
 
+    /// What of its secrets this process cannot read now, one error per header, without any value.
+    #[must_use]
+    pub fn unreadable(&self) -> Vec<FreezeError> {
+        self.headers.unreadable()
+    }
+
     /// The frozen request with today's header values. Nothing is sent.
     fn outgoing(&self, request: &FrozenRequest) -> Result<Outgoing, FreezeError> {
         let header = |name: &HeaderName, value: &str| {

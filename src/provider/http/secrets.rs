@@ -92,6 +92,25 @@ impl HeaderTemplates {
     }
 }
 
+impl HeaderTemplates {
+    /// What of the references could not be read by this process now, one error per header; a job's account apart.
+    pub(super) fn unreadable(&self) -> Vec<FreezeError> {
+        let unreadable = |(name, sources): &(HeaderName, Vec<Source>)| {
+            let problems: Vec<String> = sources.iter().filter_map(|source| read(source, "").err()).collect();
+            let refused = FreezeError::Header { header: name.to_string(), problem: problems.join("; ") };
+            (!problems.is_empty()).then_some(refused)
+        };
+        let mut found: Vec<FreezeError> = self.0.iter().filter_map(unreadable).collect();
+        if found.is_empty() {
+            // All can be read; a line break within one would be noticed by the first request.
+            let standing =
+                self.resolve(Some("account")).and_then(|resolved| resolved.insert_into(&mut HeaderMap::new()));
+            found.extend(standing.err());
+        }
+        found
+    }
+}
+
 impl ResolvedHeaders {
     /// First 16 hex digits of SHA-256 over names and values.
     pub(super) fn fingerprint(&self) -> String {
@@ -209,6 +228,7 @@ mod tests {
         let before = templates.resolve(None).unwrap().fingerprint();
         std::fs::write(&path, "hunter3").unwrap();
         assert_eq!(values(&templates, None)[0].1, "Bearer hunter3");
+        assert!(templates.unreadable().is_empty());
         let after = templates.resolve(None).unwrap().fingerprint();
         assert!(before != after && before.len() == 16, "{before} {after}");
     }
@@ -256,12 +276,17 @@ mod tests {
             file("long", &long),
         ];
         for value in broken {
-            let error = parse(&[("authorization", &value)]).unwrap().resolve(None).unwrap_err().to_string();
+            let templates = parse(&[("authorization", &value), ("x-path", "${env:PATH}")]).unwrap();
+            let error = templates.resolve(None).unwrap_err().to_string();
             assert!(error.contains("authorization"), "{error}");
+            let found: Vec<String> = templates.unreadable().iter().map(ToString::to_string).collect();
+            assert_eq!(found, [error]);
         }
         let two_lines = file("two-lines", b"hunter2\r\nx-injected: 1");
         let resolved = parse(&[("authorization", &two_lines)]).unwrap().resolve(None).unwrap();
         let error = resolved.insert_into(&mut HeaderMap::new()).unwrap_err().to_string();
+        let found = parse(&[("authorization", &two_lines)]).unwrap().unreadable();
+        assert_eq!(found.iter().map(ToString::to_string).collect::<Vec<_>>(), [error.as_str()]);
         assert!(!error.contains("hunter2"), "{error}");
     }
 

@@ -14,7 +14,47 @@ on_every_database!(
     the_schema_state_is_told,
     every_rule_is_a_check,
     a_rejected_row_leaves_no_trace,
+    settings_are_changed_with_an_older_sqlite_too,
 );
+
+/// Debian's own, whose SQLite is older than ours.
+const PYTHON: &str = "/usr/bin/python3";
+const CHANGE_BY_PYTHON: &str = "
+import sqlite3, sys
+with sqlite3.connect(sys.argv[1]) as database:
+    database.execute('UPDATE provider_limits SET max_requests = 9')
+    database.execute('UPDATE providers SET paused = 1')
+    database.execute(\"UPDATE jobs SET state = 'cancelled', lease_owner = NULL, lease_until = NULL\")
+    database.execute('DELETE FROM provider_limits')
+";
+
+async fn settings_are_changed_with_an_older_sqlite_too(kind: Kind) {
+    if kind != Kind::SqliteFile {
+        return;
+    }
+    let fixture = Fixture::migrated(kind).await;
+    // What SQLite before 3.42 does not know, it takes for NULL.
+    let younger = "SELECT count(*) FROM sqlite_schema WHERE type = 'trigger' AND sql LIKE '%subsec%'";
+    assert_eq!(fixture.one(younger).await, "0");
+    fixture.sql("INSERT INTO providers (name, url) VALUES ('acme', 'https://x.example/')").await.unwrap();
+    let limit = "INSERT INTO provider_limits (provider, name, max_requests, window_ms) VALUES ('acme', 's', 3, 1000)";
+    fixture.sql(limit).await.unwrap();
+    fixture.take(&job("p1")).await;
+    fixture.sql("UPDATE providers SET updated_at = 0").await.unwrap();
+    let file = fixture.url.strip_prefix("sqlite://").unwrap();
+    let output = std::process::Command::new(PYTHON).args(["-c", CHANGE_BY_PYTHON, file]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let now = "CAST(round(unixepoch('subsec') * 1000) AS INTEGER)";
+    for (what, wanted) in [
+        (format!("SELECT count(*) FROM providers WHERE {now} - updated_at BETWEEN 0 AND 60000"), "1"),
+        (format!("SELECT count(*) FROM settings_audit WHERE {now} - at BETWEEN 0 AND 60000"), "5"),
+        (format!("SELECT count(*) FROM job_audit WHERE {now} - at BETWEEN 0 AND 60000"), "1"),
+        (format!("SELECT count(*) FROM outcome_events WHERE {now} - at BETWEEN 0 AND 60000"), "1"),
+        (format!("SELECT {now} - CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)"), "0"),
+    ] {
+        assert_eq!(fixture.one(&what).await, wanted, "{what}");
+    }
+}
 
 async fn four_migrators_at_once_make_one_schema(kind: Kind) {
     // A new file is switched to WAL by whoever comes first; the race is short, so it is run often.

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 
+mod odd;
 mod signed;
 
 on_every_database!(
@@ -233,7 +234,7 @@ async fn a_rate_and_a_pause_are_set(kind: Kind) {
     fixture.apply(&file(FILE)).await;
     let rate = |text: &str| text.parse::<Rate>().unwrap();
     let stripe = name("stripe");
-    assert_eq!(settings.set_rate(&stripe, "per-minute", rate("0/5m")).await.unwrap(), Some(rate("600/1m")));
+    assert_eq!(settings.set_rate(&stripe, "per-minute", rate("0/5m")).await.unwrap(), Some(rate("600/1m").into()));
     assert_eq!(settings.set_rate(&stripe, "none", rate("1/1s")).await.unwrap(), None);
     let rows = settings.rows(Some(&stripe)).await.unwrap();
     let changed = &rows[0].limits[0];

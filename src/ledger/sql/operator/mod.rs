@@ -16,6 +16,7 @@ use crate::ledger::operator::{At, By, Filter, JobLine, JobStory, Operator, PastA
 use crate::ledger::surroundings::Surroundings;
 use crate::ledger::{LedgerError, RecentUses, StateCount};
 
+mod ahead;
 mod history;
 mod list;
 mod recall;
@@ -26,6 +27,7 @@ mod verdict;
 /// The operators' face over any engine.
 pub struct SqlOperator {
     engine: Arc<dyn Engine>,
+    ahead: ahead::Statements,
     history: history::Statements,
     list: list::Statements,
     story: story::Statements,
@@ -41,6 +43,7 @@ impl SqlOperator {
         let dialect = engine.dialect();
         Self {
             engine,
+            ahead: ahead::Statements::new(dialect),
             history: history::Statements::new(dialect),
             list: list::Statements::new(dialect),
             story: story::Statements::new(dialect),
@@ -100,5 +103,14 @@ impl Operator for SqlOperator {
         by: &By,
     ) -> Result<Result<(), Refusal>, LedgerError> {
         self.verdict.pass(&*self.engine, id, verdict, seen_fence, by).await
+    }
+
+    async fn cancel_ahead(
+        &self,
+        id: &JobId,
+        provider: &ProviderName,
+        by: &By,
+    ) -> Result<Result<(), Refusal>, LedgerError> {
+        self.ahead.cancel(&self.verdict, &*self.engine, id, provider, by).await
     }
 }

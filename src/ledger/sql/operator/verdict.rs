@@ -112,18 +112,23 @@ impl Statements {
             if seen_fence.is_some_and(|seen| seen != fence) {
                 break;
             }
-            if engine.atomically(self.steps(id, verdict, fence, by)).await?.is_some() {
+            if engine.atomically(self.steps(id, verdict, fence, by, "")).await?.is_some() {
                 return Ok(Ok(()));
             }
         }
         Ok(Err(Refusal::Changed))
     }
 
-    fn steps(&self, id: &JobId, verdict: &Verdict, fence: i64, by: &By) -> Vec<Step> {
+    /// What cancels a row that is written in the same stroke, with fence 0.
+    pub fn steps_ahead(&self, id: &JobId, by: &By) -> Vec<Step> {
+        self.steps(id, &Verdict::Cancel, 0, by, " before its message came")
+    }
+
+    fn steps(&self, id: &JobId, verdict: &Verdict, fence: i64, by: &By, when: &str) -> Vec<Step> {
         let because = by.because.as_deref().map(storable);
         let reason = match &because {
-            Some(because) => format!("{} by a person: {because}", verdict.done()),
-            None => format!("{} by a person", verdict.done()),
+            Some(because) => format!("{} by a person{when}: {because}", verdict.done()),
+            None => format!("{} by a person{when}", verdict.done()),
         };
         let mut change: Vec<Value> = vec![
             id.as_str().into(),

@@ -111,7 +111,9 @@ impl Statements {
     pub async fn standing(&self, engine: &dyn Engine, job: &Job, hash: ContentHash) -> Result<Standing, LedgerError> {
         let rows = engine.query(&self.standing, Arc::from([job.id.as_str().into()])).await?;
         let Some(row) = rows.first() else { return Ok(Standing::NotRecorded) };
-        if row.text("provider")? != job.provider.as_str() || row.bytes("content_hash")? != hash.0 {
+        let recorded = row.bytes("content_hash")?;
+        let alike = recorded == hash.0 || recorded == ContentHash::UNSEEN.0;
+        if row.text("provider")? != job.provider.as_str() || !alike {
             return Ok(Standing::Conflict);
         }
         Ok(match row.text("state")?.as_str() {

@@ -1,0 +1,61 @@
+//! The start of a worker whose database is not there yet, or is not what it should be.
+
+use std::time::{Duration, Instant};
+
+use crate::program::Program;
+use crate::stand::Stand;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+async fn status(url: &str) -> u16 {
+    let client = reqwest::Client::builder().no_proxy().tls_certs_only([]).build().unwrap();
+    client.get(url).send().await.unwrap().status().as_u16()
+}
+
+fn await_log(stand: &Stand, number: usize, text: &str) {
+    let deadline = Instant::now() + PATIENCE;
+    while !stand.worker_log(number).contains(text) {
+        assert!(Instant::now() < deadline, "`{text}` is not in the log:\n{}", stand.worker_log(number));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_waits_for_a_database_that_is_away_at_its_start() {
+    rustls::crypto::ring::default_provider().install_default().ok();
+    let mut stand = Stand::start();
+    stand.postgres.kill();
+    let number = stand.add_worker();
+    await_log(&stand, number, "engine away, waiting for it");
+    let (livez, readyz) = (format!("{}/livez", stand.ops_url(number)), format!("{}/readyz", stand.ops_url(number)));
+    assert_eq!((status(&livez).await, status(&readyz).await), (200, 503));
+    stand.postgres.restart();
+    let deadline = Instant::now() + PATIENCE;
+    while status(&readyz).await != 200 {
+        assert!(Instant::now() < deadline, "{}", stand.worker_log(number));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(status(&livez).await, 200);
+    assert!(stand.stop_worker(number).contains("everything was finished"));
+    // One that is stopped while it waits has nothing to hand back.
+    stand.postgres.kill();
+    stand.start_worker(number);
+    await_log(&stand, number, "engine away, waiting for it");
+    assert!(stand.stop_worker(number).contains("everything was finished"));
+}
+
+#[test]
+fn a_worker_does_not_wait_for_a_schema() {
+    let stand = Stand::start();
+    let empty = stand.postgres.create_database("empty");
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let environment = [
+        ("SLUICEGATE_DATABASE__URL", empty.as_str()),
+        ("SLUICEGATE_QUEUE__URL", stand.broker_url()),
+        ("SLUICEGATE_OPS__LISTEN", "none"),
+    ];
+    let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let (code, text) = Program::start(&["run"], &environment, log.path()).ended();
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("run `sluicegate migrate`"), "{text}");
+}
