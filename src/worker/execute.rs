@@ -19,7 +19,7 @@ use self::record::{give_back, park, put_down_next};
 use self::send::send;
 use super::in_hand::Held;
 use super::intake::End;
-use super::lane::{LaneParts, LaneSettings};
+use super::lane::{LaneParts, LaneSettings, patience};
 use super::meter::Returned;
 use crate::domain::decision::CallKind;
 use crate::domain::disposition::{History, MISCONFIGURED_PAUSE, Next, Step, ask_or_review, before_request};
@@ -83,7 +83,7 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand, place: Option<Place<'_>>
     let turn = turn.map_or_else(|| Either::Right(lane.pool.turn(job.job.priority)), Either::Left);
     let waiting = turn.instrument(spans::step("wait for a turn"));
     let turn = tokio::select! {
-        turn = timeout_at(job.delivered_at + settings.provider.max_wait, waiting) => turn,
+        turn = timeout_at(job.delivered_at + patience(&settings.provider), waiting) => turn,
         () = lane.stop.cancelled() => Ok(None),
     };
     let _turn = match turn {
