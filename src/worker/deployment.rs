@@ -108,7 +108,7 @@ pub async fn run(
     let (limiter, ledger) = (Arc::clone(&worker.engines.limiter), Arc::clone(&worker.engines.ledger));
     let quotas = Quotas::new(limiter, ledger, store_version);
 
-    services.spawn(sweeper::run(worker.clone(), known_rx.clone()));
+    services.spawn(sweeper::run(worker.clone(), known_rx.clone(), progress.subscribe()));
     services.spawn(topology::keep_declared(worker.clone(), known_rx.clone(), progress.clone()));
 
     lanes(&worker, &quotas, known_rx, &progress).await;
