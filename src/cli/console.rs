@@ -101,6 +101,15 @@ impl Console {
         self.shape
     }
 
+    /// Lines of the terminal; `None` where there is none, or it does not say.
+    #[must_use]
+    pub fn height(&self) -> Option<usize> {
+        match self.shape {
+            Shape::Terminal { width: None } => terminal_size::terminal_size().map(|(_, height)| usize::from(height.0)),
+            Shape::Plain | Shape::Terminal { width: Some(_) } => None,
+        }
+    }
+
     /// Steers the terminal: only where [`Console::shape`] says that there is one.
     ///
     /// # Errors
@@ -140,6 +149,37 @@ impl Console {
         self.out.flush()?;
         self.err.flush()
     }
+}
+
+/// Columns of a shape; `None`: as many as there are.
+#[must_use]
+pub fn width(shape: Shape) -> Option<usize> {
+    match shape {
+        Shape::Plain => None,
+        Shape::Terminal { width: Some(width) } => Some(usize::from(width)),
+        Shape::Terminal { width: None } => Table::new().width().map(usize::from),
+    }
+}
+
+/// Breaks a line between words so that it fits; what follows stands under its text.
+#[must_use]
+pub fn wrapped(indent: &str, text: &str, width: Option<usize>) -> String {
+    let text: String = text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect();
+    let under = " ".repeat(indent.chars().count());
+    let (mut lines, mut line) = (Vec::new(), indent.to_owned());
+    let mut chars = indent.chars().count();
+    for word in text.split(' ') {
+        let more = word.chars().count() + 1;
+        if width.is_some_and(|width| chars + more > width) && line.trim() != indent.trim() {
+            lines.push(line.trim_end().to_owned());
+            (line, chars) = (under.clone(), under.len());
+        }
+        line.push_str(word);
+        line.push(' ');
+        chars += more;
+    }
+    lines.push(line.trim_end().to_owned());
+    lines.join("\n")
 }
 
 /// Lays out a table.

@@ -34,6 +34,12 @@ impl LeakyBucket {
         self.next.saturating_sub(now)
     }
 
+    /// The same for one that has so many before it.
+    #[must_use]
+    pub fn wait_behind(&self, now: Duration, before: u32) -> Duration {
+        self.wait(now).saturating_add(self.interval.saturating_mul(before))
+    }
+
     /// Counts one job that leaves at `now`.
     pub fn leak(&mut self, now: Duration) {
         let latest_start = now.saturating_sub(self.interval);

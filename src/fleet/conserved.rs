@@ -16,6 +16,8 @@ pub struct Conserved {
     pub states: BTreeMap<String, u64>,
     pub in_hand: u64,
     pub parked: u64,
+    #[serde(skip)]
+    pub parked_for_ms: Option<u64>,
     pub due: u64,
     pub astray: u64,
     pub without_event: u64,
@@ -33,6 +35,7 @@ impl From<Account> for Conserved {
             states: account.states.into_iter().collect(),
             in_hand: account.in_hand,
             parked: account.parked,
+            parked_for_ms: account.parked_for.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
             due: account.due,
             astray: account.astray,
             without_event: account.without_event,

@@ -5,6 +5,7 @@
 
 pub mod conserved;
 pub mod drain;
+mod limits;
 pub mod overview;
 pub mod report;
 pub mod standing;

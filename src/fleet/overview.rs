@@ -11,12 +11,15 @@ use serde::{Deserialize, Serialize};
 
 use super::Conserved;
 use super::drain::{Used, drained_in, leaked_in, limit_per_second};
+pub use super::limits::LimitOverview;
+use super::limits::{in_force, limits};
 use super::report::{Decision, Lane, Waits};
 use super::standing::{RowSays, Standing, State, Subject, standing};
 use super::workers::Worker;
+use crate::domain::limit::{Limit, Rule};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::operator::At;
-use crate::ledger::provider_row::{LimitRow, ProviderRow};
+use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::BadRow;
 use crate::limiter::LimitUse;
 
@@ -47,6 +50,8 @@ pub struct Evidence {
     pub depths: BTreeMap<String, u64>,
     /// Milliseconds since the Unix epoch.
     pub oldest_ms: BTreeMap<String, i64>,
+    /// By provider that is paused: who paused it, when and why, in words.
+    pub paused_by: BTreeMap<String, String>,
     /// By quota.
     pub used: BTreeMap<ProviderName, Vec<LimitUse>>,
     pub database_away: Option<String>,
@@ -78,11 +83,12 @@ pub struct ProviderOverview {
     pub ends_in_ms: Option<u64>,
     /// What is wrong with its row while the last good one counts.
     pub problems: Vec<String>,
+    /// Those in force: of a bad row, the last good one's.
     pub limits: Vec<LimitOverview>,
     /// Requests begun in the last ten seconds, over ten; all workers.
     pub rate_per_s: f64,
     pub limit_per_s: Option<f64>,
-    /// Jobs that nobody holds: parked, due, or only in the queue yet.
+    /// Jobs without a request on the wire: parked, due, only in the queue yet, or in hand.
     pub waiting: u64,
     pub queued: Option<u64>,
     pub parked: u64,
@@ -100,23 +106,6 @@ pub struct ProviderOverview {
     pub sending: u64,
     /// 429s to permits that we gave, since the processes started.
     pub refused_by_provider: u64,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct LimitOverview {
-    pub name: String,
-    pub algorithm: String,
-    pub max_requests: i64,
-    pub window_ms: i64,
-    pub scope: String,
-    pub applies_to: String,
-    pub shadow: bool,
-    pub enabled: bool,
-    /// Absent for a limit on accounts or references, one that is disabled, and where the limiter was not asked.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub used: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub free: Option<u64>,
 }
 
 /// A decision and whose it was.
@@ -167,7 +156,12 @@ impl<'a> Counted<'a> {
     /// A due job's message is in the queue, and the queue may hold more that the ledger has not seen.
     fn waiting(&self) -> u64 {
         let (parked, due) = self.account.map_or((0, 0), |account| (account.parked, account.due));
-        parked + due.max(self.queued.unwrap_or(0))
+        parked + due.max(self.queued.unwrap_or(0)) + self.in_hand.saturating_sub(self.in_flight)
+    }
+
+    /// Nothing but parked jobs waits.
+    fn only_parked(&self) -> bool {
+        self.account.is_some_and(|account| account.parked > 0 && account.parked == self.waiting())
     }
 
     #[allow(clippy::cast_precision_loss, reason = "counts of requests are far below 2^53")]
@@ -187,10 +181,6 @@ impl<'a> Counted<'a> {
 
     fn in_state(&self, state: &str) -> u64 {
         self.account.map_or(0, |account| account.in_state(state))
-    }
-
-    fn backlog(&self) -> u64 {
-        self.waiting() + self.in_hand.saturating_sub(self.in_flight)
     }
 }
 
@@ -248,10 +238,16 @@ fn with_row(evidence: &Evidence, row: &ProviderRow) -> ProviderOverview {
     let bad = evidence.bad.iter().find(|bad| bad.provider == row.name);
     let counted = Counted::of(evidence, &row.name);
     let version = meant.map_or(0, |provider| provider.version);
-    let limits = limits(evidence, row, meant.map(AsRef::as_ref));
+    let used = meant.and_then(|provider| evidence.used.get(&provider.quota));
+    let good = meant.filter(|_| bad.is_some()).map(|provider| in_force(provider));
+    let limits = limits(row, good, used.map(Vec::as_slice).unwrap_or_default());
     let in_words: BTreeMap<String, String> =
-        row.limits.iter().map(|limit| (limit.name.clone(), limit.rate_in_words())).collect();
+        limits.iter().map(|limit| (limit.name.clone(), limit.rate_in_words())).collect();
     let problems = bad.map_or(&[][..], |bad| &bad.problems[..]);
+    let closed = meant.and_then(|provider| {
+        let closed = |limit: &&Limit| limit.holds_every_charge() && limit.rate.max_requests() == 0;
+        provider.limits.iter().find(closed).map(|limit| format!("{} ({})", limit.name, limit.rate))
+    });
     let paused = row.paused || meant.is_some_and(|provider| provider.paused);
     let told = standing(
         &Subject {
@@ -259,6 +255,8 @@ fn with_row(evidence: &Evidence, row: &ProviderRow) -> ProviderOverview {
             row: Some(RowSays { enabled: row.enabled, paused, version }),
             problems,
             in_force: meant.is_some(),
+            paused_by: evidence.paused_by.get(&row.name).map(String::as_str),
+            closed: closed.as_deref(),
             limits: &in_words,
             waiting: counted.waiting() > 0,
             database_away: evidence.database_away.as_deref(),
@@ -287,6 +285,8 @@ fn without_row(evidence: &Evidence, name: &str) -> ProviderOverview {
         row: None,
         problems: &[],
         in_force: false,
+        paused_by: None,
+        closed: None,
         limits: &limits,
         waiting: counted.waiting() > 0,
         database_away: None,
@@ -331,29 +331,6 @@ fn counts(name: &str, counted: &Counted<'_>, told: Standing) -> ProviderOverview
     }
 }
 
-fn limits(evidence: &Evidence, row: &ProviderRow, meant: Option<&Provider>) -> Vec<LimitOverview> {
-    let used = meant.and_then(|provider| evidence.used.get(&provider.quota));
-    let line = |limit: &LimitRow| {
-        // Where rows of one quota mean something else by a name, the limiter counts them apart.
-        let own = format!("{}@{}", limit.name, row.name);
-        let find = |name: &str| used.and_then(|used| used.iter().find(|it| it.name == name));
-        let counts = find(&own).or_else(|| find(&limit.name)).filter(|_| limit.enabled && limit.scope == "provider");
-        LimitOverview {
-            name: limit.name.clone(),
-            algorithm: limit.algorithm.clone(),
-            max_requests: limit.max_requests,
-            window_ms: limit.window_ms,
-            scope: limit.scope.clone(),
-            applies_to: limit.applies_to.clone(),
-            shadow: limit.shadow,
-            enabled: limit.enabled,
-            used: counts.map(|it| it.used),
-            free: counts.map(|it| u64::from(it.capacity).saturating_sub(it.used)),
-        }
-    };
-    row.limits.iter().map(line).collect()
-}
-
 /// In how many milliseconds what waits now would be through if the provider's row were this one and all of its limits
 /// were free. `None`: never, because it sends nothing.
 #[must_use]
@@ -371,8 +348,8 @@ fn backlog(evidence: &Evidence, provider: &Provider, counted: &Counted<'_>) -> u
     let others =
         evidence.providers.values().filter(|other| other.quota == provider.quota && other.name != provider.name);
     let others = others.filter(|other| other.enabled && !other.paused);
-    let theirs: u64 = others.map(|other| Counted::of(evidence, other.name.as_str()).backlog()).sum();
-    let own = counted.backlog();
+    let theirs: u64 = others.map(|other| Counted::of(evidence, other.name.as_str()).waiting()).sum();
+    let own = counted.waiting();
     if own == 0 { 0 } else { own + theirs }
 }
 
@@ -387,14 +364,20 @@ fn drained_ms(
         return None;
     }
     let backlog = backlog(evidence, provider, counted);
+    // What a rule blocks is parked again and again, until the rule is gone.
+    if counted.only_parked() && provider.account_rules.iter().any(|rule| rule.rule == Rule::Blocked) {
+        return None;
+    }
     let used: Vec<Used> =
         limits.iter().filter_map(|limit| Some(Used { limit: limit.name.clone(), free: limit.free? })).collect();
     let through = counted.through(provider, backlog, &used)?;
     let rest = match told.state {
-        State::BreakerOpen | State::Cold | State::PausedByProvider if backlog > 0 => told.ends_in_ms.unwrap_or(0),
+        State::Cold | State::PausedByProvider if backlog > 0 => told.ends_in_ms.unwrap_or(0),
         _ => 0,
     };
-    Some(rest.saturating_add(u64::try_from(through.as_millis()).unwrap_or(u64::MAX)))
+    let through_ms = rest.saturating_add(u64::try_from(through.as_millis()).unwrap_or(u64::MAX));
+    let last_wake_ms = counted.account.and_then(|account| account.parked_for_ms).unwrap_or(0);
+    Some(through_ms.max(last_wake_ms))
 }
 
 fn warnings(evidence: &Evidence) -> Vec<String> {

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::fleet::report::{By, Report};
+use crate::ledger::provider_row::{AccountRow, LimitRow};
 use crate::ledger::upkeep::Account;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -233,8 +234,8 @@ fn numbers_add_up_over_workers_ledger_and_queue() {
     both.used.insert(quota, vec![used("per-second", 100, 87), used("per-minute", 600, 601)]);
     let picture = overview(&both);
     let one = &picture.providers[0];
-    // 4 of the 11,000 are the due ones.
-    assert_eq!((one.waiting, one.queued, one.parked), (11_003, Some(11_000), 3));
+    // 4 of the 11,000 are the due ones, and 7 are in hand and not on the wire.
+    assert_eq!((one.waiting, one.queued, one.parked), (11_010, Some(11_000), 3));
     assert_eq!((one.in_hand, one.in_flight, one.refused_by_provider), (9, 2, 4));
     assert!((one.rate_per_s - 10.0).abs() < 1e-9 && one.limit_per_s == Some(10.0));
     assert_eq!((one.review, one.dead, one.succeeded), (2, 1, 1_000));
@@ -246,7 +247,7 @@ fn numbers_add_up_over_workers_ledger_and_queue() {
     assert!((1_080..=1_110).contains(&drained_in_s), "{drained_in_s} s");
     // Due jobs whose messages the queue does not show are waiting nevertheless.
     both.depths.insert("acme".to_owned(), 1);
-    assert_eq!(overview(&both).providers[0].waiting, 7);
+    assert_eq!(overview(&both).providers[0].waiting, 14);
     both.rows[0].paused = true;
     assert_eq!(overview(&both).providers[0].drained_in_ms, None);
     // Nobody to ask: leases tell who has jobs in hand, and nothing drains.
@@ -306,4 +307,70 @@ fn different_versions_and_unreadable_reports_are_warned_of() {
         ]
     );
     assert_eq!(picture.conservation.len(), 1);
+}
+
+#[test]
+fn what_cannot_drain_has_no_drain_time() {
+    let drained = |evidence: &Evidence| overview(evidence).providers[0].drained_in_ms;
+    let mut one = evidence(vec![row()], vec![worker("a", json!({}))]);
+    one.accounts = Some(vec![account(1, 0)]);
+    one.accounts.as_mut().unwrap()[0].parked_for_ms = Some(2_820_000);
+    assert_eq!(drained(&one), Some(2_820_000), "not before its time comes");
+    // What a rule blocks is parked again and again; beside others, those are reckoned.
+    one.rows[0].accounts =
+        vec![AccountRow { account: "shop".to_owned(), rule: "blocked".to_owned(), ..AccountRow::default() }];
+    one.providers = [(ProviderName::new("acme").unwrap(), Arc::new(one.rows[0].meant(9).unwrap()))].into();
+    assert_eq!(drained(&one), None);
+    one.depths.insert("acme".to_owned(), 5);
+    assert!(drained(&one).is_some());
+    // When a provider that is down comes back nobody knows.
+    let down = json!({"does": "stopped", "pause": held("breaker", "the provider is down", 24_000)});
+    assert_eq!(drained(&evidence(vec![row()], vec![worker("a", down)])), None);
+}
+
+#[test]
+fn a_closed_limit_is_a_state_and_what_is_in_hand_waits() {
+    let mut closed = row();
+    closed.limits[0].max_requests = 0;
+    for in_hand in [0, 1] {
+        let mut one = evidence(vec![closed.clone()], vec![worker("a", json!({"in_hand": in_hand}))]);
+        one.accounts = Some(vec![account(0, 1 - in_hand)]);
+        let told = overview(&one).providers.remove(0);
+        let cause = "limit per-second (0/1s) is closed: nothing is sent";
+        assert_eq!((told.state, told.cause.as_deref()), (State::Closed, Some(cause)));
+        assert_eq!((told.waiting, told.drained_in_ms), (1, None));
+    }
+}
+
+#[test]
+fn of_a_bad_row_the_limits_in_force_are_shown() {
+    let mut bad = evidence(vec![row()], vec![worker("a", json!({}))]);
+    bad.rows[0].limits[0].max_requests = -3;
+    bad.rows[0].limits[1].enabled = false;
+    let problems = vec!["limit per-second: max_requests is -3".to_owned()];
+    bad.bad = vec![BadRow { provider: "acme".to_owned(), quota: "acme".to_owned(), stopped: false, problems }];
+    let told = overview(&bad).providers.remove(0);
+    let limits: Vec<_> =
+        told.limits.iter().map(|limit| (limit.name.as_str(), limit.max_requests, limit.enabled)).collect();
+    assert_eq!(limits, [("per-second", 100, true), ("per-minute", 600, true)]);
+}
+
+#[test]
+fn one_worker_that_is_cut_off_hides_nothing_of_those_that_go_on() {
+    let mut three = evidence(vec![row()], ["a", "b", "c"].map(|id| worker(id, json!({}))).to_vec());
+    let cut_off = |worker: &mut Worker| worker.report.as_mut().unwrap().engines.get_mut("queue").unwrap().ok = false;
+    cut_off(&mut three.workers[1]);
+    let picture = overview(&three);
+    assert_eq!((picture.providers[0].state, picture.providers[0].cause.as_deref()), (State::Running, None));
+    assert_eq!(picture.warnings, ["worker host-b:7: queue: does not answer"]);
+    three.workers.iter_mut().for_each(cut_off);
+    assert_eq!(overview(&three).providers[0].state, State::EngineAway);
+}
+
+#[test]
+fn who_paused_it_is_named() {
+    let mut paused = evidence(vec![ProviderRow { paused: true, ..row() }], vec![worker("a", json!({}))]);
+    let who = "alice@host paused it at 2027-01-15T08:00:00.000Z (they asked)".to_owned();
+    paused.paused_by.insert("acme".to_owned(), who.clone());
+    assert_eq!(told(&paused), (State::Paused, format!("{who}: its queue keeps collecting"), None));
 }

@@ -19,6 +19,8 @@ const LIMIT_WAIT_MIN_MS: u64 = 2_000;
 pub enum State {
     Disabled,
     Paused,
+    /// One of its limits is 0.
+    Closed,
     NoWorker,
     EngineAway,
     Misconfigured,
@@ -38,6 +40,7 @@ impl State {
         match self {
             Self::Disabled => "disabled",
             Self::Paused => "paused",
+            Self::Closed => "closed",
             Self::NoWorker => "no_worker",
             Self::EngineAway => "engine_away",
             Self::Misconfigured => "misconfigured",
@@ -51,10 +54,11 @@ impl State {
         }
     }
 
-    /// Whether jobs go out, or will by themselves once the wait is over.
+    /// Whether jobs go out, or will by themselves once the wait is over. When a provider that is down will be up again
+    /// nobody knows.
     #[must_use]
     pub fn drains(self) -> bool {
-        self >= Self::BreakerOpen
+        self > Self::BreakerOpen && self != Self::Probing
     }
 }
 
@@ -86,6 +90,10 @@ pub struct Subject<'a> {
     pub problems: &'a [String],
     /// A row that can be meant is in force: this one, or the last good one.
     pub in_force: bool,
+    /// Who paused it, when and why; `None`: nobody knows.
+    pub paused_by: Option<&'a str>,
+    /// The limit of 0 that holds every charge, in words.
+    pub closed: Option<&'a str>,
     /// By name: `600/1m`.
     pub limits: &'a BTreeMap<String, String>,
     /// Jobs wait somewhere.
@@ -109,12 +117,16 @@ pub fn standing(of: &Subject<'_>, workers: &[Worker]) -> Standing {
             return Standing::because(State::Disabled, "its row is disabled: its queue keeps collecting");
         }
         Some(RowSays { paused: true, .. }) => {
-            return Standing::because(State::Paused, "somebody paused it: its queue keeps collecting");
+            let who = of.paused_by.unwrap_or("somebody paused it");
+            return Standing::because(State::Paused, format!("{who}: its queue keeps collecting"));
         }
         Some(_) => {}
     }
     if let Some(problem) = of.database_away {
         return Standing::because(State::EngineAway, format!("database: {problem}"));
+    }
+    if let Some(limit) = of.closed {
+        return Standing::because(State::Closed, format!("limit {limit} is closed: nothing is sent"));
     }
     let live: Vec<&Worker> = workers.iter().filter(|worker| worker.is_live()).collect();
     if live.is_empty() {
@@ -125,11 +137,11 @@ pub fn standing(of: &Subject<'_>, workers: &[Worker]) -> Standing {
         return Standing::because(State::Misconfigured, format!("no lane: {problem}"));
     }
     let reports = live.iter().filter_map(|worker| worker.report.as_ref());
-    let said: Vec<Standing> = reports
-        .clone()
-        .filter_map(|report| report.lanes.get(of.name).map(|lane| (report, lane)))
-        .map(|(report, lane)| lane_says(of, report, lane))
-        .collect();
+    let lanes = reports.clone().filter_map(|report| report.lanes.get(of.name).map(|lane| (report, lane)));
+    // A worker that is cut off from an engine is warned of; where others go on, it says nothing of the provider.
+    let (cut_off, well): (Vec<_>, Vec<_>) = lanes.partition(|(report, _)| report.engines.values().any(|it| !it.ok));
+    let telling = if well.is_empty() { cut_off } else { well };
+    let said: Vec<Standing> = telling.into_iter().map(|(report, lane)| lane_says(of, report, lane)).collect();
     if said.is_empty() {
         return without_lane(of, reports);
     }

@@ -34,6 +34,17 @@ pub struct AuditedChange {
     pub new: Option<Map<String, Value>>,
 }
 
+impl AuditedChange {
+    /// `alice@host (app) paused it at 2027-01-15T08:00:00.000Z (why)`, if that is what the change did to its provider.
+    #[must_use]
+    pub fn paused_in_words(&self) -> Option<String> {
+        let on = |value: &Value| value.as_bool() == Some(true) || value.as_i64() == Some(1);
+        let paused = self.new.as_ref()?.get("paused").is_some_and(on);
+        let because = self.because.as_deref().map(|because| format!(" ({because})")).unwrap_or_default();
+        paused.then(|| format!("{} paused it at {}{because}", self.who, self.at))
+    }
+}
+
 /// A row of the audit, as read.
 pub struct Written {
     pub at: At,

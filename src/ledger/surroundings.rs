@@ -24,6 +24,8 @@ pub struct Surroundings {
     pub cost_before: u64,
     /// Jobs of the same provider that are due and in nobody's hand: their messages are ready in the lane's queue.
     pub due: u64,
+    /// Open jobs of the quota that some worker has in hand and that have no request on the wire, without this one.
+    pub in_hand: u64,
     /// Workers that have jobs of the quota in hand.
     pub workers: u32,
     /// From a request's beginning to its end, the mean of the last fifty of the last ten minutes.

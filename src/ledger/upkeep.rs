@@ -65,6 +65,8 @@ pub struct Account {
     pub in_hand: u64,
     /// Open, held by nobody, not yet due.
     pub parked: u64,
+    /// Until the last of the parked ones is due.
+    pub parked_for: Option<Duration>,
     /// Open, held by nobody, due: a queue has it, or the sweeper will bring it back.
     pub due: u64,
     /// Those of `due` that have been so for longer than any queue and the sweeper should need.

@@ -16,12 +16,13 @@ use serde_json::json;
 use tokio::time::{Instant, timeout};
 use utoipa::ToSchema;
 
+use self::unrecorded::Sought;
 use super::OpsState;
 use super::api::problem::ErrorBody;
 use crate::domain::decision::PastUse;
 use crate::domain::explain::facts::{
-    Before, ByHand, Facts, Hand, JobFacts, LaneFacts, LimitUsed, LimiterFacts, Place, Refused, Refuser, Rejected,
-    Request, RowFacts,
+    Before, BucketPlace, ByHand, Facts, Hand, JobFacts, LaneFacts, LimitUsed, LimiterFacts, Place, Refused, Refuser,
+    Rejected, Request, RowFacts,
 };
 use crate::domain::explain::turn::Past;
 use crate::domain::explain::{Explanation, explain};
@@ -33,12 +34,14 @@ use crate::ledger::LedgerError;
 use crate::ledger::operator::{At, JobStory, Operator};
 use crate::ledger::surroundings::Surroundings;
 use crate::limiter::Limiter;
-use crate::limiter::gate::{Gate, RefusedBy};
+use crate::limiter::gate::RefusedBy;
 use crate::queue::Queue;
 use crate::worker::deployment::Progress;
 use crate::worker::pauses::LaneState;
 use crate::worker::quotas::quota_spec;
 use crate::worker::settings_watch::Known;
+
+mod unrecorded;
 
 /// How long a broker, a gate or a limiter's store is waited for.
 const LOOK_MAX: Duration = Duration::from_secs(2);
@@ -135,7 +138,12 @@ pub async fn explained(sources: &Sources<'_>, id: &JobId) -> Result<Explained, L
 /// As the ledger's.
 pub async fn facts(sources: &Sources<'_>, id: &JobId) -> Result<Facts, LedgerError> {
     let story = sources.operator.show(id).await?;
-    let name = story.as_ref().and_then(|story| ProviderName::new(story.line.provider.as_str()).ok());
+    let sought = match &story {
+        Some(_) => Sought::default(),
+        None => unrecorded::sought(sources, id).await,
+    };
+    let provider = story.as_ref().map(|story| story.line.provider.as_str());
+    let name = provider.and_then(|name| ProviderName::new(name).ok()).or(sought.lane);
     let row = name.as_ref().map(|name| row(sources.known, name)).unwrap_or_default();
     let quota = row.provider.as_ref().map(|provider| provider.quota.clone());
     let sharing: Vec<ProviderName> = match &quota {
@@ -146,16 +154,23 @@ pub async fn facts(sources: &Sources<'_>, id: &JobId) -> Result<Facts, LedgerErr
         None => name.iter().cloned().collect(),
     };
     let around = sources.operator.surroundings(id, &sharing).await?;
-    let gate = sources.process.and_then(|process| process.gates.get(name.as_ref()?).cloned());
-    let hand = hand(sources.process, gate.as_ref(), story.as_ref(), &around, id).await;
+    let hand = match sought.hand {
+        Some(hand) => hand,
+        None => hand(sources.process, name.as_ref(), story.as_ref(), &around, id).await,
+    };
     let ready = match (sources.queue, &name) {
         (Some(queue), Some(name)) => timeout(LOOK_MAX, queue.depth(name)).await.ok().and_then(Result::ok).flatten(),
         _ => None,
     };
-    let mut limiter = match (&row.spec, &story) {
-        (Some(spec), Some(story)) => limiter(sources, spec, story, around.hold).await,
+    let account = match (&story, &sought.job) {
+        (Some(story), _) => story.line.account.as_deref(),
+        (None, job) => job.as_ref().and_then(|job| job.account.as_deref()),
+    };
+    let mut limiter = match (&row.spec, &name) {
+        (Some(spec), Some(_)) => limiter(sources, spec, account, around.hold).await,
         _ => LimiterFacts::default(),
     };
+    let gate = sources.process.and_then(|process| process.gates.get(name.as_ref()?).cloned());
     limiter.standing = gate.and_then(|gate| {
         let standing = gate.view().borrow().standing.clone();
         standing.map(|(by, until)| refused(&by, until, false))
@@ -164,11 +179,19 @@ pub async fn facts(sources: &Sources<'_>, id: &JobId) -> Result<Facts, LedgerErr
         (Some(process), Some(name)) => lane(process, name),
         _ => LaneFacts::NotAsked,
     };
+    let mut before = before(&around, ready);
+    if let Some(in_queue) = sought.before {
+        let jobs = in_queue + around.in_hand;
+        before = Before { jobs, cost: jobs, ..before };
+    }
+    let now = EpochMs(around.now.0);
     Ok(Facts {
-        now: EpochMs(around.now.0),
+        now,
         id: id.as_str().to_owned(),
         rejected: around.rejected.iter().map(rejected).collect(),
-        before: before(&around, ready),
+        before,
+        unrecorded: sought.job.map(|job| unrecorded::since(job, sought.ready_in, now)),
+        lanes: sought.lanes,
         job: story.map(|story| job(story, &around)),
         row,
         lane,
@@ -197,27 +220,42 @@ fn lane(process: &Progress, name: &ProviderName) -> LaneFacts {
 
 async fn hand(
     process: Option<&Progress>,
-    gate: Option<&Gate>,
+    name: Option<&ProviderName>,
     story: Option<&JobStory>,
     around: &Surroundings,
     id: &JobId,
 ) -> Hand {
     let Some(worker) = story.and_then(|story| story.lease_owner.clone()) else { return Hand::Nobody };
-    if process.is_some_and(|process| process.in_hand.has(id)) {
-        let place = match gate {
-            Some(gate) => timeout(LOOK_MAX, gate.place_of(id.clone())).await.ok().flatten(),
+    if let Some(process) = process.filter(|process| process.in_hand.has(id)) {
+        let here = match name {
+            Some(name) => place_in(process, name, &worker, id).await,
             None => None,
         };
-        let place = place.map(|place| Place {
-            before: place.before,
-            cost_before: place.cost_before,
-            refused: place.refused.map(|(by, until, exact)| refused(&by, until, exact)),
-            of_its_own: place.of_its_own,
-        });
-        return Hand::Here { worker, place };
+        return here.unwrap_or(Hand::Here { worker, place: None });
     }
     let lives = story.and_then(|story| story.lease_until).is_some_and(|until| until > around.now);
     if lives { Hand::Elsewhere { worker } } else { Hand::Nobody }
+}
+
+/// Where this process's lane has the job: in its bucket, or in its gate's line.
+async fn place_in(process: &Progress, name: &ProviderName, worker: &str, id: &JobId) -> Option<Hand> {
+    let (pool, gate) = (process.pools.get(name), process.gates.get(name));
+    if let Some(pool) = pool
+        && let Some(place) = timeout(LOOK_MAX, pool.place_of(id.clone())).await.ok().flatten()
+    {
+        let at_the_gate = gate.map_or(0, |gate| gate.view().borrow().waiting);
+        let before = u64::from(place.before) + u64::try_from(at_the_gate).unwrap_or(u64::MAX);
+        let bucket = BucketPlace { before, leaves_in: place.leaves_in };
+        return Some(Hand::InBucket { worker: worker.to_owned(), bucket });
+    }
+    let place = timeout(LOOK_MAX, gate?.place_of(id.clone())).await.ok().flatten()?;
+    let place = Place {
+        before: place.before,
+        cost_before: place.cost_before,
+        refused: place.refused.map(|(by, until, exact)| refused(&by, until, exact)),
+        of_its_own: place.of_its_own,
+    };
+    Some(Hand::Here { worker: worker.to_owned(), place: Some(place) })
 }
 
 fn refused(by: &RefusedBy, until: Instant, exact: bool) -> Refused {
@@ -235,9 +273,14 @@ fn refused(by: &RefusedBy, until: Instant, exact: bool) -> Refused {
 }
 
 /// What the limiter says, and what the ledger remembers of the quota's use.
-async fn limiter(sources: &Sources<'_>, spec: &QuotaSpec, story: &JobStory, hold: Option<Duration>) -> LimiterFacts {
+async fn limiter(
+    sources: &Sources<'_>,
+    spec: &QuotaSpec,
+    account: Option<&str>,
+    hold: Option<Duration>,
+) -> LimiterFacts {
     let mut facts = LimiterFacts::default();
-    let subjects = spec.subjects(story.line.account.as_deref(), None).unwrap_or_default();
+    let subjects = spec.subjects(account, None).unwrap_or_default();
     if let Some(limiter) = sources.limiter {
         match timeout(LOOK_MAX, limiter.peek(spec, subjects.first())).await {
             Ok(Ok(uses)) => {
@@ -264,7 +307,13 @@ async fn limiter(sources: &Sources<'_>, spec: &QuotaSpec, story: &JobStory, hold
 /// Those before it by the ledger, and messages in the queue that the ledger does not know yet.
 fn before(around: &Surroundings, ready: Option<u64>) -> Before {
     let unrecorded = ready.unwrap_or_default().saturating_sub(around.due);
-    Before { jobs: around.before + unrecorded, cost: around.cost_before + unrecorded, ready, workers: around.workers }
+    Before {
+        jobs: around.before + unrecorded,
+        cost: around.cost_before + unrecorded,
+        in_hand: around.in_hand,
+        ready,
+        workers: around.workers,
+    }
 }
 
 fn rejected(rejection: &crate::ledger::surroundings::Rejection) -> Rejected {

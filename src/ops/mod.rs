@@ -24,7 +24,7 @@ use self::api::problem::ErrorBody;
 pub use self::change::NotChanged;
 use self::connections::BoundedListener;
 pub use self::conservation::Conserved;
-pub use self::overview::{Lookout, Sources, unix_ms};
+pub use self::overview::{Lookout, Sources, pausers, unix_ms};
 pub use self::peek::{LimitUsed, PeekError, peek};
 use crate::domain::provider::ProviderName;
 use crate::ledger::upkeep::Upkeep;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use crate::domain::job::InvalidReason;
+use crate::domain::job::{InvalidReason, JobId};
 use crate::domain::provider::ProviderName;
 
 pub mod embedded;
@@ -120,6 +120,29 @@ pub struct DeadLetter {
     pub receipt: Box<dyn Receipt>,
 }
 
+/// What looking through the lanes for one job's message comes to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Search {
+    Found(Found),
+    /// No lane has it.
+    Nowhere,
+    /// The broker lets nobody look.
+    CannotLook,
+}
+
+/// A message in a lane.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    pub lane: ProviderName,
+    pub body: Bytes,
+    /// Some worker has taken it.
+    pub taken: bool,
+    /// Messages of the lane that are given out before it.
+    pub before: u64,
+    /// Until it can be taken.
+    pub ready_in: Duration,
+}
+
 /// The right to finish one delivery, once.
 #[async_trait]
 pub trait Receipt: Send + Sync {
@@ -166,6 +189,11 @@ pub trait Queue: Send + Sync {
 
     /// Messages ready in a lane, for status; `None` when the lane has no queue: what is published to it is lost or refused.
     async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError>;
+
+    /// Looks for a job's message in all lanes, where that can be done; for people to ask, since it reads whole lanes.
+    async fn find(&self, _job: &JobId) -> Result<Search, QueueError> {
+        Ok(Search::CannotLook)
+    }
 
     /// Whether the broker answers now.
     async fn ping(&self) -> Result<(), QueueError>;

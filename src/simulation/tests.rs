@@ -105,7 +105,7 @@ fn the_tighter_of_two_limits_decides_in_its_time() {
 fn a_refused_job_is_parked_and_comes_back() {
     for mode in ["blocking", "requeue"] {
         let mut strict = row(vec![limit("all", 1, 20_000)]);
-        strict.mode = mode.to_owned();
+        (strict.mode, strict.leak_per_second) = (mode.to_owned(), Some(10.0));
         let figures = run(&model(&strict), &Arrivals::burst(3));
         let starts = starts_ms(&figures);
         assert!(near(&starts, &[0, 20_012, 40_024], 600), "{mode}: {starts:?}");
@@ -255,5 +255,18 @@ proptest! {
         let figures = simulate(&model, &come, &mut StdRng::seed_from_u64(seed));
         prop_assert!(figures.holds(), "{:?}", figures.windows);
         prop_assert_eq!(figures.unfinished, 0);
+    }
+}
+
+/// Four places at a slow limit: each would outwait `max_wait_ms` behind the others, and then go behind the whole backlog.
+#[test]
+fn a_slow_limit_sends_in_the_order_of_arrival() {
+    for (max, window_ms, jobs) in [(30, 60_000, 100), (10, 60_000, 30), (2, 60_000, 6)] {
+        let slow = Model { latency: Latency::Constant(200_000), ..model(&row(vec![limit("all", max, window_ms)])) };
+        let figures = run(&slow, &Arrivals::burst(jobs));
+        let possible = max as f64 / (window_ms as f64 / 1_000.0 + 0.2);
+        let took = figures.drained_in_ms.unwrap() as f64 / 1_000.0;
+        assert_eq!(figures.parked, 0, "{max}/{window_ms}ms: {took} s");
+        assert!(took < jobs as f64 / possible * 1.01 + 1.0, "{max}/{window_ms}ms: {took} s");
     }
 }

@@ -42,6 +42,8 @@ pub struct Progress {
     pub lanes: Arc<BTreeMap<ProviderName, Arc<Pauses>>>,
     /// The gates where the jobs of these lanes wait.
     pub gates: Arc<BTreeMap<ProviderName, Gate>>,
+    /// The leaky buckets that they wait in before.
+    pub pools: Arc<BTreeMap<ProviderName, Pool>>,
     pub in_hand: Arc<InHand>,
     /// What this process has counted; the same from its beginning to its end.
     pub meter: Arc<Meter>,
@@ -108,7 +110,7 @@ pub async fn run(
     let (limiter, ledger) = (Arc::clone(&worker.engines.limiter), Arc::clone(&worker.engines.ledger));
     let quotas = Quotas::new(limiter, ledger, store_version);
 
-    services.spawn(sweeper::run(worker.clone(), known_rx.clone()));
+    services.spawn(sweeper::run(worker.clone(), known_rx.clone(), progress.subscribe()));
     services.spawn(topology::keep_declared(worker.clone(), known_rx.clone(), progress.clone()));
 
     lanes(&worker, &quotas, known_rx, &progress).await;
@@ -166,7 +168,9 @@ async fn lanes(
         }
         let lanes = running.iter().map(|(name, lane)| (name.clone(), Arc::clone(&lane.parts.pauses))).collect();
         let gates = running.iter().map(|(name, lane)| (name.clone(), lane.parts.gate.clone())).collect();
+        let pools = running.iter().map(|(name, lane)| (name.clone(), lane.pool.clone())).collect();
         progress.send_modify(|progress| {
+            progress.pools = Arc::new(pools);
             progress.lanes = Arc::new(lanes);
             progress.gates = Arc::new(gates);
             progress.in_hand = Arc::clone(&worker.in_hand);

@@ -19,10 +19,11 @@ use self::record::{give_back, park, put_down_next};
 use self::send::send;
 use super::in_hand::Held;
 use super::intake::End;
-use super::lane::{LaneParts, LaneSettings};
+use super::lane::{LaneParts, LaneSettings, patience};
 use super::meter::Returned;
 use crate::domain::decision::CallKind;
 use crate::domain::disposition::{History, MISCONFIGURED_PAUSE, Next, Step, ask_or_review, before_request};
+use crate::domain::explain::UNBUILDABLE;
 use crate::domain::job::Job;
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::Provider;
@@ -73,17 +74,15 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand, place: Option<Place<'_>>
     let call = match next_call(&settings, job) {
         Ok(Ok(call)) => call,
         Ok(Err(next)) => return put_down_next(lane, job, next, "again").await,
-        Err(error) => {
-            lane.pauses.stop_sending(MISCONFIGURED_PAUSE, By::Setup, &error.to_string());
-            tracing::error!(provider = %lane.name, %error, "requests cannot be built; the lane rests");
-            return park(lane, job, MISCONFIGURED_PAUSE, ("misconfigured", "the request cannot be built yet")).await;
-        }
+        // Seldom, so those who wait by the thousand pay nothing for its room.
+        Err(error) => return Box::pin(unbuildable(lane, job, error)).await,
     };
     let (turn, pass) = place.map_or((None, None), |place| (Some(place.turn), place.pass));
-    let turn = turn.map_or_else(|| Either::Right(lane.pool.turn(job.job.priority)), Either::Left);
+    let turn =
+        turn.map_or_else(|| Either::Right(lane.pool.turn_for(job.job.id.clone(), job.job.priority)), Either::Left);
     let waiting = turn.instrument(spans::step("wait for a turn"));
     let turn = tokio::select! {
-        turn = timeout_at(job.delivered_at + settings.provider.max_wait, waiting) => turn,
+        turn = timeout_at(job.delivered_at + patience(&settings.provider), waiting) => turn,
         () = lane.stop.cancelled() => Ok(None),
     };
     let _turn = match turn {
@@ -123,6 +122,14 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand, place: Option<Place<'_>>
         Pass::Held(cause) => park(lane, job, HELD_WAIT, ("held", &cause)).await,
         Pass::Stopping => give_back(lane, job).await,
     }
+}
+
+/// The lane rests for what is wrong with its row or its secrets.
+async fn unbuildable(lane: &LaneParts, job: &JobInHand, error: FreezeError) -> End {
+    lane.pauses.stop_sending(MISCONFIGURED_PAUSE, By::Setup, &error.to_string());
+    tracing::error!(provider = %lane.name, %error, "requests cannot be built; the lane rests");
+    let reason = format!("{UNBUILDABLE}: {error}");
+    park(lane, job, MISCONFIGURED_PAUSE, ("misconfigured", &reason)).await
 }
 
 /// What is done with a job as things stand now; asked when it is taken and again when its permit has come.

@@ -26,6 +26,11 @@ use crate::queue::{self, QueueError};
 const PLACES_MIN: u32 = 4;
 /// Share of `max_wait` that a full lane's jobs may have to wait, if this process were alone: others hold jobs too.
 const WAIT_SHARE: f64 = 0.2;
+/// What [`patience`] adds to what a full lane's jobs wait if this process is alone: others hold jobs too, and answers hold
+/// slots.
+const PATIENCE_FACTOR: u32 = 4;
+/// Longest wait in hand, whatever the row says: as long as its `max_wait` may be.
+const PATIENCE_MAX: Duration = Duration::from_secs(60);
 /// Taking begins this long before a pause ends, so that the first job is ready when it does.
 pub const TAKE_AHEAD: Duration = Duration::from_millis(50);
 const REOPEN: BackoffPolicy = BackoffPolicy { base: Duration::from_millis(100), max: Duration::from_secs(5) };
@@ -53,12 +58,26 @@ pub struct LaneParts {
 /// Jobs that one process takes in hand: what its share of `max_wait` can start, within workers and bucket.
 #[must_use]
 pub fn places(provider: &Provider) -> u16 {
-    let startable = (provider.outflow_per_second() * provider.max_wait.as_secs_f64() * WAIT_SHARE).ceil();
+    let outflow = provider.outflow_per_second();
+    let startable = (outflow * provider.max_wait.as_secs_f64() * WAIT_SHARE).ceil();
     let most = provider.workers.saturating_add(provider.bucket_capacity).min(u32::from(u16::MAX));
     // A float beyond the range of u32 saturates, which `most` then bounds.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded above and not negative")]
-    let places = (startable as u32).clamp(PLACES_MIN.min(most), most);
-    u16::try_from(places).unwrap_or(u16::MAX)
+    let (startable, patient) = (startable as u32, (outflow * PATIENCE_MAX.as_secs_f64() / 2.0) as u32);
+    let least = PLACES_MIN.min(patient).max(1).min(most);
+    u16::try_from(startable.clamp(least, most)).unwrap_or(u16::MAX)
+}
+
+/// How long a job may wait in hand, from its delivery: `max_wait`, or what the steady outflow needs for all that a lane has
+/// in hand. Where it is slow, a job would else be parked for waiting behind three others, and go behind the whole backlog.
+/// An outflow that starts nothing within [`PATIENCE_MAX`] is not waited for.
+#[must_use]
+pub fn patience(provider: &Provider) -> Duration {
+    let full_s = f64::from(places(provider)) / provider.outflow_per_second();
+    match Duration::try_from_secs_f64(full_s) {
+        Ok(full) if full <= PATIENCE_MAX => provider.max_wait.max((full * PATIENCE_FACTOR).min(PATIENCE_MAX)),
+        _ => provider.max_wait,
+    }
 }
 
 /// Places of a lane now: one while nobody knows whether its provider is up.

@@ -54,6 +54,8 @@ pub struct Pauses {
     probing: watch::Sender<Option<String>>,
     /// Whose turn it is to find out.
     probe: Arc<Semaphore>,
+    /// Until when nothing flowed, because the provider was down or wrongly set up; the last time.
+    ebb_until: Mutex<Option<Instant>>,
     origin: Instant,
 }
 
@@ -79,6 +81,7 @@ impl Default for Pauses {
             breaker: Mutex::default(),
             probing: watch::Sender::new(None),
             probe: Arc::new(Semaphore::new(1)),
+            ebb_until: Mutex::default(),
             origin: Instant::now(),
         }
     }
@@ -92,6 +95,10 @@ impl Pauses {
 
     /// Neither takes nor sends for this long; jobs in hand are parked.
     pub fn stop_sending(&self, wait: Duration, by: By, cause: &str) {
+        if matches!(by, By::Breaker | By::Setup) {
+            let mut ebb_until = self.ebb_until();
+            *ebb_until = (*ebb_until).max(Some(Instant::now() + wait));
+        }
         prolong(&self.sending, wait, by, cause);
         prolong(&self.intake, wait, by, cause);
     }
@@ -174,6 +181,7 @@ impl Pauses {
             }
             Some(Change::Closes) => {
                 tracing::info!("the provider answers again; the lane's circuit breaker closes");
+                *self.ebb_until() = Some(Instant::now());
                 self.probing.send_replace(None);
             }
             None => {}
@@ -181,8 +189,18 @@ impl Pauses {
         change
     }
 
+    /// For how long jobs have flowed since the provider was last down or wrongly set up; `None`: they do not.
+    #[must_use]
+    pub fn flows_for(&self) -> Option<Duration> {
+        let Some(until) = *self.ebb_until() else { return Some(Duration::MAX) };
+        if self.is_probing() { None } else { Instant::now().checked_duration_since(until) }
+    }
+
     /// A changed row may have mended what the lane rests for.
     pub fn lift(&self) {
+        let mut ebb_until = self.ebb_until();
+        *ebb_until = ebb_until.map(|until| until.min(Instant::now()));
+        drop(ebb_until);
         self.breaker().probe_from(Instant::now().saturating_duration_since(self.origin));
         self.intake.send_replace(None);
         self.sending.send_replace(None);
@@ -200,6 +218,10 @@ impl Pauses {
 
     fn late(&self) -> MutexGuard<'_, LateRow> {
         self.late.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ebb_until(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.ebb_until.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn breaker(&self) -> MutexGuard<'_, Breaker> {
@@ -234,6 +256,21 @@ fn prolong(pause: &watch::Sender<Option<Pause>>, wait: Duration, by: By, cause: 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn jobs_flow_since_the_last_rest_for_a_provider_that_was_down() {
+        let (pauses, second) = (Pauses::default(), Duration::from_secs(1));
+        pauses.stop_taking(second * 9, By::Limit, "waits for limit per-minute");
+        assert_eq!(pauses.flows_for(), Some(Duration::MAX), "at its limit it flows");
+        pauses.stop_sending(second * 30, By::Setup, "provider answered 401");
+        tokio::time::advance(second * 29).await;
+        assert_eq!(pauses.flows_for(), None);
+        tokio::time::advance(second * 11).await;
+        assert_eq!(pauses.flows_for(), Some(second * 10));
+        pauses.stop_sending(second * 30, By::Breaker, "down");
+        pauses.lift();
+        assert_eq!(pauses.flows_for(), Some(Duration::ZERO));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_lane_rests_for_a_ledger_that_stands_still_and_not_for_one_late_permit() {

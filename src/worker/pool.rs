@@ -4,11 +4,13 @@
 //! leaves first, then the older. A turn is one worker; dropping it frees the worker.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use crate::domain::job::JobId;
 use crate::domain::leaky_bucket::LeakyBucket;
 
 const SWEEP_FROM: usize = 64;
@@ -26,14 +28,29 @@ impl Drop for Turn {
     }
 }
 
+/// Where a job waits for its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolPlace {
+    /// How many go before it.
+    pub before: u32,
+    /// Until the outflow lets it go; later where all workers are busy.
+    pub leaves_in: Duration,
+}
+
 enum Message {
-    Enter { priority: u8, reply: oneshot::Sender<Turn> },
+    Enter { job: Option<JobId>, priority: u8, reply: oneshot::Sender<Turn> },
+    Where { job: JobId, reply: oneshot::Sender<Option<PoolPlace>> },
     Left,
     Settings { workers: u32, jobs_per_second: f64 },
 }
 
+struct Waiter {
+    job: Option<JobId>,
+    reply: oneshot::Sender<Turn>,
+}
+
 /// A handle on one lane's pool; cheap to clone.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Pool {
     messages: mpsc::UnboundedSender<Message>,
 }
@@ -41,7 +58,7 @@ pub struct Pool {
 struct PoolTask {
     inbox: mpsc::UnboundedReceiver<Message>,
     messages: mpsc::UnboundedSender<Message>,
-    waiting: BTreeMap<(u8, u64), oneshot::Sender<Turn>>,
+    waiting: BTreeMap<(u8, u64), Waiter>,
     /// So many in line are worth a look for those who have gone: nobody looks at all of them for each who comes.
     sweep_from: usize,
     arrivals: u64,
@@ -70,10 +87,28 @@ impl Pool {
     }
 
     /// Waits for a turn; `None` when the pool stops first.
-    pub async fn turn(&self, priority: u8) -> Option<Turn> {
+    pub fn turn(&self, priority: u8) -> impl Future<Output = Option<Turn>> + Send + use<> {
+        self.enter(None, priority)
+    }
+
+    /// The same, for a job whose place can be asked for by its id ([`Pool::place_of`]).
+    pub fn turn_for(&self, job: JobId, priority: u8) -> impl Future<Output = Option<Turn>> + Send + use<> {
+        self.enter(Some(job), priority)
+    }
+
+    /// Enters at once: what waits is the reply alone, since thousands do.
+    fn enter(&self, job: Option<JobId>, priority: u8) -> impl Future<Output = Option<Turn>> + Send + use<> {
         let (reply, turn) = oneshot::channel();
-        self.messages.send(Message::Enter { priority, reply }).ok()?;
-        turn.await.ok()
+        // A pool that has stopped drops the message, and with it the reply.
+        drop(self.messages.send(Message::Enter { job, priority, reply }));
+        async move { turn.await.ok() }
+    }
+
+    /// Where this job waits; `None` when it does not. Looks at all who wait, so it is for people to ask.
+    pub async fn place_of(&self, job: JobId) -> Option<PoolPlace> {
+        let (reply, answer) = oneshot::channel();
+        self.messages.send(Message::Where { job, reply }).ok()?;
+        answer.await.ok().flatten()
     }
 
     pub fn set(&self, workers: u32, jobs_per_second: f64) {
@@ -98,10 +133,12 @@ impl PoolTask {
 
     fn take(&mut self, message: Message) {
         match message {
-            Message::Enter { priority, reply } => {
+            Message::Enter { job, priority, reply } => {
                 self.arrivals += 1;
-                self.waiting.insert((u8::MAX - priority, self.arrivals), reply);
+                self.waiting.insert((u8::MAX - priority, self.arrivals), Waiter { job, reply });
             }
+            // Whoever asked may have gone.
+            Message::Where { job, reply } => drop(reply.send(self.place_of(&job))),
             Message::Left => self.working = self.working.saturating_sub(1),
             Message::Settings { workers, jobs_per_second } => {
                 self.workers = workers;
@@ -110,14 +147,22 @@ impl PoolTask {
         }
     }
 
+    fn place_of(&self, job: &JobId) -> Option<PoolPlace> {
+        let waiting = self.waiting.values().filter(|waiter| !waiter.reply.is_closed());
+        let before =
+            waiting.enumerate().find(|(_, waiter)| waiter.job.as_ref() == Some(job)).map(|(before, _)| before)?;
+        let before = u32::try_from(before).unwrap_or(u32::MAX);
+        Some(PoolPlace { before, leaves_in: self.bucket.wait_behind(self.started.elapsed(), before) })
+    }
+
     /// Gives turns while workers are free and the outflow allows; says when the outflow allows the next.
     fn let_out(&mut self) -> Option<Instant> {
         if self.waiting.len() >= self.sweep_from {
-            self.waiting.retain(|_, reply| !reply.is_closed());
+            self.waiting.retain(|_, waiter| !waiter.reply.is_closed());
             self.sweep_from = SWEEP_FROM.max(self.waiting.len() * 2);
         }
         while let Some(first) = self.waiting.first_entry()
-            && first.get().is_closed()
+            && first.get().reply.is_closed()
         {
             first.remove();
         }
@@ -127,7 +172,7 @@ impl PoolTask {
             if !wait.is_zero() {
                 return Some(Instant::now() + wait);
             }
-            let Some((_, reply)) = self.waiting.pop_first() else { break };
+            let Some((_, Waiter { reply, .. })) = self.waiting.pop_first() else { break };
             if reply.is_closed() {
                 continue;
             }
@@ -143,7 +188,6 @@ impl PoolTask {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[tokio::test(start_paused = true)]
     async fn higher_priority_leaves_first_at_the_steady_rate() {
@@ -187,5 +231,22 @@ mod tests {
         drop(one);
         assert!(pool.turn(0).await.is_some());
         drop(two);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_waits_has_a_place_and_the_instant_that_it_leaves_at() {
+        let (pool, task) = Pool::new(9, 0.5, CancellationToken::new());
+        tokio::spawn(task);
+        let id = |id: &str| JobId::new(id).unwrap();
+        let _first = pool.turn_for(id("first"), 0).await.unwrap();
+        for name in ["second", "third", "fourth"] {
+            let pool = pool.clone();
+            tokio::spawn(async move { pool.turn_for(id(name), 0).await });
+            tokio::task::yield_now().await;
+        }
+        tokio::time::advance(Duration::from_millis(500)).await;
+        let told = pool.place_of(id("third")).await.unwrap();
+        assert_eq!((told.before, told.leaves_in), (1, Duration::from_millis(3_500)));
+        assert_eq!(pool.place_of(id("first")).await, None);
     }
 }

@@ -372,7 +372,7 @@ async fn the_status_counts_every_payment_once() {
     desk.sql("UPDATE jobs SET provider = 'gone' WHERE id = 'p4'").await;
     desk.sql("UPDATE providers SET paused = 1 WHERE name = 'bolt'").await;
     let ran = desk.run(&["status", "--json"]).await;
-    assert!(ran.err.contains("shown is what the database alone tells"), "{}", ran.err);
+    assert!(ran.err.contains("shown is what database and queue alone tell"), "{}", ran.err);
     let status = ran.json();
     let line = |at: usize| &status["providers"][at];
     assert_eq!((&line(0)["name"], &line(0)["state"]), (&"acme".into(), &"no_worker".into()));
@@ -386,4 +386,29 @@ async fn the_status_counts_every_payment_once() {
     assert!(table.contains("└ no `sluicegate run` reports: nothing is sent"), "{table}");
     // Its one payment was moved to another provider by hand, which no account can tell from a correct one.
     assert!(table.ends_with("conservation: adds up (4 jobs)\n"), "{table}");
+}
+
+#[tokio::test]
+async fn without_a_worker_the_queue_is_counted_and_who_paused_is_named() {
+    let desk = Desk::open().await;
+    desk.sql(
+        "INSERT INTO queue_messages (queue, body, properties, visible_at_ms) VALUES \
+         ('payments.acme', CAST('{\"id\":\"q1\",\"amount\":1,\"currency\":\"EUR\"}' AS BLOB), '{}', 0)",
+    )
+    .await;
+    let status = desk.run(&["status", "--json"]).await.json();
+    assert_eq!(
+        (&status["providers"][0]["waiting"], &status["providers"][0]["queued"]),
+        (&1.into(), &1.into()),
+        "{status:#}"
+    );
+    let ran = desk.run(&["--set", "ops.listen=none", "jobs", "explain", "q1", "--json"]).await;
+    assert_eq!(exit(&ran), Exit::Fine);
+    let told = ran.json();
+    assert_eq!((&told["state"], &told["provider"]), (&"queued".into(), &"acme".into()), "{told:#}");
+    assert!(told["stands_at"]["turn_at"].is_null(), "whether it is sent at all nobody said: {told:#}");
+    assert_eq!(exit(&desk.run(&["provider", "pause", "acme", "--because", "they asked"]).await), Exit::Fine);
+    let table = desk.run(&["status"]).await.out;
+    let note = table.lines().find(|line| line.contains(" paused it at ")).unwrap_or_default();
+    assert!(note.ends_with("Z (they asked): its queue keeps collecting"), "{table}");
 }

@@ -64,11 +64,10 @@ fn facts() -> Facts {
         now: EpochMs(NOW),
         id: "invoice-4711".to_owned(),
         job: Some(job),
-        rejected: Vec::new(),
         row: row(stripe()),
         lane: LaneFacts::Running,
         hand: Hand::Nobody,
-        before: Before { jobs: 37, cost: 37, ready: Some(38), workers: 1 },
+        before: Before { jobs: 37, cost: 37, in_hand: 0, ready: Some(38), workers: 1 },
         limiter: LimiterFacts {
             uses: vec![used("per-minute", 600, 600), used("per-account", 0, 5)],
             past: Some(Past {
@@ -77,6 +76,7 @@ fn facts() -> Facts {
             }),
             ..LimiterFacts::default()
         },
+        ..Facts::default()
     }
 }
 

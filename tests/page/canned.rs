@@ -19,13 +19,14 @@ pub const HOSTILE: &str = "<img src=x onerror=\"document.title='owned'\"><script
 pub const NOW: &str = "2026-03-01T12:00:00.000Z";
 const EARLIER: &str = "2026-03-01T11:57:55.000Z";
 
-pub const STATES: [&str; 12] = [
+pub const STATES: [&str; 13] = [
     "running",
     "idle",
     "waiting_for_limit",
     "cold",
     "probing",
     "paused",
+    "closed",
     "disabled",
     "paused_by_provider",
     "breaker_open",

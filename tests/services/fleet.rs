@@ -56,9 +56,9 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
-/// In the queue only, parked, due, in hand or settled: every payment is in one place of the overview.
+/// Waiting, on the wire or settled: every payment is in one place of the overview.
 fn in_sight(provider: &Value) -> u64 {
-    let places = ["waiting", "in_hand", "succeeded", "declined", "review", "dead", "expired", "cancelled"];
+    let places = ["waiting", "in_flight", "succeeded", "declined", "review", "dead", "expired", "cancelled"];
     places.iter().map(|place| number(&provider[place])).sum()
 }
 
@@ -130,7 +130,8 @@ async fn any_worker_tells_of_all() {
 async fn the_terminal_tells_it_too(stand: &Stand, worker: usize) {
     let table = stand.status_of(worker, &["status"]);
     assert!(table.contains("conservation: adds up (") && table.contains("40/1s"), "{table}");
-    assert!(table.contains("└ somebody paused it: its queue keeps collecting"), "{table}");
+    let paused = table.lines().find(|line| line.contains(" paused it at ")).unwrap_or_default();
+    assert!(paused.contains("└ ") && paused.ends_with(": its queue keeps collecting"), "{table}");
 
     // In a pipe, a table every two seconds, until somebody has seen enough.
     let watching = stand.program_of(worker, &["status", "--watch"]);

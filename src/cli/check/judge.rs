@@ -9,6 +9,7 @@ use crate::config::{CardNumbers, Config, DatabaseUrl, LimiterUrl, QueueUrl};
 use crate::domain::limit::Algorithm;
 use crate::domain::provider::{Provider, SlotRelease, StoreDown};
 use crate::ledger::settings::Snapshot;
+use crate::worker::lane::patience;
 
 /// How long RabbitMQ waits for an acknowledgement before it closes the channel and delivers the message to another.
 /// <https://www.rabbitmq.com/docs/consumers#acknowledgement-timeout>
@@ -144,5 +145,5 @@ pub fn delivery_timeout(providers: &[&Provider], config: &Config) -> Option<Find
 
 /// From a message's delivery to the answer that it is acknowledged with.
 fn in_hand_max(provider: &Provider) -> Duration {
-    provider.max_wait + provider.hold_max()
+    patience(provider) + provider.hold_max()
 }

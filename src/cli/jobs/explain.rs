@@ -4,6 +4,7 @@
 //! processes share), and says that it did.
 
 use super::super::connect::Engines;
+use super::super::console::{width, wrapped};
 use super::super::{CommandError, Console, Exit, ops_client};
 use crate::config::{Config, LimiterUrl};
 use crate::domain::job::JobId;
@@ -62,7 +63,8 @@ async fn alone(id: &JobId, config: &Config, engines: &dyn Engines) -> Result<Exp
 fn print(answer: &Explained, console: &mut Console) -> Result<(), CommandError> {
     let here = answer.stands_at.as_ref().map(|at| at.gate.as_str());
     let provider = answer.provider.as_deref().map(|provider| format!(" of {provider}")).unwrap_or_default();
-    console.line(&format!("{}{provider} is `{}`: {}", answer.id, answer.state, answer.summary))?;
+    let sentence = format!("{}{provider} is `{}`: {}", answer.id, answer.state, answer.summary);
+    console.line(&wrapped("", &sentence, width(console.shape())))?;
     if answer.gates.is_empty() {
         return Ok(());
     }

@@ -1,30 +1,37 @@
 //! `status`: every provider in one table, as the running process tells it of all workers, and what is wrong with it.
 //!
-//! Refuses to be silent about where it looks: without a running process it shows what the database alone tells, and says
+//! Refuses to be silent about where it looks: without a running process it shows what database and queue tell, and says
 //! so on stderr.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::connect::Engines;
 use super::console::Shape;
 use super::{CommandError, Console, Exit, ops_client};
 use crate::config::Config;
+use crate::domain::provider::ProviderName;
 use crate::fleet::workers::present;
 use crate::fleet::{Conserved, Evidence, Overview, overview};
-use crate::ops::unix_ms;
+use crate::ops::{pausers, unix_ms};
 use crate::worker::settings_watch::Known;
 use crate::worker::sweeper::{ASTRAY_AFTER, CHECKED};
 
+mod table;
 mod text;
 
 /// How often `--watch` looks.
 const EVERY: Duration = Duration::from_secs(2);
+/// Longest time that the broker is waited for.
+const QUEUE_PATIENCE: Duration = Duration::from_secs(2);
 /// The terminal's second screen, so that what stood there before stands there afterwards; and back.
 /// <https://invisible-island.net/xterm/ctlseqs/ctlseqs.html>
 const SECOND_SCREEN: &str = "\x1b[?1049h";
 const FIRST_SCREEN: &str = "\x1b[?1049l";
+/// Under the picture, with a line before it.
+const FOOT: &str = "\n\nCtrl-C ends";
 const HOME: &str = "\x1b[H";
 const CLEAR_LINE_REST: &str = "\x1b[K";
 const CLEAR_BELOW: &str = "\x1b[J";
@@ -106,7 +113,7 @@ fn print(args: &Args, overview: &Overview, console: &mut Console) -> Result<Exit
     } else if overview.providers.is_empty() {
         console.message("no providers yet: `sluicegate provider apply FILE` adds some")?;
     } else {
-        console.line(&text::overview(overview, console.shape()))?;
+        console.line(&text::overview(overview, console.shape(), None))?;
         if args.watch {
             console.line("")?;
         }
@@ -119,8 +126,10 @@ fn draw(overview: &Overview, fallback: Option<&str>, console: &mut Console) -> s
     if let Some(why) = fallback {
         page.push_str(&format!("{why}\n\n"));
     }
-    page.push_str(&text::overview(overview, console.shape()));
-    page.push_str("\n\nCtrl-C ends");
+    // The end of the last line takes one more.
+    let left = console.height().map(|height| height.saturating_sub(page.lines().count() + FOOT.lines().count() + 1));
+    page.push_str(&text::overview(overview, console.shape(), left));
+    page.push_str(FOOT);
     console.raw(&frame(&page))
 }
 
@@ -142,9 +151,27 @@ impl Looking<'_> {
             Ok(overview) => Ok((overview, None)),
             Err(error) => {
                 let overview = overview(&self.evidence().await?);
-                Ok((overview, Some(format!("{error}\nshown is what the database alone tells"))))
+                Ok((overview, Some(format!("{error}\nshown is what database and queue alone tell"))))
             }
         }
+    }
+
+    /// What the lanes' queues hold, and why that is not known.
+    async fn depths(&self, names: &[ProviderName]) -> (BTreeMap<String, u64>, Vec<String>) {
+        let queue = match timeout(QUEUE_PATIENCE, self.engines.queue(self.config)).await {
+            Ok(Ok(queue)) => queue,
+            Ok(Err(error)) => return (BTreeMap::new(), vec![format!("queue: {error}")]),
+            Err(_) => return (BTreeMap::new(), vec!["queue: no answer in time".to_owned()]),
+        };
+        let (mut depths, mut away) = (BTreeMap::new(), Vec::new());
+        for name in names {
+            match timeout(QUEUE_PATIENCE, queue.depth(name)).await {
+                Ok(Ok(depth)) => depths.extend(depth.map(|depth| (name.to_string(), depth))),
+                Ok(Err(error)) => away = vec![format!("queue: {error}")],
+                Err(_) => return (depths, vec!["queue: no answer in time".to_owned()]),
+            }
+        }
+        (depths, away)
     }
 
     /// What stands in the database: rows, jobs, and what workers said of themselves.
@@ -154,10 +181,15 @@ impl Looking<'_> {
         let known = Known::default().after(settings.load().await?);
         let names: Vec<_> = known.providers.keys().cloned().collect();
         let accounts = upkeep.conservation(ASTRAY_AFTER, CHECKED).await?;
+        let rows = settings.rows(None).await?;
+        let (depths, away) = self.depths(&names).await;
         Ok(Evidence {
             at_ms: unix_ms(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            rows: settings.rows(None).await?,
+            paused_by: pausers(settings.as_ref(), &rows).await,
+            rows,
+            depths,
+            away,
             workers: present(&fleet.reports().await?, Duration::ZERO),
             accounts: Some(accounts.into_iter().map(Conserved::from).collect()),
             oldest_ms: fleet.oldest_open(&names).await?.into_iter().collect(),

@@ -1,68 +1,130 @@
 //! The overview as a table for people: one line per provider, and under it why it does not run.
 //!
-//! Refuses to scroll sideways: the table fits the terminal, and causes are wrapped to it.
+//! Refuses to scroll sideways: the table fits the terminal, and causes are wrapped to it. Where it must fit the height too,
+//! those go first that need somebody.
 
-use comfy_table::Table;
-
-use crate::cli::console::{Shape, render_table};
+use crate::cli::console::{Shape, render_table, width, wrapped};
 use crate::domain::limit::AppliesTo;
 use crate::domain::time::format_duration;
 use crate::fleet::overview::{LimitOverview, ProviderOverview};
 use crate::fleet::{Overview, State};
 
+use super::table::{Column, lines};
+
+/// In a pipe, where each column is one thing.
 const HEADER: [&str; 11] =
     ["provider", "state", "limit", "used", "rate", "waiting", "in flight", "parked", "review", "dead", "drained in"];
-/// Columns that a narrow terminal does without, the first first; `--json` has them all.
-const SPARED: [&str; 5] = ["parked", "used", "in flight", "rate", "limit"];
-/// Blanks between two cells.
-const PADDING: usize = 3;
 /// What stands before a cause.
 const INDENT: &str = "  └ ";
 /// What nobody could tell.
 const UNKNOWN: &str = "-";
+/// Share of the height that account and warnings may take.
+const TAIL_SHARE: usize = 3;
 
-/// The table, the account and the warnings.
-pub(super) fn overview(overview: &Overview, shape: Shape) -> String {
-    let rows: Vec<Vec<String>> = overview.providers.iter().map(cells).collect();
-    let notes: Vec<Option<String>> = overview.providers.iter().map(note).collect();
+/// The table, the account and the warnings; with a height, no more lines than that.
+pub(super) fn overview(overview: &Overview, shape: Shape, height: Option<usize>) -> String {
     let width = width(shape);
-    let (header, rows) = spared(rows, width);
-    let mut page = with_notes(&render_table(&header, &rows, shape), &notes, shape, width);
-    page.push('\n');
     let said = conservation(overview).into_iter().chain(overview.warnings.iter().map(|it| format!("warning: {it}")));
-    for line in said {
-        page.push('\n');
-        page.push_str(&wrapped("", &line, width));
+    let tail: Vec<String> = said.flat_map(|line| own_lines(&wrapped("", &line, width))).collect();
+    let (head, blocks) = match shape {
+        Shape::Plain => plain(overview),
+        Shape::Terminal { .. } => in_terminal(&overview.providers, width),
+    };
+    let mut page = match height {
+        None => [vec![head], blocks].concat().concat(),
+        Some(height) => clipped(overview, (head, blocks), height.saturating_sub(tail_lines(&tail, height) + 1)),
+    };
+    page.push(String::new());
+    page.extend(match height {
+        Some(height) => cut(tail, height / TAIL_SHARE),
+        None => tail,
+    });
+    page.join("\n")
+}
+
+fn tail_lines(tail: &[String], height: usize) -> usize {
+    tail.len().min((height / TAIL_SHARE).max(1))
+}
+
+/// So many lines, of which the last says how many are not there.
+fn cut(mut lines: Vec<String>, at_most: usize) -> Vec<String> {
+    let at_most = at_most.max(1);
+    if lines.len() > at_most {
+        let left_out = lines.len() - (at_most - 1);
+        lines.truncate(at_most - 1);
+        lines.push(format!("… {left_out} more lines"));
     }
+    lines
+}
+
+/// Whoever needs somebody first, then those with the most to do; the rest is counted.
+fn clipped(overview: &Overview, (head, blocks): (Vec<String>, Vec<Vec<String>>), height: usize) -> Vec<String> {
+    let lines = |blocks: &[Vec<String>]| blocks.iter().map(Vec::len).sum::<usize>();
+    if head.len() + lines(&blocks) <= height {
+        return [vec![head], blocks].concat().concat();
+    }
+    let mut ranked: Vec<(&ProviderOverview, Vec<String>)> = overview.providers.iter().zip(blocks).collect();
+    let quiet = |state: State| matches!(state, State::Disabled | State::Running | State::Idle | State::WaitingForLimit);
+    ranked.sort_by_key(|(of, _)| (quiet(of.state), std::cmp::Reverse(of.waiting)));
+    let (mut page, mut shown) = (head, 0);
+    for (_, block) in &ranked {
+        if page.len() + block.len() + 1 > height {
+            break;
+        }
+        page.extend(block.iter().cloned());
+        shown += 1;
+    }
+    page.push(format!("… {} more", ranked.len() - shown));
     page
 }
 
-/// The columns that fit, and their rows.
-fn spared(mut rows: Vec<Vec<String>>, width: Option<usize>) -> (Vec<&'static str>, Vec<Vec<String>>) {
-    let mut header = HEADER.to_vec();
-    let Some(width) = width else { return (header, rows) };
-    for spared in SPARED {
-        let widest = |(at, title): (usize, &&str)| {
-            let cells = rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.chars().count());
-            cells.chain([title.chars().count()]).max().unwrap_or(0) + PADDING
-        };
-        if header.iter().enumerate().map(widest).sum::<usize>() <= width {
-            break;
-        }
-        if let Some(at) = header.iter().position(|title| *title == spared) {
-            header.remove(at);
-            rows.iter_mut().for_each(|row| drop(row.remove(at)));
-        }
-    }
-    (header, rows)
+/// Table head and one block of lines per provider, for pipes.
+fn plain(overview: &Overview) -> (Vec<String>, Vec<Vec<String>>) {
+    let rows: Vec<Vec<String>> = overview.providers.iter().map(cells).collect();
+    let table = render_table(&HEADER, &rows, Shape::Plain);
+    let mut lines = table.lines().map(str::to_owned);
+    let head: Vec<String> = lines.next().into_iter().collect();
+    let with_note = |(line, of): (String, &ProviderOverview)| {
+        let note = note(of).map(|note| wrapped(INDENT, &note, None));
+        [Some(line), note].into_iter().flatten().collect()
+    };
+    (head, lines.zip(&overview.providers).map(with_note).collect())
 }
 
-fn width(shape: Shape) -> Option<usize> {
-    match shape {
-        Shape::Plain => None,
-        Shape::Terminal { width: Some(width) } => Some(usize::from(width)),
-        Shape::Terminal { width: None } => Table::new().width().map(usize::from),
-    }
+/// The same for a terminal: limit and use in one column, and none that says nothing.
+fn in_terminal(providers: &[ProviderOverview], width: Option<usize>) -> (Vec<String>, Vec<Vec<String>>) {
+    let column = |title, figures, cell: fn(&ProviderOverview) -> String| Column {
+        title,
+        figures,
+        cells: providers.iter().map(cell).collect(),
+    };
+    let counted = |title, count: fn(&ProviderOverview) -> u64| {
+        let some = providers.iter().any(|of| count(of) > 0);
+        some.then(|| Column { title, figures: true, cells: providers.iter().map(|of| grouped(count(of))).collect() })
+    };
+    let columns = [
+        Some(column("provider", false, |of| of.name.clone())),
+        Some(column("state", false, |of| of.state.name().replace('_', " "))),
+        Some(column("used", true, |of| fullest(&of.limits).map_or_else(|| UNKNOWN.to_owned(), used_of))),
+        Some(column("rate", true, |of| format!("{:.1}/s", of.rate_per_s))),
+        Some(column("waiting", true, |of| grouped(of.waiting))),
+        Some(column("in flight", true, |of| of.in_flight.to_string())),
+        counted("parked", |of| of.parked),
+        counted("review", |of| of.review),
+        counted("dead", |of| of.dead),
+        Some(column("drain", true, |of| of.drained_in_ms.map_or_else(|| UNKNOWN.to_owned(), in_words))),
+    ];
+    let mut lines = lines(columns.into_iter().flatten().collect(), width).into_iter();
+    let head: Vec<String> = lines.next().into_iter().collect();
+    let with_note = |(line, of): (String, &ProviderOverview)| {
+        let note = note(of).map(|note| own_lines(&wrapped(INDENT, &note, width))).unwrap_or_default();
+        [vec![line], note].concat()
+    };
+    (head, lines.zip(providers).map(with_note).collect())
+}
+
+fn own_lines(text: &str) -> Vec<String> {
+    text.lines().map(str::to_owned).collect()
 }
 
 fn cells(of: &ProviderOverview) -> Vec<String> {
@@ -99,6 +161,12 @@ fn fullest(limits: &[LimitOverview]) -> Option<&LimitOverview> {
     })
 }
 
+/// `23 of 30/1m`.
+fn used_of(limit: &LimitOverview) -> String {
+    let used = limit.used.map_or_else(|| UNKNOWN.to_owned(), |used| used.to_string());
+    format!("{used} of {}", rate(limit))
+}
+
 fn rate(limit: &LimitOverview) -> String {
     let window = u64::try_from(limit.window_ms).unwrap_or(0);
     format!("{}/{}", limit.max_requests, format_duration(std::time::Duration::from_millis(window)))
@@ -111,53 +179,10 @@ fn note(of: &ProviderOverview) -> Option<String> {
     let cause = of.cause.clone().filter(|_| !silent);
     let refused = (of.refused_by_provider > 0)
         .then(|| format!("the provider refused {} requests that were allowed", grouped(of.refused_by_provider)));
-    let problems = of.problems.iter().map(|problem| format!("bad row, the last good one counts: {problem}"));
+    let good = fullest(&of.limits).map(|limit| format!(" ({} {})", limit.name, rate(limit))).unwrap_or_default();
+    let problems = of.problems.iter().map(|problem| format!("bad row, the last good one counts{good}: {problem}"));
     let parts: Vec<String> = cause.into_iter().chain(ends).chain(refused).chain(problems).collect();
     (!parts.is_empty()).then(|| parts.join("; "))
-}
-
-/// Puts each note under its row. In a terminal rows are apart by rules and may take several lines; in a pipe each is one.
-fn with_notes(table: &str, notes: &[Option<String>], shape: Shape, width: Option<usize>) -> String {
-    let plain = shape == Shape::Plain;
-    let is_rule = |line: &str| line.starts_with(['─', '═', '╌', '┄', '-', '=']);
-    let (mut out, mut row, mut heads) = (Vec::new(), 0, usize::from(plain));
-    let lines: Vec<&str> = table.lines().collect();
-    for (at, line) in lines.iter().enumerate() {
-        out.push((*line).to_owned());
-        let ends_row = if plain { true } else { lines.get(at + 1).is_some_and(|next| is_rule(next)) && !is_rule(line) };
-        if !ends_row {
-            continue;
-        }
-        if plain && at == 0 || !plain && heads == 0 {
-            heads = 1;
-            continue;
-        }
-        if let Some(note) = notes.get(row).and_then(Option::as_ref) {
-            out.push(wrapped(INDENT, note, width));
-        }
-        row += 1;
-    }
-    out.join("\n")
-}
-
-/// Breaks a line between words so that it fits; what follows stands under its text.
-fn wrapped(indent: &str, text: &str, width: Option<usize>) -> String {
-    let text: String = text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect();
-    let under = " ".repeat(indent.chars().count());
-    let (mut lines, mut line) = (Vec::new(), indent.to_owned());
-    let mut chars = indent.chars().count();
-    for word in text.split(' ') {
-        let more = word.chars().count() + 1;
-        if width.is_some_and(|width| chars + more > width) && line.trim() != indent.trim() {
-            lines.push(line.trim_end().to_owned());
-            (line, chars) = (under.clone(), under.len());
-        }
-        line.push_str(word);
-        line.push(' ');
-        chars += more;
-    }
-    lines.push(line.trim_end().to_owned());
-    lines.join("\n")
 }
 
 /// `conservation: adds up (1,234 jobs)`, or what does not.

@@ -30,7 +30,7 @@ fn picture() -> Overview {
 
 #[test]
 fn in_a_pipe_each_provider_is_a_line_with_its_cause_under_it() {
-    let page = overview(&picture(), Shape::Plain);
+    let page = overview(&picture(), Shape::Plain, None);
     let lines: Vec<Vec<&str>> = page.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(
         lines[1],
@@ -65,18 +65,62 @@ fn the_limit_of_a_line_is_one_that_charges_meet() {
 #[test]
 fn a_narrow_terminal_holds_everything() {
     for width in [40, 60, 80, 100, 120, 200] {
-        let page = overview(&picture(), Shape::Terminal { width: Some(width) });
+        let page = overview(&picture(), Shape::Terminal { width: Some(width) }, None);
         assert!(page.lines().all(|line| line.chars().count() <= usize::from(width)), "{width}:\n{page}");
         assert_eq!(page.matches('└').count(), 1, "{width}:\n{page}");
+        assert!(!page.contains("parked") && !page.contains("review"), "all of them are 0\n{page}");
         if width < 80 {
             continue;
         }
         let line_with = |text: &str| page.lines().position(|line| line.contains(text));
-        let (running, down) = (line_with("running"), line_with("breaker_open"));
+        let (running, down) = (line_with("running"), line_with("breaker open"));
         assert!(running.is_some() && running < down && down < line_with("└ the provider is down"), "{width}:\n{page}");
-        assert_eq!(page.contains("parked"), width > 120, "{width}:\n{page}");
-        assert!(page.contains("review") && page.contains("2 min 5 s"), "{width}:\n{page}");
+        assert_eq!(page.contains("in flight"), width >= 100, "{width}:\n{page}");
+        assert!(page.contains("87 of 100/1s") && page.contains("2 min 5 s"), "{width}:\n{page}");
     }
+    // With names as they are, 80 columns hold what there is.
+    let titles = |picture: &Overview| {
+        let page = overview(picture, Shape::Terminal { width: Some(80) }, None);
+        page.lines().next().unwrap().split_whitespace().collect::<Vec<&str>>().join(" ")
+    };
+    let mut usual = picture();
+    usual.providers[1].name = "stripe".to_owned();
+    assert_eq!(titles(&usual), "provider state used rate waiting in flight drain");
+    (usual.providers[0].parked, usual.providers[1].review) = (1_200, 3);
+    assert_eq!(titles(&usual), "provider state used rate waiting parked review drain");
+    let page = overview(&usual, Shape::Terminal { width: Some(80) }, None);
+    assert_eq!(page.lines().count(), 6, "two providers, their head, one cause, and the account\n{page}");
+}
+
+#[test]
+fn a_low_terminal_shows_those_that_need_somebody_and_the_busiest() {
+    let mut many = picture();
+    let idle = many.providers[0].clone();
+    many.providers[0].waiting = 1;
+    many.providers.extend((0..30).map(|nth| ProviderOverview {
+        name: format!("p{nth:02}"),
+        waiting: nth,
+        ..idle.clone()
+    }));
+    let page = overview(&many, Shape::Terminal { width: Some(100) }, Some(12));
+    assert_eq!(page.lines().count(), 12, "\n{page}");
+    let names: Vec<&str> = page.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(names[..5], ["provider", "a-provider-with-a-long-name", "└", "p29", "p28"], "\n{page}");
+    assert!(page.contains("\n… 25 more\n") && page.ends_with("conservation: adds up (1,234 jobs)"), "\n{page}");
+    many.warnings = (0..30).map(|nth| format!("worker {nth} is lost")).collect();
+    let page = overview(&many, Shape::Terminal { width: Some(100) }, Some(12));
+    assert!(page.lines().count() <= 12 && page.contains("… 28 more lines"), "\n{page}");
+}
+
+#[test]
+fn a_bad_row_shows_the_limit_in_force() {
+    let mut bad = picture();
+    bad.providers[0].problems = vec!["limit per-second: max_requests is -3".to_owned()];
+    let page = overview(&bad, Shape::Plain, None);
+    assert!(
+        page.contains("└ bad row, the last good one counts (per-second 100/1s): limit per-second: max_requests is -3"),
+        "{page}"
+    );
 }
 
 #[test]
@@ -85,7 +129,7 @@ fn faults_and_warnings_are_said() {
     picture.conservation[0].provider = "acme".to_owned();
     picture.conservation[0].faults = vec!["7 jobs open, 6 in hand, parked or due".to_owned()];
     picture.warnings = vec!["worker a:1 is lost\u{1b}[2J".to_owned()];
-    let page = overview(&picture, Shape::Plain);
+    let page = overview(&picture, Shape::Plain, None);
     assert!(page.contains("conservation: acme: 7 jobs open, 6 in hand, parked or due\nwarning: worker a:1 is lost"));
     assert!(!page.contains('\u{1b}') && !page.contains("adds up"), "{page}");
 }

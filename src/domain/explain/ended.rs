@@ -34,6 +34,10 @@ pub(super) fn ended(facts: &Facts, job: &JobFacts) -> Explanation {
             "given up {since}, {requests}{because}; surely not charged: `sluicegate dlq replay {id}` tries again, \
              `sluicegate dlq discard {id}` ends it"
         ),
+        "review" if job.requests.is_empty() => format!(
+            "waits for a person since {since}, {requests}{because}; surely not charged: mend what that names and then \
+             `sluicegate jobs resolve {id} --as resend`, or end it with `--as declined`"
+        ),
         "review" => format!(
             "waits for a person since {since}, {requests}{because}; look at the provider, then `sluicegate jobs resolve \
              {id} --as succeeded` (or `declined`, or `resend` if it was surely not charged)"

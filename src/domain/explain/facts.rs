@@ -12,13 +12,17 @@ use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::EpochMs;
 
 /// Everything that is known of one id.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Facts {
     /// The ledger's clock.
     pub now: EpochMs,
     pub id: String,
     /// `None`: the ledger has no such job.
     pub job: Option<JobFacts>,
+    /// What its message says, where the ledger does not know it yet and the message was found.
+    pub unrecorded: Option<JobFacts>,
+    /// Where its message may be, if neither has it.
+    pub lanes: Lanes,
     /// Messages with this id that can never be a job; newest first.
     pub rejected: Vec<Rejected>,
     pub row: RowFacts,
@@ -26,6 +30,28 @@ pub struct Facts {
     pub hand: Hand,
     pub before: Before,
     pub limiter: LimiterFacts,
+}
+
+/// The lanes' queues, for a message that cannot be asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Lanes {
+    #[default]
+    NotAsked,
+    /// Looked through: it is in none.
+    Searched,
+    /// The broker lets nobody look for a message; these hold some.
+    Hold(Vec<LaneQueue>),
+}
+
+/// One lane's queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaneQueue {
+    pub provider: String,
+    /// Messages ready in it.
+    pub ready: u64,
+    /// By what its limits and its outflow allow; `None`: never, as its row is now.
+    pub last_in: Option<Duration>,
+    pub paused: bool,
 }
 
 /// A job as the ledger has it.
@@ -122,8 +148,19 @@ pub enum Hand {
     Nobody,
     /// Of a worker that was not asked.
     Elsewhere { worker: String },
-    /// Of the worker that was asked, in its gate's line or on the way there.
+    /// Of the worker that was asked, in its leaky bucket.
+    InBucket { worker: String, bucket: BucketPlace },
+    /// Of the worker that was asked, in its gate's line or between two steps.
     Here { worker: String, place: Option<Place> },
+}
+
+/// Where a job waits for the steady outflow of its lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BucketPlace {
+    /// In the bucket, and in the gate's line behind it.
+    pub before: u64,
+    /// Until the outflow lets it go, from now.
+    pub leaves_in: Duration,
 }
 
 /// Where a job stands in its gate's line.
@@ -165,6 +202,8 @@ pub struct Before {
     /// Open jobs that are due earlier or more urgent, and messages in the lane's queue that the ledger does not know yet.
     pub jobs: u64,
     pub cost: u64,
+    /// Open jobs of the quota that some worker has in hand and that have no request on the wire.
+    pub in_hand: u64,
     /// Messages ready in the lane's queue; `None`: the broker did not say.
     pub ready: Option<u64>,
     /// Workers that let jobs out, at least one.

@@ -21,7 +21,10 @@ const NOW: Duration = Duration::from_millis(20);
 
 /// When its turn comes, who refuses until then, and who goes before.
 pub(super) struct Outlook {
+    /// `None`: it cannot be reckoned.
     pub turn_in: Option<Duration>,
+    /// Its turn is not now.
+    waits: bool,
     pub by: Option<String>,
     pub before: u64,
     /// Whether `before` is counted in the line that it stands in.
@@ -51,12 +54,27 @@ fn refused_limit(refused: Option<&Refused>) -> Option<(&str, &Refused)> {
     })
 }
 
+/// Who goes before it: how many, their costs together, and whether they are counted in its line.
+fn ahead(facts: &Facts) -> (u64, u64, bool) {
+    let before = &facts.before;
+    match &facts.hand {
+        Hand::Here { place: Some(place), .. } => (place.before, place.cost_before, true),
+        Hand::InBucket { bucket, .. } => (bucket.before, bucket.before, true),
+        // Between two steps: it has left one line and not joined the next.
+        Hand::Here { place: None, .. } => (0, 0, false),
+        // The queue is behind it already.
+        Hand::Elsewhere { .. } => (before.jobs.min(before.in_hand), before.cost.min(before.in_hand), false),
+        Hand::Nobody => (before.jobs, before.cost, false),
+    }
+}
+
 pub(super) fn outlook(facts: &Facts, job: &JobFacts, kind: CallKind) -> Outlook {
     let place = place(facts);
-    let (before, cost_before) = place.map_or((facts.before.jobs, facts.before.cost), |it| (it.before, it.cost_before));
+    let (before, cost_before, exact) = ahead(facts);
     let cost = if kind == CallKind::Charge { job.cost } else { 1 };
-    // Whoever stands at the gate has passed the bucket.
-    let outflow = facts.row.provider.as_ref().filter(|_| place.is_none());
+    // Of those in a bucket it is known when they leave; whoever stands at the gate has left it.
+    let passes_buckets = matches!(facts.hand, Hand::Nobody | Hand::Elsewhere { .. });
+    let outflow = facts.row.provider.as_ref().filter(|_| passes_buckets);
     let jobs_per_second = outflow.map(|row| row.outflow_per_second() * f64::from(facts.before.workers.max(1)));
     let ahead = Ahead { cost_before, cost, kind, jobs_per_second };
     let reckoned = match (&facts.row.spec, &facts.limiter.past) {
@@ -74,15 +92,23 @@ pub(super) fn outlook(facts: &Facts, job: &JobFacts, kind: CallKind) -> Outlook 
         turn_in = Some(if first { refused.wait } else { turn_in.unwrap_or_default().max(refused.wait) });
         by = by.or_else(|| Some(name.to_owned()));
     }
+    if let Hand::InBucket { bucket, .. } = &facts.hand
+        && turn_in.is_some_and(|turn| turn <= bucket.leaves_in)
+    {
+        (turn_in, by) = (Some(bucket.leaves_in), None);
+    }
     if is_parked(facts, job) {
         turn_in = turn_in.map(|turn| turn.max(facts.until(job.wake_at)));
         by = by.or_else(|| parked_for(job).map(str::to_owned));
     }
-    Outlook { turn_in, by, before, exact: place.is_some() }
+    let waits = turn_in.is_none_or(|turn| turn > NOW);
+    // Whether its lane sends at all was not asked.
+    let turn_in = turn_in.filter(|_| facts.lane != LaneFacts::NotAsked);
+    Outlook { turn_in, waits, by, before, exact }
 }
 
 /// What counts its own account or reference alone.
-pub(super) fn account(facts: &Facts, job: &JobFacts, kind: CallKind) -> Verdict {
+pub(super) fn account(facts: &Facts, job: &JobFacts, kind: CallKind, outlook: &Outlook) -> Verdict {
     let Some(spec) = &facts.row.spec else { return Verdict::passed("not known") };
     let name = job.account.as_deref().unwrap_or_default();
     if spec.subjects(job.account.as_deref(), None).is_err() {
@@ -103,7 +129,7 @@ pub(super) fn account(facts: &Facts, job: &JobFacts, kind: CallKind) -> Verdict 
     if is_parked(facts, job)
         && let Some(own) = parked_for(job).and_then(its_own)
     {
-        return stands("account", facts, job, own, (Some(facts.until(job.wake_at)), None, false));
+        return stands("account", facts, job, own, (outlook.turn_in, Some(outlook.before), false));
     }
     let full = facts.limiter.uses.iter().find(|it| it.used >= it.capacity && its_own(&it.name).is_some());
     match full.and_then(|it| its_own(&it.name)) {
@@ -149,12 +175,11 @@ pub(super) fn limit(facts: &Facts, job: &JobFacts, kind: CallKind, outlook: &Out
             format!("its cost of {cost} is above the smallest limit ({most}): when it is taken, it goes to review");
         return Verdict::stands("limit", words);
     }
-    let waits = outlook.turn_in.is_none_or(|turn| turn > NOW);
-    let named = outlook.by.as_deref().filter(|_| waits);
+    let named = outlook.by.as_deref().filter(|_| outlook.waits);
     match named.and_then(|name| spec.limits.iter().find(|limit| limit.name == name)) {
         Some(refusing) => stands("limit", facts, job, refusing, (outlook.turn_in, Some(outlook.before), outlook.exact)),
         None if named == Some(PACING) => {
-            let turn = turn_words(facts, outlook.turn_in, Some(outlook.before), outlook.exact);
+            let turn = line_words(facts, outlook.turn_in, Some(outlook.before), outlook.exact);
             let words = format!("waits for the even pacing of {}{turn}", job.provider);
             let (turn_in, before_it) = (outlook.turn_in, Some(outlook.before));
             let at = StandsAt { gate: "limit", turn_in, before_it, exact: outlook.exact, ..StandsAt::default() };
@@ -173,18 +198,19 @@ pub(super) fn limit(facts: &Facts, job: &JobFacts, kind: CallKind, outlook: &Out
 
 /// Nothing refuses it: who goes before it, and where it is.
 pub(super) fn turn(facts: &Facts, job: &JobFacts, outlook: &Outlook) -> Verdict {
-    let before = turn_words(facts, outlook.turn_in.filter(|turn| *turn > NOW), Some(outlook.before), outlook.exact);
+    let before = line_words(facts, outlook.turn_in.filter(|turn| *turn > NOW), Some(outlook.before), outlook.exact);
     let before = before.trim_start_matches([',', ';', ' ', ':']);
     let words = match &facts.hand {
         Hand::Here { worker, place: Some(_) } => {
             format!("in hand of worker {worker}, in line for its permit: {before}")
         }
-        Hand::Here { worker, place: None } => {
+        Hand::InBucket { worker, .. } => {
             let rate = facts.row.provider.as_ref().map_or(0.0, |row| row.outflow_per_second());
             format!(
                 "in hand of worker {worker}, waits for its place in the steady outflow ({rate:.1} per second): {before}"
             )
         }
+        Hand::Here { worker, place: None } => format!("in hand of worker {worker}, between two steps: {before}"),
         Hand::Elsewhere { worker } => {
             format!("in hand of worker {worker}, which was not asked; by the ledger and the limits: {before}")
         }
@@ -224,7 +250,7 @@ fn stands(
     };
     let allows = format!("{} per {}", limit.max_requests, words::window(limit.window));
     let used_words = used.map_or_else(|| "its use is not known".to_owned(), |used| format!("{used} used"));
-    let turn = turn_words(facts, turn_in, before_it, exact);
+    let turn = line_words(facts, turn_in, before_it, exact);
     let words = format!("waits for limit {} of {whose} ({allows}): {used_words}{turn}", limit.name);
     let at = StandsAt {
         gate,
@@ -232,6 +258,7 @@ fn stands(
         allows: Some(format!("{}/{}", limit.max_requests, format_duration(limit.window))),
         used,
         turn_in,
+        held_for: None,
         before_it,
         exact,
     };
@@ -239,12 +266,18 @@ fn stands(
 }
 
 /// `, its turn about 14:03:21 UTC (in 12.4 s); 37 before it`.
-fn turn_words(facts: &Facts, turn_in: Option<Duration>, before_it: Option<u64>, exact: bool) -> String {
-    let turn = turn_in.map(|wait| format!(", its turn about {}", words::when(later(facts.now, wait), facts.now)));
+fn line_words(facts: &Facts, turn_in: Option<Duration>, before_it: Option<u64>, exact: bool) -> String {
     let before = before_it.map(|before| match (before, exact) {
         (0, _) => "; nobody before it".to_owned(),
         (_, true) => format!("; {before} before it"),
         (_, false) => format!("; about {before} before it"),
     });
-    format!("{}{}", turn.unwrap_or_default(), before.unwrap_or_default())
+    let unasked = if facts.lane == LaneFacts::NotAsked { "; no running worker was asked for its turn" } else { "" };
+    format!("{}{}{unasked}", turn_words(facts, turn_in), before.unwrap_or_default())
+}
+
+/// `, its turn about 14:03:21 UTC (in 12.4 s)`, where that is known.
+pub(super) fn turn_words(facts: &Facts, turn_in: Option<Duration>) -> String {
+    let turn = turn_in.map(|wait| format!(", its turn about {}", words::when(later(facts.now, wait), facts.now)));
+    turn.unwrap_or_default()
 }

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use self::facts::{Facts, JobFacts};
+use self::facts::{Facts, JobFacts, LaneQueue, Lanes};
 use super::time::EpochMs;
 
 mod ended;
@@ -17,6 +17,8 @@ mod tests;
 pub mod turn;
 pub mod words;
 
+pub use open::UNBUILDABLE;
+
 /// The gates in the order in which they are looked at; the first that does not let the job pass is the one it stands at.
 pub const GATES: [&str; 10] =
     ["recorded", "provider", "time", "lane", "limiter", "account", "limit", "turn", "sent", "outcome"];
@@ -24,7 +26,7 @@ pub const GATES: [&str; 10] =
 /// What is told of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// The ledger's word, or `unrecorded`.
+    /// The ledger's word; `queued` where its message was found and the ledger does not know it yet; else `unrecorded`.
     pub state: String,
     pub provider: Option<String>,
     /// One sentence.
@@ -51,8 +53,10 @@ pub struct StandsAt {
     /// As limits are written: `600/1m`.
     pub allows: Option<String>,
     pub used: Option<u64>,
-    /// From now until its turn; an estimate unless `exact`.
+    /// From now until its turn, where that can be reckoned.
     pub turn_in: Option<Duration>,
+    /// From now until what holds it may be over; its turn is not before.
+    pub held_for: Option<Duration>,
     /// Jobs that are served before it.
     pub before_it: Option<u64>,
     /// Whether `before_it` is counted in the line that it stands in; else it is reckoned from the ledger and the queue.
@@ -78,9 +82,10 @@ impl Verdict {
 /// Explains one job from what is known.
 #[must_use]
 pub fn explain(facts: &Facts) -> Explanation {
-    match &facts.job {
-        None => unrecorded(facts),
-        Some(job) => match job.state.as_str() {
+    match (&facts.job, &facts.unrecorded) {
+        (None, None) => unrecorded(facts),
+        (None, Some(job)) => open::waits(facts, job),
+        (Some(job), _) => match job.state.as_str() {
             "waiting" | "unknown" => open::waits(facts, job),
             "sending" => open::on_the_wire(facts, job),
             _ => ended::ended(facts, job),
@@ -100,13 +105,38 @@ fn unrecorded(facts: &Facts) -> Explanation {
             rejected.detail,
             words::when(rejected.at, facts.now),
         ),
-        None => format!(
-            "the ledger has no job {id}: it is still in its lane's queue, where no worker has taken it yet (`sluicegate \
-             status` tells how many there are), or its message can never be a job and its id could not be read \
-             (payments.invalid), or it was never published"
-        ),
+        None => format!("the ledger has no job {id}{}", may_be(facts)),
     };
     Explanation { state: "unrecorded".to_owned(), provider: None, summary, gates: Vec::new(), stands_at: None }
+}
+
+/// Where else its message may be.
+fn may_be(facts: &Facts) -> String {
+    const LOST: &str = "its message can never be a job and its id could not be read (payments.invalid), or it was never \
+                        published";
+    let lanes = match &facts.lanes {
+        Lanes::NotAsked => {
+            return format!(
+                ": it is still in its lane's queue, where no worker has taken it yet (`sluicegate status` tells how many \
+                 there are), or {LOST}"
+            );
+        }
+        Lanes::Searched => return format!(", and no lane's queue has its message: {LOST}"),
+        Lanes::Hold(lanes) if lanes.is_empty() => return format!(", and no lane's queue holds a message: {LOST}"),
+        Lanes::Hold(lanes) => lanes,
+    };
+    let lane = |lane: &LaneQueue| {
+        let through = match lane.last_in {
+            _ if lane.paused => "it is paused".to_owned(),
+            Some(last_in) => {
+                format!("the last is through about {}", words::when(open::later(facts.now, last_in), facts.now))
+            }
+            None => "its row lets none through".to_owned(),
+        };
+        format!("lane {} ({} there, {through})", lane.provider, lane.ready)
+    };
+    let lanes: Vec<String> = lanes.iter().map(lane).collect();
+    format!(": it is still in its lane's queue, if that is {}, or {LOST}", lanes.join(", or "))
 }
 
 /// The gates up to the first that does not let pass; those behind it have not been reached.
@@ -129,6 +159,9 @@ fn line_up(verdicts: Vec<(&'static str, Verdict)>) -> (Vec<Gate>, Option<(Stands
 
 /// `recorded`, for a job that is.
 fn recorded(facts: &Facts, job: &JobFacts) -> Verdict {
+    if facts.job.is_none() {
+        return Verdict::passed("not yet: its message is published, and the ledger records it when it is taken");
+    }
     let words = format!("the ledger has it since {}", words::when(job.created_at, facts.now));
     Verdict::Passed(Some(job.created_at), words)
 }

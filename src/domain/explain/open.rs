@@ -5,7 +5,8 @@
 use std::time::Duration;
 
 use super::facts::{Facts, Hand, JobFacts, LaneFacts, Refused, Refuser};
-use super::{Explanation, Verdict, limit, line_up, recorded, words};
+use super::limit::Outlook;
+use super::{Explanation, StandsAt, Verdict, limit, line_up, recorded, words};
 use crate::domain::decision::CallKind;
 use crate::domain::disposition::{History, Next, Step, before_request};
 use crate::domain::time::EpochMs;
@@ -18,6 +19,9 @@ const PARKED_BY_LIMITER: [&str; 4] = [
     "newer settings are being loaded",
 ];
 
+/// How the reason of a job begins whose request cannot be built from its row.
+pub const UNBUILDABLE: &str = "the request cannot be built yet";
+
 pub(super) fn waits(facts: &Facts, job: &JobFacts) -> Explanation {
     let next = next_step(facts, job);
     let kind = if matches!(next, Some(Step::Ask)) { CallKind::Lookup } else { CallKind::Charge };
@@ -25,10 +29,10 @@ pub(super) fn waits(facts: &Facts, job: &JobFacts) -> Explanation {
     let verdicts = vec![
         ("recorded", recorded(facts, job)),
         ("provider", provider(facts, job)),
-        ("time", time(facts, job)),
+        ("time", time(facts, job, &outlook)),
         ("lane", lane(facts)),
         ("limiter", limiter(facts, job)),
-        ("account", limit::account(facts, job, kind)),
+        ("account", limit::account(facts, job, kind, &outlook)),
         ("limit", limit::limit(facts, job, kind, &outlook)),
         ("turn", limit::turn(facts, job, &outlook)),
         ("sent", Verdict::passed("")),
@@ -37,17 +41,19 @@ pub(super) fn waits(facts: &Facts, job: &JobFacts) -> Explanation {
     let (gates, stands_at) = line_up(verdicts);
     let (stands_at, words) = stands_at.unzip();
     let words = words.unwrap_or_default();
-    let turn_in = stands_at.as_ref().and_then(|at| at.turn_in);
+    let not_before = stands_at.as_ref().and_then(|at| at.turn_in.max(at.held_for));
     let mut summary = match job.state.as_str() {
         "unknown" => unknown(job, next.as_ref(), &words),
+        _ if facts.job.is_none() => format!("published, not recorded yet; {words}"),
         _ => words,
     };
     if let (Some(expires_at), "waiting") = (job.expires_at, job.state.as_str())
-        && facts.until(expires_at) <= turn_in.unwrap_or_default()
+        && facts.until(expires_at) <= not_before.unwrap_or_default()
     {
         summary = format!("{summary}; it expires before, {}", words::when(expires_at, facts.now));
     }
-    Explanation { state: job.state.clone(), provider: Some(job.provider.clone()), summary, gates, stands_at }
+    let state = if facts.job.is_none() { "queued" } else { job.state.as_str() };
+    Explanation { state: state.to_owned(), provider: Some(job.provider.clone()), summary, gates, stands_at }
 }
 
 /// A request has been written down and no answer yet.
@@ -60,7 +66,7 @@ pub(super) fn on_the_wire(facts: &Facts, job: &JobFacts) -> Explanation {
             "request {number} has been on the wire since {began} ({since}), and its worker is lost: whoever takes the job \
              next holds its outcome for unknown"
         ),
-        Hand::Elsewhere { worker } | Hand::Here { worker, .. } => {
+        Hand::Elsewhere { worker } | Hand::InBucket { worker, .. } | Hand::Here { worker, .. } => {
             let most = facts.row.provider.as_ref().map_or_else(String::new, |provider| {
                 format!("; its answer is waited for at most {}", words::span(provider.timeout))
             });
@@ -141,13 +147,15 @@ fn provider(facts: &Facts, job: &JobFacts) -> Verdict {
     })
 }
 
-fn time(facts: &Facts, job: &JobFacts) -> Verdict {
+fn time(facts: &Facts, job: &JobFacts, outlook: &Outlook) -> Verdict {
     if !is_parked(facts, job) {
-        return Verdict::Passed(Some(job.wake_at), format!("its time came {}", words::when(job.wake_at, facts.now)));
+        let came_at = job.wake_at.min(facts.now);
+        return Verdict::Passed(Some(came_at), format!("its time came {}", words::when(came_at, facts.now)));
     }
     let until = words::when(job.wake_at, facts.now);
     let reason = job.reason.as_deref().unwrap_or_default();
-    if limit::parked_for(job).is_some() || limit::parked_as_blocked(job) || PARKED_BY_LIMITER.contains(&reason) {
+    let by_limiter = limit::parked_for(job).is_some() || limit::parked_as_blocked(job);
+    if by_limiter || PARKED_BY_LIMITER.contains(&reason) || parked_with_its_lane(facts, reason) {
         return Verdict::passed(format!("parked until {until}, for what is named below"));
     }
     let words = match job.not_before {
@@ -155,7 +163,24 @@ fn time(facts: &Facts, job: &JobFacts) -> Verdict {
         _ if reason.is_empty() => format!("parked until {until}"),
         _ => format!("parked until {until}: {reason}"),
     };
-    stands_for("time", words, facts.until(job.wake_at))
+    // It comes back at the end of its lane's queue.
+    let behind = match outlook.before {
+        0 => String::new(),
+        before => format!("; then about {before} before it{}", limit::turn_words(facts, outlook.turn_in)),
+    };
+    let (turn_in, before_it) = (outlook.turn_in, Some(outlook.before));
+    let held_for = Some(facts.until(job.wake_at));
+    let at = StandsAt { gate: "time", turn_in, held_for, before_it, ..StandsAt::default() };
+    Verdict::Stands(Box::new(at), format!("{words}{behind}"))
+}
+
+/// Whether it is parked for what its lane rests for now: the lane's cause says more.
+fn parked_with_its_lane(facts: &Facts, reason: &str) -> bool {
+    match &facts.lane {
+        LaneFacts::Stopped { cause, .. } => reason == cause || reason.starts_with(UNBUILDABLE),
+        LaneFacts::Resting { cause, .. } => reason == cause,
+        LaneFacts::NotAsked | LaneFacts::Absent | LaneFacts::Running | LaneFacts::Probing { .. } => false,
+    }
 }
 
 /// In a delay queue, or in the ledger alone, until its time.
@@ -164,10 +189,8 @@ pub(super) fn is_parked(facts: &Facts, job: &JobFacts) -> bool {
 }
 
 fn stands_for(gate: &'static str, words: impl Into<String>, wait: Duration) -> Verdict {
-    match Verdict::stands(gate, words) {
-        Verdict::Stands(at, words) => Verdict::Stands(Box::new(super::StandsAt { turn_in: Some(wait), ..*at }), words),
-        passed @ Verdict::Passed(..) => passed,
-    }
+    let at = StandsAt { gate, held_for: Some(wait), ..StandsAt::default() };
+    Verdict::Stands(Box::new(at), words.into())
 }
 
 fn lane(facts: &Facts) -> Verdict {

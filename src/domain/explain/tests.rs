@@ -11,6 +11,7 @@ use crate::domain::lookup::WhenNotFound;
 use crate::domain::provider::{Mode, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StoreDown};
 use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
 
+mod places;
 mod turns;
 
 /// 2026-11-21 14:03:20 UTC: 20 s into its minute.
@@ -92,16 +93,16 @@ fn waiting() -> Facts {
         now: NOW,
         id: "inv-7".to_owned(),
         job: Some(job),
-        rejected: Vec::new(),
         row: RowFacts { provider: Some(Arc::new(provider())), problems: Vec::new(), spec: Some(Arc::new(minute)) },
         lane: LaneFacts::Running,
         hand: Hand::Nobody,
-        before: Before { jobs: 37, cost: 37, ready: Some(30), workers: 1 },
+        before: Before { jobs: 37, cost: 37, in_hand: 5, ready: Some(30), workers: 1 },
         limiter: LimiterFacts {
             uses: vec![LimitUsed { name: "per-minute".to_owned(), used: 600, capacity: 600 }],
             past: Some(past(&[(47_600, 600)], 0)),
             ..LimiterFacts::default()
         },
+        ..Facts::default()
     }
 }
 
@@ -152,7 +153,7 @@ fn every_state_and_gate_has_its_words() {
     let standing = |by| Some(Refused { by, wait: second, exact: false });
     let room = |facts: &mut Facts| {
         facts.limiter.past = Some(Past::default());
-        facts.before = Before { jobs: 0, cost: 0, ready: Some(0), workers: 1 };
+        facts.before = Before { ready: Some(0), workers: 1, ..Before::default() };
     };
     let set = |change: fn(&mut Provider)| {
         let mut row = provider();
@@ -196,7 +197,7 @@ fn every_state_and_gate_has_its_words() {
                 job(f).reason = other("connection refused");
             }),
             "time",
-            "parked until 14:03:24 UTC (in 4 s): connection refused",
+            "parked until 14:03:24 UTC (in 4 s): connection refused; then about 37 before it, its turn about 14:03:32 UTC",
         ),
         (
             Box::new(|f| {
@@ -277,7 +278,26 @@ fn every_state_and_gate_has_its_words() {
                 f.hand = Hand::Here { worker: "w1".to_owned(), place: None };
             }),
             "turn",
-            "steady outflow (1000.0 per second)",
+            "in hand of worker w1, between two steps: nobody before it",
+        ),
+        (
+            Box::new(|f| {
+                f.lane =
+                    LaneFacts::Stopped { cause: "header Authorization: no variable KEY".to_owned(), ends_in: second };
+                job(f).wake_at = EpochMs(NOW.0 + 30_000);
+                job(f).reason = Some(format!("{UNBUILDABLE}: header Authorization: no variable KEY"));
+            }),
+            "lane",
+            "sends nothing until 14:03:21 UTC (in 1 s): header Authorization: no variable KEY",
+        ),
+        (
+            Box::new(|f| {
+                f.lane = LaneFacts::Stopped { cause: "provider answered 401".to_owned(), ends_in: second };
+                job(f).wake_at = EpochMs(NOW.0 + 30_000);
+                job(f).reason = other("provider answered 401");
+            }),
+            "lane",
+            "sends nothing until 14:03:21 UTC (in 1 s): provider answered 401",
         ),
     ];
     for (nth, (change, gate, words)) in cases.into_iter().enumerate() {
@@ -365,6 +385,7 @@ fn what_has_ended_or_is_on_the_wire_says_since_when_and_what_to_do() {
         ("expired", 0, "nothing was ever sent: why; surely not charged", None),
         ("cancelled", 0, "cancelled 14:03:18 UTC", None),
         ("review", 1, "`sluicegate jobs resolve inv-7 --as succeeded`", Some("outcome")),
+        ("review", 0, "mend what that names and then `sluicegate jobs resolve inv-7 --as resend`", Some("outcome")),
         (
             "sending",
             2,

@@ -17,6 +17,7 @@ use super::HISTORY_MAX_S;
 use super::cached::{Answer, Cached};
 use super::counts::Counts;
 use super::history::{History, Point};
+use super::pausers::pausers;
 use crate::domain::provider::ProviderName;
 use crate::fleet::workers::present;
 use crate::fleet::{Evidence, Overview, overview};
@@ -73,6 +74,8 @@ const ROWS_AGE_MAX: Duration = Duration::from_secs(60);
 
 /// The reports, and by how many milliseconds the database's clock is ahead of ours.
 type Heard = (Vec<Reported>, i64);
+/// As written, and who paused those that are paused.
+type Rows = (Vec<ProviderRow>, BTreeMap<String, String>);
 /// Numbers by provider or quota, and what was wrong with others.
 type Partly<K, V> = (BTreeMap<K, V>, Option<String>);
 
@@ -85,7 +88,7 @@ struct Picture {
 /// Gathers, and remembers fifteen minutes.
 pub struct Lookout {
     sources: Sources,
-    rows: Cached<Vec<ProviderRow>>,
+    rows: Cached<Rows>,
     rows_version: AtomicI64,
     reports: Cached<Heard>,
     depths: Cached<Partly<String, u64>>,
@@ -188,11 +191,13 @@ impl Lookout {
         away.extend(counted.problem.map(|problem| format!("jobs could not be counted: {problem}")));
         let (heard, skew_ms) = reports.value.unwrap_or_default();
         away.extend(skewed(skew_ms));
+        let (written, paused_by) = rows.value.unwrap_or_default();
         Evidence {
             at_ms: unix_ms(),
             version: self.sources.version.clone(),
             worker: self.sources.worker.clone(),
-            rows: rows.value.unwrap_or_default(),
+            rows: written,
+            paused_by,
             providers: known.providers.clone(),
             bad: known.bad.clone(),
             workers: present(&heard, reports.age),
@@ -205,8 +210,10 @@ impl Lookout {
         }
     }
 
-    async fn ask_rows(&self) -> Result<Vec<ProviderRow>, String> {
-        self.sources.settings.rows(None).await.map_err(|error| error.to_string())
+    async fn ask_rows(&self) -> Result<Rows, String> {
+        let rows = self.sources.settings.rows(None).await.map_err(|error| error.to_string())?;
+        let paused_by = pausers(self.sources.settings.as_ref(), &rows).await;
+        Ok((rows, paused_by))
     }
 
     async fn ask_reports(&self) -> Result<Heard, String> {

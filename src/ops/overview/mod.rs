@@ -25,9 +25,11 @@ mod cached;
 mod counts;
 mod history;
 mod lookout;
+mod pausers;
 
 pub use history::Point;
 pub use lookout::{Lookout, Sources, unix_ms};
+pub use pausers::pausers;
 
 /// Longest history that is kept, in seconds.
 const HISTORY_MAX_S: u64 = 15 * 60;

@@ -90,7 +90,8 @@ async fn the_reports_of_all_workers_are_one_picture() {
         ("limit_per_s", json!(100.0)),
         ("in_hand", json!(6)),
         ("in_flight", json!(4)),
-        ("waiting", json!(0)),
+        // In hand and not on the wire.
+        ("waiting", json!(2)),
         ("queued", json!(0)),
         ("refused_by_provider", json!(2)),
         ("oldest_waiting_at", Value::Null),

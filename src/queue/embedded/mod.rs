@@ -12,11 +12,13 @@ use sqlx::SqlitePool;
 use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
-use super::{DELAY_STEPS, DeadLetter, Destination, Lane, Outgoing, Queue, QueueError, headers, names};
+use super::{DELAY_STEPS, DeadLetter, Destination, Lane, Outgoing, Queue, QueueError, Search, headers, names};
+use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::domain::time::millis_up;
 
 mod dead;
+mod find;
 mod lane;
 mod store;
 
@@ -113,6 +115,10 @@ impl Queue for EmbeddedQueue {
 
     async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError> {
         self.store.ready(&names::lane_queue(PREFIX, provider)?).await.map(Some)
+    }
+
+    async fn find(&self, job: &JobId) -> Result<Search, QueueError> {
+        self.store.find(PREFIX, job).await
     }
 
     async fn ping(&self) -> Result<(), QueueError> {

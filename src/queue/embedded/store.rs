@@ -27,7 +27,7 @@ const GIVE_BACK: &str = "UPDATE queue_messages SET taken = 0, redelivered = 1, \
 
 #[derive(Clone)]
 pub(super) struct Store {
-    pool: SqlitePool,
+    pub(super) pool: SqlitePool,
 }
 
 /// One message, taken.
@@ -209,12 +209,12 @@ fn read(row: &sqlx::sqlite::SqliteRow) -> Result<Taken, sqlx::Error> {
 }
 
 /// Milliseconds since the Unix epoch. The wall clock, because a delay must outlive the process.
-fn now_ms() -> i64 {
+pub(super) fn now_ms() -> i64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
-fn explain(error: sqlx::Error) -> QueueError {
+pub(super) fn explain(error: sqlx::Error) -> QueueError {
     let missing = error.as_database_error().is_some_and(|error| error.message().starts_with("no such table"));
     if missing {
         return QueueError::Refused("table `queue_messages` is missing: run `sluicegate migrate`".to_owned());

@@ -51,7 +51,7 @@ impl World<'_> {
             return self.put_down(now_us, job, next.into());
         }
         let (priority, state) = (self.arrivals.jobs()[at(job)].priority, &self.record.jobs[at(job)]);
-        let (process, delivery, patience_us) = (state.process, state.deliveries, state.delivered_us + self.max_wait_us);
+        let (process, delivery, patience_us) = (state.process, state.deliveries, state.delivered_us + self.patience_us);
         self.processes[at(process)].enter(job, priority);
         self.let_out(now_us, process);
         if self.processes[at(process)].waits(job) {
@@ -87,7 +87,7 @@ impl World<'_> {
             return self.put_down(now_us, job, Put::End(End::Blocked));
         }
         let patience_us = if self.model.blocks() {
-            self.record.jobs[at(job)].delivered_us + self.max_wait_us
+            self.record.jobs[at(job)].delivered_us + self.patience_us
         } else {
             now_us + micros_up(DELAY_STEPS[0])
         };

@@ -19,6 +19,7 @@ use crate::domain::outcome::FinalState;
 use crate::domain::quota::Quota;
 use crate::domain::time::{Micros, micros_up};
 use crate::queue::{DELAY_STEPS, delay_step};
+use crate::worker::lane::patience;
 
 mod intake;
 mod request;
@@ -110,7 +111,7 @@ pub(super) struct World<'a> {
     of_account: Vec<Option<OfAccount>>,
     cost_max: u32,
     commit_us: u64,
-    max_wait_us: u64,
+    patience_us: u64,
     verdicts: Vec<Verdict>,
     moved_us: u64,
     record: Record,
@@ -144,7 +145,7 @@ impl<'a> World<'a> {
             of_account: of_account.collect(),
             cost_max: model.spec.cost_max(CallKind::Charge, &[]),
             commit_us: micros_up(model.commit),
-            max_wait_us: micros_up(model.provider.max_wait),
+            patience_us: micros_up(patience(&model.provider)),
             verdicts: Vec::new(),
             moved_us: model.start_us,
             record: Record { jobs: vec![Job::default(); arrivals.jobs().len()], ..Record::default() },

@@ -69,7 +69,7 @@ pub async fn send_new(lane: &LaneParts, decoded: Decoded, delivered_at: Instant)
     }
     // What cannot be built is told of where the payment is claimed.
     let Ok(request) = settings.client.freeze(&decoded.job) else { return Err((decoded, None)) };
-    let mut turn = lane.pool.turn(decoded.job.priority).boxed();
+    let mut turn = lane.pool.turn_for(decoded.job.id.clone(), decoded.job.priority).boxed();
     let mine = tokio::select! {
         mine = timeout_at(delivered_at + UNRECORDED_MAX, &mut turn) => mine,
         () = lane.stop.cancelled() => Ok(None),

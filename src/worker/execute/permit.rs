@@ -17,6 +17,7 @@ use crate::limiter::gate::{Ask, GateRefusal, Grant, Permit, RefusedBy};
 use crate::queue::DELAY_STEPS;
 use crate::telemetry::spans;
 use crate::worker::intake::End;
+use crate::worker::lane::patience;
 use crate::worker::meter::Refused;
 
 pub(super) enum Pass {
@@ -37,7 +38,7 @@ pub(super) fn ask(job: &Job, kind: CallKind, provider: &Provider, delivered_at: 
         account: job.account.as_ref().map(|account| account.as_str().to_owned()),
         reference: job.reference.clone(),
         wait_until: match provider.mode {
-            Mode::Blocking => delivered_at + provider.max_wait,
+            Mode::Blocking => delivered_at + patience(provider),
             // What no delay queue can hold is slept in hand.
             Mode::Requeue => Instant::now() + DELAY_STEPS[0],
         },

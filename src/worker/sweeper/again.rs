@@ -17,6 +17,7 @@ use crate::ledger::upkeep::Recorded;
 use crate::queue::message::{decode_recorded, encode};
 use crate::queue::{Destination, Outgoing, Properties};
 use crate::worker::Worker;
+use crate::worker::deployment::Progress;
 use crate::worker::settings_watch::Known;
 
 /// Jobs that no queue has are published so long before they are due: a worker then waits for the exact instant.
@@ -24,10 +25,13 @@ const AHEAD: Duration = Duration::from_secs(30);
 /// Publishes under way at once; the queue's own bound is of the same size.
 const AT_ONCE: usize = 8;
 
-pub async fn bring_back(worker: &Worker, known: &Known) -> Result<(), Trouble> {
+pub async fn bring_back(worker: &Worker, progress: &Progress, known: &Known) -> Result<(), Trouble> {
     let mut first = Ok(());
     for provider in known.providers.values().filter(|row| row.enabled && !row.paused) {
-        let done = bring_back_to(worker, provider).await;
+        // Without a lane of its own this worker knows nothing against the usual rule.
+        let pauses = progress.lanes.get(&provider.name);
+        let flows_for = pauses.map_or(Some(Duration::MAX), |pauses| pauses.flows_for());
+        let done = bring_back_to(worker, provider, flows_for).await;
         if first.is_ok() {
             first = done;
         }
@@ -35,13 +39,16 @@ pub async fn bring_back(worker: &Worker, known: &Known) -> Result<(), Trouble> {
     first
 }
 
-async fn bring_back_to(worker: &Worker, provider: &Provider) -> Result<(), Trouble> {
+async fn bring_back_to(worker: &Worker, provider: &Provider, flows_for: Option<Duration>) -> Result<(), Trouble> {
     let (lane, upkeep) = (&provider.name, &worker.engines.upkeep);
     // Without a queue there is nothing to publish to; the lane declares it when it opens.
     let Some(ready) = worker.engines.queue.depth(lane).await? else { return Ok(()) };
-    let view = LaneView { ready, jobs_per_second: provider.outflow_per_second() };
+    let view = LaneView { ready, jobs_per_second: provider.outflow_per_second(), flows_for };
     let due = upkeep.take_unqueued(lane, AHEAD, GRACE_BUSY, BATCH).await?;
-    let back = upkeep.take_overdue(lane, &overdue(view, worker.options.sweep_every)).await?;
+    let back = match overdue(view, worker.options.sweep_every) {
+        Some(which) => upkeep.take_overdue(lane, &which).await?,
+        None => Vec::new(),
+    };
     if !back.is_empty() {
         let most = back.iter().map(|job| job.sweeps).max().unwrap_or_default();
         tracing::warn!(provider = %lane, jobs = back.len(), ready, most_copies = most, "overdue jobs are brought back");

@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use super::Worker;
+use super::deployment::Progress;
 use super::settings_watch::Known;
 use crate::ledger::LedgerError;
 use crate::queue::QueueError;
@@ -39,13 +40,13 @@ enum Trouble {
 }
 
 /// Sweeps until the worker stops. A sweep that is under way then is dropped: what it had taken is taken again later.
-pub async fn run(worker: Worker, known: watch::Receiver<Arc<Known>>) {
+pub async fn run(worker: Worker, known: watch::Receiver<Arc<Known>>, progress: watch::Receiver<Progress>) {
     let mut troubled = false;
     loop {
         let sweep = async {
             sleep(worker.options.sweep_every).await;
-            let known = known.borrow().clone();
-            sweep(&worker, &known).await
+            let (known, progress) = (known.borrow().clone(), progress.borrow().clone());
+            sweep(&worker, &progress, &known).await
         };
         let swept = tokio::select! {
             swept = sweep => swept,
@@ -62,13 +63,13 @@ pub async fn run(worker: Worker, known: watch::Receiver<Arc<Known>>) {
 }
 
 /// One sweep, if it is this worker's turn. Each duty is tried even if another fails.
-async fn sweep(worker: &Worker, known: &Known) -> Result<(), Trouble> {
+async fn sweep(worker: &Worker, progress: &Progress, known: &Known) -> Result<(), Trouble> {
     let upkeep = &worker.engines.upkeep;
     // A little shorter than the pause between two looks, so that a worker alone has every turn.
     if !upkeep.take_turn("sweep", worker.options.sweep_every * 3 / 4).await? {
         return Ok(());
     }
-    let again = again::bring_back(worker, known).await;
+    let again = again::bring_back(worker, progress, known).await;
     let dead = dead::judge_all(worker).await;
     let ended = end(worker).await;
     let account = account::look(worker, known).await;

@@ -33,17 +33,23 @@ pub struct LaneView {
     pub ready: u64,
     /// What its limits let out, by the row; zero when it is closed.
     pub jobs_per_second: f64,
+    /// For how long jobs have flowed since its provider was last down or wrongly set up; `None`: they do not.
+    pub flows_for: Option<Duration>,
 }
 
-/// Which of a lane's jobs to bring back, with sweeps this far apart.
+/// Which of a lane's jobs to bring back, with sweeps this far apart; `None`: none. While a provider is down its jobs are
+/// overdue and their messages wait in the queue, and they need their way through it from then on.
 #[must_use]
-pub fn overdue(lane: LaneView, every: Duration) -> Overdue {
+pub fn overdue(lane: LaneView, every: Duration) -> Option<Overdue> {
     let grace = grace(lane);
+    if lane.ready > 0 && lane.flows_for.is_none_or(|flows_for| flows_for < grace) {
+        return None;
+    }
     // Twice what the lane lets out until the next sweep: a lane whose messages are all gone is refilled without a gap.
     let batch = (lane.jobs_per_second * every.as_secs_f64() * 2.0).clamp(BATCH_MIN, BATCH_MAX);
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between the two bounds above")]
     let at_most = batch as u32;
-    Overdue { grace, again_after: grace, again_max: AGAIN_MAX, at_most }
+    Some(Overdue { grace, again_after: grace, again_max: AGAIN_MAX, at_most })
 }
 
 fn grace(lane: LaneView) -> Duration {
@@ -60,6 +66,10 @@ fn grace(lane: LaneView) -> Duration {
 mod tests {
     use super::*;
 
+    fn view(ready: u64, jobs_per_second: f64) -> LaneView {
+        LaneView { ready, jobs_per_second, flows_for: Some(Duration::MAX) }
+    }
+
     #[test]
     fn the_fuller_the_lane_the_longer_the_grace() {
         // ready, jobs per second → seconds
@@ -74,7 +84,7 @@ mod tests {
             (1, 0.0, 3_600),
             (u64::MAX, f64::MIN_POSITIVE, 3_600),
         ] {
-            let got = overdue(LaneView { ready, jobs_per_second }, EVERY);
+            let got = overdue(view(ready, jobs_per_second), EVERY).unwrap();
             assert_eq!(got.grace.as_secs(), grace_s, "{ready} ready at {jobs_per_second}/s");
             assert_eq!((got.again_after, got.again_max), (got.grace, AGAIN_MAX));
         }
@@ -83,15 +93,32 @@ mod tests {
     #[test]
     fn a_batch_refills_the_lane_until_the_next_sweep() {
         for (jobs_per_second, at_most) in [(0.0, 100), (5.0, 100), (50.0, 500), (100.0, 1_000), (9_999.0, 2_000)] {
-            assert_eq!(overdue(LaneView { ready: 0, jobs_per_second }, EVERY).at_most, at_most);
+            assert_eq!(overdue(view(0, jobs_per_second), EVERY).unwrap().at_most, at_most);
         }
-        assert_eq!(overdue(LaneView { ready: 0, jobs_per_second: f64::NAN }, EVERY).at_most, 0);
+        assert_eq!(overdue(view(0, f64::NAN), EVERY).unwrap().at_most, 0);
+    }
+
+    #[test]
+    fn nothing_is_copied_while_messages_wait_for_a_provider_that_is_down() {
+        let s = Duration::from_secs;
+        for (ready, flows_for, copies) in [
+            (13, None, false),
+            (13, Some(s(0)), false),
+            (13, Some(s(299)), false),
+            (13, Some(s(301)), true),
+            // What an empty queue lost comes back whatever its provider does.
+            (0, None, true),
+            (0, Some(s(0)), true),
+        ] {
+            let lane = LaneView { flows_for, ..view(ready, 100.0) };
+            assert_eq!(overdue(lane, EVERY).is_some(), copies, "{ready} ready, flows for {flows_for:?}");
+        }
     }
 
     /// The bound that the documentation names: intervals that double from the grace on, up to the longest.
     #[test]
     fn copies_of_one_job_are_bounded_by_the_logarithm_of_its_wait() {
-        let rule = overdue(LaneView { ready: 300_000, jobs_per_second: 100.0 }, EVERY);
+        let rule = overdue(view(300_000, 100.0), EVERY).unwrap();
         let copies = |within: Duration| {
             let (mut overdue, mut copies) = (rule.grace, 0);
             while overdue <= within {

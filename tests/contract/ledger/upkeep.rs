@@ -385,6 +385,7 @@ async fn every_job_is_accounted_for(kind: Kind) {
             states: states.map(|(state, jobs)| (state.to_owned(), jobs)).to_vec(),
             in_hand: 2,
             parked: 1,
+            parked_for: account.parked_for,
             due: 2,
             astray: 1,
             past_deadline: 1,
@@ -393,6 +394,7 @@ async fn every_job_is_accounted_for(kind: Kind) {
         };
         let hours = account.oldest_open.unwrap().as_secs() / 3_600;
         assert_eq!(hours, 2, "recorded then: `due`");
+        assert!(account.parked_for.is_some_and(|left| left <= MINUTE && left > MINUTE / 2), "{account:?}");
         assert_eq!(account, expected);
         assert_eq!(account.faults(), Vec::<String>::new());
     }

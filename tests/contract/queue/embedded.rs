@@ -2,10 +2,12 @@
 
 use std::str::FromStr as _;
 use std::sync::Arc;
+use std::time::Duration;
 
+use sluicegate::domain::job::Token;
 use sluicegate::domain::provider::ProviderName;
 use sluicegate::queue::embedded::EmbeddedQueue;
-use sluicegate::queue::{Queue, QueueError};
+use sluicegate::queue::{Found, Queue, QueueError, Search};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
 use sqlx::{Row as _, SqlitePool};
 
@@ -170,4 +172,23 @@ async fn invalid_messages_keep_all_their_properties() {
     expected.headers.clone_from(&kept.headers);
     assert_eq!(kept.headers["tenant"], "a");
     assert_eq!(kept, expected);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_is_found_in_its_lane_with_those_before_it() {
+    let bench = bench("").await;
+    let of = |id: &str| format!(r#"{{ "id" : "{id}", "amount": 1, "currency": "EUR", "reference": "third" }}"#);
+    publish_all(bench.queue.as_ref(), "acme", &[&of("first"), "not a job, \"third\"", &of("third"), &of("last")]).await;
+    bench.queue.publish(invalid_message()).await.unwrap();
+    let find = async |id: &str| bench.queue.find(&Token::new(id).unwrap()).await.unwrap();
+    let Search::Found(third) = find("third").await else { panic!("not found") };
+    let found =
+        Found { lane: provider("acme"), body: of("third").into(), taken: false, before: 2, ready_in: Duration::ZERO };
+    assert_eq!(third, found);
+    assert_eq!(find("fourth").await, Search::Nowhere);
+    let mut lane = bench.queue.open_lane(&provider("acme"), 3).await.unwrap();
+    let _taken = take_many(lane.as_mut(), 3).await;
+    let Search::Found(third) = find("third").await else { panic!("not found") };
+    assert!(third.taken, "{third:?}");
+    assert!(matches!(find("last").await, Search::Found(Found { taken: false, before: 0, .. })));
 }

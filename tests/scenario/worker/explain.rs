@@ -144,3 +144,40 @@ async fn a_parked_job_names_the_limit_that_parked_it() {
     let wake_in = u64::try_from(wake_in.await).unwrap();
     assert!(at.turn_in_ms.unwrap() >= wake_in, "{at:?}, wakes in {wake_in} ms");
 }
+
+/// With a row as it comes, 30 a minute: the bucket holds what the worker has in hand, and everything else is in the queue,
+/// not recorded yet. Each is told its place, and its turn by the outflow.
+#[tokio::test]
+async fn in_the_bucket_and_in_the_queue_a_payment_is_told_its_turn() {
+    let plain = ProviderRow {
+        name: "acme".to_owned(),
+        url: row("acme").url,
+        limits: vec![limit(30, 60_000)],
+        ..ProviderRow::default()
+    };
+    let bench = Bench::prepared(&[plain]).await;
+    let ids: Vec<String> = (0..100).map(|nth| format!("job-{nth:03}")).collect();
+    for id in &ids {
+        bench.pay("acme", id).await;
+    }
+    let mut bench = bench;
+    bench.run();
+    bench.until_sent("acme", 2).await;
+    bench.until("the next are in hand", async || bench.in_hand().await == 4).await;
+    let told = ask(&bench, "job-099").await;
+    let at = told.stands_at.clone().unwrap();
+    assert_eq!((told.state.as_str(), at.exact), ("queued", false), "{told:?}");
+    let before = at.before_it.unwrap();
+    assert!((95..=98).contains(&before), "{told:?}");
+    let turn_ms = at.turn_in_ms.unwrap();
+    assert!(turn_ms.abs_diff(before * 2_000) < 10_000, "{told:?}");
+    let mut in_bucket = 0;
+    for id in &ids[2..6] {
+        let told = ask(&bench, id).await;
+        let Some(at) = told.stands_at.clone().filter(|at| at.exact) else { continue };
+        in_bucket += 1;
+        assert!(at.gate == "turn" && told.summary.contains("steady outflow (0.5 per second)"), "{told:?}");
+        assert!(at.before_it.unwrap() <= 3 && at.turn_in_ms.unwrap() <= 8_000, "{told:?}");
+    }
+    assert!(in_bucket > 0);
+}

@@ -29,6 +29,25 @@ async fn a_disabled_provider_keeps_its_messages_until_it_is_enabled() {
     assert_eq!(bench.script.sent_to("acme").len(), 4);
 }
 
+/// Four jobs in hand at four a second wait longer than `max_wait_ms` says, but none is parked for it: it would come back
+/// behind the whole backlog.
+#[tokio::test]
+async fn jobs_of_a_slow_lane_are_sent_in_the_order_of_their_publishing() {
+    let slow = ProviderRow { limits: vec![limit(4, 1_000)], max_wait_ms: 400, ..row("acme") };
+    let bench = Bench::prepared(&[slow]).await;
+    let ids: Vec<String> = (0..24).map(|nth| format!("job-{nth:02}")).collect();
+    for id in &ids {
+        bench.pay("acme", id).await;
+    }
+    let mut bench = bench;
+    bench.run();
+    bench.until_sent("acme", ids.len()).await;
+    // Those that were taken together may change places.
+    let order = bench.script.order();
+    let place = |id: &String| order.iter().position(|sent| sent == id).unwrap();
+    assert!(ids.iter().enumerate().all(|(nth, id)| place(id).abs_diff(nth) < 4), "{order:?}");
+}
+
 /// What waits for a permit is handed back at once; what is on the wire is finished and written down.
 #[tokio::test]
 async fn a_lane_that_ends_hands_back_what_waits_and_finishes_what_is_on_the_wire() {

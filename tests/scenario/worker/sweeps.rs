@@ -11,7 +11,7 @@ use sluicegate::queue::message::{CardNumbers, decode};
 use sluicegate::worker::sweeper::rule::{GRACE_BUSY, GRACE_EMPTY};
 
 use super::bench::{Bench, limit, name, row};
-use super::script::{Act, busy, rejected, throttled, timeout};
+use super::script::{Act, busy, not_sent, rejected, throttled, timeout};
 
 /// A job that the worker has put down for ten minutes, and whose message is gone since.
 async fn put_down_and_lost(bench: &Bench, id: &str) {
@@ -86,6 +86,27 @@ async fn a_job_that_probably_queues_is_left_alone() {
     bench.until("a copy", async || bench.count(COPIES).await == 1).await;
     sweeps(&bench, 5).await;
     assert_eq!((bench.count(COPIES).await, bench.queued("acme").await), (1, 3), "one for this interval");
+}
+
+/// While the provider is down its jobs wait in the queue, however overdue; a copy of each would show them twice.
+#[tokio::test]
+async fn jobs_of_a_provider_that_is_down_get_no_copies() {
+    let slow = ProviderRow { backoff_base_ms: 1_000, backoff_max_ms: 1_000, max_attempts: 100, ..row("acme") };
+    let bench = Bench::open(&[slow]).await;
+    bench.script.always("acme", Act::Answer(not_sent()));
+    for number in 0..8 {
+        bench.pay("acme", &format!("p{number}")).await;
+    }
+    let down = async || bench.settings_known().await.lanes.values().all(|pauses| pauses.flows_for().is_none());
+    bench.until("the breaker is open", down).await;
+    bench
+        .until("most are back in the queue", async || {
+            bench.queued("acme").await >= 7 && bench.parked("acme").await == 0
+        })
+        .await;
+    bench.sql("UPDATE jobs SET wake_at = unixepoch('subsec') * 1000 - 7200000 WHERE lease_until IS NULL").await;
+    sweeps(&bench, 5).await;
+    assert_eq!(bench.count(COPIES).await, 0);
 }
 
 #[tokio::test]

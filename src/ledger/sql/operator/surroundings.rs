@@ -38,6 +38,8 @@ impl Statements {
                  (SELECT count(*) FROM jobs AS other JOIN jobs AS me ON other.provider = me.provider \
                      WHERE me.id = $1 AND other.{OPEN} AND other.wake_at <= {{now}} \
                          AND (other.lease_until IS NULL OR other.lease_until <= {{now}})) AS due, \
+                 (SELECT count(*) FROM jobs WHERE provider IN ({{texts:$2}}) AND {OPEN} AND state <> 'sending' \
+                     AND lease_until > {{now}} AND id <> $1) AS in_hand, \
                  (SELECT count(DISTINCT lease_owner) FROM jobs WHERE provider IN ({{texts:$2}}) AND {OPEN} \
                      AND lease_until > {{now}}) AS workers, \
                  (SELECT CAST(avg(took_ms) AS bigint) FROM ( \
@@ -81,12 +83,25 @@ impl Statements {
         let around = engine.query(&self.around, args).await?;
         let around = around.first().ok_or_else(|| corrupt("jobs_before", "is missing"))?;
         let many = |column: &str| u64::try_from(around.int(column)?).map_err(|_| corrupt(column, "is negative"));
-        let (before, cost_before, due) = (many("jobs_before")?, many("cost_before")?, many("due")?);
+        let (before, cost_before) = (many("jobs_before")?, many("cost_before")?);
+        let (due, in_hand) = (many("due")?, many("in_hand")?);
         let (workers, hold) = (around.count("workers")?, around.opt_ms("hold_ms")?);
         // Last, so that nothing that was read is later than this.
         let now = engine.query(&self.now, Args::from([])).await?;
         let now = now.first().map_or(Ok(At(0)), |row| at(row, "now_ms"))?;
-        Ok(Surroundings { now, rejected, lookups, resend, unknown_since, before, cost_before, due, workers, hold })
+        Ok(Surroundings {
+            now,
+            rejected,
+            lookups,
+            resend,
+            unknown_since,
+            before,
+            cost_before,
+            due,
+            in_hand,
+            workers,
+            hold,
+        })
     }
 }
 

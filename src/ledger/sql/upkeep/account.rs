@@ -50,7 +50,9 @@ impl Statements {
              GROUP BY provider, state"
                 .to_owned(),
             open("in_hand", "lease_until > {now}"),
-            open("parked", &format!("{FREE} AND wake_at > {{now}}")),
+            // Its span is that to the last wake.
+            open("parked", &format!("{FREE} AND wake_at > {{now}}"))
+                .replace("NULL AS oldest_ms", "{until:max(wake_at)} AS oldest_ms"),
             open("due", &format!("{FREE} AND wake_at <= {{now}}")),
             open("astray", "wake_at <= {after:(0 - $1)} AND (lease_until IS NULL OR lease_until <= {after:(0 - $1)})"),
         ];
@@ -106,7 +108,7 @@ fn enter(account: &mut Account, row: &Row) -> Result<(), LedgerError> {
             account.oldest_open = row.opt_ms("oldest_ms")?;
         }
         "in_hand" => account.in_hand = jobs,
-        "parked" => account.parked = jobs,
+        "parked" => (account.parked, account.parked_for) = (jobs, row.opt_ms("oldest_ms")?),
         "due" => account.due = jobs,
         "astray" => account.astray = jobs,
         // Settled and in review are counted apart.

@@ -7,6 +7,7 @@ const LANES = {
   cold: ["Cold start", "info"],
   probing: ["Probing", "warn"],
   paused: ["Paused", "warn"],
+  closed: ["Closed", "warn"],
   disabled: ["Disabled", "neutral"],
   paused_by_provider: ["Paused by provider", "warn"],
   breaker_open: ["Breaker open", "bad"],

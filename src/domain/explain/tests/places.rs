@@ -1,0 +1,84 @@
+//! Where a job stands, and what is told of its turn there. Refuses the clock: every instant is an argument.
+
+use super::*;
+
+/// In the leaky bucket the queue is behind it: before it are those in the bucket and at the gate.
+#[test]
+fn a_job_in_the_bucket_goes_when_the_outflow_lets_it_go() {
+    let in_bucket = |before, leaves_in| {
+        changed(|f| {
+            f.before = Before { jobs: 62, cost: 62, in_hand: 4, ready: Some(60), workers: 1 };
+            f.hand = Hand::InBucket { worker: "w1".to_owned(), bucket: BucketPlace { before, leaves_in } };
+            f.limiter.past = Some(past(&[(47_600, 590)], 0));
+        })
+    };
+    let outflow = in_bucket(2, ms(2_100));
+    let at = outflow.stands_at.as_ref().unwrap();
+    assert_eq!((at.gate, at.turn_in, at.before_it, at.exact), ("turn", Some(ms(2_100)), Some(2), true));
+    let words = "in hand of worker w1, waits for its place in the steady outflow (1000.0 per second): its turn about \
+                 14:03:22 UTC (in 2.1 s); 2 before it";
+    assert_eq!(outflow.summary, words);
+    // Ten slots are free: the eleventh waits for the limit longer than for the outflow.
+    let limit = in_bucket(10, ms(2_100));
+    let at = limit.stands_at.as_ref().unwrap();
+    assert_eq!((at.gate, at.limit.as_deref(), at.before_it), ("limit", Some("per-minute"), Some(10)));
+    assert!(at.turn_in.unwrap() > ms(12_000), "{at:?}");
+    // Of one in another worker's hand it is known that the queue is behind it, too.
+    let elsewhere = changed(|f| f.hand = Hand::Elsewhere { worker: "w2".to_owned() });
+    assert_eq!(elsewhere.stands_at.unwrap().before_it, Some(5));
+}
+
+#[test]
+fn a_turn_is_told_only_where_it_is_earned() {
+    // What is parked comes back at the end of the queue.
+    let parked = |wake_ms: i64| {
+        let explained = changed(|f| {
+            job(f).wake_at = EpochMs(NOW.0 + wake_ms);
+            job(f).reason = Some("waits for a place in the steady outflow".to_owned());
+        });
+        (explained.stands_at.unwrap(), explained.summary)
+    };
+    let (at, words) = parked(4_000);
+    assert_eq!((at.gate, at.turn_in, at.before_it), ("time", Some(ms(12_432)), Some(37)), "{words}");
+    let (at, words) = parked(30_000);
+    assert_eq!((at.gate, at.turn_in), ("time", Some(ms(30_000))), "{words}");
+    // Whether the lane sends at all is the running worker's to say.
+    let unasked = changed(|f| f.lane = LaneFacts::NotAsked);
+    let at = unasked.stands_at.unwrap();
+    assert_eq!((at.gate, at.turn_in, at.before_it), ("limit", None, Some(37)));
+    assert!(
+        unasked.summary.ends_with("about 37 before it; no running worker was asked for its turn"),
+        "{}",
+        unasked.summary
+    );
+    // Nor does the end of a rest say when its turn comes.
+    let cause = "the provider is down: no answer".to_owned();
+    let stopped = changed(|f| f.lane = LaneFacts::Stopped { cause, ends_in: ms(1_000) }).stands_at.unwrap();
+    assert_eq!((stopped.gate, stopped.turn_in, stopped.held_for), ("lane", None, Some(ms(1_000))));
+}
+
+#[test]
+fn what_the_ledger_does_not_know_yet_is_told_from_its_message() {
+    let queued = changed(|f| f.unrecorded = f.job.take());
+    assert_eq!((queued.state.as_str(), queued.provider.as_deref()), ("queued", Some("stripe")));
+    let words =
+        "published, not recorded yet; waits for limit per-minute of stripe (600 per 60 s): 600 used, its turn about";
+    assert!(queued.summary.starts_with(words), "{}", queued.summary);
+    assert!(queued.gates[0].words.starts_with("not yet: its message is published"), "{:?}", queued.gates[0]);
+    let sought = |lanes: Lanes| {
+        let explained = changed(|f| (f.job, f.lanes) = (None, lanes));
+        assert_eq!(explained.state, "unrecorded");
+        explained.summary
+    };
+    assert!(sought(Lanes::Searched).contains("no lane's queue has its message"));
+    let lane =
+        |provider: &str, last_in, paused| LaneQueue { provider: provider.to_owned(), ready: 1_200, last_in, paused };
+    let told = sought(Lanes::Hold(vec![lane("stripe", Some(ms(12_000)), false), lane("acme", None, true)]));
+    assert!(
+        told.contains(
+            "if that is lane stripe (1200 there, the last is through about 14:03:32 UTC (in 12 s)), or lane acme (1200 \
+             there, it is paused), or its message can never be a job"
+        ),
+        "{told}"
+    );
+}

@@ -1,0 +1,86 @@
+//! The limits of a provider as an overview shows them: those in force, and how much of each is used.
+//!
+//! Refuses to show what a bad row asks for: its last good one counts, and its limits are shown.
+
+use serde::{Deserialize, Serialize};
+
+use crate::domain::limit::Limit;
+use crate::domain::provider::Provider;
+use crate::ledger::provider_row::{LimitRow, ProviderRow};
+use crate::limiter::LimitUse;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct LimitOverview {
+    pub name: String,
+    pub algorithm: String,
+    pub max_requests: i64,
+    pub window_ms: i64,
+    pub scope: String,
+    pub applies_to: String,
+    pub shadow: bool,
+    pub enabled: bool,
+    /// Absent for a limit on accounts or references, one that is disabled, and where the limiter was not asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub free: Option<u64>,
+}
+
+impl LimitOverview {
+    /// `N/DURATION`.
+    #[must_use]
+    pub fn rate_in_words(&self) -> String {
+        let (name, max_requests, window_ms) = (self.name.clone(), self.max_requests, self.window_ms);
+        LimitRow { name, max_requests, window_ms, ..LimitRow::default() }.rate_in_words()
+    }
+}
+
+/// The limits of a row that is in force.
+pub(super) fn in_force(provider: &Provider) -> Vec<LimitOverview> {
+    let line = |limit: &Limit| LimitOverview {
+        name: limit.name.clone(),
+        algorithm: limit.algorithm.name().to_owned(),
+        max_requests: i64::from(limit.rate.max_requests()),
+        window_ms: i64::try_from(limit.rate.window().as_millis()).unwrap_or(i64::MAX),
+        scope: limit.scope.name().to_owned(),
+        applies_to: limit.applies_to.name().to_owned(),
+        shadow: limit.shadow,
+        enabled: true,
+        used: None,
+        free: None,
+    };
+    provider.limits.iter().map(line).collect()
+}
+
+/// The limits of a row as it is written.
+fn as_written(row: &ProviderRow) -> Vec<LimitOverview> {
+    let line = |limit: &LimitRow| LimitOverview {
+        name: limit.name.clone(),
+        algorithm: limit.algorithm.clone(),
+        max_requests: limit.max_requests,
+        window_ms: limit.window_ms,
+        scope: limit.scope.clone(),
+        applies_to: limit.applies_to.clone(),
+        shadow: limit.shadow,
+        enabled: limit.enabled,
+        used: None,
+        free: None,
+    };
+    row.limits.iter().map(line).collect()
+}
+
+/// With what is used of them.
+pub(super) fn limits(row: &ProviderRow, in_force: Option<Vec<LimitOverview>>, used: &[LimitUse]) -> Vec<LimitOverview> {
+    let with_use = |limit: LimitOverview| {
+        // Where rows of one quota mean something else by a name, the limiter counts them apart.
+        let own = format!("{}@{}", limit.name, row.name);
+        let find = |name: &str| used.iter().find(|it| it.name == name);
+        let counts = find(&own).or_else(|| find(&limit.name)).filter(|_| limit.enabled && limit.scope == "provider");
+        LimitOverview {
+            used: counts.map(|it| it.used),
+            free: counts.map(|it| u64::from(it.capacity).saturating_sub(it.used)),
+            ..limit
+        }
+    };
+    in_force.unwrap_or_else(|| as_written(row)).into_iter().map(with_use).collect()
+}
