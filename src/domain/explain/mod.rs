@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use self::facts::{Facts, JobFacts};
+use self::facts::{Facts, JobFacts, Request};
 use super::time::EpochMs;
 
 mod ended;
@@ -102,7 +102,8 @@ fn unrecorded(facts: &Facts) -> Explanation {
         ),
         None => format!(
             "the ledger has no job {id}: it is still in its lane's queue, where no worker has taken it yet (`sluicegate \
-             status` tells how many there are), or its message can never be a job and its id could not be read \
+             status` tells how many there are), or in a worker's hands, which writes it down with its first request, or \
+             its message can never be a job and its id could not be read \
              (payments.invalid), or it was never published"
         ),
     };
@@ -125,6 +126,16 @@ fn line_up(verdicts: Vec<(&'static str, Verdict)>) -> (Vec<Gate>, Option<(Stands
         gates.push(gate);
     }
     (gates, stands_at)
+}
+
+/// `time`, for a job whose request has left: how long it was put down before, and for what.
+fn put_down_before(facts: &Facts, job: &JobFacts, request: &Request) -> Option<Verdict> {
+    let waited = job.waited.as_ref().filter(|waited| waited.request == request.number)?;
+    let span_ms = u64::try_from(request.began_at.0.saturating_sub(waited.since.0)).unwrap_or(0);
+    let span = words::span(Duration::from_millis(span_ms));
+    let (from, to) = (words::clock(waited.since, facts.now), words::clock(request.began_at, facts.now));
+    let words = format!("{} from {from} to {to} ({span})", words::in_the_past(&waited.reason));
+    Some(Verdict::Passed(Some(waited.since), words))
 }
 
 /// `recorded`, for a job that is.
