@@ -167,6 +167,12 @@ pub trait Queue: Send + Sync {
     /// Messages ready in a lane, for status; `None` when the lane has no queue: what is published to it is lost or refused.
     async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError>;
 
+    /// For how long a lane's message that has been ready longest has been so; `None` when none is ready, or when the queue
+    /// does not say: a broker keeps the times of its messages to itself.
+    async fn oldest_ready(&self, _provider: &ProviderName) -> Result<Option<Duration>, QueueError> {
+        Ok(None)
+    }
+
     /// Whether the broker answers now.
     async fn ping(&self) -> Result<(), QueueError>;
 }
