@@ -10,8 +10,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::Conserved;
-use super::drain::{Used, drained_in, leaked_in, limit_per_second};
-use super::report::{Decision, Lane, Waits};
+use super::drain::{Used, drained_at, drained_in, leaked_in, limit_per_second, on_each};
+use super::report::{Decision, Lane, Waits, problem_of};
 use super::standing::{RowSays, Standing, State, Subject, standing};
 use super::workers::Worker;
 use crate::domain::provider::{Provider, ProviderName};
@@ -43,6 +43,10 @@ pub struct Evidence {
     pub workers: Vec<Worker>,
     /// `None`: the ledger could not be counted.
     pub accounts: Option<Vec<Conserved>>,
+    /// When that was counted, in milliseconds since the Unix epoch.
+    pub counted_at_ms: Option<i64>,
+    /// Requests per second over the last minutes in which jobs waited, by provider, where that is long enough to say.
+    pub lately_per_s: BTreeMap<String, f64>,
     /// Messages ready in a lane's queue.
     pub depths: BTreeMap<String, u64>,
     /// Milliseconds since the Unix epoch.
@@ -62,6 +66,9 @@ pub struct Overview {
     pub worker: String,
     pub providers: Vec<ProviderOverview>,
     pub conservation: Vec<Conserved>,
+    /// When the ledger's payments were counted last: a large ledger is not counted at every look. `null`: not at all.
+    #[serde(default)]
+    pub counted_at: Option<String>,
     pub warnings: Vec<String>,
 }
 
@@ -89,7 +96,15 @@ pub struct ProviderOverview {
     pub in_hand: u64,
     pub in_flight: u64,
     pub oldest_waiting_at: Option<String>,
+    /// What waits, by what the limits on the whole provider allow; the least that it takes if `drain_depends_on` names
+    /// others.
     pub drained_in_ms: Option<u64>,
+    /// Limits that count each account or reference on its own: whose payments wait decides.
+    #[serde(default)]
+    pub drain_depends_on: Vec<String>,
+    /// What waits at the rate of the last minutes: a guess, where `drain_depends_on` names a limit and something was sent.
+    #[serde(default)]
+    pub drained_about_ms: Option<u64>,
     pub review: u64,
     pub dead: u64,
     pub succeeded: u64,
@@ -215,6 +230,7 @@ pub fn overview(evidence: &Evidence) -> Overview {
         worker: evidence.worker.clone(),
         providers,
         conservation: accounts.to_vec(),
+        counted_at: evidence.counted_at_ms.map(|at_ms| At(at_ms).to_string()),
         warnings: warnings(evidence),
     }
 }
@@ -266,6 +282,11 @@ fn with_row(evidence: &Evidence, row: &ProviderRow) -> ProviderOverview {
         &evidence.workers,
     );
     let drained_in_ms = meant.and_then(|provider| drained_ms(evidence, provider, &limits, &counted, &told));
+    let drain_depends_on = meant.map(|provider| on_each(provider)).unwrap_or_default();
+    let drained_about_ms = match drained_in_ms {
+        Some(least_ms) if !drain_depends_on.is_empty() => about_ms(evidence, &row.name, &counted, least_ms),
+        _ => None,
+    };
     ProviderOverview {
         quota: row.quota.clone().unwrap_or_else(|| row.name.clone()),
         enabled: row.enabled,
@@ -276,6 +297,8 @@ fn with_row(evidence: &Evidence, row: &ProviderRow) -> ProviderOverview {
         limits,
         limit_per_s: meant.and_then(|provider| limit_per_second(provider)),
         drained_in_ms,
+        drain_depends_on,
+        drained_about_ms,
         ..counts(&row.name, &counted, told)
     }
 }
@@ -319,6 +342,8 @@ fn counts(name: &str, counted: &Counted<'_>, told: Standing) -> ProviderOverview
         in_flight: counted.in_flight,
         oldest_waiting_at: oldest.map(|at_ms| At(*at_ms).to_string()),
         drained_in_ms: None,
+        drain_depends_on: Vec::new(),
+        drained_about_ms: None,
         review: counted.in_state("review"),
         dead: counted.in_state("dead"),
         succeeded: counted.in_state("succeeded"),
@@ -397,6 +422,12 @@ fn drained_ms(
     Some(rest.saturating_add(u64::try_from(through.as_millis()).unwrap_or(u64::MAX)))
 }
 
+/// At the rate of the last minutes, and no sooner than the limits on the whole provider allow.
+fn about_ms(evidence: &Evidence, name: &str, counted: &Counted<'_>, least_ms: u64) -> Option<u64> {
+    let through = drained_at(*evidence.lately_per_s.get(name)?, counted.backlog())?;
+    Some(u64::try_from(through.as_millis()).unwrap_or(u64::MAX).max(least_ms))
+}
+
 fn warnings(evidence: &Evidence) -> Vec<String> {
     let mut warnings = evidence.away.clone();
     warnings.extend(evidence.database_away.iter().map(|problem| format!("database: {problem}")));
@@ -419,7 +450,7 @@ fn warnings(evidence: &Evidence) -> Vec<String> {
                 let away = report.engines.iter().filter(|(_, engine)| !engine.ok);
                 warnings.extend(away.map(|(name, engine)| {
                     let problem = engine.problem.as_deref().unwrap_or("does not answer");
-                    format!("worker {place}: {name}: {problem}")
+                    format!("worker {place}: {}", problem_of(name, problem))
                 }));
                 warnings.extend(report.warnings.iter().map(|warning| format!("worker {place}: {warning}")));
             }

@@ -151,9 +151,11 @@ impl Looking<'_> {
         let (fleet, upkeep) = self.engines.fleet(self.config).await?;
         let known = Known::default().after(settings.load().await?);
         let names: Vec<_> = known.providers.keys().cloned().collect();
+        let at_ms = unix_ms();
         let accounts = upkeep.conservation(ASTRAY_AFTER, CHECKED).await?;
         Ok(Evidence {
-            at_ms: unix_ms(),
+            at_ms,
+            counted_at_ms: Some(at_ms),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             rows: settings.rows(None).await?,
             workers: present(&fleet.reports().await?, Duration::ZERO),

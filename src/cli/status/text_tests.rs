@@ -43,6 +43,33 @@ fn in_a_pipe_each_provider_is_a_line_with_its_cause_under_it() {
 }
 
 #[test]
+fn where_accounts_decide_the_drain_time_is_the_least_and_says_so() {
+    let mut picture = picture();
+    picture.providers[0].drain_depends_on = vec!["per-account".to_owned()];
+    let page = overview(&picture, Shape::Plain);
+    let lines: Vec<&str> = page.lines().collect();
+    assert!(lines[1].ends_with("≥ 2 min 5 s"), "{page}");
+    assert_eq!(lines[2], "  └ limit per-account counts each account or reference on its own");
+    picture.providers[0].drained_about_ms = Some(428_000);
+    let page = overview(&picture, Shape::Plain);
+    assert!(page.contains("drained in about 7 min 8 s at the rate of the last minutes; limit per-account"), "{page}");
+    // Nothing waits: there is nothing to say.
+    picture.providers[0].waiting = 0;
+    assert!(!overview(&picture, Shape::Plain).contains("per-account"));
+}
+
+#[test]
+fn an_old_count_says_how_old_it_is() {
+    let mut picture = picture();
+    let last = |picture: &Overview| overview(picture, Shape::Plain).lines().last().unwrap().to_owned();
+    picture.at = "2026-03-01T12:00:00.000Z".to_owned();
+    picture.counted_at = Some("2026-03-01T11:59:56.000Z".to_owned());
+    assert_eq!(last(&picture), "conservation: adds up (1,234 jobs)");
+    picture.counted_at = Some("2026-03-01T11:57:55.000Z".to_owned());
+    assert_eq!(last(&picture), "conservation: adds up (1,234 jobs, counted 125 s ago)");
+}
+
+#[test]
 fn a_narrow_terminal_holds_everything() {
     for width in [40, 60, 80, 100, 120, 200] {
         let page = overview(&picture(), Shape::Terminal { width: Some(width) });
