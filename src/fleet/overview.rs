@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Conserved;
 use super::drain::{Used, drained_at, drained_in, leaked_in, limit_per_second, on_each};
-use super::report::{Decision, Lane, Waits, problem_of};
+use super::lately::lanes;
+use super::report::problem_of;
 use super::standing::{RowSays, Standing, State, Subject, standing};
 use super::workers::Worker;
 use crate::domain::provider::{Provider, ProviderName};
@@ -20,8 +21,6 @@ use crate::ledger::provider_row::{LimitRow, ProviderRow};
 use crate::ledger::settings::BadRow;
 use crate::limiter::LimitUse;
 
-/// Most decisions that one provider's page shows.
-const DECISIONS_MAX: usize = 50;
 /// Time over which `sent_10s` counts.
 const RATE_WINDOW_S: f64 = 10.0;
 /// A lost worker is worth a warning for so long; its row stays for a day.
@@ -134,16 +133,6 @@ pub struct LimitOverview {
     pub free: Option<u64>,
 }
 
-/// A decision and whose it was.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct DecisionLine {
-    pub at: String,
-    pub worker: String,
-    pub kind: String,
-    pub reason: String,
-    pub permits: u32,
-}
-
 /// Everything of one provider that is counted by whoever asks.
 struct Counted<'a> {
     evidence: &'a Evidence,
@@ -209,14 +198,6 @@ impl<'a> Counted<'a> {
     }
 }
 
-fn lanes<'a>(workers: &'a [Worker], name: &str) -> impl Iterator<Item = (&'a Worker, &'a Lane)> {
-    let lane = move |worker: &'a Worker| {
-        let lane = worker.report.as_ref()?.lanes.get(name)?;
-        Some((worker, lane))
-    };
-    workers.iter().filter_map(lane)
-}
-
 /// The whole picture.
 #[must_use]
 pub fn overview(evidence: &Evidence) -> Overview {
@@ -233,30 +214,6 @@ pub fn overview(evidence: &Evidence) -> Overview {
         counted_at: evidence.counted_at_ms.map(|at_ms| At(at_ms).to_string()),
         warnings: warnings(evidence),
     }
-}
-
-/// How long permits of a provider were waited for, all workers.
-#[must_use]
-pub fn waits(workers: &[Worker], name: &str) -> Waits {
-    let mut sum = Waits::default();
-    lanes(workers, name).filter(|(worker, _)| worker.is_live()).for_each(|(_, lane)| sum.add(&lane.waits));
-    sum
-}
-
-/// The last decisions of all workers, newest first.
-#[must_use]
-pub fn decisions(workers: &[Worker], name: &str) -> Vec<DecisionLine> {
-    let all = lanes(workers, name).flat_map(|(worker, lane)| lane.decisions.iter().map(move |it| (worker, it)));
-    let mut all: Vec<(&Worker, &Decision)> = all.collect();
-    all.sort_by_key(|(_, decision)| std::cmp::Reverse(decision.at_ms));
-    let line = |(worker, decision): (&Worker, &Decision)| DecisionLine {
-        at: At(decision.at_ms).to_string(),
-        worker: worker.id.clone(),
-        kind: decision.kind.clone(),
-        reason: decision.reason.clone(),
-        permits: decision.permits,
-    };
-    all.into_iter().take(DECISIONS_MAX).map(line).collect()
 }
 
 fn with_row(evidence: &Evidence, row: &ProviderRow) -> ProviderOverview {

@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::fleet::report::{By, Report};
+use crate::fleet::lately::{decisions, waits};
+use crate::fleet::report::{By, Lane, Report, Waits};
 use crate::ledger::upkeep::Account;
 
 const SECOND: Duration = Duration::from_secs(1);
