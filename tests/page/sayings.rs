@@ -94,7 +94,7 @@ async fn story(browser: &Browser, id: &str) -> Vec<String> {
     browser.await_text(".timeline", "Received").await;
     let script = "return [...document.querySelectorAll('.timeline > li')].map((entry) => entry.innerText)";
     let told = browser.run(script).await;
-    let plain = |entry: &Value| entry.as_str().unwrap().replace('\u{a0}', " ").replace('\n', " ");
+    let plain = |entry: &Value| entry.as_str().unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
     told.as_array().unwrap().iter().map(plain).collect()
 }
 
