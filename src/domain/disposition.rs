@@ -245,7 +245,8 @@ fn counted(
         return Disposition { next: again(after, unknown, reason, history, policy), counts_attempt: false, pause };
     }
     if failed >= policy.max_attempts {
-        let reason = format!("{reason}; {failed} attempts made");
+        let attempts = if failed == 1 { "attempt" } else { "attempts" };
+        let reason = format!("{reason}; {failed} {attempts} made");
         let next = if unknown { unresolved(&reason, named_wait, policy, fraction) } else { give_up(false, &reason) };
         return Disposition { next, counts_attempt: true, pause };
     }

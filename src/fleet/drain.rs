@@ -1,7 +1,8 @@
 //! When a backlog will be through, by what the limits allow.
 //!
-//! An estimate, not a promise: it takes the backlog as it is, nothing new. Refuses to look at limits of accounts and
-//! references, because nobody knows whose jobs wait in the queue.
+//! An estimate, not a promise: it takes the backlog as it is, nothing new. Refuses to guess at limits that count each
+//! account or reference on its own, because nobody knows whose jobs wait in the queue: [`on_each`] names them, and where
+//! there is one, what the others allow is the least that it takes.
 
 use std::time::Duration;
 
@@ -36,9 +37,19 @@ pub fn drained_in(provider: &Provider, backlog: u64, used: &[Used], hold: Durati
 #[must_use]
 pub fn leaked_in(provider: &Provider, backlog: u64, lanes: u32) -> Option<Duration> {
     let per_second = provider.outflow_per_second() * f64::from(lanes.max(1));
-    if backlog == 0 {
-        return Some(Duration::ZERO);
-    }
+    if backlog == 0 { Some(Duration::ZERO) } else { drained_at(per_second, backlog) }
+}
+
+/// Limits that hold charges back and count each account or reference on its own, by name.
+#[must_use]
+pub fn on_each(provider: &Provider) -> Vec<String> {
+    let holding = provider.limits.iter().filter(|limit| !limit.shadow && limit.applies_to != AppliesTo::Lookup);
+    holding.filter(|limit| limit.scope != Scope::Provider).map(|limit| limit.name.clone()).collect()
+}
+
+/// How long `backlog` takes at this rate. `None`: nothing is sent.
+#[must_use]
+pub fn drained_at(per_second: f64, backlog: u64) -> Option<Duration> {
     #[allow(clippy::cast_precision_loss, reason = "counts of jobs are far below 2^53")]
     let backlog = backlog as f64;
     (per_second > 0.0).then(|| seconds(backlog / per_second))
@@ -96,18 +107,21 @@ mod tests {
     use super::*;
     use crate::ledger::provider_row::{LimitRow, ProviderRow};
 
-    fn provider(limits: &[(&str, &str, i64, i64)], change: fn(&mut ProviderRow)) -> Provider {
-        let limit = |(name, algorithm, max_requests, window_ms): &(&str, &str, i64, i64)| LimitRow {
+    fn limit_row((name, algorithm, max_requests, window_ms): &(&str, &str, i64, i64)) -> LimitRow {
+        LimitRow {
             name: (*name).to_owned(),
             algorithm: (*algorithm).to_owned(),
             max_requests: *max_requests,
             window_ms: *window_ms,
             ..LimitRow::default()
-        };
+        }
+    }
+
+    fn provider(limits: &[(&str, &str, i64, i64)], change: fn(&mut ProviderRow)) -> Provider {
         let mut row = ProviderRow {
             name: "acme".to_owned(),
             url: "https://acme.example/".to_owned(),
-            limits: limits.iter().map(limit).collect(),
+            limits: limits.iter().map(limit_row).collect(),
             ..ProviderRow::default()
         };
         change(&mut row);
@@ -181,6 +195,40 @@ mod tests {
         assert_eq!(leaked_in(&fast, 236, 1).map(|leaked| leaked.as_millis()), Some(2_360));
         let closed = provider(&[("all", "sliding_log", 0, 1_000)], |_| ());
         assert_eq!(leaked_in(&closed, 1, 1), None);
+    }
+
+    #[test]
+    fn limits_on_each_account_or_reference_are_named_while_they_hold_charges_back() {
+        let of = |change: fn(&mut LimitRow)| {
+            let limits: &[(&str, &str, i64, i64)] =
+                &[("second", "sliding_log", 100, 1_000), ("each", "sliding_log", 6, 60_000)];
+            let mut row = ProviderRow {
+                name: "acme".to_owned(),
+                url: "https://acme.example/".to_owned(),
+                limits: limits.iter().map(limit_row).collect(),
+                ..ProviderRow::default()
+            };
+            change(&mut row.limits[1]);
+            on_each(&row.meant(1).unwrap())
+        };
+        let account: fn(&mut LimitRow) = |limit| limit.scope = "account".to_owned();
+        let reference: fn(&mut LimitRow) = |limit| limit.scope = "reference".to_owned();
+        assert_eq!((of(account), of(reference)), (vec!["each".to_owned()], vec!["each".to_owned()]));
+        let nothing: [fn(&mut LimitRow); 4] = [
+            |_| (),
+            |limit| (limit.scope, limit.shadow) = ("account".to_owned(), true),
+            |limit| (limit.scope, limit.enabled) = ("account".to_owned(), false),
+            |limit| (limit.scope, limit.applies_to) = ("account".to_owned(), "lookup".to_owned()),
+        ];
+        for change in nothing {
+            assert_eq!(of(change), Vec::<String>::new());
+        }
+    }
+
+    #[test]
+    fn a_rate_says_when_a_backlog_is_through() {
+        assert_eq!(drained_at(0.2, 85), Some(Duration::from_secs(425)));
+        assert_eq!((drained_at(0.0, 85), drained_at(1.0, 0)), (None, Some(Duration::ZERO)));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 pub mod conserved;
 pub mod drain;
+pub mod lately;
 mod limits;
 pub mod overview;
 pub mod report;

@@ -10,10 +10,11 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::Conserved;
-use super::drain::{Used, drained_in, leaked_in, limit_per_second};
+use super::drain::{Used, drained_at, drained_in, leaked_in, limit_per_second, on_each};
+use super::lately::lanes;
 pub use super::limits::LimitOverview;
 use super::limits::{in_force, limits};
-use super::report::{Decision, Lane, Waits};
+use super::report::problem_of;
 use super::standing::{RowSays, Standing, State, Subject, standing};
 use super::workers::Worker;
 use crate::domain::limit::{Limit, Rule};
@@ -23,8 +24,6 @@ use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::BadRow;
 use crate::limiter::LimitUse;
 
-/// Most decisions that one provider's page shows.
-const DECISIONS_MAX: usize = 50;
 /// Time over which `sent_10s` counts.
 const RATE_WINDOW_S: f64 = 10.0;
 /// A lost worker is worth a warning for so long; its row stays for a day.
@@ -46,6 +45,10 @@ pub struct Evidence {
     pub workers: Vec<Worker>,
     /// `None`: the ledger could not be counted.
     pub accounts: Option<Vec<Conserved>>,
+    /// When that was counted, in milliseconds since the Unix epoch.
+    pub counted_at_ms: Option<i64>,
+    /// Requests per second over the last minutes in which jobs waited, by provider, where that is long enough to say.
+    pub lately_per_s: BTreeMap<String, f64>,
     /// Messages ready in a lane's queue.
     pub depths: BTreeMap<String, u64>,
     /// Milliseconds since the Unix epoch.
@@ -67,6 +70,9 @@ pub struct Overview {
     pub worker: String,
     pub providers: Vec<ProviderOverview>,
     pub conservation: Vec<Conserved>,
+    /// When the ledger's payments were counted last: a large ledger is not counted at every look. `null`: not at all.
+    #[serde(default)]
+    pub counted_at: Option<String>,
     pub warnings: Vec<String>,
 }
 
@@ -95,7 +101,15 @@ pub struct ProviderOverview {
     pub in_hand: u64,
     pub in_flight: u64,
     pub oldest_waiting_at: Option<String>,
+    /// What waits, by what the limits on the whole provider allow; the least that it takes if `drain_depends_on` names
+    /// others.
     pub drained_in_ms: Option<u64>,
+    /// Limits that count each account or reference on its own: whose payments wait decides.
+    #[serde(default)]
+    pub drain_depends_on: Vec<String>,
+    /// What waits at the rate of the last minutes: a guess, where `drain_depends_on` names a limit and something was sent.
+    #[serde(default)]
+    pub drained_about_ms: Option<u64>,
     pub review: u64,
     pub dead: u64,
     pub succeeded: u64,
@@ -106,16 +120,6 @@ pub struct ProviderOverview {
     pub sending: u64,
     /// 429s to permits that we gave, since the processes started.
     pub refused_by_provider: u64,
-}
-
-/// A decision and whose it was.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct DecisionLine {
-    pub at: String,
-    pub worker: String,
-    pub kind: String,
-    pub reason: String,
-    pub permits: u32,
 }
 
 /// Everything of one provider that is counted by whoever asks.
@@ -184,14 +188,6 @@ impl<'a> Counted<'a> {
     }
 }
 
-fn lanes<'a>(workers: &'a [Worker], name: &str) -> impl Iterator<Item = (&'a Worker, &'a Lane)> {
-    let lane = move |worker: &'a Worker| {
-        let lane = worker.report.as_ref()?.lanes.get(name)?;
-        Some((worker, lane))
-    };
-    workers.iter().filter_map(lane)
-}
-
 /// The whole picture.
 #[must_use]
 pub fn overview(evidence: &Evidence) -> Overview {
@@ -205,32 +201,9 @@ pub fn overview(evidence: &Evidence) -> Overview {
         worker: evidence.worker.clone(),
         providers,
         conservation: accounts.to_vec(),
+        counted_at: evidence.counted_at_ms.map(|at_ms| At(at_ms).to_string()),
         warnings: warnings(evidence),
     }
-}
-
-/// How long permits of a provider were waited for, all workers.
-#[must_use]
-pub fn waits(workers: &[Worker], name: &str) -> Waits {
-    let mut sum = Waits::default();
-    lanes(workers, name).filter(|(worker, _)| worker.is_live()).for_each(|(_, lane)| sum.add(&lane.waits));
-    sum
-}
-
-/// The last decisions of all workers, newest first.
-#[must_use]
-pub fn decisions(workers: &[Worker], name: &str) -> Vec<DecisionLine> {
-    let all = lanes(workers, name).flat_map(|(worker, lane)| lane.decisions.iter().map(move |it| (worker, it)));
-    let mut all: Vec<(&Worker, &Decision)> = all.collect();
-    all.sort_by_key(|(_, decision)| std::cmp::Reverse(decision.at_ms));
-    let line = |(worker, decision): (&Worker, &Decision)| DecisionLine {
-        at: At(decision.at_ms).to_string(),
-        worker: worker.id.clone(),
-        kind: decision.kind.clone(),
-        reason: decision.reason.clone(),
-        permits: decision.permits,
-    };
-    all.into_iter().take(DECISIONS_MAX).map(line).collect()
 }
 
 fn with_row(evidence: &Evidence, row: &ProviderRow) -> ProviderOverview {
@@ -264,6 +237,11 @@ fn with_row(evidence: &Evidence, row: &ProviderRow) -> ProviderOverview {
         &evidence.workers,
     );
     let drained_in_ms = meant.and_then(|provider| drained_ms(evidence, provider, &limits, &counted, &told));
+    let drain_depends_on = meant.map(|provider| on_each(provider)).unwrap_or_default();
+    let drained_about_ms = match drained_in_ms {
+        Some(least_ms) if !drain_depends_on.is_empty() => about_ms(evidence, &row.name, &counted, least_ms),
+        _ => None,
+    };
     ProviderOverview {
         quota: row.quota.clone().unwrap_or_else(|| row.name.clone()),
         enabled: row.enabled,
@@ -274,6 +252,8 @@ fn with_row(evidence: &Evidence, row: &ProviderRow) -> ProviderOverview {
         limits,
         limit_per_s: meant.and_then(|provider| limit_per_second(provider)),
         drained_in_ms,
+        drain_depends_on,
+        drained_about_ms,
         ..counts(&row.name, &counted, told)
     }
 }
@@ -319,6 +299,8 @@ fn counts(name: &str, counted: &Counted<'_>, told: Standing) -> ProviderOverview
         in_flight: counted.in_flight,
         oldest_waiting_at: oldest.map(|at_ms| At(*at_ms).to_string()),
         drained_in_ms: None,
+        drain_depends_on: Vec::new(),
+        drained_about_ms: None,
         review: counted.in_state("review"),
         dead: counted.in_state("dead"),
         succeeded: counted.in_state("succeeded"),
@@ -380,6 +362,12 @@ fn drained_ms(
     Some(through_ms.max(last_wake_ms))
 }
 
+/// At the rate of the last minutes, and no sooner than the limits on the whole provider allow.
+fn about_ms(evidence: &Evidence, name: &str, counted: &Counted<'_>, least_ms: u64) -> Option<u64> {
+    let through = drained_at(*evidence.lately_per_s.get(name)?, counted.waiting())?;
+    Some(u64::try_from(through.as_millis()).unwrap_or(u64::MAX).max(least_ms))
+}
+
 fn warnings(evidence: &Evidence) -> Vec<String> {
     let mut warnings = evidence.away.clone();
     warnings.extend(evidence.database_away.iter().map(|problem| format!("database: {problem}")));
@@ -402,7 +390,7 @@ fn warnings(evidence: &Evidence) -> Vec<String> {
                 let away = report.engines.iter().filter(|(_, engine)| !engine.ok);
                 warnings.extend(away.map(|(name, engine)| {
                     let problem = engine.problem.as_deref().unwrap_or("does not answer");
-                    format!("worker {place}: {name}: {problem}")
+                    format!("worker {place}: {}", problem_of(name, problem))
                 }));
                 warnings.extend(report.warnings.iter().map(|warning| format!("worker {place}: {warning}")));
             }

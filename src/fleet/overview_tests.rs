@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::fleet::report::{By, Report};
+use crate::fleet::lately::{decisions, waits};
+use crate::fleet::report::{By, Lane, Report, Waits};
 use crate::ledger::provider_row::{AccountRow, LimitRow};
 use crate::ledger::upkeep::Account;
 
@@ -258,6 +259,29 @@ fn numbers_add_up_over_workers_ledger_and_queue() {
 }
 
 #[test]
+fn where_each_account_has_its_own_limit_the_others_say_the_least_that_it_takes() {
+    let mut row = row();
+    let each = LimitRow { name: "per-account".to_owned(), scope: "account".to_owned(), ..row.limits[1].clone() };
+    row.limits.push(LimitRow { max_requests: 6, ..each });
+    let mut one = evidence(vec![row], vec![worker("a", json!({}))]);
+    one.depths.insert("acme".to_owned(), 150);
+    let told = |evidence: &Evidence| {
+        let one = overview(evidence).providers.remove(0);
+        (one.drained_in_ms.unwrap() / 1_000, one.drain_depends_on, one.drained_about_ms.map(|ms| ms / 1_000))
+    };
+    let on = || vec!["per-account".to_owned()];
+    assert_eq!(told(&one), (15, on(), None));
+    // 153 at the rate at which they went lately; faster than the limits is no guess.
+    one.lately_per_s.insert("acme".to_owned(), 0.5);
+    assert_eq!(told(&one), (15, on(), Some(306)));
+    one.lately_per_s.insert("acme".to_owned(), 80.0);
+    assert_eq!(told(&one), (15, on(), Some(15)));
+    one.rows[0].limits.pop();
+    one.providers = one.rows[0].meant(9).into_iter().map(|it| (it.name.clone(), Arc::new(it))).collect();
+    assert_eq!(told(&one), (15, Vec::new(), None));
+}
+
+#[test]
 fn those_that_share_a_quota_drain_together() {
     let of = |name: &str| ProviderRow { name: name.to_owned(), quota: Some("shared".to_owned()), ..row() };
     let mut workers = worker("a", json!({}));
@@ -272,6 +296,16 @@ fn those_that_share_a_quota_drain_together() {
     both.accounts.as_mut().unwrap().pop();
     let drained: Vec<_> = overview(&both).providers.iter().map(|one| one.drained_in_ms).collect();
     assert_eq!(drained, [Some(700), Some(0)]);
+}
+
+#[test]
+fn an_engine_that_is_away_is_named_once() {
+    let mut one = worker("a", json!({}));
+    let limiter = one.report.as_mut().unwrap().engines.get_mut("limiter").unwrap();
+    (limiter.ok, limiter.problem) = (false, Some("limiter store away: no answer in time".to_owned()));
+    let picture = overview(&evidence(vec![row()], vec![one]));
+    assert_eq!(picture.providers[0].cause.as_deref(), Some("limiter store away: no answer in time"));
+    assert_eq!(picture.warnings, ["worker host-a:7: limiter store away: no answer in time"]);
 }
 
 #[test]

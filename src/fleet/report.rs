@@ -44,6 +44,13 @@ pub struct Engine {
     pub problem: Option<String>,
 }
 
+/// What is wrong with an engine, named once: many problems begin with the name of what has them.
+#[must_use]
+pub fn problem_of(engine: &str, problem: &str) -> String {
+    let named = problem.strip_prefix(engine).is_some_and(|rest| rest.starts_with([' ', ':']));
+    if named { problem.to_owned() } else { format!("{engine}: {problem}") }
+}
+
 /// One provider's lane in one process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

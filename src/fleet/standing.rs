@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::report::{By, Does, Held, Lane, Report};
+use super::report::{By, Does, Held, Lane, Report, problem_of};
 use super::workers::Worker;
 
 /// A refusal that ends sooner is no state of the provider: a lane at its limit meets one in every window.
@@ -174,7 +174,7 @@ fn lane_says(of: &Subject<'_>, report: &Report, lane: &Lane) -> Standing {
     for name in ["queue", "limiter", "database"] {
         if let Some(engine) = report.engines.get(name).filter(|engine| !engine.ok) {
             let problem = engine.problem.as_deref().unwrap_or("does not answer");
-            return Standing::because(State::EngineAway, format!("{name}: {problem}"));
+            return Standing::because(State::EngineAway, problem_of(name, problem));
         }
     }
     let held = [lane.pause.as_ref(), lane.gate.as_ref()].into_iter().flatten();

@@ -4,11 +4,13 @@
 //! changed is told.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::operator::At;
+use crate::domain::time::format_duration;
 
 /// Columns that hold JSON, and whatever somebody wrote into it.
 const UNSHOWN: [&str; 4] = ["headers", "request", "lookup", "statuses"];
@@ -116,7 +118,8 @@ fn words(table: &str, key: &str, old: Option<&Map<String, Value>>, new: Option<&
 
 fn rate(row: &Map<String, Value>) -> Option<String> {
     let (max_requests, window_ms) = (row.get("max_requests")?.as_i64()?, row.get("window_ms")?.as_i64()?);
-    Some(format!("{max_requests} per {window_ms} ms"))
+    let window = Duration::from_millis(u64::try_from(window_ms).ok()?);
+    Some(format!("{max_requests}/{}", format_duration(window)))
 }
 
 fn difference(column: &str, old: Option<&Value>, new: Option<&Value>) -> String {
@@ -156,7 +159,7 @@ mod tests {
         assert_eq!((set.what.as_str(), set.who.as_str()), ("limit all: max_requests 100 → 200", "alice@host (app)"));
         assert_eq!((set.old.unwrap().len(), set.provider.as_deref()), (1, Some("acme")));
         let told = |table: &str, key: &str, old: Value, new: Value| change(table, key, old, new).what;
-        assert_eq!(told("provider_limits", "acme/all", Value::Null, limit(5)), "limit all added, 5 per 1000 ms");
+        assert_eq!(told("provider_limits", "acme/all", Value::Null, limit(5)), "limit all added, 5/1s");
         assert_eq!(told("provider_limits", "acme/all", limit(5), Value::Null), "limit all removed");
         assert_eq!(told("providers", "acme", json!({ "paused": 0 }), json!({ "paused": 1 })), "paused false → true");
         let paused = change("providers", "acme", json!({ "paused": 0 }), json!({ "paused": 1 }));

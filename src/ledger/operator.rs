@@ -208,6 +208,8 @@ pub struct JobStory {
     pub revived_at: Option<At>,
     pub payload: Option<Digest>,
     pub request: Option<RequestLine>,
+    /// The last time that it was put down; `null`: it never was.
+    pub waited: Option<WaitLine>,
     /// By number.
     #[serde(rename = "requests")]
     pub attempts: Vec<AttemptLine>,
@@ -215,6 +217,19 @@ pub struct JobStory {
     pub events: Vec<EventLine>,
     /// Oldest first.
     pub audit: Vec<AuditLine>,
+}
+
+/// For what a payment was put down, out of all hands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct WaitLine {
+    /// As its `reason` was meanwhile.
+    pub reason: String,
+    /// When it was put down for this first, before this request.
+    pub since: At,
+    /// Until when it was put down last.
+    pub until: At,
+    /// The number of the request that it waited to send.
+    pub request: u32,
 }
 
 /// One request that was, or may have been, sent.

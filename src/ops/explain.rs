@@ -22,7 +22,7 @@ use super::api::problem::ErrorBody;
 use crate::domain::decision::PastUse;
 use crate::domain::explain::facts::{
     Before, BucketPlace, ByHand, Facts, Hand, JobFacts, LaneFacts, LimitUsed, LimiterFacts, Place, Refused, Refuser,
-    Rejected, Request, RowFacts,
+    Rejected, Request, RowFacts, Waited,
 };
 use crate::domain::explain::turn::Past;
 use crate::domain::explain::{Explanation, explain};
@@ -348,6 +348,7 @@ fn job(story: JobStory, around: &Surroundings) -> JobFacts {
         lookups: around.lookups,
         resend: around.resend,
         requests: story.attempts.iter().map(request).collect(),
+        waited: story.waited.map(|it| Waited { reason: it.reason, since: ms(it.since), request: it.request }),
         event: event.map(|event| event.published_at.map(ms)),
         by_hand,
         provider: story.line.provider,

@@ -256,7 +256,7 @@ fn the_examples_of_the_page_are_what_is_described() {
 fn the_validator_finds_what_is_wrong() {
     let published = Published::now();
     let good = serde_json::json!({"limit": "a", "from": "1/1s", "to": "2/1s", "changed": true,
-                                  "drained_in_ms": {"from": null, "to": 5}});
+                                  "drained_in_ms": {"from": null, "to": 5}, "drain_depends_on": []});
     let faults = |change: fn(&mut Value)| {
         let mut body = good.clone();
         change(&mut body);

@@ -195,6 +195,12 @@ pub trait Queue: Send + Sync {
         Ok(Search::CannotLook)
     }
 
+    /// For how long a lane's message that has been ready longest has been so; `None` when none is ready, or when the queue
+    /// does not say: a broker keeps the times of its messages to itself.
+    async fn oldest_ready(&self, _provider: &ProviderName) -> Result<Option<Duration>, QueueError> {
+        Ok(None)
+    }
+
     /// Whether the broker answers now.
     async fn ping(&self) -> Result<(), QueueError>;
 }

@@ -151,7 +151,11 @@ async fn steps(lane: &LaneParts, copy: &Copy, (delivered_at, redelivered): (Inst
         }
     };
     spans::name_job(&decoded.job.id);
-    let sent = if redelivered { Err((decoded, None)) } else { execute::send_new(lane, decoded, delivered_at).await };
+    let sent = match redelivered {
+        true => Err((decoded, None)),
+        // Thousands wait in hand, and few of them by this way: those alone pay for the room that it takes.
+        false => Box::pin(execute::send_new(lane, decoded, delivered_at)).await,
+    };
     let (decoded, place) = match sent {
         Ok(end) => return end,
         Err(to_claim) => to_claim,

@@ -351,7 +351,13 @@ async fn lists_are_pages_and_a_story_is_whole() {
     assert!(table.out.contains("1299 EUR") && table.err == "more behind `--after p1`\n", "{}{}", table.out, table.err);
 
     assert_eq!(exit(&desk.run(&["dlq", "discard", "p1", "--yes", "--because", "a test"]).await), Exit::Fine);
+    let waited = "UPDATE jobs SET wait_reason = 'waits for limit per-account', wait_since = 0, wait_until = 60000, wait_request = 2 \
+                  WHERE id = 'p1'";
+    desk.sql(waited).await;
     let story = desk.run(&["jobs", "show", "p1"]).await;
+    let waited =
+        "waited for limit per-account from 1970-01-01T00:00:00.000Z until 1970-01-01T00:01:00.000Z, before request 2";
+    assert!(story.out.contains(waited), "{}", story.out);
     for part in ["26 bytes, sha256", "17 bytes, sha256", "not_sent", "cancelled", "discarded by a person: a test"] {
         assert!(story.out.contains(part), "{part}: {}", story.out);
     }

@@ -13,6 +13,23 @@ fn count(scrape: &Scrape, name: &str, provider: &str, label: Option<(&str, &str)
     format!("{value:.0}").parse().unwrap()
 }
 
+/// A lane that takes nothing: the ledger knows nothing of what comes meanwhile, and an alert must not be blind to it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_lies_in_the_queue_of_a_paused_lane_is_told_with_its_age() {
+    let mut rig = Rig::prepare().await;
+    rig.sluicegate(&["provider", "pause", "crate"]);
+    rig.publish(jobs("crate", 8)).await;
+    rig.publish(jobs("acme", 2)).await;
+    rig.run();
+    rig.await_succeeded(2).await;
+    let scrape = rig.scrape().await;
+    assert_eq!(count(&scrape, "queue_ready_messages", "crate", None), 8);
+    assert_eq!(count(&scrape, "ledger_jobs", "crate", Some(("state", "waiting"))), 0);
+    let age_s = |provider| scrape.value("sluicegate_queue_oldest_ready_age_seconds", &[("provider", provider)]);
+    assert!(age_s("crate") > 0.0 && age_s("acme").abs() < f64::EPSILON, "{} {}", age_s("crate"), age_s("acme"));
+    assert_eq!(count(&scrape, "queue_ready_messages", "acme", None), 0);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn counters_say_what_the_provider_saw() {
     let mut rig = Rig::prepare().await;

@@ -97,7 +97,7 @@ impl Rig {
         format!("sqlite://{}", self.dir.join("ledger.db").display())
     }
 
-    fn sluicegate(&self, args: &[&str]) {
+    pub fn sluicegate(&self, args: &[&str]) {
         let output =
             Command::new(PROGRAM).args(args).env("SLUICEGATE_DATABASE__URL", self.database()).output().unwrap();
         assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));

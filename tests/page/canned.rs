@@ -94,7 +94,12 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
         (&Method::GET, ["jobs", state, "explain"]) => explained(state),
         (&Method::GET, ["workers"]) => workers(server.empty),
         (&Method::POST, ["providers", _, "limits", limit]) => {
-            json!({"limit": limit, "from": "100/1s", "to": "200/1s", "changed": false, "drained_in_ms": {"from": 120_000, "to": 60_000}})
+            let drained = if *limit == "per-account" {
+                json!({"from": null, "to": null})
+            } else {
+                json!({"from": 120_000, "to": 60_000})
+            };
+            json!({"limit": limit, "from": "100/1s", "to": "200/1s", "changed": false, "drained_in_ms": drained, "drain_depends_on": ["per-account"]})
         }
         _ => Value::Null,
     };
@@ -125,8 +130,31 @@ fn limit(name: &str, used: Option<u64>, more: Value) -> Value {
     limit
 }
 
+/// What some of the providers have that the others have not.
+fn peculiar(state: &str) -> Value {
+    match state {
+        // Whose payments wait decides.
+        "waiting_for_limit" => {
+            json!({"drain_depends_on": ["per-account"], "drained_in_ms": 34_000, "drained_about_ms": 428_000})
+        }
+        "running" => json!({"drain_depends_on": ["per-account"], "drained_in_ms": 34_000, "drained_about_ms": null}),
+        // The limiter does not answer.
+        "engine_away" => {
+            json!({"limits": [limit("all", None, json!({})), limit("off", None, json!({"enabled": false})), limit("each", None, json!({"scope": "reference"}))]})
+        }
+        // Its last good row counts.
+        "probing" => json!({"problems": ["limit all: max_requests is out of range"]}),
+        // Nobody has taken any of these.
+        "paused" => json!({"queued": 80, "waiting": 80}),
+        "idle" => {
+            json!({"limits": [limit("lookups", Some(0), json!({"applies_to": "lookup", "window_ms": 3_600_000})), limit("loose", Some(1), json!({})), limit("tight", Some(2), json!({"window_ms": 60_000})), limit("middling", Some(3), json!({"window_ms": 10_000}))]})
+        }
+        _ => json!({}),
+    }
+}
+
 fn provider(name: &str, state: &str) -> Value {
-    json!({
+    let mut provider = json!({
         "name": name, "quota": name, "enabled": true, "paused": state == "paused", "mode": "blocking", "version": 17,
         "state": state, "cause": HOSTILE, "ends_in_ms": 12_400, "problems": if state == "misconfigured" { json!([HOSTILE]) } else { json!([]) },
         "limits": [
@@ -137,8 +165,10 @@ fn provider(name: &str, state: &str) -> Value {
         "rate_per_s": 94.1, "limit_per_s": 100.0, "waiting": 12_000, "queued": null, "parked": 300, "in_hand": 128,
         "in_flight": 9, "oldest_waiting_at": EARLIER, "drained_in_ms": 120_000, "review": 2, "dead": 1,
         "succeeded": 1_234_567, "declined": 3, "expired": 0, "cancelled": 0, "unknown": 0, "sending": 9,
-        "refused_by_provider": 1,
-    })
+        "refused_by_provider": 1, "drain_depends_on": [], "drained_about_ms": null,
+    });
+    provider.as_object_mut().unwrap().extend(peculiar(state).as_object().unwrap().clone());
+    provider
 }
 
 fn overview(empty: bool) -> Value {
@@ -147,7 +177,7 @@ fn overview(empty: bool) -> Value {
     if empty {
         return json!({"at": NOW, "version": "0.1.0", "worker": "w-1", "providers": [], "conservation": [], "warnings": []});
     }
-    json!({"at": NOW, "version": "0.1.0", "worker": "w-1", "providers": providers, "conservation": conservation, "warnings": [HOSTILE]})
+    json!({"at": NOW, "version": "0.1.0", "worker": "w-1", "providers": providers, "conservation": conservation, "counted_at": EARLIER, "warnings": [HOSTILE]})
 }
 
 fn history() -> Value {
@@ -162,7 +192,7 @@ fn of_provider(overview: &Value) -> Value {
     json!({
         "overview": overview, "row": {"name": "running", "url": HOSTILE, "mode": "blocking"},
         "waits": {"bounds_ms": [1, 10, 100, 1_000], "counts": [50, 30, 15, 4, 1]}, "decisions": decisions,
-        "audit": [{"at": EARLIER, "who": HOSTILE, "what": HOSTILE}],
+        "audit": [{"at": EARLIER, "who": HOSTILE, "what": HOSTILE, "because": "ticket 4711"}],
     })
 }
 
@@ -193,6 +223,19 @@ fn story(state: &str) -> Value {
         "audit": [{"at": NOW, "who": HOSTILE, "os_user": null, "program": null, "old_state": "dead", "new_state": "waiting", "cleared_maybe_charged": true, "because": HOSTILE}],
     });
     story.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let more = match state {
+        // Received, parked, sent, answered and settled within the millisecond of the answer.
+        "succeeded" => json!({
+            "maybe_charged": false, "audit": [],
+            "waited": {"reason": "waits for limit per-account", "since": "2026-03-01T11:57:55.100Z", "until": "2026-03-01T11:59:00.000Z", "request": 1},
+            "requests": [{"number": 1, "began_at": "2026-03-01T11:59:59.100Z", "ended_at": NOW, "outcome": "accepted", "status": 200, "detail": "accepted", "counted": true}],
+        }),
+        "dead" => {
+            json!({"requests": [{"number": 1, "began_at": EARLIER, "ended_at": NOW, "outcome": "not_sent", "status": null, "detail": "connection refused", "counted": true}]})
+        }
+        _ => json!({}),
+    };
+    story.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     story
 }
 
@@ -205,7 +248,7 @@ fn explained(state: &str) -> Value {
 }
 
 fn workers(empty: bool) -> Value {
-    let engine = |ok| json!({"ok": ok, "rtt_ms": 0.6, "kind": "postgres"});
+    let engine = |ok| json!({"ok": ok, "rtt_ms": if ok { json!(0.0) } else { json!(null) }, "kind": "postgres", "problem": (!ok).then_some("no answer in time")});
     let worker = |id: &str, state: &str, ok| {
         json!({
             "id": id, "host": HOSTILE, "pid": 4_711, "version": id, "started_at": EARLIER, "seen_at": EARLIER, "state": state, "lanes": 12,

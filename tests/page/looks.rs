@@ -99,7 +99,7 @@ async fn text_from_elsewhere_stays_text() {
     )
     .await;
     browser.visit("#/jobs/unheard-of").await;
-    browser.await_text("main", "No such payment").await;
+    browser.await_text("main", "Not in the ledger").await;
     // A refusal's own words, in the dialog that they refuse.
     browser.visit("#/jobs/dead").await;
     browser.click(".view-head button.danger").await;

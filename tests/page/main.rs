@@ -12,5 +12,6 @@ mod flows;
 mod keyboard;
 mod liveness;
 mod looks;
+mod sayings;
 mod stand;
 mod webdriver;

@@ -5,8 +5,9 @@
 use super::super::connect::Engines;
 use super::super::{CommandError, Console, Exit};
 use crate::config::Config;
+use crate::domain::explain::words::in_the_past;
 use crate::domain::job::JobId;
-use crate::ledger::operator::{At, Digest, JobStory};
+use crate::ledger::operator::{At, Digest, JobStory, WaitLine};
 
 /// Prints one payment; with `state`, only if it is in that one.
 ///
@@ -57,7 +58,7 @@ fn fields(story: &JobStory) -> Vec<Vec<String>> {
     let request =
         story.request.as_ref().map(|r| format!("{} {} ({}, {})", r.method, r.url, r.content_type, digest(&r.body)));
     let open = ["waiting", "sending", "unknown"].contains(&line.state.as_str());
-    let all: [(&str, Option<String>); 22] = [
+    let all: [(&str, Option<String>); 23] = [
         ("id", Some(line.id.clone())),
         ("provider", Some(line.provider.clone())),
         ("state", Some(line.state.clone())),
@@ -75,6 +76,7 @@ fn fields(story: &JobStory) -> Vec<Vec<String>> {
         ("in hand of", lease),
         ("not before", story.not_before.map(|at| at.to_string())),
         ("expires at", story.expires_at.map(|at| at.to_string())),
+        ("waited", story.waited.as_ref().map(|waited| waits(story, waited))),
         ("first sent at", story.first_sent_at.map(|at| at.to_string())),
         ("sent again by hand at", story.revived_at.map(|at| at.to_string())),
         ("recorded, changed at", Some(format!("{}, {}", line.created_at, line.updated_at))),
@@ -82,6 +84,13 @@ fn fields(story: &JobStory) -> Vec<Vec<String>> {
         ("request", request),
     ];
     all.into_iter().filter_map(|(name, value)| Some(vec![name.to_owned(), value?])).collect()
+}
+
+/// `waited for limit per-account from … until …`: until it was sent, or else as long as it was put down.
+fn waits(story: &JobStory, waited: &WaitLine) -> String {
+    let sent = story.attempts.iter().find(|attempt| attempt.number == waited.request);
+    let until = sent.map_or(waited.until, |attempt| attempt.began_at);
+    format!("{} from {} until {until}, before request {}", in_the_past(&waited.reason), waited.since, waited.request)
 }
 
 fn attempts(story: &JobStory) -> Vec<Vec<String>> {

@@ -180,11 +180,13 @@ impl Looking<'_> {
         let (fleet, upkeep) = self.engines.fleet(self.config).await?;
         let known = Known::default().after(settings.load().await?);
         let names: Vec<_> = known.providers.keys().cloned().collect();
+        let at_ms = unix_ms();
         let accounts = upkeep.conservation(ASTRAY_AFTER, CHECKED).await?;
         let rows = settings.rows(None).await?;
         let (depths, away) = self.depths(&names).await;
         Ok(Evidence {
-            at_ms: unix_ms(),
+            at_ms,
+            counted_at_ms: Some(at_ms),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             paused_by: pausers(settings.as_ref(), &rows).await,
             rows,

@@ -3,6 +3,8 @@
 //! Refuses to scroll sideways: the table fits the terminal, and causes are wrapped to it. Where it must fit the height too,
 //! those go first that need somebody.
 
+use jiff::Timestamp;
+
 use crate::cli::console::{Shape, render_table, width, wrapped};
 use crate::domain::limit::AppliesTo;
 use crate::domain::time::format_duration;
@@ -16,6 +18,8 @@ const HEADER: [&str; 11] =
     ["provider", "state", "limit", "used", "rate", "waiting", "in flight", "parked", "review", "dead", "drained in"];
 /// What stands before a cause.
 const INDENT: &str = "  └ ";
+/// A younger count is as good as now.
+const COUNTED_OLD_S: i64 = 5;
 /// What nobody could tell.
 const UNKNOWN: &str = "-";
 /// Share of the height that account and warnings may take.
@@ -112,7 +116,7 @@ fn in_terminal(providers: &[ProviderOverview], width: Option<usize>) -> (Vec<Str
         counted("parked", |of| of.parked),
         counted("review", |of| of.review),
         counted("dead", |of| of.dead),
-        Some(column("drain", true, |of| of.drained_in_ms.map_or_else(|| UNKNOWN.to_owned(), in_words))),
+        Some(column("drain", true, drained)),
     ];
     let mut lines = lines(columns.into_iter().flatten().collect(), width).into_iter();
     let head: Vec<String> = lines.next().into_iter().collect();
@@ -140,8 +144,27 @@ fn cells(of: &ProviderOverview) -> Vec<String> {
         grouped(of.parked),
         grouped(of.review),
         grouped(of.dead),
-        of.drained_in_ms.map_or_else(|| UNKNOWN.to_owned(), in_words),
+        drained(of),
     ]
+}
+
+/// `2 min 5 s`; where limits on accounts decide, the least that it takes: `≥ 34 s`.
+fn drained(of: &ProviderOverview) -> String {
+    let least = if of.drain_depends_on.is_empty() || of.waiting == 0 { "" } else { "≥ " };
+    of.drained_in_ms.map_or_else(|| UNKNOWN.to_owned(), |ms| format!("{least}{}", in_words(ms)))
+}
+
+/// Why nobody can say how long a backlog takes, and a guess if there is one.
+fn drain_depends(of: &ProviderOverview) -> Option<String> {
+    let on = &of.drain_depends_on;
+    if on.is_empty() || of.waiting == 0 || of.drained_in_ms.is_none() {
+        return None;
+    }
+    let (limit, counts) = if on.len() == 1 { ("limit", "counts") } else { ("limits", "count") };
+    let about =
+        of.drained_about_ms.map(|ms| format!("drained in about {} at the rate of the last minutes; ", in_words(ms)));
+    let about = about.unwrap_or_default();
+    Some(format!("{about}{limit} {} {counts} each account or reference on its own", on.join(", ")))
 }
 
 /// Of the limits that every charge meets, the one that is nearest to its end, or else the tightest.
@@ -181,7 +204,8 @@ fn note(of: &ProviderOverview) -> Option<String> {
         .then(|| format!("the provider refused {} requests that were allowed", grouped(of.refused_by_provider)));
     let good = fullest(&of.limits).map(|limit| format!(" ({} {})", limit.name, rate(limit))).unwrap_or_default();
     let problems = of.problems.iter().map(|problem| format!("bad row, the last good one counts{good}: {problem}"));
-    let parts: Vec<String> = cause.into_iter().chain(ends).chain(refused).chain(problems).collect();
+    let parts: Vec<String> =
+        cause.into_iter().chain(ends).chain(refused).chain(problems).chain(drain_depends(of)).collect();
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
@@ -201,7 +225,15 @@ fn conservation(overview: &Overview) -> Vec<String> {
     if uncounted {
         return vec!["conservation: not known".to_owned()];
     }
-    vec![format!("conservation: adds up ({} jobs)", grouped(jobs))]
+    vec![format!("conservation: adds up ({} jobs{})", grouped(jobs), counted(overview))]
+}
+
+/// How old the count is, once it says little of now.
+fn counted(overview: &Overview) -> String {
+    let seconds = |at: &str| at.parse::<Timestamp>().map(Timestamp::as_second).ok();
+    let counted_at = overview.counted_at.as_deref().and_then(seconds);
+    let age_s = counted_at.zip(seconds(&overview.at)).map_or(0, |(counted, now)| now - counted);
+    if age_s <= COUNTED_OLD_S { String::new() } else { format!(", counted {age_s} s ago") }
 }
 
 /// `1,234,567`.

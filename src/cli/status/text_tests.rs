@@ -58,8 +58,35 @@ fn the_limit_of_a_line_is_one_that_charges_meet() {
         with("rehearsed", 10, |limit| limit.shadow = true),
         with("each", 1, |limit| limit.scope = "account".to_owned()),
     ];
-    let page = overview(&picture, Shape::Plain);
+    let page = overview(&picture, Shape::Plain, None);
     assert_eq!(page.lines().nth(2).unwrap().split_whitespace().nth(2), Some("25/1s"), "{page}");
+}
+
+#[test]
+fn where_accounts_decide_the_drain_time_is_the_least_and_says_so() {
+    let mut picture = picture();
+    picture.providers[0].drain_depends_on = vec!["per-account".to_owned()];
+    let page = overview(&picture, Shape::Plain, None);
+    let lines: Vec<&str> = page.lines().collect();
+    assert!(lines[1].ends_with("≥ 2 min 5 s"), "{page}");
+    assert_eq!(lines[2], "  └ limit per-account counts each account or reference on its own");
+    picture.providers[0].drained_about_ms = Some(428_000);
+    let page = overview(&picture, Shape::Plain, None);
+    assert!(page.contains("drained in about 7 min 8 s at the rate of the last minutes; limit per-account"), "{page}");
+    // Nothing waits: there is nothing to say.
+    picture.providers[0].waiting = 0;
+    assert!(!overview(&picture, Shape::Plain, None).contains("per-account"));
+}
+
+#[test]
+fn an_old_count_says_how_old_it_is() {
+    let mut picture = picture();
+    let last = |picture: &Overview| overview(picture, Shape::Plain, None).lines().last().unwrap().to_owned();
+    picture.at = "2026-03-01T12:00:00.000Z".to_owned();
+    picture.counted_at = Some("2026-03-01T11:59:56.000Z".to_owned());
+    assert_eq!(last(&picture), "conservation: adds up (1,234 jobs)");
+    picture.counted_at = Some("2026-03-01T11:57:55.000Z".to_owned());
+    assert_eq!(last(&picture), "conservation: adds up (1,234 jobs, counted 125 s ago)");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! Refuses to name a command that would be refused: each belongs to its state.
 
 use super::facts::{Facts, JobFacts};
-use super::{Explanation, GATES, Gate, StandsAt, line_up, recorded, words};
+use super::{Explanation, GATES, Gate, StandsAt, line_up, put_down_before, recorded, words};
 use crate::domain::explain::Verdict;
 
 pub(super) fn ended(facts: &Facts, job: &JobFacts) -> Explanation {
@@ -59,7 +59,10 @@ fn gates(facts: &Facts, job: &JobFacts, summary: &str) -> (Vec<Gate>, Option<Sta
     let last = job.requests.last();
     if let Some(last) = last {
         let on_the_way = GATES.iter().skip(1).take_while(|name| **name != "sent");
-        verdicts.extend(on_the_way.map(|name| (*name, Verdict::passed("passed for its last request"))));
+        verdicts.extend(on_the_way.map(|name| {
+            let put_down = if *name == "time" { put_down_before(facts, job, last) } else { None };
+            (*name, put_down.unwrap_or_else(|| Verdict::passed("passed for its last request")))
+        }));
         let words = format!("request {} left {}", last.number, words::when(last.began_at, facts.now));
         verdicts.push(("sent", Verdict::Passed(Some(last.began_at), words)));
     }

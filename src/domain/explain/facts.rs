@@ -76,6 +76,8 @@ pub struct JobFacts {
     pub lookups: u32,
     pub resend: Resend,
     pub requests: Vec<Request>,
+    /// The last time that it was put down.
+    pub waited: Option<Waited>,
     /// When the event of its state was published; the inner `None`: not yet.
     pub event: Option<Option<EpochMs>>,
     /// Who changed it by hand last.
@@ -89,6 +91,15 @@ pub struct Request {
     pub began_at: EpochMs,
     pub ended_at: Option<EpochMs>,
     pub outcome: Option<String>,
+}
+
+/// Put down until later, out of all hands, before a request was sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waited {
+    pub reason: String,
+    pub since: EpochMs,
+    /// Of the request.
+    pub request: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use self::facts::{Facts, JobFacts, LaneQueue, Lanes};
+use self::facts::{Facts, JobFacts, LaneQueue, Lanes, Request};
 use super::time::EpochMs;
 
 mod ended;
@@ -155,6 +155,16 @@ fn line_up(verdicts: Vec<(&'static str, Verdict)>) -> (Vec<Gate>, Option<(Stands
         gates.push(gate);
     }
     (gates, stands_at)
+}
+
+/// `time`, for a job whose request has left: how long it was put down before, and for what.
+fn put_down_before(facts: &Facts, job: &JobFacts, request: &Request) -> Option<Verdict> {
+    let waited = job.waited.as_ref().filter(|waited| waited.request == request.number)?;
+    let span_ms = u64::try_from(request.began_at.0.saturating_sub(waited.since.0)).unwrap_or(0);
+    let span = words::span(Duration::from_millis(span_ms));
+    let (from, to) = (words::clock(waited.since, facts.now), words::clock(request.began_at, facts.now));
+    let words = format!("{} from {from} to {to} ({span})", words::in_the_past(&waited.reason));
+    Some(Verdict::Passed(Some(waited.since), words))
 }
 
 /// `recorded`, for a job that is.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::facts::{Facts, Hand, JobFacts, LaneFacts, Refused, Refuser};
 use super::limit::Outlook;
-use super::{Explanation, StandsAt, Verdict, limit, line_up, recorded, words};
+use super::{Explanation, StandsAt, Verdict, limit, line_up, put_down_before, recorded, words};
 use crate::domain::decision::CallKind;
 use crate::domain::disposition::{History, Next, Step, before_request};
 use crate::domain::time::EpochMs;
@@ -75,7 +75,10 @@ pub(super) fn on_the_wire(facts: &Facts, job: &JobFacts) -> Explanation {
     };
     let mut verdicts = vec![("recorded", recorded(facts, job))];
     let on_the_way = ["provider", "time", "lane", "limiter", "account", "limit", "turn"];
-    verdicts.extend(on_the_way.map(|name| (name, Verdict::passed(format!("passed for request {number}")))));
+    verdicts.extend(on_the_way.map(|name| {
+        let put_down = job.requests.last().filter(|_| name == "time").and_then(|it| put_down_before(facts, job, it));
+        (name, put_down.unwrap_or_else(|| Verdict::passed(format!("passed for request {number}"))))
+    }));
     verdicts.push(("sent", Verdict::Passed(Some(began_at), format!("request {number} began at {began}"))));
     verdicts.push(("outcome", Verdict::stands("outcome", summary.clone())));
     let (gates, stands_at) = line_up(verdicts);

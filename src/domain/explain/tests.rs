@@ -397,6 +397,23 @@ fn what_has_ended_or_is_on_the_wire_says_since_when_and_what_to_do() {
         assert!(explained.summary.contains(words), "{state}: {}", explained.summary);
         assert_eq!(explained.stands_at.map(|at| at.gate), stands, "{state}");
     }
+    // Why it was late stays known once it has been sent; what it waited for before another request is not told of this.
+    let late = |state: &str, before: u32| {
+        let explained = changed(|f| {
+            let it = job(f);
+            state.clone_into(&mut it.state);
+            it.requests = vec![Request { number: 1, began_at: NOW, ended_at: None, outcome: None }];
+            let since = EpochMs(NOW.0 - 428_000);
+            it.waited = Some(Waited { reason: "waits for limit per-account".to_owned(), since, request: before });
+        });
+        let gate = explained.gates.into_iter().find(|gate| gate.name == "time").unwrap();
+        (gate.at, gate.words)
+    };
+    let waited = "waited for limit per-account from 13:56:12 UTC to 14:03:20 UTC (7 min 8 s)".to_owned();
+    for state in ["succeeded", "sending"] {
+        assert_eq!(late(state, 1), (Some(EpochMs(NOW.0 - 428_000)), waited.clone()), "{state}");
+        assert!(late(state, 2).1.starts_with("passed for"), "{state}");
+    }
     let held = changed(|f| {
         job(f).state = "sending".to_owned();
         f.hand = Hand::Elsewhere { worker: "w2".to_owned() };

@@ -46,6 +46,14 @@ pub fn span(span: Duration) -> String {
     }
 }
 
+/// What a job waited for, by the reason that it had meanwhile: `waited for limit per-account`.
+#[must_use]
+pub fn in_the_past(reason: &str) -> String {
+    reason
+        .strip_prefix("waits for ")
+        .map_or_else(|| format!("put down ({reason})"), |what| format!("waited for {what}"))
+}
+
 /// A window as a limit has it: `60 s`, `250 ms`, `1 d`.
 #[must_use]
 pub fn window(window: Duration) -> String {

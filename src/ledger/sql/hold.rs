@@ -30,6 +30,9 @@ impl Statements {
         // A job that may have been charged never goes back to `waiting`, whatever the caller says.
         let rest = "UPDATE jobs SET state = CASE WHEN maybe_charged OR $3 THEN 'unknown' ELSE 'waiting' END, \
                         maybe_charged = (maybe_charged OR $3), wake_at = {after:$4}, reason = $5, \
+                        wait_since = CASE WHEN wait_reason = $5 AND wait_request = last_attempt + 1 \
+                            THEN wait_since ELSE {now} END, \
+                        wait_reason = $5, wait_until = {after:$4}, wait_request = last_attempt + 1, \
                         lease_owner = NULL, lease_until = NULL, updated_at = {now} {from} \
                     WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')";
         let settle = "UPDATE jobs SET state = $3, provider_reference = COALESCE($4, provider_reference), reason = $5, \

@@ -12,6 +12,7 @@ use super::by;
 use super::problem::{ErrorBody, Problem};
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
+use crate::fleet::drain::on_each;
 use crate::fleet::overview::drained_if;
 use crate::ledger::provider_row::ProviderRow;
 use crate::ops::OpsState;
@@ -55,9 +56,13 @@ pub struct LimitChanged {
     /// False in a dry run, or when it was so already.
     changed: bool,
     drained_in_ms: DrainedIn,
+    /// Limits that count each account or reference on its own: whose payments wait decides, and `drained_in_ms` is the
+    /// least that it takes, or `null` when such a limit is the one that changes.
+    drain_depends_on: Vec<String>,
 }
 
-/// When what waits now would be through, by what the limits allow; `null` where nothing flows.
+/// When what waits now would be through, by what the limits on the whole provider allow; `null` where nothing flows, or
+/// where it depends on accounts.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct DrainedIn {
     from: Option<u64>,
@@ -155,12 +160,19 @@ pub async fn set_limit(
     let evidence = ops.lookout.evidence().await;
     let drained_if = |row: &ProviderRow| row.meant(0).ok().and_then(|provider| drained_if(&evidence, &provider));
     let change = set_rate(settings, &name, &limit, rate, asked.dry_run, Some(&by)).await?;
+    let drain_depends_on = change.row_after.meant(0).map(|provider| on_each(&provider)).unwrap_or_default();
+    // What one on accounts or references does to the backlog depends on whose payments wait.
+    let drained_in_ms = match drain_depends_on.contains(&limit) {
+        true => DrainedIn { from: None, to: None },
+        false => DrainedIn { from: drained_if(&change.row_before), to: drained_if(&change.row_after) },
+    };
     Ok(Json(LimitChanged {
         limit,
         from: change.from.to_string(),
         to: change.to.to_string(),
         changed: !asked.dry_run && change.from != change.to.into(),
-        drained_in_ms: DrainedIn { from: drained_if(&change.row_before), to: drained_if(&change.row_after) },
+        drained_in_ms,
+        drain_depends_on,
     }))
 }
 

@@ -300,7 +300,7 @@ async fn a_limit_is_changed_in_earnest_or_rehearsed() {
     let minute = "/api/v1/providers/acme/limits/minute";
     // Three wait, and leave their lane as steadily as the tightest limit allows.
     let rehearsed = json!({"limit": "minute", "from": "600/1m", "to": "2/1m", "changed": false,
-                           "drained_in_ms": {"from": 300, "to": 90_000}});
+                           "drained_in_ms": {"from": 300, "to": 90_000}, "drain_depends_on": []});
     let before: i64 = stand.one("SELECT total_changes()").await;
     let ask = json!({"rate": "2/1m", "dry_run": true, "because": "too fast"});
     // The ledger is counted every few seconds.
@@ -323,6 +323,18 @@ async fn a_limit_is_changed_in_earnest_or_rehearsed() {
     // Closed: nothing drains. What would break the row is refused, in a dry run too.
     let closed = stand.post(second, json!({"rate": "0/1s", "dry_run": true})).await.1;
     assert_eq!(closed["drained_in_ms"], json!({"from": 90_000, "to": null}));
+    // With a limit on each account the others say the least that it takes, and what that limit does nobody can say.
+    let each = "INSERT INTO provider_limits (provider, name, scope, max_requests, window_ms) \
+                VALUES ('acme', 'each', 'account', 6, 60000)";
+    sqlx::raw_sql(each).execute(&stand.database.sqlite_pool().unwrap()).await.unwrap();
+    for (limit, rate, drained) in [
+        ("minute", "1/1m", json!({"from": 90_000, "to": 180_000})),
+        ("each", "0/1m", json!({"from": null, "to": null})),
+    ] {
+        let path = format!("/api/v1/providers/acme/limits/{limit}");
+        let told = stand.post(&path, json!({"rate": rate, "dry_run": true})).await.1;
+        assert_eq!((&told["drained_in_ms"], &told["drain_depends_on"]), (&drained, &json!(["each"])), "{limit}");
+    }
     sqlx::raw_sql("UPDATE provider_limits SET algorithm = 'sliding_window' WHERE name = 'second'")
         .execute(&stand.database.sqlite_pool().unwrap())
         .await

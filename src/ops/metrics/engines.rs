@@ -40,7 +40,18 @@ pub(super) struct Engines {
 pub(super) struct EnginesSeen {
     /// By name; with the time that an answer took, if there was one.
     dependencies: [(&'static str, Option<Duration>); 3],
+    queues: Vec<QueueSeen>,
     limits: Vec<LimitSeen>,
+}
+
+/// One provider's queue, which fills while its lane is paused, disabled or full, and the ledger knows nothing of it.
+#[derive(Debug)]
+struct QueueSeen {
+    provider: String,
+    /// `None`: the broker did not say, or there is no such queue.
+    ready: Option<u64>,
+    /// `None`: none is ready, or the broker does not say.
+    oldest: Option<Duration>,
 }
 
 /// One limit of a quota, for each provider that counts under it.
@@ -80,16 +91,29 @@ impl Engines {
 
     async fn look_now(&self, known: &Known) -> EnginesSeen {
         let until = Instant::now() + ANSWER_MAX;
-        let (database, queue, limiter, used) = tokio::join!(
+        let (database, queue, limiter, used, queues) = tokio::join!(
             round_trip(until, async { self.settings.version().await.is_ok() }),
             round_trip(until, async { self.queue.ping().await.is_ok() }),
             round_trip(until, async { self.limiter.ping().await.is_ok() }),
             self.used(known, until),
+            self.queues(known, until),
         );
         EnginesSeen {
             dependencies: [("database", database), ("queue", queue), ("limiter", limiter)],
+            queues,
             limits: limits(known, &used),
         }
+    }
+
+    /// What lies in each provider's queue, also of those that are disabled.
+    async fn queues(&self, known: &Known, until: Instant) -> Vec<QueueSeen> {
+        let look = |name: ProviderName| async move {
+            let ready = timeout_at(until, self.queue.depth(&name)).await.ok().and_then(Result::ok).flatten();
+            let oldest = timeout_at(until, self.queue.oldest_ready(&name)).await.ok().and_then(Result::ok).flatten();
+            QueueSeen { provider: name.to_string(), ready, oldest }
+        };
+        let names: Vec<ProviderName> = known.providers.keys().cloned().collect();
+        stream::iter(names).map(look).buffered(AT_ONCE).collect().await
     }
 
     /// What each limit of each quota holds; quotas that do not answer in time are left out.
@@ -148,6 +172,19 @@ pub(super) fn write(writer: &mut Writer<'_>, seen: &EnginesSeen) -> Result<(), f
         "dependency_rtt_seconds",
         "How long the engine took to answer; absent while it does not.",
         seen.dependencies.iter().filter_map(|(name, took)| Some((of(name), took.as_ref()?.as_secs_f64()))),
+    )?;
+    let of = |seen: &QueueSeen| vec![("provider", seen.provider.clone())];
+    writer.gauge(
+        "queue_ready_messages",
+        "Messages in the provider's queue that no worker has taken; absent while the broker does not say.",
+        seen.queues.iter().filter_map(|seen| Some((of(seen), float(seen.ready?)))),
+    )?;
+    // Zero where nothing is ready: an age that goes away would leave an alert without its end.
+    let oldest = |seen: &QueueSeen| seen.oldest.or((seen.ready == Some(0)).then_some(Duration::ZERO));
+    writer.gauge(
+        "queue_oldest_ready_age_seconds",
+        "How long the message that has been ready longest has been so; 0 if none is, absent where the queue does not say.",
+        seen.queues.iter().filter_map(|seen| Some((of(seen), oldest(seen)?.as_secs_f64()))),
     )?;
     let labels = |seen: &LimitSeen| -> Labels {
         vec![
@@ -231,6 +268,8 @@ mod tests {
         let up: Vec<bool> = one.dependencies.iter().map(|(_, took)| took.is_some()).collect();
         assert_eq!((up.as_slice(), limiter.0.load(Ordering::Relaxed)), ([true, true, false].as_slice(), 1));
         // The limits are known all the same; what they hold is not.
+        let queues: Vec<_> = one.queues.iter().map(|it| (it.provider.as_str(), it.ready, it.oldest)).collect();
+        assert_eq!(queues, [("off", Some(0), None), ("plain", Some(0), None), ("scoped", Some(0), None)]);
         let limits: Vec<_> = one.limits.iter().map(|it| (it.provider.as_str(), it.limit.as_str(), it.used)).collect();
         assert_eq!(limits, [("plain", "all", None), ("scoped", "all", None), ("scoped", "each", None)]);
     }

@@ -30,7 +30,7 @@ pub(super) struct Counted {
     pub accounts: Option<Arc<Vec<Conserved>>>,
     /// Why the last try came to nothing.
     pub problem: Option<String>,
-    had_at: Option<Instant>,
+    pub had_at: Option<Instant>,
     due_at: Option<Instant>,
 }
 

@@ -10,6 +10,10 @@ use crate::fleet::Overview;
 
 /// Points kept: fifteen minutes.
 const POINTS_MAX: usize = 450;
+/// Points that say how fast a backlog goes of late: five minutes, and no less than one. Limits on accounts let out what
+/// they have at once and then nothing for a while, so ten seconds say nothing.
+const LATELY_MAX: usize = 150;
+const LATELY_MIN: usize = 30;
 
 /// One provider at one instant.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -56,12 +60,25 @@ impl History {
         }
     }
 
+    /// Requests per second over the last minutes in which jobs waited without a break; providers that this is too short
+    /// for are left out.
+    pub fn lately_per_s(&self) -> BTreeMap<String, f64> {
+        let lately = |(name, ring): (&String, &Ring)| Some((name.clone(), lately_per_s(ring)?));
+        self.providers.iter().filter_map(lately).collect()
+    }
+
     /// The last `count` points, oldest first.
     pub fn last(&self, provider: &str, count: usize) -> Vec<Point> {
         let Some(ring) = self.providers.get(provider) else { return Vec::new() };
         let skipped = ring.points.len().saturating_sub(count);
         ring.points.iter().skip(skipped).cloned().collect()
     }
+}
+
+fn lately_per_s(ring: &Ring) -> Option<f64> {
+    let busy = ring.points.iter().rev().take(LATELY_MAX).take_while(|point| point.waiting > 0);
+    let (sum, points) = busy.fold((0.0, 0_u32), |(sum, points), point| (sum + point.rate_per_s, points + 1));
+    (points as usize >= LATELY_MIN).then(|| sum / f64::from(points))
 }
 
 #[cfg(test)]
@@ -90,5 +107,22 @@ mod tests {
             history.enter(&at(3, &["acme"]));
         }
         assert_eq!((history.last("acme", 9_999).len(), history.last("bolt", 9).len()), (POINTS_MAX, 0));
+    }
+
+    #[test]
+    fn what_went_lately_is_told_once_jobs_have_waited_for_a_minute() {
+        let mut history = History::default();
+        let mut enter = |points: usize, waiting, rate_per_s| {
+            let mut picture = at(0, &["acme"]);
+            (picture.providers[0].waiting, picture.providers[0].rate_per_s) = (waiting, rate_per_s);
+            (0..points).for_each(|_| history.enter(&picture));
+            history.lately_per_s().get("acme").copied()
+        };
+        assert_eq!(enter(100, 0, 9.0), None);
+        assert_eq!(enter(LATELY_MIN - 1, 5, 0.0), None);
+        // One burst, and nothing for the rest of the minute.
+        assert_eq!(enter(1, 5, 3.0), Some(0.1));
+        assert_eq!(enter(1, 0, 3.0), None, "nothing waits any more");
+        assert_eq!(enter(2 * LATELY_MAX, 5, 2.0), Some(2.0));
     }
 }

@@ -19,6 +19,7 @@ use super::counts::Counts;
 use super::history::{History, Point};
 use super::pausers::pausers;
 use crate::domain::provider::ProviderName;
+use crate::fleet::report::problem_of;
 use crate::fleet::workers::present;
 use crate::fleet::{Evidence, Overview, overview};
 use crate::ledger::fleet::{Fleet, Reported};
@@ -192,8 +193,11 @@ impl Lookout {
         let (heard, skew_ms) = reports.value.unwrap_or_default();
         away.extend(skewed(skew_ms));
         let (written, paused_by) = rows.value.unwrap_or_default();
+        let at_ms = unix_ms();
+        let counted_for = counted.had_at.filter(|_| counted.accounts.is_some()).map(|at| at.elapsed());
+        let counted_at_ms = counted_for.map(|age| at_ms - i64::try_from(age.as_millis()).unwrap_or(0));
         Evidence {
-            at_ms: unix_ms(),
+            at_ms,
             version: self.sources.version.clone(),
             worker: self.sources.worker.clone(),
             rows: written,
@@ -202,6 +206,8 @@ impl Lookout {
             bad: known.bad.clone(),
             workers: present(&heard, reports.age),
             accounts: counted.accounts.map(|accounts| accounts.to_vec()),
+            counted_at_ms,
+            lately_per_s: self.history.lock().unwrap_or_else(PoisonError::into_inner).lately_per_s(),
             depths: depths.0,
             oldest_ms: oldest.value.unwrap_or_default(),
             used: used.0,
@@ -223,9 +229,20 @@ impl Lookout {
         Ok((reports, skew_ms))
     }
 
+    /// In the ledger, or in a queue that says so.
     async fn ask_oldest(&self, names: &[ProviderName]) -> Result<BTreeMap<String, i64>, String> {
         let oldest = self.sources.fleet.oldest_open(names).await.map_err(|error| error.to_string())?;
-        Ok(oldest.into_iter().collect())
+        let mut oldest: BTreeMap<String, i64> = oldest.into_iter().collect();
+        let each = names.iter().map(|name| async move {
+            let ready = timeout(ENGINE_PATIENCE, self.sources.queue.oldest_ready(name)).await;
+            Some((name, ready.ok()?.ok()??))
+        });
+        for (name, age) in join_all(each).await.into_iter().flatten() {
+            let since_ms = unix_ms() - i64::try_from(age.as_millis()).unwrap_or(0);
+            let known_ms = oldest.entry(name.to_string()).or_insert(since_ms);
+            *known_ms = since_ms.min(*known_ms);
+        }
+        Ok(oldest)
     }
 
     async fn ask_depths(&self, names: &[ProviderName]) -> Result<Partly<String, u64>, String> {
@@ -273,7 +290,7 @@ fn nothing<T>() -> Answer<T> {
 /// The numbers, and the first thing that was wrong.
 fn partly<K, V>(what: &str, answer: Answer<Partly<K, V>>) -> Partly<K, V> {
     let (numbers, of_some) = answer.value.unwrap_or_else(|| (BTreeMap::new(), None));
-    (numbers, answer.problem.or(of_some).map(|problem| format!("{what}: {problem}")))
+    (numbers, answer.problem.or(of_some).map(|problem| problem_of(what, &problem)))
 }
 
 fn skewed(skew_ms: i64) -> Option<String> {

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use sqlx::SqlitePool;
@@ -119,6 +120,10 @@ impl Queue for EmbeddedQueue {
 
     async fn find(&self, job: &JobId) -> Result<Search, QueueError> {
         self.store.find(PREFIX, job).await
+    }
+
+    async fn oldest_ready(&self, provider: &ProviderName) -> Result<Option<Duration>, QueueError> {
+        self.store.oldest_ready(&names::lane_queue(PREFIX, provider)?).await
     }
 
     async fn ping(&self) -> Result<(), QueueError> {

@@ -184,6 +184,16 @@ impl Store {
         Ok(u64::try_from(count).unwrap_or(0))
     }
 
+    /// For how long the message that could be taken first could have been.
+    pub async fn oldest_ready(&self, queue: &str) -> Result<Option<Duration>, QueueError> {
+        let sql =
+            "SELECT min(visible_at_ms) FROM queue_messages WHERE queue = ?1 AND taken = 0 AND visible_at_ms <= ?2";
+        let now_ms = now_ms();
+        let oldest: Option<i64> =
+            sqlx::query_scalar(sql).bind(queue).bind(now_ms).fetch_one(&self.pool).await.map_err(explain)?;
+        Ok(oldest.map(|at_ms| Duration::from_millis(u64::try_from(now_ms - at_ms).unwrap_or(0))))
+    }
+
     async fn changed(
         &self,
         query: sqlx::query::Query<'_, sqlx::Sqlite, sqlx::sqlite::SqliteArguments>,

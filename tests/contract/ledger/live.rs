@@ -148,7 +148,7 @@ async fn changes_are_told_with_who_and_why(kind: Kind) {
             "limit all: max_requests 200 → 5",
             "paused false → true",
             "limit all: max_requests 100 → 200",
-            "limit all added, 100 per 1000 ms",
+            "limit all added, 100/1s",
             "created",
         ]
     );

@@ -11,6 +11,7 @@ mod audit;
 mod history;
 mod races;
 mod surroundings;
+mod waits;
 
 on_every_database!(
     one_charge_pays_one_payment,

@@ -50,6 +50,29 @@ async fn bench(_name: &str) -> Bench {
 conformance!(bench);
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_age_of_what_is_ready_longest_is_told() {
+    let bench = bench("").await;
+    let stripe = provider("stripe");
+    let age = async || bench.queue.oldest_ready(&stripe).await.unwrap();
+    assert_eq!(age().await, None);
+    publish_all(&*bench.queue, "stripe", &["a", "b"]).await;
+    let older = "UPDATE queue_messages SET visible_at_ms = visible_at_ms - 60000 WHERE body = ?1";
+    sqlx::query(older).bind(&b"b"[..]).execute(&bench.pool).await.unwrap();
+    let told = age().await.unwrap();
+    assert!((Duration::from_secs(60)..Duration::from_secs(60) + PATIENCE).contains(&told), "{told:?}");
+    // What is in hand is not ready, and what may not be taken yet has no age.
+    let mut lane = bench.queue.open_lane(&stripe, 1).await.unwrap();
+    let in_hand = take(&mut *lane).await;
+    assert!(age().await.unwrap() < told);
+    sqlx::query("UPDATE queue_messages SET visible_at_ms = visible_at_ms + 3600000")
+        .execute(&bench.pool)
+        .await
+        .unwrap();
+    assert_eq!(age().await, None);
+    drop(in_hand);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn invalid_messages_are_kept_with_their_reason() {
     let bench = bench("").await;
     bench.queue.publish(invalid_message()).await.unwrap();

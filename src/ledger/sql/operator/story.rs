@@ -9,7 +9,7 @@ use sha2::{Digest as _, Sha256};
 use super::list::{LINE_COLUMNS, at, line, of, opt_at};
 use crate::domain::job::JobId;
 use crate::ledger::LedgerError;
-use crate::ledger::operator::{AttemptLine, AuditLine, Digest, EventLine, JobStory, RequestLine};
+use crate::ledger::operator::{AttemptLine, AuditLine, Digest, EventLine, JobStory, RequestLine, WaitLine};
 use crate::ledger::sql::dialect::Dialect;
 use crate::ledger::sql::engine::{Engine, Sql};
 use crate::ledger::sql::row::Row;
@@ -27,6 +27,7 @@ impl Statements {
             "SELECT {LINE_COLUMNS}, idempotency_key, reference, cost, priority, {{ms:not_before}} AS not_before_ms, \
                  {{ms:expires_at}} AS expires_at_ms, maybe_charged, lease_owner, {{ms:lease_until}} AS lease_until_ms, \
                  {{ms:first_sent_at}} AS first_sent_at_ms, {{ms:revived_at}} AS revived_at_ms, payload, \
+                 wait_reason, {{ms:wait_since}} AS wait_since_ms, {{ms:wait_until}} AS wait_until_ms, wait_request, \
                  frozen_method, frozen_url, frozen_content_type, frozen_body \
              FROM jobs WHERE id = $1"
         );
@@ -78,6 +79,7 @@ fn story(row: &Row) -> Result<JobStory, LedgerError> {
         revived_at: opt_at(row, "revived_at_ms")?,
         payload: row.opt_text("payload")?.map(|payload| digest(payload.as_bytes())),
         request: request(row)?,
+        waited: waited(row)?,
         attempts: Vec::new(),
         events: Vec::new(),
         audit: Vec::new(),
@@ -91,6 +93,16 @@ fn request(row: &Row) -> Result<Option<RequestLine>, LedgerError> {
         url: row.text("frozen_url")?,
         content_type: row.text("frozen_content_type")?,
         body: digest(&row.bytes("frozen_body")?),
+    }))
+}
+
+fn waited(row: &Row) -> Result<Option<WaitLine>, LedgerError> {
+    let Some(reason) = row.opt_text("wait_reason")? else { return Ok(None) };
+    Ok(Some(WaitLine {
+        reason,
+        since: at(row, "wait_since_ms")?,
+        until: at(row, "wait_until_ms")?,
+        request: row.count("wait_request")?,
     }))
 }
 

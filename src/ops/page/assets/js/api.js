@@ -18,7 +18,7 @@ export const get = (path, signal) => ask(path, { signal });
 export const post = (path, body) =>
   ask(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
 
-/** `parts` into a path, each quoted. */
+/** `parts` into an address, each quoted. */
 export const path = (...parts) => `/api/v1/${parts.map(encodeURIComponent).join("/")}`;
 
 /** What is given, as a query. */
@@ -33,7 +33,8 @@ async function ask(url, options) {
   let answer;
   let text;
   try {
-    answer = await fetch(url, { ...options, signal: AbortSignal.any(limits), cache: "no-store", redirect: "error" });
+    // Not relative to the page's own address, which may hold a name and a password: no browser fetches such a one.
+    answer = await fetch(new URL(url, location.origin), { ...options, signal: AbortSignal.any(limits), cache: "no-store", redirect: "error" });
     text = await answer.text();
   } catch (error) {
     if (options.signal?.aborted) throw error;

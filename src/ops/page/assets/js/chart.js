@@ -1,7 +1,7 @@
 // Lines over time, drawn by uPlot on a canvas. What they show stands in words beside them: a canvas says nothing to a
 // screen reader.
 
-import { clock, count, rate } from "./format.js";
+import { count, hourMinute, rate } from "./format.js";
 import { SECONDS } from "./history.js";
 import { colour } from "./theme.js";
 
@@ -84,7 +84,7 @@ function frame(compact, onpoint, points, words) {
     font: FONT,
     size: 22,
     space: compact ? 70 : 90,
-    values: (_, all) => all.map((at) => clock(at * 1_000).slice(0, 5)),
+    values: (_, all) => all.map((at) => hourMinute(at * 1_000)),
   };
   const y = {
     stroke,

@@ -10,8 +10,9 @@ const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const ONE = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 const FINE = new Intl.NumberFormat("en", { maximumSignificantDigits: 2 });
 const PERCENT = new Intl.NumberFormat("en", { style: "percent", maximumFractionDigits: 0 });
-const TIME = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
-const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric" });
+// UTC, and said to be: the sentences of the server and the logs of workers are, and one sets them side by side.
+const TIME = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit", timeZone: "UTC" });
+const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric", timeZone: "UTC" });
 
 const missing = (value) => value === null || value === undefined || Number.isNaN(value);
 
@@ -70,14 +71,17 @@ export const agoWords = (at) => (!at ? DASH : coarse(since(at)) < 1_000 ? "just 
 export const sentence = (words) => (words ? words.charAt(0).toUpperCase() + words.slice(1) : "");
 const coarse = (ms) => (ms < 1_000 ? 0 : Math.floor(ms / 1_000) * 1_000);
 
-export const clock = (at) => (at ? TIME.format(new Date(at)) : DASH);
+/** `14:03:21 UTC`. */
+export const clock = (at) => (at ? `${TIME.format(new Date(at))}${NBSP}UTC` : DASH);
+/** `14:03`: for an axis, whose readout says the zone. */
+export const hourMinute = (at) => TIME.format(new Date(at)).slice(0, 5);
 
 /** Time of day, with the date when it is another day's. */
 export function when(at) {
   if (!at) return DASH;
   const date = new Date(at);
   const today = DAY.format(new Date(serverNow())) === DAY.format(date);
-  return today ? TIME.format(date) : `${DAY.format(date)}, ${TIME.format(date)}`;
+  return today ? clock(at) : `${DAY.format(date)}, ${clock(at)}`;
 }
 
 // ISO 4217; what is not listed has two. The browsers' own table is that of everyday use, which differs.

@@ -20,7 +20,7 @@ export function histogram(waits) {
         h("span", { class: "column-bar", style: { height: `${((bin.count / most) * 100).toFixed(1)}%` } }),
         h("span", { class: "column-label" }, bin.label)))),
     h("details", {}, h("summary", {}, "The same as a table"),
-      table("Waits for a permit", [["Wait", ""], ["Permits", "num"], ["Share", "num"]],
+      table("Waits in hand for a permit", [["Wait", ""], ["Permits", "num"], ["Share", "num"]],
         bins.map((bin) => ({ key: bin.label, cells: [bin.label, count(bin.count), share(bin.count / total)] })))),
   ];
 }

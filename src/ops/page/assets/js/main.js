@@ -116,11 +116,14 @@ function draw() {
   document.title = `${page.title} · Sluicegate`;
   document.documentElement.classList.toggle("stale", link.problem !== null);
   drawShell(page.place, context.overview);
+  const headed = document.activeElement?.matches("main h1");
   patch(
     main,
     context.problem ? h("p", { key: "problem", class: "notice bad", role: "alert" }, context.problem) : null,
     page.render(),
   );
+  // A view's heading may be another element once the view is loaded; who was on it stays on it.
+  if (headed && document.activeElement === document.body) main.querySelector("h1")?.focus({ preventScroll: true });
 }
 
 function keys(event) {

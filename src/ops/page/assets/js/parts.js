@@ -19,8 +19,11 @@ export function figure(name, value, { alarm = false, note, href } = {}) {
 
 export const figures = (...all) => h("dl", { class: "figures" }, all);
 
-/** How much of a limit is used: a bar, and the same in words. */
-export function limitBar(limit, { label } = {}) {
+/** Text in which the server put commands between backticks. */
+export const prose = (text) => String(text ?? "").split("`").map((part, at) => (at % 2 === 1 ? h("code", {}, part) : part));
+
+/** How much of a limit is used: a bar, and the same in words; `unasked`: why nobody could say. */
+export function limitBar(limit, { label, unasked = "the limiter does not answer" } = {}) {
   const known = limit.used !== null && limit.used !== undefined;
   const capacity = known && limit.free !== null && limit.free !== undefined ? limit.used + limit.free : limit.max_requests;
   const share = known && capacity > 0 ? limit.used / capacity : capacity === 0 ? 1 : 0;
@@ -30,7 +33,9 @@ export function limitBar(limit, { label } = {}) {
     ? "closed: nothing is sent"
     : known
       ? `${count(limit.used)} of ${count(capacity)} used`
-      : "counted for each on its own";
+      : limit.scope && limit.scope !== "provider"
+        ? "counted for each on its own"
+        : `use unknown: ${limit.enabled === false ? "it is switched off" : unasked}`;
   const state = closed ? "" : !known ? "" : level === "full" ? "full" : level === "near" ? "nearly full" : "";
   return h(
     "div",
@@ -110,6 +115,13 @@ export const change = (name, from, to) =>
     h("dt", {}, name),
     h("dd", {}, h("del", {}, from), h("span", { class: "arrow", "aria-label": "becomes" }, "→"), h("ins", {}, to)),
   );
+
+/** Why nobody knows how much of a provider's limits is used. */
+export function unasked(provider) {
+  if (provider.enabled === false) return "its provider is disabled";
+  const unusable = provider.state === "misconfigured" && (provider.problems ?? []).length > 0;
+  return unusable ? "its row cannot be used" : undefined;
+}
 
 export const jobHref = (id) => `#/jobs/${encodeURIComponent(id)}`;
 export const providerHref = (name) => `#/providers/${encodeURIComponent(name)}`;

@@ -2,14 +2,16 @@
 
 import { rateChart, rateWords } from "../chart.js";
 import { h } from "../dom.js";
-import { ago, count, duration, rate } from "../format.js";
-import { chip, figure, figures, limitBar, providerHref } from "../parts.js";
+import { ago, count, duration, rate, since } from "../format.js";
+import { chip, figure, figures, limitBar, providerHref, unasked } from "../parts.js";
 import { laneState } from "../words.js";
 import { pauseButton } from "./pause.js";
 
 /** Bars on a card; the provider's page has them all. */
 const BARS = 2;
 const NEAR = 0.8;
+/** Younger counts are as good as now. */
+const COUNTED_OLD_MS = 5_000;
 const chart = rateChart({ height: 104, compact: true });
 
 export function card(provider, points, context) {
@@ -29,7 +31,8 @@ export function card(provider, points, context) {
       pauseButton(provider, context),
     ),
     cause(provider),
-    h("div", { class: "limits" }, bars.map((limit) => h("div", { key: limit.name }, limitBar(limit)))),
+    badRow(provider),
+    h("div", { class: "limits" }, bars.map((limit) => h("div", { key: limit.name }, limitBar(limit, { unasked: unasked(provider) })))),
     bars.length < limits.length ? h("p", { class: "more" }, h("a", { href: providerHref(name) }, `${limits.length - bars.length} more ${limits.length - bars.length === 1 ? "limit" : "limits"}`)) : null,
     h(
       "figure",
@@ -38,7 +41,33 @@ export function card(provider, points, context) {
       h("div", { class: "canvas", role: "img", "aria-label": rateWords(points), mount: chart, data: points }),
     ),
     figures(...numbers(provider)),
+    depends(provider),
   );
+}
+
+/** A row that cannot be used says so where its provider is looked at; in full on the provider's page. */
+function badRow(provider) {
+  const [first, ...more] = provider.problems ?? [];
+  if (!first || provider.cause?.includes(first)) return null;
+  const others = more.length > 0 ? ` (and ${count(more.length)} more)` : "";
+  return h("p", { class: "cause bad-row" }, `Its row cannot be used, and the last good one counts: ${first}${others}`);
+}
+
+/** Whose payments wait decides, and the queue does not say: so much in words, beside the figure. */
+export function depends(provider) {
+  const on = provider.drain_depends_on ?? [];
+  if (on.length === 0 || !(provider.waiting > 0) || !known(provider.drained_in_ms)) return null;
+  const [limit, counts] = on.length === 1 ? ["limit", "counts"] : ["limits", "count"];
+  const guess = known(provider.drained_about_ms) ? `about ${duration(provider.drained_about_ms)} at the rate of the last minutes` : "how long in all, nobody can say";
+  return h("p", { class: "depends" }, `Drained in at least ${duration(Math.max(1_000, provider.drained_in_ms))}; ${guess}: ${limit} ${on.join(", ")} ${counts} each account or reference on its own.`);
+}
+
+const known = (value) => value !== null && value !== undefined;
+
+/** When the ledger's payments were counted, once that is a while ago. */
+export function counted(overview) {
+  const age = since(overview?.counted_at);
+  return age > COUNTED_OLD_MS ? h("p", { class: "counted", "aria-live": "off" }, `Payments in the ledger were counted ${ago(overview.counted_at)} ago: it is large, and counting is costly.`) : null;
 }
 
 /** Why it is in its state, and until when. */
@@ -68,15 +97,18 @@ export function numbers(provider) {
 
 export function drained(provider) {
   if (provider.waiting === 0) return "–";
-  if (provider.drained_in_ms === null || provider.drained_in_ms === undefined) return provider.paused ? "not while paused" : "–";
-  return duration(Math.max(1_000, provider.drained_in_ms));
+  if (!known(provider.drained_in_ms)) return provider.paused ? "not while paused" : "–";
+  if ((provider.drain_depends_on ?? []).length === 0) return duration(Math.max(1_000, provider.drained_in_ms));
+  if (known(provider.drained_about_ms)) return `about ${duration(Math.max(1_000, provider.drained_about_ms))}`;
+  return `at least ${duration(Math.max(1_000, provider.drained_in_ms))}`;
 }
 
-/** The first ones, in their own order (by how full they are, they would jump about), and any other that is nearly full. */
+/** The tightest ones (by how full they are, they would jump about), and any other that is nearly full. */
 function shown(limits) {
+  const perMs = ({ max_requests, window_ms }) => max_requests / window_ms;
   // Those that charges meet before those of look-ups, and what only watches last.
   const place = ({ shadow, applies_to }) => (shadow ? 2 : applies_to === "lookup" ? 1 : 0);
-  const enforced = [0, 1, 2].flatMap((at) => limits.filter((limit) => place(limit) === at));
+  const enforced = [...limits].sort((a, b) => place(a) - place(b) || perMs(a) - perMs(b));
   const counted = enforced.filter(({ used }) => used !== null && used !== undefined);
   const first = (counted.length > 0 ? counted : enforced).slice(0, BARS);
   const near = counted.slice(BARS).filter(({ used, free, shadow }) => !shadow && used >= NEAR * (used + (free ?? 0)));

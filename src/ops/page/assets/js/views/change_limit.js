@@ -66,7 +66,13 @@ export function changeLimit(provider, limit, context) {
 
   function content() {
     const drained = state.told?.drained_in_ms;
-    const time = (ms) => (provider.waiting === 0 ? "nothing waits" : ms === null || ms === undefined ? "unknown" : duration(Math.max(1_000, ms)));
+    const on = dependsOn();
+    const time = (ms) => {
+      if (provider.waiting === 0) return "nothing waits";
+      if (on.includes(limit.name)) return `depends on ${limit.scope}s`;
+      if (ms === null || ms === undefined) return "unknown";
+      return `${on.length > 0 ? "at least " : ""}${duration(Math.max(1_000, ms))}`;
+    };
     return [
       h("fieldset", { class: "rate" },
         h("legend", {}, "New limit"),
@@ -78,9 +84,16 @@ export function changeLimit(provider, limit, context) {
         change("Limit", limitWords(limit.max_requests, limit.window_ms), valid() ? limitWords(Number(state.requests), windowMs()) : "?"),
         change("Drained in", time(drained ? drained.from : provider.drained_in_ms), state.told ? time(drained?.to) : valid() && !state.said ? "…" : "?")),
       h("p", { class: "consequence" }, consequence()),
+      on.length > 0 && provider.waiting > 0
+        ? h("p", { class: "depends" }, `${on.join(", ")} ${on.length === 1 ? "counts" : "count"} each account or reference on its own: how long what waits takes in all depends on whose it is.`)
+        : null,
       state.said ? h("p", { class: "problem", role: "alert" }, state.said) : null,
       because(state),
     ];
+  }
+
+  function dependsOn() {
+    return state.told?.drain_depends_on ?? provider.drain_depends_on ?? [];
   }
 
   function consequence() {

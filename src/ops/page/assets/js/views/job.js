@@ -4,10 +4,11 @@ import { get, path } from "../api.js";
 import { h } from "../dom.js";
 import { clock, count, duration, money, sentence, when } from "../format.js";
 import { serverNow } from "../clock.js";
-import { button, chip, providerHref, section } from "../parts.js";
+import { button, chip, prose, providerHref, section } from "../parts.js";
 import { jobState, spelled } from "../words.js";
 import { cancel, discard, replay, resolve } from "./decide.js";
 import { timeline } from "./timeline.js";
+import { unrecorded } from "./unrecorded.js";
 
 export function job(context, id) {
   let told = null;
@@ -24,7 +25,6 @@ export function job(context, id) {
       } catch (error) {
         if (error.status !== 404) throw error;
         missing = true;
-        return;
       }
       context.redraw();
       try {
@@ -37,11 +37,20 @@ export function job(context, id) {
     },
     render() {
       const crumb = h("nav", { "aria-label": "Where this is", class: "crumb" }, h("a", { href: "#/jobs" }, "Jobs"), " / ");
-      if (missing) return [crumb, h("h1", { tabindex: "-1", class: "id" }, id), h("div", { class: "empty" }, h("p", { class: "empty-title" }, "No such payment"), h("p", {}, "The ledger has none under this id. A message that no worker has taken yet is in its lane's queue; one that cannot be a job is in payments.invalid."))];
+      if (missing) return [crumb, h("h1", { tabindex: "-1", class: "id" }, id), unknown()];
       if (!told) return [crumb, h("h1", { tabindex: "-1", class: "id" }, id), h("p", { class: "loading" }, context.problem ? "" : "Loading…")];
       return [crumb, head(), stands(), section("story", "Its story", timeline(told, explained)), section("facts", "What is known of it", facts())];
     },
   };
+
+  /** A payment may be on its way here: the queue cannot be searched, and a worker writes one down with its first request. */
+  function unknown() {
+    const queued = unrecorded(context.overview).map(({ name, messages }) => `${count(messages)} at ${name}`);
+    return h("div", { class: "empty" },
+      h("p", { class: "empty-title" }, "Not in the ledger"),
+      h("p", {}, prose(sentence(explained?.summary ?? "It may be in its lane's queue, or in a worker's hands and not written down yet."))),
+      queued.length > 0 ? h("p", {}, `In queues, not taken yet: ${queued.join(", ")}. This page looks again every 2 s.`) : null);
+  }
 
   function head() {
     const act = (label, decide, kind) => button(label, () => decide(told, context), kind);
@@ -60,15 +69,16 @@ export function job(context, id) {
     if (!explained) return null;
     const at = explained.stands_at;
     return h("section", { class: "panel stands", "aria-label": "Where it stands" },
-      h("p", { class: "summary", "aria-live": "off" }, sentence(explained.summary)),
+      h("p", { class: "summary", "aria-live": "off" }, prose(sentence(explained.summary))),
       at && (at.limit || at.turn_at || at.before_it > 0) ? turn(at) : null,
       h("ol", { class: "gates" }, (explained.gates ?? []).map((gate) => {
         const here = !gate.passed && gate.name === at?.gate;
-        return h("li", { key: gate.name, class: gate.passed ? "passed" : here ? "here" : "ahead", title: gate.words ?? null },
+        return h("li", { key: gate.name, class: gate.passed ? "passed" : here ? "here" : "ahead" },
           h("span", { class: "gate-mark", "aria-hidden": "true" }, gate.passed ? "✓" : here ? "●" : ""),
           h("span", { class: "gate-name" }, spelled(gate.name), h("span", { class: "unseen" }, gate.passed ? ": passed. " : here ? ": it stands here. " : ": still ahead. ")),
           gate.at && gate.passed ? h("time", { datetime: gate.at }, clock(gate.at)) : null,
-          h("span", { class: "gate-words" }, gate.words ?? ""));
+          // The sentence above is that of the gate that it stands at.
+          h("span", { class: "gate-words" }, gate.words === explained.summary ? "" : (gate.words ?? "")));
       })));
   }
 
@@ -89,7 +99,7 @@ export function job(context, id) {
     const rows = [
       ["Idempotency key", told.idempotency_key], ["Provider's reference", told.provider_reference], ["Reference", told.reference],
       ["Reason", told.reason], ["Attempts", count(told.attempts)],
-      ["May have been charged", told.maybe_charged ? "yes: some attempt's outcome is unknown" : "no"],
+      ["May have been charged", told.maybe_charged ? "yes: some attempt's outcome is unknown" : told.state === "succeeded" ? null : "no"],
       ["In hand of", told.lease_owner ? `${told.lease_owner}, until ${when(told.lease_until)}` : null],
       ["Not before", told.not_before && when(told.not_before)], ["Expires", told.expires_at && when(told.expires_at)],
       ["Received", when(told.created_at)], ["First sent", told.first_sent_at && when(told.first_sent_at)], ["Changed", when(told.updated_at)],

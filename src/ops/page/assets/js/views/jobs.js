@@ -2,9 +2,11 @@
 
 import { get, path, query } from "../api.js";
 import { h } from "../dom.js";
+import { count } from "../format.js";
 import { empty } from "../parts.js";
 import { JOB_STATES, jobState } from "../words.js";
 import { Pages, jobTable } from "./job_table.js";
+import { unrecorded } from "./unrecorded.js";
 
 const PAGE = 50;
 const FIELDS = ["id", "state", "provider", "account"];
@@ -24,14 +26,26 @@ export function jobs(context, fields) {
       return [
         h("h1", { tabindex: "-1" }, "Jobs"),
         form(),
+        queued(),
         told === null
           ? h("p", { class: "loading" }, context.problem ? "" : "Loading…")
           : told.jobs.length === 0
-            ? empty("No such payments", FIELDS.some((name) => wanted[name]) ? "Nothing in the ledger fits all of this." : "The ledger is empty. What producers publish appears here once a worker has taken it.")
+            ? empty("None in the ledger", FIELDS.some((name) => wanted[name]) ? "Nothing in the ledger fits all of this." : "The ledger is empty. What producers publish appears here once a worker has taken it.")
             : [jobTable("Payments, in the order of their ids", told.jobs), pages.bar(told.next, context.refresh)],
       ];
     },
   };
+
+  /** Waiting, and not in the list: nobody knows whose they are before a worker has taken them. */
+  function queued() {
+    if (wanted.state !== "" && wanted.state !== "waiting") return null;
+    const all = unrecorded(context.overview, wanted.provider);
+    const messages = all.reduce((sum, lane) => sum + lane.messages, 0);
+    if (messages === 0) return null;
+    const fewer = wanted.id || wanted.account ? "; whose they are, the queue does not say" : "";
+    const [are, have] = messages === 1 ? ["is", "it"] : ["are", "them"];
+    return h("p", { class: "notice queued" }, `${count(messages)} more ${are} in the queue of ${all.map(({ name }) => name).join(", ")}: no worker has taken ${have} yet${fewer}.`);
+  }
 
   function form() {
     const providers = (context.overview?.providers ?? []).map(({ name }) => name);

@@ -6,7 +6,7 @@ import { ago, count, rate } from "../format.js";
 import { Histories } from "../history.js";
 import { empty, figure, figures } from "../parts.js";
 import { laneState } from "../words.js";
-import { card } from "./card.js";
+import { card, counted } from "./card.js";
 
 const TROUBLE = ["breaker_open", "misconfigured", "engine_away", "no_worker", "paused_by_provider"];
 
@@ -89,6 +89,7 @@ function sums(known) {
       figure("Refused by providers", count(refused), { alarm: refused > 0, note: refused > 0 ? "must stay at 0" : "as it must be" }),
     ),
     conservation(known),
+    counted(known),
   );
 }
 

@@ -45,14 +45,15 @@ function resume(provider, context) {
   const { name } = provider;
   const state = {};
   const perSecond = provider.limit_per_s;
-  const estimate = provider.waiting > 0 && perSecond > 0 ? duration((provider.waiting / perSecond) * 1_000) : null;
+  const least = (provider.drain_depends_on ?? []).length > 0 ? "at least" : "about";
+  const estimate = provider.waiting > 0 && perSecond > 0 ? `${least} ${duration((provider.waiting / perSecond) * 1_000)}` : null;
   ask({
     title: `Resume ${name}?`,
     confirm: `Resume ${name}`,
     content: () => [
       h("dl", { class: "changes" },
         change("State", "paused", "takes and sends"),
-        provider.waiting === 0 ? null : change("Drained in", "never, while it is paused", estimate ? `about ${estimate}` : "unknown")),
+        provider.waiting === 0 ? null : change("Drained in", "never, while it is paused", estimate ?? "unknown")),
       h("ul", {},
         h("li", {}, `${plural(provider.waiting ?? 0, "payment waits and is", "payments wait and are")} sent at up to ${rate(perSecond)}, within its limits.`),
         h("li", {}, `In every worker, within 2 s. ${count(provider.in_flight ?? 0)} in flight now.`)),

@@ -4,12 +4,12 @@ import { get, path } from "../api.js";
 import { serverNow } from "../clock.js";
 import { rateChart, rateWords, waitingChart } from "../chart.js";
 import { h } from "../dom.js";
-import { clock, count, rate, when } from "../format.js";
+import { clock, count, duration, rate, when } from "../format.js";
 import { Histories } from "../history.js";
-import { button, chip, empty, figure, figures, limitBar, section, table } from "../parts.js";
+import { button, chip, empty, figure, figures, limitBar, section, table, unasked } from "../parts.js";
 import { histogram } from "../histogram.js";
 import { algorithm, decision, laneState, spelled } from "../words.js";
-import { cause, numbers } from "./card.js";
+import { cause, counted, depends, numbers } from "./card.js";
 import { changeLimit } from "./change_limit.js";
 import { pauseButton } from "./pause.js";
 import { rowWords } from "./row.js";
@@ -38,7 +38,7 @@ export function provider(context, name) {
       const known = state.told?.overview ?? context.overview?.providers.find((p) => p.name === name);
       const crumb = h("nav", { "aria-label": "Where this is", class: "crumb" }, h("a", { href: "#/" }, "Overview"), " / ");
       if (!known) return [crumb, h("h1", { tabindex: "-1" }, name), h("p", { class: "loading" }, context.problem ? "" : "Loading…")];
-      return [crumb, head(known), cause(known), problems(known), h("section", { class: "sums", "aria-label": "Figures" }, figures(...numbers(known), ...rest(known))), limits(known), charts(known), told(state.told)];
+      return [crumb, head(known), cause(known), problems(known), h("section", { class: "sums", "aria-label": "Figures" }, figures(...numbers(known), ...rest(known)), depends(known), counted(context.overview)), limits(known), charts(known), told(state.told)];
     },
   };
 
@@ -56,7 +56,7 @@ export function provider(context, name) {
     return section("limits", "Limits", all.length === 0 ? h("p", {}, "It has none, so nothing is sent.") :
       h("ul", { class: "limit-list" }, all.map((limit) =>
         h("li", { key: limit.name },
-          limitBar(limit),
+          limitBar(limit, { unasked: unasked(known) }),
           h("p", { class: "limit-kind" },
             [scope(limit), algorithm(limit.algorithm), limit.shadow ? "shadow: counts, holds nothing back" : "", limit.enabled === false ? "switched off" : ""].filter(Boolean).join(" · ")),
           button("Change", () => changeLimit(known, limit, context), "", { "aria-label": `Change limit ${limit.name}` })))));
@@ -109,15 +109,17 @@ function problems(known) {
 function told(all) {
   if (!all) return null;
   return [
-    section("waits", "Waits for a permit", histogram(all.waits)),
+    section("waits", "Waits in hand for a permit",
+      h("p", { class: "about" }, `Only the wait while a worker holds the payment, at most max_wait_ms${all.row?.max_wait_ms ? ` (${duration(all.row.max_wait_ms)})` : ""}. A payment whose wait is longer is parked, and one in the queue waits there: neither is counted here. Its own page tells how long it took.`),
+      histogram(all.waits)),
     section("decisions", "Last decisions", (all.decisions ?? []).length === 0
       ? empty("Nothing was decided yet", "Grants, refusals and pauses appear here with their reason.")
       : h("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": "Last decisions" }, table("Last decisions, newest first", [["At", "nowrap"], ["Decision", "nowrap"], ["Reason", "wide"], ["Permits", "num"], ["Worker", "mono"]],
           all.decisions.map((d, at) => ({ key: `${d.at}-${d.worker}-${d.kind}-${all.decisions.length - at}`, cells: [when(d.at), chip(decision(d.kind)), d.reason ?? "", count(d.permits), d.worker ?? ""] }))))),
     section("changes", "Last changes of its rows", (all.audit ?? []).length === 0
       ? empty("No change is on record", "Who changes a limit, and when, stands here afterwards.")
-      : table("Last changes, newest first", [["At", "nowrap"], ["Who", ""], ["What", "wide"]],
-          all.audit.map((a, at) => ({ key: `${a.at}-${all.audit.length - at}`, cells: [when(a.at), a.who ?? "", what(a.what)] })))),
+      : table("Last changes, newest first", [["At", "nowrap"], ["Who", ""], ["What", "wide"], ["Why", "wide"]],
+          all.audit.map((a, at) => ({ key: `${a.at}-${all.audit.length - at}`, cells: [when(a.at), a.who ?? "", what(a.what), a.because ?? ""] })))),
     all.row ? section("row", "Its row", rowWords(all.row)) : null,
   ];
 }

@@ -1,14 +1,15 @@
 // A payment's story in the order in which it happened, with the time that lies between.
 
 import { h } from "../dom.js";
-import { count, duration, money, sentence, when } from "../format.js";
+import { clock, count, duration, money, sentence, when } from "../format.js";
 import { jobState, spelled } from "../words.js";
 
 /** Shorter gaps are not worth a line. */
 const GAP_MS = 250;
 
 export function timeline(told, explained) {
-  const entries = [received(told), ...gates(told, explained), ...requests(told), ...events(told), ...byHand(told)];
+  const entries = [received(told), ...waits(told), ...gates(told, explained), ...requests(told), ...byHand(told), ...events(told)];
+  // What is of the same millisecond stands in the order in which one follows from the other: that of the list above.
   entries.sort((a, b) => Date.parse(a.at) - Date.parse(b.at));
   const items = [];
   let last = null;
@@ -18,8 +19,16 @@ export function timeline(told, explained) {
     items.push(item(entry, nth));
     last = Date.parse(entry.until ?? entry.at);
   }
-  if (explained?.stands_at) items.push(item({ title: "Now", words: sentence(explained.summary), tone: "here" }, "now"));
+  const at = explained?.stands_at;
+  if (at) items.push(item({ title: "Now", words: now(told, at), tone: "here" }, "now"));
   return h("ol", { class: "timeline" }, items);
+}
+
+/** The sentence above says it in full. */
+function now(told, at) {
+  if (told.state === "review") return "Waits for a person.";
+  const turn = at.turn_at ? `, its turn ${at.exact ? "" : "about "}${when(at.turn_at)}` : "";
+  return at.limit ? `Waits for limit ${at.limit}${turn}.` : `Stands at “${spelled(at.gate)}”${turn}.`;
 }
 
 const item = ({ at, title, words, tone }, key) =>
@@ -32,6 +41,19 @@ const received = (told) => ({
   title: "Received",
   words: `Recorded in the ledger: ${money(told.amount, told.currency)} for ${told.provider}.`,
 });
+
+/** For what it was put down last, and until when: until it was sent, if it was. */
+function waits(told) {
+  const waited = told.waited;
+  if (!waited) return [];
+  const sent = (told.requests ?? []).find(({ number }) => number === waited.request);
+  const until = sent?.began_at ?? waited.until;
+  const what = /^waits for (.*)$/.exec(waited.reason)?.[1];
+  const took = duration(Date.parse(until) - Date.parse(waited.since));
+  const title = what ? `${sent ? "Waited" : "Waits"} for ${what}` : "Put down for a while";
+  const span = `${sent ? `For ${took}` : "Parked"}, until ${clock(until)}.`;
+  return [{ at: waited.since, until: sent?.began_at, title, words: what ? span : `${sentence(waited.reason)}. ${span}`, tone: "info" }];
+}
 
 /** What the explanation adds and no request tells: for which limit it waited. */
 function gates(told, explained) {
@@ -47,6 +69,12 @@ function requests(told) {
     const sent = { at: request.began_at, until: request.ended_at, title, tone: "info", words: request.ended_at ? "" : "No answer yet." };
     if (!request.ended_at) return [sent];
     const took = duration(Date.parse(request.ended_at) - Date.parse(request.began_at));
+    // Nothing left, so nothing can have been answered.
+    if (request.outcome === "not_sent") {
+      const why = request.detail ? ` ${sentence(`${request.detail}.`.replace(/\.\.$/, "."))}` : "";
+      const what = request.number === 1 ? "Could not be sent" : `Could not be sent (request ${count(request.number)})`;
+      return [{ at: request.began_at, until: request.ended_at, title: what, words: `Given up after ${took}.${why}`, tone: "warn" }];
+    }
     const outcome = spelled(request.outcome ?? "no outcome").toLowerCase();
     const words = [
       `After ${took}${request.status ? `, with status ${request.status}` : ""}.`,

@@ -2,11 +2,13 @@
 
 import { get, path } from "../api.js";
 import { h } from "../dom.js";
-import { ago, agoWords, count, duration, plural } from "../format.js";
+import { ago, agoWords, count, duration, plural, sentence } from "../format.js";
 import { chip, empty, section, table } from "../parts.js";
 import { spelled, workerState } from "../words.js";
 
 const ENGINES = ["database", "queue", "limiter"];
+/** Reports round to this; what is in the same process takes less. */
+const SHORTEST_MS = 0.01;
 
 export function workers(context) {
   let told = null;
@@ -35,7 +37,7 @@ function warnings(all) {
 }
 
 const alive = ({ state }) => state !== "lost";
-const tripTime = (ms) => (ms === null || ms === undefined ? "–" : ms < 10 ? `${Number(ms.toPrecision(2))} ms` : duration(ms));
+const tripTime = (ms) => (ms === null || ms === undefined ? "–" : ms < SHORTEST_MS ? `under ${SHORTEST_MS} ms` : ms < 10 ? `${Number(ms.toPrecision(2))} ms` : duration(ms));
 
 /** Each engine in the eyes of all workers that live. */
 function engines(all) {
@@ -50,9 +52,16 @@ function engines(all) {
     return h("article", { key: name, class: `card engine ${state[1]}`, "aria-label": spelled(name) },
       h("header", {}, h("h3", {}, spelled(name)), chip(state)),
       h("p", {}, [...new Set(views.map(({ kind }) => kind).filter(Boolean))].join(", ") || "–"),
+      away > 0 ? h("ul", { class: "away" }, causes(seen, name).map((words) => h("li", { key: words }, words))) : null,
       h("p", { class: "muted" }, "Round trip ", h("b", {}, trip)));
   });
   return h("section", { "aria-labelledby": "engines-title" }, h("h2", { id: "engines-title" }, "Engines"), h("div", { class: "cards engines" }, cards));
+}
+
+/** Why an engine is away, once for all who say the same. */
+function causes(seen, name) {
+  const away = seen.filter((worker) => worker.engines?.[name]?.ok === false);
+  return [...new Set(away.map((worker) => sentence(worker.engines[name].problem ?? "it does not answer")))];
 }
 
 function list(all, context) {

@@ -1,0 +1,8 @@
+-- For what a job was put down last, before it was sent: written by the statement that puts it down, kept by all later ones,
+-- so that its story can say why it was late once it has been sent.
+ALTER TABLE jobs
+    ADD COLUMN wait_reason text,
+    ADD COLUMN wait_since timestamptz,
+    ADD COLUMN wait_until timestamptz,
+    -- The number of the request that it waited to send: waits for one reason before one request are one wait.
+    ADD COLUMN wait_request bigint;

@@ -1,0 +1,44 @@
+//! For what a payment was put down, as its story tells it: also once it has been sent.
+
+use super::*;
+
+on_every_database!(the_last_wait_is_told_from_its_beginning_and_is_kept);
+
+const PER_ACCOUNT: &str = "waits for limit per-account";
+
+async fn the_last_wait_is_told_from_its_beginning_and_is_kept(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let (ledger, of) = (fixture.ledger(), "late");
+    let waited = async || fixture.story(of).await.waited;
+    let put_down = async |reason: &str| {
+        let hold = fixture.take(&job(of)).await.hold;
+        let next = JobState::Waiting { wait: Duration::from_secs(60), reason: reason.to_owned() };
+        assert_eq!(ledger.put_down(&hold, &next).await.unwrap(), Written::Kept);
+        let story = fixture.story(of).await;
+        assert_eq!(story.waited.as_ref().map(|it| it.until), Some(story.line.wake_at));
+        story.waited.unwrap()
+    };
+    drop(fixture.take(&job("prompt")).await);
+    assert_eq!(fixture.story("prompt").await.waited, None);
+
+    let elsewhere = put_down("waits for limit per-second").await;
+    assert_eq!((elsewhere.reason.as_str(), elsewhere.request), ("waits for limit per-second", 1));
+    let first = put_down(PER_ACCOUNT).await;
+    assert_eq!((first.reason.as_str(), first.request), (PER_ACCOUNT, 1));
+    assert!(first.since >= elsewhere.since && first.until > first.since);
+    // Again for the same before the same request: one wait.
+    let again = put_down(PER_ACCOUNT).await;
+    assert_eq!((again.since, again.request), (first.since, 1));
+    assert!(again.until >= first.until);
+
+    // Sent, throttled, and put down for its limit before the second request: another wait.
+    let throttled = JobState::Waiting { wait: Duration::ZERO, reason: "throttled".to_owned() };
+    fixture.attempted(of, "throttled", &throttled).await;
+    assert_eq!(waited().await, Some(again.clone()), "what comes later keeps it");
+    let second = put_down(PER_ACCOUNT).await;
+    assert!(second.request == 2 && second.since >= again.since, "{second:?}");
+    fixture.attempted(of, "accepted", &settled(FinalState::Succeeded)).await;
+    assert_eq!(waited().await, Some(second));
+    let json = serde_json::to_value(fixture.story(of).await).unwrap();
+    assert_eq!((&json["waited"]["reason"], &json["waited"]["request"]), (&PER_ACCOUNT.into(), &2.into()));
+}
