@@ -65,10 +65,15 @@ fn targets(level: tracing::Level) -> Targets {
         .with_target("sluicegate", level)
         .with_target(spans::TARGET, LevelFilter::OFF)
         .with_target("lapin", LevelFilter::ERROR)
-        // It calls a queue that is looked for and not there an error. Whoever looked is told, of that and of all else.
-        .with_target("lapin::channel", LevelFilter::OFF)
+        .with_target("lapin::channel", channels(level))
         .with_target("sqlx", LevelFilter::WARN)
         .with_target("hyper", LevelFilter::WARN)
+}
+
+/// Why the broker closed a channel is said here alone. A queue that is looked for and not there is called an error, too: a
+/// command, which logs errors alone, tells for itself what it has found.
+fn channels(level: tracing::Level) -> LevelFilter {
+    if level == tracing::Level::ERROR { LevelFilter::OFF } else { LevelFilter::ERROR }
 }
 
 fn subscriber<W>(log: Log, coloured: bool, writer: W, spans: Option<SpanLayer>) -> Box<dyn Subscriber + Send + Sync>
@@ -127,13 +132,17 @@ mod tests {
                 tracing::info!(target: "hyper::proto", "quiet-hyper");
                 tracing::debug!(target: "sqlx::query", "quiet-sqlx");
                 tracing::info!(target: "redis", "quiet-redis");
-                tracing::error!(target: "lapin::channel", "quiet-channel");
+                tracing::error!(target: "lapin::channel", "loud-channel");
                 tracing::error!(target: "lapin", "loud-lapin");
                 tracing::info!(target: "sluicegate::worker", "loud-own");
             });
             assert!(!text.contains("4111") && !text.contains("quiet-"), "{text}");
-            assert!(text.contains("loud-lapin") && text.contains("loud-own"), "{text}");
+            assert!(["loud-lapin", "loud-own", "loud-channel"].iter().all(|loud| text.contains(loud)), "{text}");
         }
+        let alone = written(Log { level: Level::ERROR, format: LogFormat::Text }, false, || {
+            tracing::error!(target: "lapin::channel", "no queue of that name");
+        });
+        assert_eq!(alone, "", "a command tells for itself");
     }
 
     #[test]

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use futures_util::future::Either;
+use futures_util::FutureExt as _;
 use tokio::time::{Instant, timeout_at};
 use tracing::Instrument as _;
 
@@ -78,8 +78,7 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand, place: Option<Place<'_>>
         Err(error) => return Box::pin(unbuildable(lane, job, error)).await,
     };
     let (turn, pass) = place.map_or((None, None), |place| (Some(place.turn), place.pass));
-    let turn =
-        turn.map_or_else(|| Either::Right(lane.pool.turn_for(job.job.id.clone(), job.job.priority)), Either::Left);
+    let turn = turn.unwrap_or_else(|| lane.pool.turn_for(job.job.id.clone(), job.job.priority).boxed());
     let waiting = turn.instrument(spans::step("wait for a turn"));
     let turn = tokio::select! {
         turn = timeout_at(job.delivered_at + patience(&settings.provider), waiting) => turn,
@@ -90,13 +89,10 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand, place: Option<Place<'_>>
         Ok(None) => return give_back(lane, job).await,
         Err(_) => return park(lane, job, BUCKET_WAIT, ("outflow", "waits for a place in the steady outflow")).await,
     };
-    let pass = pass.filter(|_| call.kind() == CallKind::Charge).map_or_else(
-        || {
-            let ask = ask(&job.job, call.kind(), &settings.provider, job.delivered_at);
-            Either::Right(permit(lane, job.job.id.clone(), ask))
-        },
-        Either::Left,
-    );
+    let pass = pass.filter(|_| call.kind() == CallKind::Charge).unwrap_or_else(|| {
+        let ask = ask(&job.job, call.kind(), &settings.provider, job.delivered_at);
+        permit(lane, job.job.id.clone(), ask).boxed()
+    });
     let waiting = spans::step("wait for a permit");
     match pass.instrument(waiting.clone()).await {
         Pass::Granted(permit) => match no_longer(&call, job, &settings.provider) {

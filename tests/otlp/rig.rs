@@ -53,7 +53,7 @@ impl Rig {
         let rig = Self { broker, dir, environment, _provider: stop.drop_guard() };
         let rows = format!(
             "[[provider]]\nname = \"acme\"\nurl = \"http://{provider}/charges\"\nidempotency_retention_s = 86400\n\
-             max_wait_ms = {}\nheaders = {{ Authorization = \"Bearer ${{env:ACME_KEY}}\" }}\n\
+             max_wait_ms = {}\nleak_per_second = 1000\nheaders = {{ Authorization = \"Bearer ${{env:ACME_KEY}}\" }}\n\
              [[provider.limit]]\nname = \"one\"\nmax_requests = 1\nwindow_ms = {}\n",
             max_wait.as_millis(),
             window.as_millis()

@@ -12,6 +12,8 @@ use sluicegate::config::{self, Config, DatabaseUrl};
 use super::{object, pod};
 use crate::support::postgres::Postgres;
 
+const OPS_TOKEN: &str = "0123456789abcdef0123456789abcdef";
+
 const PODS: [(&str, &str); 3] =
     [("Deployment", "sluicegate"), ("Job", "sluicegate-migrate"), ("Pod", "sluicegate-operator")];
 
@@ -38,7 +40,9 @@ impl Container {
             let folder = dir.path().join(mount["name"].as_str().unwrap());
             std::fs::create_dir(&folder).unwrap();
             for (file, text) in files.as_object().unwrap() {
-                std::fs::write(folder.join(file), text.as_str().unwrap()).unwrap();
+                // As whoever reads the example does.
+                let text = text.as_str().unwrap().replace("AT-LEAST-32-RANDOM-CHARACTERS-HERE", OPS_TOKEN);
+                std::fs::write(folder.join(file), text).unwrap();
             }
             mounted.insert(mount["mountPath"].as_str().unwrap().to_owned(), folder);
         }
