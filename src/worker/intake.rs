@@ -138,7 +138,8 @@ async fn pause_after_fault(lane: &LaneParts) {
 async fn steps(lane: &LaneParts, copy: &Copy, (delivered_at, redelivered): (Instant, bool)) -> End {
     let read = until_back("read a message", &lane.stop, || read(&lane.worker, &copy.body, &lane.name)).await;
     let decoded = match read {
-        Ok(Ok(decoded)) => decoded,
+        // Moved more than once while it waits, and each of its places would be kept.
+        Ok(Ok(decoded)) => Box::new(decoded),
         Ok(Err(DecodeError::NewerVersion(version))) => {
             tracing::error!(provider = %lane.name, version, "message of a newer format waits for a newer worker");
             lane.meter.parked("newer_version", "message of a newer format waits for a newer worker");
@@ -189,7 +190,7 @@ async fn claim(lane: &LaneParts, decoded: &Decoded) -> Option<Claim> {
 /// A claimed job whose time has come is executed; one that must wait is put down for that long.
 async fn begin(
     lane: &LaneParts,
-    decoded: Decoded,
+    decoded: Box<Decoded>,
     claimed: Box<Claimed>,
     (delivered_at, place): (Instant, Option<Place<'_>>),
 ) -> End {

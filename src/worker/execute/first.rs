@@ -58,10 +58,10 @@ pub struct Place<'a> {
 }
 
 /// What must be claimed, and the place it has.
-type ToClaim<'a> = (Decoded, Option<Place<'a>>);
+type ToClaim<'a> = (Box<Decoded>, Option<Place<'a>>);
 
 /// Sends a payment's first request without claiming the payment before; gives it back, untouched, where it must be claimed.
-pub async fn send_new(lane: &LaneParts, decoded: Decoded, delivered_at: Instant) -> Result<End, ToClaim<'_>> {
+pub async fn send_new(lane: &LaneParts, decoded: Box<Decoded>, delivered_at: Instant) -> Result<End, ToClaim<'_>> {
     let settings = lane.settings.borrow().clone();
     let has_own_time = decoded.job.not_before.is_some() || decoded.job.expires_at.is_some();
     if has_own_time || lane.repeats.expected() || !lane.gate.moves() || lane.stop.is_cancelled() {
