@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use tokio::time::{Instant, sleep};
 use tracing::Instrument as _;
 
-use super::execute::{self, JobInHand, Place};
+use super::execute::{self, JobInHand, Place, given_up};
 use super::in_hand::LEASE;
 use super::lane::LaneParts;
 use super::park::{Copy, publish_copy};
@@ -161,18 +161,22 @@ async fn steps(lane: &LaneParts, copy: &Copy, (delivered_at, redelivered): (Inst
         Ok(end) => return end,
         Err(to_claim) => to_claim,
     };
-    match claim(lane, &decoded).instrument(spans::step("claim")).await {
-        Some(Claim::Claimed(claimed)) => begin(lane, decoded, claimed, (delivered_at, place)).await,
-        Some(Claim::Settled) => {
-            lane.repeats.came();
-            End::Ack
-        }
+    let claim = claim(lane, &decoded).instrument(spans::step("claim")).await;
+    if let Some(Claim::Claimed(claimed)) = claim {
+        return begin(lane, decoded, claimed, (delivered_at, place)).await;
+    }
+    given_up(lane, place);
+    match claim {
         // Its holder, or whoever takes over, will settle it; then this copy finds it settled.
         Some(Claim::InHand { lease_left }) => {
             lane.meter.parked("in_hand_elsewhere", "another delivery of the job is in hand");
             End::Park(lease_left.clamp(DELAY_STEPS[0], LEASE / 2))
         }
         Some(Claim::Conflict(invalid)) => reject(lane, copy, &invalid, Some(decoded.job.id.clone())).await,
+        Some(_) => {
+            lane.repeats.came();
+            End::Ack
+        }
         None if lane.worker.stop.is_cancelled() => End::HandBack,
         None => End::Refused,
     }
@@ -205,9 +209,13 @@ async fn begin(
         delivered_at,
         claimed_at: Instant::now(),
     };
+    if wait.is_zero() {
+        return execute::execute(lane, &job, place).await;
+    }
+    given_up(lane, place);
     if wait < DELAY_STEPS[0] {
         sleep(wait).await;
-        return execute::execute(lane, &job, place.filter(|_| wait.is_zero())).await;
+        return execute::execute(lane, &job, None).await;
     }
     let reason = "waits for its time".to_owned();
     let state =

@@ -31,7 +31,7 @@ use crate::worker::pool::Turn;
 const UNRECORDED_MAX: Duration = Duration::from_millis(500);
 /// A permit that takes longer is not to be had at once.
 const PERMIT_MAX: Duration = Duration::from_millis(50);
-/// After a message of a known payment its like are expected for so long: each would take a permit in vain.
+/// After a message of a known payment its like are expected for so long: each would take a turn and a write in vain.
 const REPEATS_FOR: Duration = Duration::from_secs(1);
 
 /// Whether messages of known payments have come to a lane lately.
@@ -106,8 +106,9 @@ pub async fn send_new(lane: &LaneParts, decoded: Box<Decoded>, delivered_at: Ins
     let written = written.instrument(spans::step("write the request down")).await;
     if matches!(written, Ok(Written::Lost)) {
         lane.repeats.came();
-        lane.meter.permit_returned(Returned::NotNeeded);
-        return Err((decoded, None));
+        // Most likely it has waited and is to be sent now: by this permit, which a limit may have counted for good.
+        let pass = Some(ready(Pass::Granted(permit)).boxed());
+        return Err((decoded, Some(Place { turn: ready(Some(mine)).boxed(), pass })));
     }
     let claimed_at = Instant::now();
     let job = JobInHand { job: decoded.job, claimed: Claimed::new_job(hold), held, delivered_at, claimed_at };
@@ -122,4 +123,12 @@ pub async fn send_new(lane: &LaneParts, decoded: Box<Decoded>, delivered_at: Ins
 fn own_hold(job: &Job) -> Hold {
     // Claims count on from here for as long as the job lives.
     Hold { id: job.id.clone(), fence: rand::random_range(1 << 32..1 << 62) }
+}
+
+/// A place that is not used: nothing is sent for its payment now.
+pub fn given_up(lane: &LaneParts, place: Option<Place<'_>>) {
+    let pass = place.and_then(|place| place.pass?.now_or_never());
+    if let Some(Pass::Granted(_)) = pass {
+        lane.meter.permit_returned(Returned::NotNeeded);
+    }
 }

@@ -100,3 +100,24 @@ async fn a_first_request_that_cannot_be_written_down_is_not_sent() {
     bench.until_state("job", "succeeded").await;
     assert_eq!(bench.script.sent_for("job").len(), 1);
 }
+
+/// A limit that counts from the grant has no slot for whoever took a permit and did not use it.
+#[tokio::test]
+async fn a_payment_that_turns_out_to_be_known_uses_the_permit_that_it_has() {
+    let of = |requests| ProviderRow {
+        slot_release: "grant".to_owned(),
+        limits: vec![limit(requests, 600_000)],
+        mode: "requeue".to_owned(),
+        leak_per_second: Some(1_000.0),
+        ..row("acme")
+    };
+    let bench = telling(&[of(1)]).await;
+    bench.pay("acme", "known").await;
+    bench.until_put_down("known", "waits for limit").await;
+    bench.apply(&[of(2)]).await;
+    bench.settings_known().await;
+    bench.sql("UPDATE jobs SET wake_at = created_at WHERE id = 'known'").await;
+    bench.pay("acme", "known").await;
+    bench.until_state("known", "succeeded").await;
+    assert_eq!(bench.script.sent().len(), 2);
+}
