@@ -209,13 +209,17 @@ async fn begin(
         delivered_at,
         claimed_at: Instant::now(),
     };
-    if wait.is_zero() {
-        return execute::execute(lane, &job, place).await;
-    }
-    given_up(lane, place);
+    // A copy comes back a little before its time. Its permit is good for longer than that, and may be lost if given back.
+    let sends_soon = wait < DELAY_STEPS[0].min(lane.settings.borrow().provider.send_budget / 2);
+    let place = if wait.is_zero() || sends_soon {
+        place
+    } else {
+        given_up(lane, place);
+        None
+    };
     if wait < DELAY_STEPS[0] {
         sleep(wait).await;
-        return execute::execute(lane, &job, None).await;
+        return execute::execute(lane, &job, place).await;
     }
     let reason = "waits for its time".to_owned();
     let state =
