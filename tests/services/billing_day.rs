@@ -167,7 +167,7 @@ fn judge(stand: &Stand, load: &Load, exactly_once: bool) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn everything_is_paid_once_within_every_limit() {
     let mut stand = opened(Stand::start_alone()).await;
-    let load = Load { acme: 2_200, bolt: 800, twice: 100, malformed: 50 };
+    let load = Load { acme: 2_200, bolt: 650, twice: 100, malformed: 50 };
     let messages = load.messages();
     assert_eq!(stand.publish(&messages), messages.len());
     stand.await_settled(load.jobs(), Duration::from_secs(240));

@@ -103,13 +103,19 @@ async fn any_worker_tells_of_all() {
         })
         .await;
     }
+    // What lies in queues is counted now and then.
+    until("those that nobody takes are seen", async || {
+        let overview = ask(&stand, one, "/api/v1/overview").await;
+        if overview["providers"][1]["waiting"] == json!(5) { Ok(()) } else { Err(overview) }
+    })
+    .await;
     let overview = ask(&stand, one, "/api/v1/overview").await;
     let (acme, shut) = (&overview["providers"][0], &overview["providers"][1]);
     assert!(acme["rate_per_s"].as_f64().unwrap() <= 44.0, "{acme}");
     assert_eq!((&acme["limit_per_s"], &acme["refused_by_provider"]), (&json!(40.0), &json!(0)));
     assert!(number(&acme["limits"][0]["used"]) + number(&acme["limits"][0]["free"]) >= 40, "{acme}");
     assert!(number(&acme["drained_in_ms"]) > 0, "{acme}");
-    assert_eq!((&shut["state"], &shut["waiting"], &shut["drained_in_ms"]), (&json!("paused"), &json!(5), &Value::Null));
+    assert_eq!((&shut["state"], &shut["drained_in_ms"]), (&json!("paused"), &Value::Null));
     assert_eq!(overview["warnings"], json!([]), "{overview:#}");
 
     the_terminal_tells_it_too(&stand, two).await;
