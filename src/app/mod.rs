@@ -150,11 +150,9 @@ async fn run_lock(config: &Config, database: &Database) -> Result<RunLock, Comma
 
 fn must_exist(url: &DatabaseUrl) -> Result<(), CommandError> {
     match url {
-        DatabaseUrl::Sqlite { path: Some(path), .. } if !path.exists() => Err(CommandError::Failed(format!(
-            "there is no database {} (database.url): run this where it lies or set database.url; `sluicegate provider \
-             apply FILE`, `migrate` and `run` make a new one",
-            path.display()
-        ))),
+        DatabaseUrl::Sqlite { path: Some(path), .. } if !path.exists() => {
+            Err(CommandError::NoDatabaseYet { path: path.clone() })
+        }
         _ => Ok(()),
     }
 }

@@ -147,6 +147,13 @@ pub enum CommandError {
     Usage(String),
     #[error("{0}")]
     Failed(String),
+    /// What an embedded deployment starts with; only `run`, `migrate` and `provider apply` make a database.
+    #[error(
+        "there is no database {} (database.url): run this where it lies or set database.url; `sluicegate provider apply \
+         FILE`, `migrate` and `run` make a new one",
+        .path.display()
+    )]
+    NoDatabaseYet { path: PathBuf },
     /// An engine cannot be reached now; trying again may succeed.
     #[error("{0}")]
     EngineAway(String),
@@ -162,7 +169,7 @@ impl CommandError {
             Self::Usage(_) => Exit::Usage,
             // Whoever reads our output has seen enough (`sluicegate provider list | head -1`).
             Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Exit::Fine,
-            Self::Failed(_) | Self::EngineAway(_) | Self::Output(_) => Exit::Failed,
+            Self::Failed(_) | Self::NoDatabaseYet { .. } | Self::EngineAway(_) | Self::Output(_) => Exit::Failed,
         }
     }
 }

@@ -37,6 +37,9 @@ pub struct Engine {
     pub ok: bool,
     /// `postgres`, `sqlite`, `rabbitmq`, `redis`, `redis_cluster`, `embedded`.
     pub kind: String,
+    /// As the engine tells it; absent where it has none of its own, or does not answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
     /// Of one question and its answer; absent when there was none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rtt_ms: Option<f64>,

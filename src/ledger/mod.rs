@@ -316,6 +316,6 @@ pub trait Ledger: Send + Sync {
 
     async fn state_counts(&self) -> Result<Vec<StateCount>, LedgerError>;
 
-    /// Whether the database answers now.
-    async fn ping(&self) -> Result<(), LedgerError>;
+    /// Whether the database answers now; its version.
+    async fn ping(&self) -> Result<String, LedgerError>;
 }

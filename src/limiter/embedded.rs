@@ -61,7 +61,7 @@ impl Limiter for EmbeddedLimiter {
         Ok(super::uses(spec, subject, &quota.standings(self.now(), spec, subject)))
     }
 
-    async fn ping(&self) -> Result<(), LimiterError> {
-        Ok(())
+    async fn ping(&self) -> Result<Option<String>, LimiterError> {
+        Ok(None)
     }
 }

@@ -60,7 +60,8 @@ pub trait Limiter: Send + Sync {
     /// Looks without taking: at the limits on everything, and at those of one account or reference.
     async fn peek(&self, spec: &QuotaSpec, subject: Option<&Subject>) -> Result<Vec<LimitUse>, LimiterError>;
 
-    async fn ping(&self) -> Result<(), LimiterError>;
+    /// Whether the store answers now; its version, where there is a server.
+    async fn ping(&self) -> Result<Option<String>, LimiterError>;
 
     /// Whether a state that was lost may be rebuilt from the ledger now. Not while permits that another limiter granted may
     /// still be used: the ledger does not know of them yet.

@@ -201,8 +201,8 @@ pub trait Queue: Send + Sync {
         Ok(None)
     }
 
-    /// Whether the broker answers now.
-    async fn ping(&self) -> Result<(), QueueError>;
+    /// Whether the broker answers now; its version, where it tells one.
+    async fn ping(&self) -> Result<Option<String>, QueueError>;
 }
 
 #[cfg(test)]

@@ -137,7 +137,7 @@ impl Reporter {
         let Engines { ledger, queue, limiter, .. } = &self.engines;
         let kinds = self.identity.kinds;
         let (database, queue, limiter) = tokio::join!(
-            asked(kinds.database, async { ledger.ping().await.map_err(|error| error.to_string()) }),
+            asked(kinds.database, async { ledger.ping().await.map(Some).map_err(|error| error.to_string()) }),
             asked(kinds.queue, async { queue.ping().await.map_err(|error| error.to_string()) }),
             asked(kinds.limiter, async { limiter.ping().await.map_err(|error| error.to_string()) }),
         );
@@ -176,12 +176,13 @@ fn unusable(progress: &Progress) -> Vec<String> {
     enabled.filter(missing).map(|name| format!("no lane for {name}: its log says why")).collect()
 }
 
-async fn asked(kind: &str, question: impl Future<Output = Result<(), String>>) -> Engine {
+async fn asked(kind: &str, question: impl Future<Output = Result<Option<String>, String>>) -> Engine {
     let began = Instant::now();
     let answer = timeout(ANSWER_MAX, question).await.unwrap_or_else(|_| Err("no answer in time".to_owned()));
     let ok = answer.is_ok();
     let rtt_ms = ok.then(|| (began.elapsed().as_secs_f64() * 100_000.0).round() / 100.0);
-    Engine { ok, kind: kind.to_owned(), rtt_ms, problem: answer.err() }
+    let (version, problem) = answer.map_or_else(|problem| (None, Some(problem)), |version| (version, None));
+    Engine { ok, kind: kind.to_owned(), version, rtt_ms, problem }
 }
 
 /// When the last reports were made, and how many requests had begun until then.

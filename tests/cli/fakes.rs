@@ -310,7 +310,7 @@ impl Queue for Engine {
         }
     }
 
-    async fn ping(&self) -> Result<(), QueueError> {
-        Ok(())
+    async fn ping(&self) -> Result<Option<String>, QueueError> {
+        Ok(None)
     }
 }

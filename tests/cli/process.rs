@@ -95,7 +95,6 @@ fn only_what_needs_a_database_makes_one() {
     let database = dir.path().join("sluicegate.db");
     for line in [
         vec!["status"],
-        vec!["check"],
         vec!["jobs", "list"],
         vec!["jobs", "cancel", "p1"],
         vec!["dlq", "replay", "p1"],
@@ -111,6 +110,13 @@ fn only_what_needs_a_database_makes_one() {
         assert!(all.contains("there is no database sluicegate.db (database.url)"), "{line:?}: {all}");
         assert!(!database.exists(), "{line:?}");
     }
+    // Nothing is wrong with a place where `run` was never started.
+    let output = sluicegate().current_dir(dir.path()).args(["check", "--json"]).output().unwrap();
+    let findings: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let database_is = |finding: &&serde_json::Value| finding["what"] == "sluicegate.db does not exist yet";
+    let told: Vec<&str> =
+        findings.iter().filter(database_is).map(|finding| finding["level"].as_str().unwrap()).collect();
+    assert_eq!((output.status.code(), told, database.exists()), (Some(0), vec!["warning"], false), "{findings:?}");
     let output = sluicegate().current_dir(dir.path()).arg("migrate").output().unwrap();
     assert!(output.status.success() && database.exists(), "{}", text(&output.stderr));
     assert!(sluicegate().current_dir(dir.path()).args(["jobs", "list"]).output().unwrap().status.success());

@@ -248,7 +248,7 @@ fn explained(state: &str) -> Value {
 }
 
 fn workers(empty: bool) -> Value {
-    let engine = |ok| json!({"ok": ok, "rtt_ms": if ok { json!(0.0) } else { json!(null) }, "kind": "postgres", "problem": (!ok).then_some("no answer in time")});
+    let engine = |ok| json!({"ok": ok, "rtt_ms": if ok { json!(0.0) } else { json!(null) }, "kind": "postgres", "version": HOSTILE, "problem": (!ok).then_some("no answer in time")});
     let worker = |id: &str, state: &str, ok| {
         json!({
             "id": id, "host": HOSTILE, "pid": 4_711, "version": id, "started_at": EARLIER, "seen_at": EARLIER, "state": state, "lanes": 12,

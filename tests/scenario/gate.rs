@@ -73,8 +73,8 @@ impl Limiter for Forgetful {
         self.inner.peek(spec, subject).await
     }
 
-    async fn ping(&self) -> Result<(), LimiterError> {
-        Ok(())
+    async fn ping(&self) -> Result<Option<String>, LimiterError> {
+        Ok(None)
     }
 }
 

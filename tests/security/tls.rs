@@ -41,13 +41,13 @@ async fn postgres(port: &str, trusted: &Authorities) -> Told {
 async fn rabbitmq(port: u16, trusted: &Authorities) -> Told {
     let url = format!("amqps://sluicegate:{}@localhost:{port}/{VHOST}", password("WORKER-PASSWORD"));
     let settings = Settings::new(&SecretString::from(url), "payments").unwrap().trusting(trusted);
-    RabbitMq::connect(settings).ping().await.map_err(|error| error.to_string())
+    RabbitMq::connect(settings).ping().await.map(drop).map_err(|error| error.to_string())
 }
 
 async fn redis(port: u16, trusted: &Authorities) -> Told {
     let url = format!("rediss://sluicegate:{}@localhost:{port}", password(">PASSWORD"));
     let limiter = RedisLimiter::new(&url, "sluicegate").unwrap().trusting(trusted).unwrap();
-    limiter.ping().await.map_err(|error| error.to_string())
+    limiter.ping().await.map(drop).map_err(|error| error.to_string())
 }
 
 async fn provider(port: u16, allow: &str, trusted: &Authorities) -> Told {

@@ -84,6 +84,12 @@ async fn any_worker_tells_of_all() {
         let engines = &worker["engines"];
         let kinds = ["database", "queue", "limiter"].map(|name| engines[name]["kind"].as_str().unwrap());
         assert_eq!(kinds, ["postgres", "rabbitmq", "redis"]);
+        for name in ["database", "queue", "limiter"] {
+            let version =
+                engines[name]["version"].as_str().unwrap_or_else(|| panic!("{name} has no version: {engines}"));
+            let numbers = version.split('.').filter(|part| part.parse::<u32>().is_ok()).count();
+            assert!(numbers >= 2, "{name} is {version:?}");
+        }
         assert!(["database", "queue", "limiter"].iter().all(|name| engines[name]["ok"] == json!(true)), "{engines}");
         assert_eq!(worker["warnings"], json!([]));
     }

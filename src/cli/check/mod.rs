@@ -144,6 +144,12 @@ async fn database(config: &Config, engines: &dyn Engines) -> (Vec<Finding>, Opti
     };
     match tokio::time::timeout(PROBE_TIMEOUT, reached).await {
         Err(_) => (vec![silent(subject)], None),
+        Ok(Err(CommandError::NoDatabaseYet { path })) => {
+            let what = format!("{} does not exist yet", path.display());
+            let mend =
+                "sluicegate run makes it, here; if there should be one, run this where it lies or set database.url";
+            (vec![Finding::warning(subject, what, mend)], None)
+        }
         Ok(Err(error)) => {
             let mend = "Do what it says, or check that it runs and database.url";
             (vec![Finding::error(subject, error.to_string(), mend)], None)
@@ -170,6 +176,8 @@ async fn queue(config: &Config, engines: &dyn Engines, providers: &[&Provider]) 
     };
     match tokio::time::timeout(PROBE_TIMEOUT, reached).await {
         Err(_) => vec![silent(subject)],
+        // An embedded queue lies in the database, of which that is said already.
+        Ok(Err(CommandError::NoDatabaseYet { .. })) => Vec::new(),
         Ok(Err(error)) => vec![Finding::error(subject, error.to_string(), "Check that it runs and queue.url")],
         Ok(Ok(queue)) => {
             let mut findings = vec![Finding::ok(subject, "answers".to_owned())];

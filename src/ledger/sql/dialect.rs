@@ -106,7 +106,7 @@ impl Dialect {
     /// that; `{until:T}` and `{since:T}` ms from and to now, `until` rounded up;
     /// `{aged:T}` like `since`, never more than the true age and never negative; `{json:X}` text to JSON; `{text:X}`
     /// JSON to text; `{among:X}` is one of a JSON array of integers; `{texts:X}` rows of one of texts; `{held:X}` rows (id, fence) of a JSON array;
-    /// `{who}` and `{program}` as the audit's triggers name them; `{unlocked}` rows that nobody else is taking; `{join}`
+    /// `{who}` and `{program}` as the audit's triggers name them; `{version}` of the database; `{unlocked}` rows that nobody else is taking; `{join}`
     /// the left rows first, one by one; `{job}`.
     #[must_use]
     pub fn sql(self, template: &str) -> Sql {
@@ -172,6 +172,7 @@ impl Dialect {
                 // The statement's own start: one value per statement, and never later than what the statement does.
                 "now" => "statement_timestamp()".to_owned(),
                 "who" => "session_user".to_owned(),
+                "version" => "split_part(current_setting('server_version'), ' ', 1)".to_owned(),
                 "program" => "nullif(current_setting('application_name'), '')".to_owned(),
                 "now_ms" => self.place("ms", "statement_timestamp()"),
                 "ms" => format!("floor(extract(epoch FROM {x}) * 1000)::bigint"),
@@ -199,6 +200,7 @@ impl Dialect {
             Self::Sqlite => match name {
                 "now" | "now_ms" => SQLITE_NOW.to_owned(),
                 "who" => "'database file'".to_owned(),
+                "version" => "sqlite_version()".to_owned(),
                 "program" => "NULL".to_owned(),
                 // One writer: there is nobody else whose rows could be locked.
                 "unlocked" => String::new(),

@@ -164,7 +164,7 @@ impl Ledger for SqlLedger {
         self.reports.state_counts(&*self.engine).await
     }
 
-    async fn ping(&self) -> Result<(), LedgerError> {
+    async fn ping(&self) -> Result<String, LedgerError> {
         self.reports.ping(&*self.engine).await
     }
 }

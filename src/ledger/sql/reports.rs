@@ -17,7 +17,7 @@ impl Statements {
     pub fn new(dialect: Dialect) -> Self {
         Self {
             counts: dialect.sql("SELECT provider, state, count(*) AS jobs FROM jobs GROUP BY provider, state"),
-            ping: dialect.sql("SELECT 1 AS one"),
+            ping: dialect.sql("SELECT {version} AS version"),
         }
     }
 
@@ -28,8 +28,8 @@ impl Statements {
         engine.query(&self.counts, Arc::from([])).await?.iter().map(count).collect()
     }
 
-    pub async fn ping(&self, engine: &dyn Engine) -> Result<(), LedgerError> {
-        engine.query(&self.ping, Arc::from([])).await?;
-        Ok(())
+    pub async fn ping(&self, engine: &dyn Engine) -> Result<String, LedgerError> {
+        let rows = engine.query(&self.ping, Arc::from([])).await?;
+        rows.first().map(|row| row.text("version")).transpose().map(Option::unwrap_or_default)
     }
 }

@@ -121,7 +121,7 @@ impl Limiter for Authorised {
         }
     }
 
-    async fn ping(&self) -> Result<(), LimiterError> {
+    async fn ping(&self) -> Result<Option<String>, LimiterError> {
         self.store.ping().await
     }
 

@@ -65,8 +65,8 @@ impl Limiter for Links {
         self.store.peek(spec, subject).await
     }
 
-    async fn ping(&self) -> Result<(), LimiterError> {
-        self.link().map(drop)
+    async fn ping(&self) -> Result<Option<String>, LimiterError> {
+        self.link().map(|_| None)
     }
 }
 

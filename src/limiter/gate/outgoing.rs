@@ -59,8 +59,48 @@ impl Outgoing {
 
     /// When the next call is worth making, as far as this one says: at once, unless a crowd passes without a limit.
     pub fn next_worth_at(&self, reply: &Reply) -> Instant {
-        let granted: u32 = reply.granted.iter().map(|run| run.permits).sum();
-        let crowd = granted as usize + self.settled.len() >= CROWD;
-        if crowd && granted > 0 && reply.refused.is_none() { self.departed + GATHER } else { self.departed }
+        self.departed + gathering(self.settled.len(), reply)
+    }
+}
+
+/// How long after a call its next is worth making, by what it settled and was granted.
+fn gathering(settled: usize, reply: &Reply) -> Duration {
+    let granted = usize::try_from(reply.permits()).unwrap_or(usize::MAX);
+    let is_crowd = granted.saturating_add(settled) >= CROWD;
+    if is_crowd && granted > 0 && reply.refused.is_none() { GATHER } else { Duration::ZERO }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::decision::{Refusal, Refused, Run};
+
+    #[test]
+    fn only_a_crowd_that_no_limit_holds_up_gathers() {
+        let table = [
+            (0, 0, false, Duration::ZERO),
+            (CROWD - 1, 0, false, Duration::ZERO),
+            (CROWD, 0, false, GATHER),
+            (1, CROWD - 1, false, GATHER),
+            // Nobody asked: whoever does next is not one of a crowd.
+            (0, 10 * CROWD, false, Duration::ZERO),
+            // The wait is the limit's to name.
+            (10 * CROWD, 0, true, Duration::ZERO),
+        ];
+        for (granted, settled, is_refused, expected) in table {
+            let permits = u32::try_from(granted).unwrap();
+            let reply = Reply {
+                now: Micros(0),
+                version: 1,
+                born: Micros(0),
+                granted: vec![Run { want: 0, permits, wait_us: 0, origins: Vec::new() }],
+                passed_over: Vec::new(),
+                remaining: 0,
+                decides: 0,
+                reset_us: 0,
+                refused: is_refused.then_some(Refused { by: Refusal::Paused, wait_us: 1, exact: true }),
+            };
+            assert_eq!(gathering(settled, &reply), expected, "{granted} granted, {settled} settled, {is_refused}");
+        }
     }
 }

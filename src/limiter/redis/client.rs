@@ -12,7 +12,7 @@ use super::answer::reply_to;
 use super::argument::argument;
 use super::keys::call_keys;
 use super::library::LIBRARY;
-use super::links::{Links, Node};
+use super::links::{Link, Links, Node};
 use super::look::{look, looked_at};
 use crate::domain::decision::{Call, Reply, Subject};
 use crate::domain::provider::ProviderName;
@@ -94,11 +94,11 @@ impl RedisLimiter {
         Ok(StoreReport { nodes, orphan_slots })
     }
 
-    async fn ping_node(&self, node: &Node) -> Result<Linked, LimiterError> {
+    async fn ping_node(&self, node: &Node) -> Result<Link, LimiterError> {
         let link = self.links.link(node).await?;
         let ping = async |connection: &mut _| redis::cmd("PING").query_async::<()>(connection).await;
         self.links.ask(node, Some(&link.to.run_id), ping).await?;
-        Ok(link.to)
+        Ok(link)
     }
 
     async fn facts(&self, node: &Node) -> Result<StoreFacts, LimiterError> {
@@ -148,11 +148,11 @@ impl Limiter for RedisLimiter {
     }
 
     /// Of a cluster one master is enough: those of other quotas say nothing about this one's.
-    async fn ping(&self) -> Result<(), LimiterError> {
+    async fn ping(&self) -> Result<Option<String>, LimiterError> {
         let mut last = LimiterError::Away("the cluster has no master".to_owned());
         for master in self.links.masters().await?.0 {
             match self.ping_node(&master).await {
-                Ok(_) => return Ok(()),
+                Ok(link) => return Ok(link.version),
                 Err(error) => last = error,
             }
         }
@@ -187,6 +187,7 @@ impl LinkedLimiter for RedisLimiter {
         }
         let answers = join_all(nodes.iter().map(|(node, _)| self.ping_node(node))).await;
         for ((_, quotas), answer) in nodes.into_iter().zip(answers) {
+            let answer = answer.map(|link| link.to);
             found.extend(quotas.into_iter().map(|quota| (quota.clone(), answer.clone())));
         }
         found

@@ -29,6 +29,8 @@ const CONNECT_TIME_MAX: Duration = Duration::from_secs(2);
 pub(super) struct Link {
     connection: MultiplexedConnection,
     pub to: Linked,
+    /// Of the server, if it tells it.
+    pub version: Option<String>,
 }
 
 /// A server to be reached, with the credentials that it asks for.
@@ -209,11 +211,10 @@ impl Links {
         let client = Client::open(node.info.clone()).map_err(fault)?;
         let mut connection = client.get_multiplexed_async_connection_with_config(&config).await.map_err(fault)?;
         let info: String = redis::cmd("INFO").arg("server").query_async(&mut connection).await.map_err(fault)?;
-        let run_id = info
-            .lines()
-            .find_map(|line| line.strip_prefix("run_id:"))
-            .ok_or_else(|| LimiterError::Refused("INFO server names no run_id".to_owned()))?;
-        Ok(Link { connection, to: Linked { run_id: run_id.trim().to_owned(), made_at } })
+        let told = |name: &str| info.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()));
+        let run_id = told("run_id:").ok_or_else(|| LimiterError::Refused("INFO server names no run_id".to_owned()))?;
+        let version = told("redis_version:");
+        Ok(Link { connection, to: Linked { run_id, made_at }, version })
     }
 
     async fn map(&self) -> Result<Arc<SlotMap>, LimiterError> {

@@ -249,7 +249,7 @@ mod tests {
             std::future::pending().await
         }
 
-        async fn ping(&self) -> Result<(), LimiterError> {
+        async fn ping(&self) -> Result<Option<String>, LimiterError> {
             self.0.fetch_add(1, Ordering::Relaxed);
             std::future::pending().await
         }

@@ -76,7 +76,7 @@ impl Queue for EmbeddedQueue {
         for provider in providers {
             names::lane_queue(PREFIX, provider)?;
         }
-        self.ping().await
+        self.ping().await.map(drop)
     }
 
     async fn open_lane(&self, provider: &ProviderName, places: u16) -> Result<Box<dyn Lane>, QueueError> {
@@ -126,7 +126,7 @@ impl Queue for EmbeddedQueue {
         self.store.oldest_ready(&names::lane_queue(PREFIX, provider)?).await
     }
 
-    async fn ping(&self) -> Result<(), QueueError> {
-        self.store.ping().await
+    async fn ping(&self) -> Result<Option<String>, QueueError> {
+        self.store.ping().await.map(Some)
     }
 }

@@ -76,8 +76,12 @@ impl Store {
         Self { pool }
     }
 
-    pub async fn ping(&self) -> Result<(), QueueError> {
-        sqlx::query("SELECT id FROM queue_messages LIMIT 1").execute(&self.pool).await.map(drop).map_err(explain)
+    /// SQLite's version, if there is a queue.
+    pub async fn ping(&self) -> Result<String, QueueError> {
+        let version = sqlx::query_scalar(
+            "SELECT sqlite_version() FROM (SELECT count(*) FROM (SELECT id FROM queue_messages LIMIT 1))",
+        );
+        version.fetch_one(&self.pool).await.map_err(explain)
     }
 
     /// Returns the new row's id once it is committed.

@@ -1,4 +1,4 @@
-//! The stream that lapin reads from, behind a [`Flattener`], and the runtime that knows such streams.
+//! The stream that lapin reads from, behind a [`Flattener`] and a [`Greeting`], and the runtime that knows such streams.
 //!
 //! Refuses to connect: `handshake` does, with TLS under the guard, so that what is looked at is plain.
 
@@ -17,6 +17,7 @@ use futures_util::Stream;
 use lapin::tcp::AsyncTcpStream;
 
 use super::flatten::Flattener;
+use super::greeting::Greeting;
 
 /// Tokio, with guarded streams.
 pub(super) type GuardedRuntime = async_rs::Runtime<RuntimeParts<TokioRuntime, GuardedReactor>>;
@@ -55,7 +56,7 @@ impl Reactor for GuardedReactor {
         address: SocketAddr,
     ) -> impl Future<Output = io::Result<Self::TcpStream>> + Send + 'static {
         let connecting = self.0.tcp_connect_addr(address);
-        async move { Ok(Guarded::new(AsyncTcpStream::Plain(connecting.await?))) }
+        async move { Ok(Guarded::new(AsyncTcpStream::Plain(connecting.await?), Greeting::default())) }
     }
 }
 
@@ -63,11 +64,12 @@ impl Reactor for GuardedReactor {
 pub(super) struct Guarded {
     stream: Tcp,
     flattener: Flattener,
+    greeting: Greeting,
 }
 
 impl Guarded {
-    pub fn new(stream: Tcp) -> Self {
-        Self { stream, flattener: Flattener::default() }
+    pub fn new(stream: Tcp, greeting: Greeting) -> Self {
+        Self { stream, flattener: Flattener::default(), greeting }
     }
 
     fn stream(self: Pin<&mut Self>) -> Pin<&mut Tcp> {
@@ -79,6 +81,7 @@ impl AsyncRead for Guarded {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &mut [u8]) -> Poll<io::Result<usize>> {
         let read = ready!(Pin::new(&mut self.stream).poll_read(cx, bytes))?;
         self.flattener.pass(&mut bytes[..read]);
+        self.greeting.hear(&bytes[..read]);
         Poll::Ready(Ok(read))
     }
 
@@ -92,6 +95,7 @@ impl AsyncRead for Guarded {
         for slice in slices {
             let filled = left.min(slice.len());
             self.flattener.pass(&mut slice[..filled]);
+            self.greeting.hear(&slice[..filled]);
             left -= filled;
         }
         Poll::Ready(Ok(read))

@@ -5,18 +5,19 @@
 
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use lapin::tcp::AsyncTcpStream;
 use lapin::uri::AMQPScheme;
 use lapin::{Connection, ConnectionProperties};
 
 use super::failure::Failure;
+use super::greeting::Greeting;
 use super::guarded::{Guarded, guarded};
 use super::settings::Settings;
 
-/// Connects; `name` is what the broker's own lists show.
-pub(super) async fn connect(settings: &Settings, name: &str) -> Result<Connection, Failure> {
+/// Connects; `name` is what the broker's own lists show. With the broker's version, if it tells it.
+pub(super) async fn connect(settings: &Settings, name: &str) -> Result<(Connection, Option<String>), Failure> {
     // No `enable_auto_recover`: the supervisor rebuilds everything as one generation.
     let properties = ConnectionProperties::default().with_connection_name(name.into());
     let tokio = lapin::runtime::default_runtime().map_err(Failure::Broker)?;
@@ -24,6 +25,8 @@ pub(super) async fn connect(settings: &Settings, name: &str) -> Result<Connectio
     let (tls, limit) = (settings.tls.clone(), settings.connect_limit);
     let socket: Arc<Mutex<Option<TcpStream>>> = Arc::default();
     let kept = Arc::clone(&socket);
+    let version: Arc<OnceLock<String>> = Arc::default();
+    let told = Arc::clone(&version);
     let connecting = Connection::connector(
         settings.uri.clone(),
         runtime,
@@ -42,7 +45,7 @@ pub(super) async fn connect(settings: &Settings, name: &str) -> Result<Connectio
             };
             // lapin's own connect knows no time limit; without one this thread would outlive the attempt.
             match tokio::time::timeout(limit, stream).await {
-                Ok(stream) => Ok(AsyncTcpStream::Plain(Guarded::new(stream?))),
+                Ok(stream) => Ok(AsyncTcpStream::Plain(Guarded::new(stream?, Greeting::telling(Arc::clone(&told))))),
                 Err(_) => Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
             }
         },
@@ -51,7 +54,7 @@ pub(super) async fn connect(settings: &Settings, name: &str) -> Result<Connectio
     let ended = tokio::time::timeout(limit, connecting).await;
     let socket = socket.lock().unwrap_or_else(PoisonError::into_inner).take();
     match ended {
-        Ok(connection) => connection.map_err(Failure::Broker),
+        Ok(connection) => Ok((connection.map_err(Failure::Broker)?, version.get().cloned())),
         Err(_) => {
             if let Some(Err(error)) = socket.map(|socket| socket.shutdown(Shutdown::Both)) {
                 tracing::debug!(%error, "socket of a connection attempt was gone already");

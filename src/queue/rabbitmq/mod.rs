@@ -16,6 +16,7 @@ mod dead;
 mod declare;
 mod failure;
 pub mod flatten;
+mod greeting;
 mod guarded;
 mod handshake;
 mod header_text;
@@ -94,8 +95,9 @@ impl Queue for RabbitMq {
         declare::depth(&generation.connection, &queue).await
     }
 
-    async fn ping(&self) -> Result<(), QueueError> {
+    async fn ping(&self) -> Result<Option<String>, QueueError> {
         let generation = self.consuming.generation().await?;
-        declare::open_channel(&generation.connection).await.map(drop)
+        declare::open_channel(&generation.connection).await?;
+        Ok(generation.version.clone())
     }
 }

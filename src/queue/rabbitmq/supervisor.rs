@@ -32,6 +32,8 @@ const LOOK: Duration = Duration::from_secs(1);
 pub(super) struct Generation {
     pub number: u64,
     pub connection: Connection,
+    /// Of the broker, if it tells it.
+    pub version: Option<String>,
     /// Since when the broker has blocked publishers, and why.
     blocked: watch::Sender<Option<(Instant, String)>>,
 }
@@ -167,14 +169,14 @@ async fn establish(
     number: u64,
 ) -> Result<Arc<Generation>, QueueError> {
     let authority = &settings.uri.authority;
-    let connection = connect(settings, &format!("sluicegate {purpose}"))
+    let (connection, version) = connect(settings, &format!("sluicegate {purpose}"))
         .await
         .map_err(|failure| failure.into_error(&format!("connect to {}:{}", authority.host, authority.port)))?;
     let providers = declared.list();
     if !providers.is_empty() {
         declare(&connection, &Topology::new(&settings.prefix), &providers).await?;
     }
-    Ok(Arc::new(Generation { number, connection, blocked: watch::Sender::new(None) }))
+    Ok(Arc::new(Generation { number, connection, version, blocked: watch::Sender::new(None) }))
 }
 
 /// Declares what all providers share and these providers' lanes.

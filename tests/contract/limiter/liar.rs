@@ -176,8 +176,8 @@ impl Limiter for Refusing {
         Ok(Vec::new())
     }
 
-    async fn ping(&self) -> Result<(), LimiterError> {
-        Ok(())
+    async fn ping(&self) -> Result<Option<String>, LimiterError> {
+        Ok(None)
     }
 }
 

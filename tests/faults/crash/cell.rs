@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 use sluicegate::provider::simulated::{FakeHandle, FakeOptions, FakeProvider};
 use sqlx::postgres::{PgPool, PgPoolOptions};
 use tokio::net::TcpListener;
@@ -328,7 +328,10 @@ impl Cell {
             "review" => false,
             _ => charged.contains(id.as_str()),
         };
-        let told: BTreeSet<(String, String)> = self.broker.drain(&self.outcomes).await.into_iter().collect();
+        let text = |event: &Value, field: &str| event[field].as_str().unwrap().to_owned();
+        let events = self.broker.drain(&self.outcomes).await;
+        let told: BTreeSet<(String, String)> =
+            events.iter().map(|event| (text(event, "id"), text(event, "state"))).collect();
         let untold =
             rows.iter().filter(|(id, state)| ended(state) && !told.contains(&((*id).clone(), (*state).clone())));
         let foreign = told.iter().filter(|(id, state)| rows.get(id) != Some(state)).count();

@@ -96,16 +96,17 @@ impl Broker {
         self.channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await.unwrap();
     }
 
-    /// Takes every outcome event of a queue: job and state.
-    pub async fn drain(&self, queue: &str) -> Vec<(String, String)> {
-        let mut events = Vec::new();
+    /// Takes every message of a queue; none where there is no such queue.
+    pub async fn drain(&self, queue: &str) -> Vec<serde_json::Value> {
+        let mut bodies = Vec::new();
+        if self.ready(queue).await.is_none() {
+            return bodies;
+        }
         let options = BasicGetOptions { no_ack: true };
         while let Some(message) = self.channel.basic_get(queue.into(), options).await.unwrap() {
-            let event: serde_json::Value = serde_json::from_slice(&message.data).unwrap();
-            let text = |field: &str| event[field].as_str().unwrap().to_owned();
-            events.push((text("id"), text("state")));
+            bodies.push(serde_json::from_slice(&message.data).unwrap());
         }
-        events
+        bodies
     }
 
     /// Keeps one lane's outcome events in a queue, whose name is returned.

@@ -90,8 +90,8 @@ impl Limiter for Altered {
         self.inner.peek(spec, subject).await
     }
 
-    async fn ping(&self) -> Result<(), LimiterError> {
-        Ok(())
+    async fn ping(&self) -> Result<Option<String>, LimiterError> {
+        Ok(None)
     }
 }
 

@@ -58,8 +58,8 @@ impl Limiter for Store {
         self.inner.peek(spec, subject).await
     }
 
-    async fn ping(&self) -> Result<(), LimiterError> {
-        self.there()
+    async fn ping(&self) -> Result<Option<String>, LimiterError> {
+        self.there().map(|()| None)
     }
 }
 

@@ -86,6 +86,24 @@ async fn repeated_messages_are_no_second_payment() {
     assert!(bench.published("payments.invalid").await.is_empty());
 }
 
+/// Nobody can take events from the ledger: they go as they were written.
+#[tokio::test]
+async fn an_event_is_published_by_whoever_wrote_it() {
+    let bench = telling(&[row("acme")]).await;
+    let refusing = "CREATE TRIGGER taken BEFORE UPDATE OF taken_until ON outcome_events
+        BEGIN SELECT RAISE(ABORT, 'not from here'); END";
+    bench.sql(refusing).await;
+    for id in ["a", "b", "c"] {
+        bench.pay("acme", id).await;
+    }
+    let all_published =
+        "SELECT count(*) FROM outcome_events WHERE job_id IN ('a', 'b', 'c') AND published_at IS NOT NULL";
+    bench.until("all are published", async || bench.count(all_published).await == 3).await;
+    for id in ["a", "b", "c"] {
+        assert_eq!(bench.events_of(id).await.len(), 1, "{id}");
+    }
+}
+
 /// The ledger refuses the first write: nothing is sent, nothing is lost, and the message comes round.
 #[tokio::test]
 async fn a_first_request_that_cannot_be_written_down_is_not_sent() {

@@ -51,12 +51,14 @@ function engines(all) {
     const trip = least === most ? least : `${least} to ${most}`;
     return h("article", { key: name, class: `card engine ${state[1]}`, "aria-label": spelled(name) },
       h("header", {}, h("h3", {}, spelled(name)), chip(state)),
-      h("p", {}, [...new Set(views.map(({ kind }) => kind).filter(Boolean))].join(", ") || "–"),
+      h("p", {}, [...new Set(views.map(named).filter(Boolean))].join(", ") || "–"),
       away > 0 ? h("ul", { class: "away" }, causes(seen, name).map((words) => h("li", { key: words }, words))) : null,
       h("p", { class: "muted" }, "Round trip ", h("b", {}, trip)));
   });
   return h("section", { "aria-labelledby": "engines-title" }, h("h2", { id: "engines-title" }, "Engines"), h("div", { class: "cards engines" }, cards));
 }
+
+const named = ({ kind, version }) => [kind, version].filter(Boolean).join(" ");
 
 /** Why an engine is away, once for all who say the same. */
 function causes(seen, name) {
