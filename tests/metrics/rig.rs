@@ -89,7 +89,7 @@ impl Rig {
         let env = [("SLUICEGATE_DATABASE__URL", self.database()), ("SLUICEGATE_OPS__LISTEN", listen)];
         let env: Vec<(&str, &str)> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
         let server = Server::start(&[PROGRAM, "run"], &env, &self.dir.join("worker.log"), None, "");
-        server.await_port(self.port);
+        server.await_open(self.port);
         self.worker = Some(server);
     }
 

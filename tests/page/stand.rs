@@ -71,7 +71,7 @@ impl Stand {
         let environment: Vec<(&str, &str)> =
             environment.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         let worker = Server::start(&[PROGRAM, "run"], &environment, &dir.join("worker.log"), None, "");
-        worker.await_port(ops.rsplit(':').next().unwrap().parse().unwrap());
+        worker.await_open(ops.rsplit(':').next().unwrap().parse().unwrap());
         servers.push(worker);
         stand(servers)
     }

@@ -163,6 +163,14 @@ impl Stand {
 
     /// Starts one more worker and returns its number.
     pub fn add_worker(&mut self) -> usize {
+        let number = self.add_waiting_worker();
+        let worker = self.workers[number].as_ref().unwrap();
+        worker.server.await_open(worker.ops_port);
+        number
+    }
+
+    /// One that need not find its engines.
+    pub fn add_waiting_worker(&mut self) -> usize {
         self.workers.push(None);
         let number = self.workers.len() - 1;
         self.start_worker(number);

@@ -25,7 +25,7 @@ async fn a_worker_waits_for_a_database_that_is_away_at_its_start() {
     rustls::crypto::ring::default_provider().install_default().ok();
     let mut stand = Stand::start();
     stand.postgres.kill();
-    let number = stand.add_worker();
+    let number = stand.add_waiting_worker();
     await_log(&stand, number, "engine away, waiting for it");
     let (livez, readyz) = (format!("{}/livez", stand.ops_url(number)), format!("{}/readyz", stand.ops_url(number)));
     assert_eq!((status(&livez).await, status(&readyz).await), (200, 503));

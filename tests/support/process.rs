@@ -1,6 +1,6 @@
 //! A server process that cannot outlive the tests.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -86,6 +86,16 @@ impl Server {
         }
     }
 
+    /// Blocks until a worker answers questions on its port: it listens before its database is open.
+    pub fn await_open(&self, port: u16) {
+        self.await_port(port);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while starts(port) {
+            assert!(Instant::now() < deadline, "it does not begin:\n{}", self.log_text());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     pub fn log_text(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -94,6 +104,15 @@ impl Server {
         drop(self.lifeline.take());
         let _ = self.warden.wait();
     }
+}
+
+fn starts(port: u16) -> bool {
+    let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let request = format!("GET /api/v1/lanes HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer.starts_with("HTTP/1.1 503")
 }
 
 impl Drop for Server {
