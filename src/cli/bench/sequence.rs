@@ -35,7 +35,7 @@ impl Plan {
         let (seconds, rounds) = if args.quick { (0.05, 1) } else { (1.0, 3) };
         let figure = Duration::from_secs_f64(args.seconds.unwrap_or(seconds));
         let rounds = args.rounds.map_or(rounds, usize::from);
-        let (turn_calls, calls, refusals) = if args.quick { (5_000, 50_000, 100) } else { (10_000, 1_000_000, 1_000) };
+        let (turn_calls, calls, refusals) = if args.quick { (2_000, 20_000, 50) } else { (10_000, 1_000_000, 1_000) };
         Self {
             figure,
             rounds,
