@@ -10,6 +10,7 @@ use sqlx::pool::PoolConnection;
 use sqlx::{Connection, PgConnection, PgPool, SqlitePool};
 
 use super::fleet::Fleet;
+use super::migrations::{POSTGRES, SQLITE};
 use super::operator::Operator;
 use super::settings::Settings;
 use super::sql::engine::{Engine, to_the_end};
@@ -20,8 +21,6 @@ use super::upkeep::Upkeep;
 use super::{Ledger, LedgerError};
 use crate::tls::Authorities;
 
-static POSTGRES: Migrator = sqlx::migrate!("./migrations/postgres");
-static SQLITE: Migrator = sqlx::migrate!("./migrations/sqlite");
 /// The migrator's own table, <https://docs.rs/sqlx/0.9.0/sqlx/migrate/struct.Migrator.html>.
 const MIGRATIONS_TABLE: &str = "_sqlx_migrations";
 

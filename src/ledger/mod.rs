@@ -19,6 +19,7 @@ use crate::provider::FrozenRequest;
 pub mod audited;
 pub mod database;
 pub mod fleet;
+mod migrations;
 pub mod operator;
 pub mod provider_row;
 pub mod settings;

@@ -38,9 +38,9 @@ max_requests = 50
 window_ms = 1000
 
 [[provider.limit]]
-name = "per-minute"
-max_requests = 600
-window_ms = 60000
+name = "per-half-minute"
+max_requests = 300
+window_ms = 30000
 "#;
 
 /// What is published, and what must become of it.
@@ -107,7 +107,7 @@ async fn opened(mut stand: Stand) -> Stand {
     let latency = (Duration::from_millis(20), Duration::from_millis(80));
     let limits = |limits: &[&str]| limits.iter().map(|limit| limit.parse().unwrap()).collect();
     stand.add_provider("acme", FakeOptions { limits: limits(&["100/1s"]), latency, ..FakeOptions::default() }).await;
-    let options = FakeOptions { limits: limits(&["50/1s", "600/1m"]), latency, ..FakeOptions::default() };
+    let options = FakeOptions { limits: limits(&["50/1s", "300/30s"]), latency, ..FakeOptions::default() };
     stand.add_provider("bolt", options).await;
     stand.apply(ROWS);
     stand.bind("test.outcomes", "payments.outcomes");
@@ -167,7 +167,7 @@ fn judge(stand: &Stand, load: &Load, exactly_once: bool) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn everything_is_paid_once_within_every_limit() {
     let mut stand = opened(Stand::start_alone()).await;
-    let load = Load { acme: 2_200, bolt: 650, twice: 100, malformed: 50 };
+    let load = Load { acme: 2_200, bolt: 340, twice: 100, malformed: 50 };
     let messages = load.messages();
     assert_eq!(stand.publish(&messages), messages.len());
     stand.await_settled(load.jobs(), Duration::from_secs(240));

@@ -1,0 +1,88 @@
+//! The schema's migrations, compiled into the program.
+//!
+//! Refuses sqlx's macro: it would have every build make sqlx and both of its drivers a second time, for the compiler.
+
+use std::borrow::Cow;
+use std::sync::LazyLock;
+
+use sqlx::migrate::{Migration, MigrationType, Migrator};
+use sqlx::SqlSafeStr as _;
+
+/// Names and texts of one directory's files.
+macro_rules! files {
+    ($directory:literal: $($name:literal),+ $(,)?) => {
+        &[$(($name, include_str!(concat!("../../migrations/", $directory, "/", $name, ".sql")))),+]
+    };
+}
+
+pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
+    migrator(files!["postgres":
+        "0001_settings",
+        "0002_ledger",
+        "0003_limiter_authority",
+        "0004_unknown_outcomes",
+        "0005_sweeper",
+        "0006_operators",
+        "0007_worker_reports",
+        "0008_settings_hint",
+        "0009_jobs_by_account",
+        "0010_clock_witness",
+        "0011_job_words",
+        "0012_one_payment_per_charge",
+        "0013_last_wait",
+    ])
+});
+
+pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
+    migrator(files!["sqlite":
+        "0001_settings",
+        "0002_ledger",
+        "0003_embedded_queue",
+        "0004_limiter_authority",
+        "0005_unknown_outcomes",
+        "0006_sweeper",
+        "0007_operators",
+        "0008_worker_reports",
+        "0009_settings_person",
+        "0010_jobs_by_account",
+        "0011_clock_witness",
+        "0012_one_payment_per_charge",
+        "0013_clock_of_any_sqlite",
+        "0014_last_wait",
+    ])
+});
+
+/// As sqlx reads a directory: number, words and text of each file.
+fn migrator(files: &[(&'static str, &'static str)]) -> Migrator {
+    let migration = |(name, sql): &(&'static str, &'static str)| {
+        let (number, words) = name.split_once('_').unwrap_or((name, ""));
+        Migration::new(
+            number.parse().unwrap_or(0),
+            Cow::Owned(words.replace('_', " ")),
+            MigrationType::Simple,
+            sql.into_sql_str(),
+            sql.starts_with("-- no-transaction"),
+        )
+    };
+    Migrator::with_migrations(files.iter().map(migration).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn every_file_is_compiled_in_as_sqlx_reads_it() {
+        for (kind, ours) in [("postgres", &POSTGRES), ("sqlite", &SQLITE)] {
+            let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations").join(kind);
+            let read = Migrator::new(directory).await.unwrap();
+            let told = |migrator: &Migrator| -> Vec<(i64, String, bool, Vec<u8>)> {
+                let one = |it: &Migration| (it.version, it.description.to_string(), it.no_tx, it.checksum.to_vec());
+                migrator.iter().map(one).collect()
+            };
+            assert_eq!(told(ours), told(&read), "{kind}");
+        }
+    }
+}
