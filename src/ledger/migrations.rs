@@ -5,8 +5,8 @@
 use std::borrow::Cow;
 use std::sync::LazyLock;
 
-use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::SqlSafeStr as _;
+use sqlx::migrate::{Migration, MigrationType, Migrator};
 
 /// Names and texts of one directory's files.
 macro_rules! files {

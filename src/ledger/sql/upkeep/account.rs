@@ -17,9 +17,9 @@ use crate::ledger::upkeep::{Account, Checked};
 
 const FREE: &str = "(lease_until IS NULL OR lease_until <= {now})";
 /// Conditions of the indexes `jobs_settled_by_update` and `jobs_in_review_by_update`, and of all settled jobs.
-const SETTLED_LATELY: &str = "scrubbed_at IS NULL AND state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled') \
-     AND updated_at >= {after:(0 - $2)}";
-const IN_REVIEW_LATELY: &str = "state = 'review' AND updated_at >= {after:(0 - $2)}";
+const SETTLED_UNSCRUBBED: &str =
+    "scrubbed_at IS NULL AND state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled')";
+const IN_REVIEW: &str = "state = 'review'";
 const SETTLED: &str = "state NOT IN ('waiting', 'sending', 'unknown')";
 
 /// What is to wait for its time waits from then on.
@@ -31,13 +31,14 @@ const NO_EVENT: &str = "NOT EXISTS (SELECT 1 FROM outcome_events WHERE outcome_e
 const NO_CAUSE: &str = "state = 'succeeded' AND (reason IS NULL OR reason = 'accepted') \
      AND NOT EXISTS (SELECT 1 FROM attempts WHERE attempts.job_id = jobs.id AND attempts.outcome = 'accepted')";
 
-pub struct Statements {
-    lately: Sql,
-    all: Sql,
-}
+pub struct Statements(Dialect);
 
 impl Statements {
     pub fn new(dialect: Dialect) -> Self {
+        Self(dialect)
+    }
+
+    fn checking(&self, settled: &[String]) -> Sql {
         let open = |place: &str, which: &str| part(place, &format!("{OPEN} AND {which}"));
         let places = [
             // First, because PostgreSQL takes the types of the columns from here.
@@ -56,15 +57,12 @@ impl Statements {
             open("due", &format!("{FREE} AND wake_at <= {{now}}")),
             open("astray", "wake_at <= {after:(0 - $1)} AND (lease_until IS NULL OR lease_until <= {after:(0 - $1)})"),
         ];
-        let checks = |which: &[&str]| {
-            let parts = which.iter().flat_map(|which| {
-                [("without_event", NO_EVENT), ("without_cause", NO_CAUSE)]
-                    .map(|(place, fault)| part(place, &format!("{which} AND {fault}")))
-            });
-            let parts: Vec<String> = places.iter().cloned().chain(parts).collect();
-            dialect.sql(&parts.join(" UNION ALL "))
-        };
-        Self { lately: checks(&[SETTLED_LATELY, IN_REVIEW_LATELY]), all: checks(&[SETTLED]) }
+        let checks = settled.iter().flat_map(|which| {
+            [("without_event", NO_EVENT), ("without_cause", NO_CAUSE)]
+                .map(|(place, fault)| part(place, &format!("{which} AND {fault}")))
+        });
+        let parts: Vec<String> = places.into_iter().chain(checks).collect();
+        self.0.sql(&parts.join(" UNION ALL "))
     }
 
     pub async fn take(
@@ -73,12 +71,17 @@ impl Statements {
         astray_after: Duration,
         checked: Checked,
     ) -> Result<Vec<Account>, LedgerError> {
-        let (sql, args): (_, Args) = match checked {
-            Checked::Since(since) => (&self.lately, Arc::from([astray_after.into(), since.into()])),
-            Checked::All => (&self.all, Arc::from([astray_after.into()])),
+        let sql = match checked {
+            // Not as an argument: PostgreSQL comes to plan for any argument, and for any span it reads everything.
+            Checked::Since(since) => {
+                let lately = format!("updated_at >= {{after:(0 - {})}}", since.as_millis());
+                self.checking(&[SETTLED_UNSCRUBBED, IN_REVIEW].map(|which| format!("{which} AND {lately}")))
+            }
+            Checked::All => self.checking(&[SETTLED.to_owned()]),
         };
+        let args: Args = Arc::from([astray_after.into()]);
         let mut accounts: BTreeMap<String, Account> = BTreeMap::new();
-        for row in engine.query(sql, args).await? {
+        for row in engine.query(&sql, args).await? {
             let provider = row.text("provider")?;
             let account =
                 accounts.entry(provider.clone()).or_insert_with(|| Account { provider, ..Account::default() });

@@ -85,13 +85,14 @@ fn access(node: &Value, during: &'static str, sql: &str) -> Option<Access> {
 /// is no worse.
 async fn explain(fixture: &mut Fixture) {
     let database = fixture.url.rsplit('/').next().unwrap().to_owned();
+    // A session that begins in between tells nothing, or all of it.
     let settings = [
-        ("session_preload_libraries", "auto_explain"),
-        ("auto_explain.log_min_duration", "0"),
-        ("auto_explain.log_analyze", "on"),
-        ("auto_explain.log_timing", "off"),
-        ("auto_explain.log_nested_statements", "on"),
         ("auto_explain.log_format", "json"),
+        ("auto_explain.log_nested_statements", "on"),
+        ("auto_explain.log_timing", "off"),
+        ("auto_explain.log_analyze", "on"),
+        ("auto_explain.log_min_duration", "0"),
+        ("session_preload_libraries", "auto_explain"),
     ];
     for (name, value) in settings {
         fixture.sql(&format!("ALTER DATABASE {database} SET {name} = '{value}'")).await.unwrap();
