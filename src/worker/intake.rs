@@ -161,25 +161,23 @@ async fn steps(lane: &LaneParts, copy: &Copy, (delivered_at, redelivered): (Inst
         Ok(end) => return end,
         Err(to_claim) => to_claim,
     };
-    let claim = claim(lane, &decoded).instrument(spans::step("claim")).await;
-    if let Some(Claim::Claimed(claimed)) = claim {
-        return begin(lane, decoded, claimed, (delivered_at, place)).await;
-    }
-    given_up(lane, place);
-    match claim {
+    let not_claimed = match claim(lane, &decoded).instrument(spans::step("claim")).await {
+        Some(Claim::Claimed(claimed)) => return begin(lane, decoded, claimed, (delivered_at, place)).await,
+        Some(Claim::Settled) => {
+            lane.repeats.came();
+            End::Ack
+        }
         // Its holder, or whoever takes over, will settle it; then this copy finds it settled.
         Some(Claim::InHand { lease_left }) => {
             lane.meter.parked("in_hand_elsewhere", "another delivery of the job is in hand");
             End::Park(lease_left.clamp(DELAY_STEPS[0], LEASE / 2))
         }
         Some(Claim::Conflict(invalid)) => reject(lane, copy, &invalid, Some(decoded.job.id.clone())).await,
-        Some(_) => {
-            lane.repeats.came();
-            End::Ack
-        }
         None if lane.worker.stop.is_cancelled() => End::HandBack,
         None => End::Refused,
-    }
+    };
+    given_up(lane, place);
+    not_claimed
 }
 
 async fn claim(lane: &LaneParts, decoded: &Decoded) -> Option<Claim> {
@@ -211,12 +209,8 @@ async fn begin(
     };
     // A copy comes back a little before its time. Its permit is good for longer than that, and may be lost if given back.
     let sends_soon = wait < DELAY_STEPS[0].min(lane.settings.borrow().provider.send_budget / 2);
-    let place = if wait.is_zero() || sends_soon {
-        place
-    } else {
-        given_up(lane, place);
-        None
-    };
+    let (place, unused) = if sends_soon { (place, None) } else { (None, place) };
+    given_up(lane, unused);
     if wait < DELAY_STEPS[0] {
         sleep(wait).await;
         return execute::execute(lane, &job, place).await;

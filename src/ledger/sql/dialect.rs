@@ -105,9 +105,9 @@ impl Dialect {
     /// Renders a template. Places: `{now}`; `{now_ms}`; `{ms:T}` instant to epoch ms; `{at:MS}` the reverse; `{after:MS}` now plus
     /// that; `{until:T}` and `{since:T}` ms from and to now, `until` rounded up;
     /// `{aged:T}` like `since`, never more than the true age and never negative; `{json:X}` text to JSON; `{text:X}`
-    /// JSON to text; `{among:X}` is one of a JSON array of integers; `{texts:X}` rows of one of texts; `{held:X}` rows (id, fence) of a JSON array;
-    /// `{who}` and `{program}` as the audit's triggers name them; `{version}` of the database; `{unlocked}` rows that nobody else is taking; `{join}`
-    /// the left rows first, one by one; `{job}`.
+    /// JSON to text; `{among:X}` is one of a JSON array of integers; `{texts:X}` rows of one of texts; `{held:X}` rows
+    /// (id, fence) of a JSON array; `{who}` and `{program}` as the audit's triggers name them; `{version}` of the
+    /// database; `{unlocked}` rows that nobody else is taking; `{join}` the left rows first, one by one; `{job}`.
     #[must_use]
     pub fn sql(self, template: &str) -> Sql {
         let mut out = String::with_capacity(template.len() * 2);
