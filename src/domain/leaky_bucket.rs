@@ -1,7 +1,7 @@
 //! When the next job may leave the bucket: a queue with a steady outflow, as a function of the time.
 //!
 //! Refuses to hold jobs, to sleep and to burst: time that passes while the bucket is empty earns nothing, apart from
-//! one step's worth that makes up for late timers.
+//! what makes up for late timers, [`TIMER_LATENESS`] or one step's worth.
 
 use std::time::Duration;
 
@@ -12,8 +12,9 @@ pub struct LeakyBucket {
     next: Duration,
 }
 
-/// Shortest interval that is shaped: above 10,000 jobs per second timers are too coarse to matter.
-const INTERVAL_MIN: Duration = Duration::from_micros(100);
+/// Whoever sleeps until the next job may leave comes up to this much late on a busy machine: timers count milliseconds, and
+/// the processor has other work. What could have left meanwhile leaves then; else a fast outflow would be as slow as timers.
+const TIMER_LATENESS: Duration = Duration::from_millis(10);
 
 impl LeakyBucket {
     /// A rate that is not positive closes the outflow.
@@ -42,7 +43,7 @@ impl LeakyBucket {
 
     /// Counts one job that leaves at `now`.
     pub fn leak(&mut self, now: Duration) {
-        let latest_start = now.saturating_sub(self.interval);
+        let latest_start = now.saturating_sub(self.interval.max(TIMER_LATENESS));
         self.next = self.next.max(latest_start) + self.interval;
     }
 }
@@ -51,7 +52,7 @@ fn interval(jobs_per_second: f64) -> Duration {
     if jobs_per_second <= 0.0 || !jobs_per_second.is_finite() {
         return Duration::from_secs(3_600);
     }
-    Duration::try_from_secs_f64(1.0 / jobs_per_second).unwrap_or(Duration::from_secs(3_600)).max(INTERVAL_MIN)
+    Duration::try_from_secs_f64(1.0 / jobs_per_second).unwrap_or(Duration::from_secs(3_600))
 }
 
 #[cfg(test)]
@@ -84,6 +85,29 @@ mod tests {
         assert_eq!(try_leak(&mut bucket, ms(60_000)), Duration::ZERO);
         assert_eq!(try_leak(&mut bucket, ms(60_000)), Duration::ZERO);
         assert_eq!(try_leak(&mut bucket, ms(60_000)), ms(10));
+    }
+
+    #[test]
+    fn timers_that_come_late_do_not_slow_the_outflow() {
+        for (per_second, wakes_every_ms) in [(1_000.0, 3), (5_000.0, 2), (40_000.0, 2), (1_000_000.0, 9)] {
+            let mut bucket = LeakyBucket::new(per_second);
+            let wakes = (1..=1_000 / wakes_every_ms).map(|wake| Duration::from_millis(wake * wakes_every_ms));
+            let left: u32 =
+                wakes.map(|now| (0..).take_while(|_| try_leak(&mut bucket, now).is_zero()).count() as u32).sum();
+            let share = f64::from(left) / per_second;
+            assert!(
+                (0.99..1.02).contains(&share),
+                "{left} in a second at {per_second}/s, looked at every {wakes_every_ms} ms"
+            );
+        }
+    }
+
+    #[test]
+    fn an_empty_bucket_earns_no_more_than_late_timers_need() {
+        let mut bucket = LeakyBucket::new(2_000.0);
+        let at = Duration::from_secs(60);
+        let at_once = (0..).take_while(|_| try_leak(&mut bucket, at).is_zero()).count();
+        assert_eq!(at_once, 21, "those of 10 ms, and the one whose turn it is");
     }
 
     #[test]
