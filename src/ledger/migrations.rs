@@ -30,6 +30,7 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0011_job_words",
         "0012_one_payment_per_charge",
         "0013_last_wait",
+        "0014_words_judged_cheaply",
     ])
 });
 

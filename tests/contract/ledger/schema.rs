@@ -230,17 +230,26 @@ const BAD_ACCOUNTS: [(&str, &str); 9] = [
     ("window_ms", "0"),
 ];
 
-const BAD_JOBS: [(&str, &str); 22] = [
+const BAD_JOBS: [(&str, &str); 31] = [
     ("id", "'with space'"),
     ("id", "''"),
+    ("id", "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'"),
     ("provider", "'Stripe'"),
+    ("provider", "''"),
+    ("provider", "'-stripe'"),
+    ("provider", "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'"),
     ("idempotency_key", "'a/b'"),
+    ("idempotency_key", "''"),
+    ("idempotency_key", "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'"),
     ("content_hash", "'{short}'"),
     ("amount", "0"),
     ("amount", "-1"),
     ("currency", "'eur'"),
     ("currency", "'EURO'"),
+    ("currency", "'EU'"),
     ("account", "''"),
+    ("account", "'a b'"),
+    ("account", "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'"),
     ("cost", "0"),
     ("cost", "1001"),
     ("priority", "10"),
@@ -253,6 +262,17 @@ const BAD_JOBS: [(&str, &str); 22] = [
     ("fence", "-1"),
     ("lease_owner", "NULL"),
     ("frozen_url", "'https://x.example/'"),
+];
+
+/// The longest words that the rules allow, and the shortest.
+const GOOD_JOBS: [(&str, &str); 7] = [
+    ("provider", "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'"),
+    ("provider", "'p'"),
+    ("idempotency_key", "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'"),
+    ("idempotency_key", "'-'"),
+    ("account", "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'"),
+    ("account", "'_'"),
+    ("id", "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'"),
 ];
 
 async fn every_rule_is_a_check(kind: Kind) {
@@ -292,6 +312,10 @@ async fn every_rule_is_a_check(kind: Kind) {
     // What those rules leave allowed.
     for change in GOOD_LIMITS {
         let update = format!("UPDATE provider_limits SET {change} WHERE name = 'all'");
+        fixture.sql(&update).await.unwrap_or_else(|error| panic!("{update}: {error}"));
+    }
+    for (column, value) in GOOD_JOBS {
+        let update = format!("UPDATE jobs SET {column} = {value}");
         fixture.sql(&update).await.unwrap_or_else(|error| panic!("{update}: {error}"));
     }
     if kind == Kind::Postgres {
