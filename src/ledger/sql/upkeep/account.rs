@@ -1,8 +1,8 @@
 //! The account of all jobs, in one statement, so that everything in it is of one instant.
 //!
 //! Refuses to trust one count: open jobs are counted by state and by whereabouts, and settled ones are held against their
-//! events and attempts. The count by state reads an index from end to end, up to a second per million jobs on a busy
-//! machine; everything else is bounded.
+//! events and attempts. The count by state reads an index from end to end, that by whereabouts the rows of all open jobs,
+//! once: each up to a second per million on a busy machine. Everything else is bounded.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,6 +31,9 @@ const NO_EVENT: &str = "NOT EXISTS (SELECT 1 FROM outcome_events WHERE outcome_e
 const NO_CAUSE: &str = "state = 'succeeded' AND (reason IS NULL OR reason = 'accepted') \
      AND NOT EXISTS (SELECT 1 FROM attempts WHERE attempts.job_id = jobs.id AND attempts.outcome = 'accepted')";
 
+/// The columns that only the row of open jobs fills.
+const NOT_OF_OPEN: &str = "NULL AS oldest_ms, 0 AS in_hand, 0 AS parked, NULL AS parked_ms, 0 AS due, 0 AS astray";
+
 pub struct Statements(Dialect);
 
 impl Statements {
@@ -39,23 +42,26 @@ impl Statements {
     }
 
     fn checking(&self, settled: &[String]) -> Sql {
-        let open = |place: &str, which: &str| part(place, &format!("{OPEN} AND {which}"));
+        // Open jobs are looked at once for all that is asked of them: there may be a million.
+        let of = |which: &str| format!("count(CASE WHEN {which} THEN 1 END)");
         let places = [
             // First, because PostgreSQL takes the types of the columns from here.
             format!(
-                "SELECT min(provider) AS provider, 'open' AS place, NULL AS state, \
-                 count(CASE WHEN expires_at <= {{now}} THEN 1 END) AS jobs, {{aged:min({SINCE})}} AS oldest_ms \
-                 FROM jobs WHERE {OPEN} GROUP BY provider || ''"
+                "SELECT min(provider) AS provider, 'open' AS place, NULL AS state, {} AS jobs, \
+                     {{aged:min({SINCE})}} AS oldest_ms, {} AS in_hand, count(parked_until) AS parked, \
+                     {{until:max(parked_until)}} AS parked_ms, {} AS due, {} AS astray \
+                 FROM (SELECT provider, created_at, not_before, expires_at, lease_until, wake_at, \
+                           CASE WHEN {FREE} AND wake_at > {{now}} THEN wake_at END AS parked_until \
+                       FROM jobs WHERE {OPEN}) AS open_jobs GROUP BY provider || ''",
+                of("expires_at <= {now}"),
+                of("lease_until > {now}"),
+                of(&format!("{FREE} AND wake_at <= {{now}}")),
+                of("wake_at <= {after:(0 - $1)} AND (lease_until IS NULL OR lease_until <= {after:(0 - $1)})"),
             ),
-            "SELECT provider, 'state' AS place, state, count(*) AS jobs, NULL AS oldest_ms FROM jobs \
-             GROUP BY provider, state"
-                .to_owned(),
-            open("in_hand", "lease_until > {now}"),
-            // Its span is that to the last wake.
-            open("parked", &format!("{FREE} AND wake_at > {{now}}"))
-                .replace("NULL AS oldest_ms", "{until:max(wake_at)} AS oldest_ms"),
-            open("due", &format!("{FREE} AND wake_at <= {{now}}")),
-            open("astray", "wake_at <= {after:(0 - $1)} AND (lease_until IS NULL OR lease_until <= {after:(0 - $1)})"),
+            format!(
+                "SELECT provider, 'state' AS place, state, count(*) AS jobs, {NOT_OF_OPEN} FROM jobs \
+                 GROUP BY provider, state"
+            ),
         ];
         let checks = settled.iter().flat_map(|which| {
             [("without_event", NO_EVENT), ("without_cause", NO_CAUSE)]
@@ -94,26 +100,24 @@ impl Statements {
 /// Grouped by an expression, because SQLite would rather read all jobs in the order of an index on the column.
 fn part(place: &str, which: &str) -> String {
     format!(
-        "SELECT min(provider) AS provider, '{place}' AS place, NULL AS state, count(*) AS jobs, NULL AS oldest_ms \
+        "SELECT min(provider) AS provider, '{place}' AS place, NULL AS state, count(*) AS jobs, {NOT_OF_OPEN} \
          FROM jobs WHERE {which} GROUP BY provider || ''"
     )
 }
 
 fn enter(account: &mut Account, row: &Row) -> Result<(), LedgerError> {
-    let jobs = u64::try_from(row.int("jobs")?).map_err(|_| corrupt("jobs", "is negative"))?;
+    let count = |column| u64::try_from(row.int(column)?).map_err(|_| corrupt(column, "is negative"));
+    let jobs = count("jobs")?;
     match row.text("place")?.as_str() {
         "state" => {
             account.recorded += jobs;
             account.states.push((row.text("state")?, jobs));
         }
         "open" => {
-            account.past_deadline = jobs;
-            account.oldest_open = row.opt_ms("oldest_ms")?;
+            (account.past_deadline, account.oldest_open) = (jobs, row.opt_ms("oldest_ms")?);
+            (account.parked, account.parked_for) = (count("parked")?, row.opt_ms("parked_ms")?);
+            (account.in_hand, account.due, account.astray) = (count("in_hand")?, count("due")?, count("astray")?);
         }
-        "in_hand" => account.in_hand = jobs,
-        "parked" => (account.parked, account.parked_for) = (jobs, row.opt_ms("oldest_ms")?),
-        "due" => account.due = jobs,
-        "astray" => account.astray = jobs,
         // Settled and in review are counted apart.
         "without_event" => account.without_event += jobs,
         "without_cause" => account.without_cause += jobs,
