@@ -130,7 +130,7 @@ pub trait Engine: Send + Sync {
     /// Runs one statement, committed by itself.
     async fn query(&self, sql: &Sql, args: Args) -> Result<Vec<Row>, LedgerError>;
 
-    /// The same for a statement whose rows are named by their ids, and which must not read the table for them.
+    /// The same for a statement that must not read whole tables for the rows that it names, whatever statistics say of them.
     async fn query_by_index(&self, sql: &Sql, args: Args) -> Result<Vec<Row>, LedgerError> {
         self.query(sql, args).await
     }

@@ -77,17 +77,19 @@ impl Statements {
         astray_after: Duration,
         checked: Checked,
     ) -> Result<Vec<Account>, LedgerError> {
-        let sql = match checked {
-            // Not as an argument: PostgreSQL comes to plan for any argument, and for any span it reads everything.
+        let args: Args = Arc::from([astray_after.into()]);
+        let rows = match checked {
+            // Not as an argument: PostgreSQL comes to plan for any argument, and for any span it reads everything. And by
+            // index: what it knows of the last minutes is older than they are.
             Checked::Since(since) => {
                 let lately = format!("updated_at >= {{after:(0 - {})}}", since.as_millis());
-                self.checking(&[SETTLED_UNSCRUBBED, IN_REVIEW].map(|which| format!("{which} AND {lately}")))
+                let sql = self.checking(&[SETTLED_UNSCRUBBED, IN_REVIEW].map(|which| format!("{which} AND {lately}")));
+                engine.query_by_index(&sql, args).await?
             }
-            Checked::All => self.checking(&[SETTLED.to_owned()]),
+            Checked::All => engine.query(&self.checking(&[SETTLED.to_owned()]), args).await?,
         };
-        let args: Args = Arc::from([astray_after.into()]);
         let mut accounts: BTreeMap<String, Account> = BTreeMap::new();
-        for row in engine.query(&sql, args).await? {
+        for row in rows {
             let provider = row.text("provider")?;
             let account =
                 accounts.entry(provider.clone()).or_insert_with(|| Account { provider, ..Account::default() });
