@@ -172,7 +172,11 @@ async fn steps(lane: &LaneParts, copy: &Copy, (delivered_at, redelivered): (Inst
             lane.meter.parked("in_hand_elsewhere", "another delivery of the job is in hand");
             End::Park(lease_left.clamp(DELAY_STEPS[0], LEASE / 2))
         }
-        Some(Claim::Conflict(invalid)) => reject(lane, copy, &invalid, Some(decoded.job.id.clone())).await,
+        // Keeping the message may wait for an engine, and the place must not wait with it.
+        Some(Claim::Conflict(invalid)) => {
+            given_up(lane, place);
+            return reject(lane, copy, &invalid, Some(decoded.job.id.clone())).await;
+        }
         None if lane.worker.stop.is_cancelled() => End::HandBack,
         None => End::Refused,
     };
