@@ -106,6 +106,10 @@ impl LimitSpec {
     }
 }
 
+/// A start that used the whole allowance left nothing for the way: one that came 49 ms late, of 50, was counted less than a
+/// window before the next use of its slot as soon as the machine was busy.
+const START_SHARE: f64 = 0.8;
+
 /// What a quota allows, as of one settings version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuotaSpec {
@@ -134,11 +138,11 @@ pub struct QuotaSpec {
 pub struct Blocked;
 
 impl QuotaSpec {
-    /// How long after its start a permit may be used. Within an allowance for jitter the way to the provider must not hide
-    /// a late start.
+    /// How long after its start a permit may be used. An allowance for jitter covers a late start and the way to the
+    /// provider together: a start may use [`START_SHARE`] of it.
     #[must_use]
     pub fn use_within(&self) -> Duration {
-        self.grant_jitter.map_or(self.send_budget, |jitter| jitter.min(self.send_budget))
+        self.grant_jitter.map_or(self.send_budget, |jitter| jitter.mul_f64(START_SHARE).min(self.send_budget))
     }
 
     /// The spec indices of the limits that count all calls together, in the order of their cells.

@@ -113,6 +113,15 @@ fn an_accounts_own_bucket_is_remembered_until_it_has_drained() {
 }
 
 #[test]
+fn a_start_within_an_allowance_for_jitter_leaves_room_for_the_way() {
+    let ms = Duration::from_millis;
+    for (grant_jitter, use_within) in [(None, 500), (Some(50), 40), (Some(10), 8), (Some(60_000), 500)] {
+        let spec = QuotaSpec { grant_jitter: grant_jitter.map(ms), ..spec(&[]) };
+        assert_eq!(spec.use_within(), ms(use_within), "{grant_jitter:?} ms");
+    }
+}
+
+#[test]
 fn windows_are_padded_by_what_no_comparison_of_clocks_can_see() {
     for (window_ms, padded_us) in [(1, 3_001), (1_000, 1_002_500), (60_000, 60_032_000)] {
         let limit = LimitSpec::sliding_log("all", 1, Duration::from_millis(window_ms));

@@ -226,8 +226,7 @@ impl Gate {
         self.standing = None;
         (self.ask_at_us, self.replied_at_us) = (now_us, now_us);
         let mut places: Vec<_> = places.into_iter().map(IntoIterator::into_iter).collect();
-        // Within the allowance for jitter the way to the provider must not hide a late start.
-        let budget = spec.grant_jitter.map_or(spec.send_budget, |jitter| jitter.min(spec.send_budget));
+        let budget = spec.use_within();
         for run in &reply.granted {
             let granted = Granted {
                 start_us: now_us + run.wait_us,
