@@ -31,6 +31,7 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0012_one_payment_per_charge",
         "0013_last_wait",
         "0014_words_judged_cheaply",
+        "0015_charge_found_by_reference_and_provider",
     ])
 });
 
@@ -50,6 +51,7 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
         "0012_one_payment_per_charge",
         "0013_clock_of_any_sqlite",
         "0014_last_wait",
+        "0015_charge_found_by_reference_and_provider",
     ])
 });
 

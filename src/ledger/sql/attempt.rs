@@ -27,8 +27,8 @@ const WRITE_AND_TAKE_EVENT: &str = "INSERT INTO outcome_events \
          {after:$12} FROM {job}";
 
 /// Another payment of this provider that succeeded by the charge that this one will have, if there is one: the charge
-/// that $10 names, or the one that the row has already. The index lets there be one at most. Written so that no other
-/// index fits: one of (provider, state) would be taken while the table is small, and kept when it holds millions.
+/// that $10 names, or the one that the row has already. The index lets there be one at most. Written as that index has it,
+/// so that no other fits: one of (provider, state) would be taken while the table is small, and kept when it holds millions.
 pub(super) const SAME_CHARGE: &str = "(SELECT other.id FROM jobs AS other \
      WHERE other.provider_reference = COALESCE($10, jobs.provider_reference) AND other.state = 'succeeded' \
      AND other.provider || '' = jobs.provider AND other.id <> jobs.id LIMIT 1)";

@@ -4,6 +4,7 @@ use super::{Fixture, Kind};
 
 pub const JOBS: u32 = 20_000;
 pub const LANES: u32 = 10;
+const NAMESAKES: u32 = 2_500;
 
 /// `n` runs from 1; the state goes by `n % 20`: two thirds are settled, a quarter is open.
 const STATE: &str = "CASE n % 20 WHEN 0 THEN 'waiting' WHEN 1 THEN 'waiting' WHEN 2 THEN 'waiting' \
@@ -19,6 +20,11 @@ impl Fixture {
         self.sql(&sql.events()).await.unwrap();
         self.sql(&sql.rejected()).await.unwrap();
         self.sql(&sql.audited()).await.unwrap();
+    }
+
+    /// Payments of [`NAMESAKES`] other providers, which all call the charge `charge-work-sent-0`.
+    pub async fn fill_namesakes(&self, kind: Kind) {
+        self.sql(&Dialect(kind).namesakes()).await.unwrap();
     }
 }
 
@@ -59,6 +65,19 @@ impl Dialect {
                  1, 0, CASE WHEN n % 40 = 0 THEN {expiry} END, '{{}}', {STATE}, {wake}, \
                  CASE WHEN {sent} THEN 1 ELSE 0 END, CASE WHEN {sent} THEN 1 ELSE 0 END, n % 20 = 3, 1, {sent_at}, \
                  {one}, {method}, {url}, {id}, {kind}, {body}, {print}, {made}, {made} \
+             FROM numbers"
+        )
+    }
+
+    /// References are unique at one provider, not over all.
+    fn namesakes(&self) -> String {
+        let (made, hash) = (self.ago("n"), self.bytes(32));
+        format!(
+            "INSERT INTO jobs (id, provider, idempotency_key, key_given, content_hash, amount, currency, cost, priority, \
+                 state, wake_at, fence, provider_reference, created_at, updated_at) \
+             WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {NAMESAKES}) \
+             SELECT 'n-' || n, 'other-' || n, 'n-' || n, n < 0, {hash}, 100, 'EUR', 1, 0, 'succeeded', {made}, 1, \
+                 'charge-work-sent-0', {made}, {made} \
              FROM numbers"
         )
     }

@@ -138,6 +138,21 @@ async fn a_young_ledger_finds_a_job_by_its_id() {
     }
 }
 
+/// References are unique at one provider alone: those who have others' payments beside them settle theirs as fast.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn charges_of_other_providers_are_not_looked_at() {
+    let _alone = LOG.lock().await;
+    let mut fixture = Fixture::migrated(Kind::Postgres).await;
+    fixture.fill_namesakes(Kind::Postgres).await;
+    explain(&mut fixture).await;
+    let mut log = ServerLog(Postgres::shared().log_text().len());
+    let mut working = Working { fixture: &fixture, explained: &mut log, run: "work", accesses: Vec::new() };
+    working.way_of_a_job().await;
+    let by_charge = |access: &&Access| access.index.as_deref() == Some("jobs_one_payment_per_charge");
+    let rows: Vec<_> = working.accesses.iter().filter(by_charge).filter_map(|access| access.rows).collect();
+    assert!(rows.len() > 8 && rows.iter().all(|rows| *rows < 10), "{rows:?}");
+}
+
 #[test]
 fn a_scan_is_seen_in_a_plan() {
     let log = "2026-01-01 LOG:  duration: 1 ms  plan:\n\t{\n\t\"Query Text\": \"SELECT\",\n\t\"Plan\": {\"Node Type\": \
