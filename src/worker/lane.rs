@@ -159,9 +159,10 @@ async fn serve(
             taken = take(lane, &free), if arrived => match taken? {
                 Some((delivery, place)) => {
                     let lane = Arc::clone(parts);
-                    // Made where it is awaited: what a block captures and awaits is kept twice.
+                    // On its way into a task a future is moved several times, and this one has thousands of bytes.
+                    let work = Box::pin(intake::work_off(lane, delivery));
                     let job = jobs.track_future(async move {
-                        intake::work_off(lane, delivery).await;
+                        work.await;
                         drop(place);
                     });
                     parts.worker.jobs.spawn(job);

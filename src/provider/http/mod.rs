@@ -108,12 +108,17 @@ impl HttpProvider {
         }
         let method = Method::from_bytes(request.method.as_bytes())
             .map_err(|_| FreezeError::Template("the frozen method is not one".to_owned()))?;
-        Ok(Outgoing { method, target: self.policy.admit(&request.url)?, headers, body: Some(request.body.clone()) })
+        Ok(Outgoing { method, target: self.target_of(&request.url)?, headers, body: Some(request.body.clone()) })
+    }
+
+    /// The row's own address was admitted when it was read.
+    fn target_of(&self, url: &str) -> Result<Target, FreezeError> {
+        if url == self.target.url.as_str() { Ok(self.target.clone()) } else { self.policy.admit(url) }
     }
 
     /// The row's own client, or one for the address that an older version of the row froze.
     fn client_for(&self, target: &Target) -> Result<Client, FreezeError> {
-        if target.url.origin() == self.target.url.origin() {
+        if target.url == self.target.url || target.url.origin() == self.target.url.origin() {
             return Ok(self.client.clone());
         }
         client::build(target, self.timeout, self.connections)
