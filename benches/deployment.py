@@ -127,11 +127,11 @@ class Deployment:
         lines.unlink()
 
     @contextlib.contextmanager
-    def worker(self, lanes=1):
-        """A `run` whose lanes are open; its process id and the port of its ops server."""
+    def worker(self, lanes=1, threads=os.cpu_count()):
+        """A `run` whose lanes are open, with so many threads; its process id and the port of its ops server."""
         port = servers.free_port()
         log = self.below / f"worker-{port}.log"
-        environment = self.environment({"OPS__LISTEN": f"127.0.0.1:{port}"})
+        environment = self.environment({"OPS__LISTEN": f"127.0.0.1:{port}"}) | {"TOKIO_WORKER_THREADS": str(threads)}
         with servers.process([str(self.options.program), "run"], log, environment) as child:
             deadline = time.monotonic() + PATIENCE_S
             while log.read_text().count("lane open") < lanes:

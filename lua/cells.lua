@@ -1,9 +1,10 @@
 -- What one limit counts, whatever its algorithm; the second part of the limiter's library.
--- Specification: src/domain/quota/{window,bucket,cell}.rs.
+-- Specification: src/domain/quota/{window,bucket,crowd,cell}.rs.
 
 local PARTS = 1024
 local LOG, WINDOW, BUCKET = 0, 1, 2
-local HELD, SHADOW, PACING = 1, 2, 3
+local STARTED, HELD, SHADOW, PACING = 0, 1, 2, 3
+local CROWD_LEAST, SPREAD_PART, SPREAD_MAX_MS = 2, 2, 500
 
 local function roll(cell, now)
   local index = floor((now - cell.param) / cell.window)
@@ -58,6 +59,27 @@ local function find(cell, cost, from)
   return from, 0, floor((cell.max * cell.param - backlog(cell, from)) / (cost * cell.param))
 end
 
+-- Behind the latest start that the log knows. What calls before took of that one is not known.
+local function open_crowd(cell, jitter)
+  cell.most = 0
+  if cell.kind ~= LOG or cell.mode ~= STARTED or cell.granule ~= 1 or jitter == 0 then return end
+  local spread = min(max(floor(cell.window / 1000 / SPREAD_PART), 1), SPREAD_MAX_MS)
+  cell.most = max(ceil(cell.max / spread), CROWD_LEAST)
+  cell.crowd_ms, cell.crowd_uses = max(0, cell.tail_ms - ceil(jitter / 1000)), 0
+end
+
+-- Where it starts without making a crowd, and how many permits start there.
+local function apart(cell, from, room, cost, now)
+  local most, uses, ms = cell.most, cell.crowd_uses, cell.crowd_ms
+  if most == 0 or from > now then return from, room end
+  if uses > 0 and uses + cost > most then ms = ms + 1 end
+  local start = from
+  if ceil(from / 1000) < ms then start = ms * 1000 end
+  local left = most
+  if ceil(start / 1000) == cell.crowd_ms then left = max(0, most - uses) end
+  return start, min(room, max(1, floor(left / cost)))
+end
+
 local function take(cell, uses, start)
   if cell.kind == LOG then
     local missing = uses - cell.unused
@@ -72,6 +94,11 @@ local function take(cell, uses, start)
       local starts = cell.starts or {}
       starts[#starts + 1], starts[#starts + 2] = start, uses
       cell.starts = starts
+      if cell.most > 0 then
+        local ms = ceil(start / 1000)
+        if ms > cell.crowd_ms then cell.crowd_ms, cell.crowd_uses = ms, 0 end
+        cell.crowd_uses = cell.crowd_uses + uses
+      end
     end
   elseif cell.kind == WINDOW then
     if floor((start - cell.param) / cell.window) == cell.this then

@@ -25,6 +25,8 @@ local function place(provider, cost, kind, now, limit_at)
           exact = 0
           from = earliest(provider, cell, cost, now)
           room = 0
+        else
+          from, room = apart(cell, from, room, cost, now)
         end
         if from > limit_at or room == 0 then
           if worst == nil or from > worst_at then worst, worst_at = cell, from end

@@ -27,7 +27,7 @@ local function tally_of(names, text, at, count)
                   oldest = 0, refreshed = 0, latest = 0, leases = '', windows = false, shadow = false, held = false }
   for i = 1, count do
     local cell = { held = 0, refused = 0, waited = 0, head = '', tail = '', pushed = 0, base = 0, chunks = 0, unused = 0,
-                   logged = 0, tail_ms = 0, excess = 0, origin = 0, spent = 0, open_ms = 0, open_uses = 0 }
+                   logged = 0, tail_ms = 0, excess = 0, origin = 0, spent = 0, open_ms = 0, open_uses = 0, most = 0 }
     cell.kind, cell.applies, cell.mode, cell.window, cell.param, cell.granule, cell.max, cell.index, at =
       decode('<I1I1I1I7I7I4I4I2', text, at)
     tally.windows = tally.windows or cell.kind == WINDOW
@@ -147,13 +147,14 @@ local function expire(tally, now, mine)
 end
 
 -- Before the first want of a call.
-local function open_cells(tally, now)
+local function open_cells(tally, now, jitter)
   local cells = tally.cells
   for i = 1, #cells do
     local cell = cells[i]
     if cell.kind == LOG then
       cell.unused = cell.max - cell.logged - (cell.mode == HELD and in_flight(tally, cell.applies) or 0)
       cell.exceeds, cell.starts = false, nil
+      open_crowd(cell, jitter)
     elseif cell.kind == WINDOW then
       roll(cell, now)
     end

@@ -3,6 +3,7 @@
 //! Refuses to know other limits; all or nothing over several is [`super::grant`]'s.
 
 use super::bucket::Bucket;
+use super::crowd::Crowd;
 use super::log::Log;
 use super::window::Window;
 use crate::domain::decision::SlotInstant;
@@ -33,6 +34,8 @@ pub(super) struct Cell {
     count: Count,
     /// Starts of this call that a log takes when the call closes: they are no slots for its own wants.
     starts: Vec<(u64, u64)>,
+    /// Of this call's starts.
+    crowd: Crowd,
     pub would_have_refused: u64,
     pub would_have_waited: u64,
 }
@@ -51,7 +54,15 @@ impl Cell {
             CellKind::Window { .. } => Count::Window(Window::default()),
             CellKind::Bucket { .. } => Count::Bucket(Bucket::default()),
         };
-        Self { spec, held_until_us, count, starts: Vec::new(), would_have_refused: 0, would_have_waited: 0 }
+        Self {
+            spec,
+            held_until_us,
+            count,
+            starts: Vec::new(),
+            crowd: Crowd::default(),
+            would_have_refused: 0,
+            would_have_waited: 0,
+        }
     }
 
     /// The same limit with other numbers, its uses carried over; a cell that counts otherwise does not know its past.
@@ -91,10 +102,13 @@ impl Cell {
     }
 
     /// Before the first want of a call.
-    pub fn open(&mut self, now_us: u64, in_flight: u64) {
+    pub fn open(&mut self, now_us: u64, in_flight: u64, jitter_us: u64) {
         let in_flight = if self.spec.held() { in_flight } else { 0 };
         match (&mut self.count, self.spec.kind) {
-            (Count::Log(log), _) => log.open(self.spec.max, in_flight),
+            (Count::Log(log), _) => {
+                log.open(self.spec.max, in_flight);
+                self.crowd = Crowd::behind(&self.spec, log.tail_ms(), jitter_us);
+            }
             (Count::Window(window), CellKind::Window { offset_us }) => {
                 window.roll(now_us, offset_us, self.spec.window_us);
             }
@@ -117,12 +131,18 @@ impl Cell {
         }
     }
 
+    /// The same place, or a later one where fewer start at once.
+    pub fn apart(&self, found: Found, cost: u64, now_us: u64) -> Found {
+        self.crowd.apart(found, cost, now_us)
+    }
+
     pub fn take(&mut self, cost: u64, start_us: u64) {
         match (&mut self.count, self.spec.kind) {
             (Count::Log(log), CellKind::Log { held, .. }) => {
                 log.take(cost);
                 if !held {
                     self.starts.push((start_us, cost));
+                    self.crowd.take(start_us, cost);
                 }
             }
             (Count::Window(window), CellKind::Window { offset_us }) => {

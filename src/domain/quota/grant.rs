@@ -141,10 +141,14 @@ fn place(terms: &Terms<'_>, provider: &Tally, cost: u64, kind: CallKind) -> Resu
     let enforced = |cell: &&Cell| !cell.spec.shadow && cell.spec.applies(kind);
     let mut start_us = terms.now_us;
     for _ in 0..ROUNDS {
+        let find = |cell: &Cell| {
+            let found = cell.find(cost, start_us)?;
+            Some(cell.apart(found, cost, terms.now_us))
+        };
         let found: Vec<Option<Found>> = provider
             .cells
             .iter()
-            .map(|cell| if enforced(&cell) { cell.find(cost, start_us) } else { Some(Found::anything(start_us)) })
+            .map(|cell| if enforced(&cell) { find(cell) } else { Some(Found::anything(start_us)) })
             .collect();
         if let Some(no_place) = no_place(terms, provider, cost, &found) {
             return Err(no_place);

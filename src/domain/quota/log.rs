@@ -112,6 +112,11 @@ impl Log {
         self.entries.iter().filter(|entry| entry.ms * 1_000 + window_us > now_us).map(|entry| entry.count).sum()
     }
 
+    /// No use begins to count later than then.
+    pub fn tail_ms(&self) -> u64 {
+        self.tail_ms
+    }
+
     /// What may surely start now, and when all of it is free again.
     pub fn outlook(&self, now_us: u64, window_us: u64, max: u32, in_flight: u64) -> (u64, u64) {
         let over_us = self.tail_ms * 1_000 + window_us;

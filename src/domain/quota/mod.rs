@@ -15,6 +15,7 @@ use super::time::{Micros, micros_down, micros_up};
 
 mod bucket;
 mod cell;
+mod crowd;
 mod grant;
 mod log;
 mod own;
@@ -240,8 +241,9 @@ impl State {
     }
 
     fn grant(&mut self, now_us: u64, spec: &QuotaSpec, call: &Call, owns: &mut Owns<'_>) -> Reply {
-        self.provider.open(now_us);
-        owns.list.iter_mut().for_each(|own| own.tally.open(now_us));
+        let jitter_us = spec.grant_jitter.map_or(0, micros_up);
+        self.provider.open(now_us, jitter_us);
+        owns.list.iter_mut().for_each(|own| own.tally.open(now_us, jitter_us));
         let indices = spec.provider_limits();
         let terms = Terms { now_us, horizon_us: now_us + micros_up(BOOKING_HORIZON), indices: &indices };
         let mut grants = Grants::at(now_us);
@@ -253,7 +255,6 @@ impl State {
                 break;
             }
         }
-        let jitter_us = spec.grant_jitter.map_or(0, micros_up);
         let caller = (call.incarnation, call.number);
         let lasts_us = micros_up(spec.hold_max) + spec.longest_us();
         self.provider.lease(caller, grants.granted, grants.latest_us + lasts_us);

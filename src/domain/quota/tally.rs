@@ -139,9 +139,10 @@ impl Tally {
     }
 
     /// Before the first want of a call.
-    pub fn open(&mut self, now_us: u64) {
+    pub fn open(&mut self, now_us: u64, jitter_us: u64) {
         let in_flight = self.in_flight;
-        self.cells.iter_mut().for_each(|cell| cell.open(now_us, in_flight.of(cell.spec.applies_to)));
+        let open = |cell: &mut Cell| cell.open(now_us, in_flight.of(cell.spec.applies_to), jitter_us);
+        self.cells.iter_mut().for_each(open);
     }
 
     /// Holds the slots of permits that were granted, until their answers or the deadline.

@@ -167,3 +167,30 @@ fn one_request_on_the_wire_at_a_loss_costs_one_slot() {
         quota.call(now, &spec, &call(number + 1, 0, vec![answered]));
     }
 }
+
+#[test]
+fn a_limit_that_counts_the_start_keeps_its_slots_apart_in_every_turn() {
+    let window = Duration::from_secs(1);
+    let spec = QuotaSpec { grant_jitter: Some(Duration::from_millis(50)), ..spec(1, 100, window) };
+    let starts = |reply: &Reply| -> Vec<u64> {
+        let runs = reply.granted.iter();
+        runs.flat_map(|run| std::iter::repeat_n(reply.now.0 + run.wait_us, run.permits as usize)).collect()
+    };
+    let mut quota = Quota::default();
+    quota.call(START, &spec, &call(1, 0, Vec::new()));
+    // Two calls in the same millisecond: the second goes on behind the first.
+    let mut first = starts(&quota.call(START, &spec, &call(2, 60, Vec::new())));
+    first.extend(starts(&quota.call(START, &spec, &call(3, 60, Vec::new()))));
+    assert_eq!(first.len(), 100);
+    let most_together = |starts: &[u64]| starts.chunk_by(|a, b| a == b).map(<[u64]>::len).max();
+    // The millisecond in which the first call ended may be used by the next call, too.
+    assert!(most_together(&first) <= Some(4), "{first:?}");
+    assert!(first.is_sorted() && first[99] - first[0] >= 48_000, "{first:?}");
+    let padded_us = spec.limits[0].padded_window_us() + 50_000;
+    let turn = starts(&quota.call(Micros(first[99] + padded_us - 100_000), &spec, &call(4, 100, Vec::new())));
+    assert_eq!(turn.len(), 100);
+    for (first, next) in first.iter().zip(&turn) {
+        let late_us = next.checked_sub(first + padded_us).unwrap();
+        assert!(late_us < 1_000, "{late_us} us");
+    }
+}

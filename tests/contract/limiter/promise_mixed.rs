@@ -299,9 +299,10 @@ fn keeps_its_promises(trouble: Trouble, spec: &QuotaSpec) {
     if let Err(failure) = outcome {
         panic!("{failure}");
     }
-    // A limiter that grants nothing would keep every promise.
+    // A limiter that grants nothing would keep every promise. Far below what is seen (350 and more, once 296): the histories
+    // are others in every run.
     assert!(requests.get() > 3_000, "only {} requests were made", requests.get());
-    assert!(full.get() > 300, "a limit was used in full only {} times", full.get());
+    assert!(full.get() > 100, "a limit was used in full only {} times", full.get());
     assert!(told.get() > 500, "a ledger was asked only {} times", told.get());
     assert!(stepped.get() > 300 || trouble == Trouble::LostState, "only {} steps were seen", stepped.get());
 }

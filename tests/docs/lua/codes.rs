@@ -112,8 +112,8 @@ fn the_functions_know_the_codes_by_the_same_names() {
     }
     let modes = header.codes("CODES", "mode");
     let line = format!(
-        "local HELD, SHADOW, PACING = {}, {}, {}\n",
-        modes["held until the answer"], modes["shadow"], modes["pacing"]
+        "local STARTED, HELD, SHADOW, PACING = {}, {}, {}, {}\n",
+        modes["counts the start"], modes["held until the answer"], modes["shadow"], modes["pacing"]
     );
     assert!(SOURCE.contains(&line), "{line}");
 }

@@ -1,0 +1,161 @@
+//! How many starts share a millisecond when a log that counts the start has slots free at once.
+//!
+//! What starts together starts together again a window later, for ever: a thousand calls that found every slot unused would
+//! leave as one crowd in every turn, and the last of them late by what the others cost. So slots that are free already are
+//! taken one after the other, a few in each millisecond. That costs a slot its place in the first turn, and nothing later.
+//!
+//! Refuses to move a start that has to wait anyway: its slot was put apart when it was taken.
+
+use super::cell::Found;
+use crate::domain::quota_spec::{CellKind, CellSpec};
+
+/// So many may always share a millisecond: about what two cores send beside everything else.
+const LEAST: u64 = 2;
+/// A whole limit takes this part of its window, ...
+const PART: u64 = 2;
+/// ... and no longer than this.
+const SPREAD_MAX_MS: u64 = 500;
+
+/// The last millisecond in which anything starts, and what of it this call has taken. Holds during a call only.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Crowd {
+    /// Uses that may share a millisecond; 0: any number.
+    most: u64,
+    ms: u64,
+    uses: u64,
+}
+
+impl Crowd {
+    /// Behind the latest start that the log knows, whose uses count for an allowance longer. What calls before took of its
+    /// millisecond is not known.
+    pub fn behind(spec: &CellSpec, tail_ms: u64, jitter_us: u64) -> Self {
+        let spread = spec.kind == CellKind::Log { granule_ms: 1, held: false } && !spec.shadow && jitter_us > 0;
+        let ms = tail_ms.saturating_sub(jitter_us.div_ceil(1_000));
+        if spread { Self { most: most(spec), ms, uses: 0 } } else { Self::default() }
+    }
+
+    /// Where it starts without making a crowd, and how many permits start there.
+    pub fn apart(&self, found: Found, cost: u64, now_us: u64) -> Found {
+        if self.most == 0 || found.start_us > now_us {
+            return found;
+        }
+        let full = self.uses > 0 && self.uses + cost > self.most;
+        let ms = if full { self.ms + 1 } else { self.ms };
+        let start_us = if found.start_us.div_ceil(1_000) < ms { ms * 1_000 } else { found.start_us };
+        let shared = start_us.div_ceil(1_000) == self.ms;
+        let room = if shared { self.most.saturating_sub(self.uses) } else { self.most };
+        Found { start_us, permits: found.permits.min((room / cost).max(1)), ..found }
+    }
+
+    /// Counts uses that start then.
+    pub fn take(&mut self, start_us: u64, uses: u64) {
+        if self.most == 0 {
+            return;
+        }
+        let ms = start_us.div_ceil(1_000);
+        if ms > self.ms {
+            (self.ms, self.uses) = (ms, 0);
+        }
+        self.uses += uses;
+    }
+}
+
+fn most(spec: &CellSpec) -> u64 {
+    let spread_ms = (spec.window_us / 1_000 / PART).clamp(1, SPREAD_MAX_MS);
+    u64::from(spec.max).div_ceil(spread_ms).max(LEAST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::limit::AppliesTo;
+
+    const NOW_US: u64 = 1_800_000_000_000_000;
+    const JITTER_US: u64 = 50_000;
+
+    fn spec(max: u32, window_ms: u64, kind: CellKind, shadow: bool) -> CellSpec {
+        let (name, window_us) = ("limit".to_owned(), window_ms * 1_000);
+        CellSpec { name, kind, applies_to: AppliesTo::All, shadow, max, window_us }
+    }
+
+    /// The latest start is so many milliseconds after now.
+    fn behind(spec: &CellSpec, latest_ms: i64) -> Crowd {
+        Crowd::behind(spec, ((NOW_US + JITTER_US) / 1_000).saturating_add_signed(latest_ms), JITTER_US)
+    }
+
+    fn started(max: u32, window_ms: u64) -> CellSpec {
+        spec(max, window_ms, CellKind::Log { granule_ms: 1, held: false }, false)
+    }
+
+    /// Takes so many permits of a cost that find room now, from slots that are all free; microseconds after now.
+    fn starts(crowd: &mut Crowd, permits: u64, cost: u64) -> Vec<u64> {
+        let mut starts = Vec::new();
+        while (starts.len() as u64) < permits {
+            let left = permits - starts.len() as u64;
+            let all = Found { start_us: NOW_US, origin_ms: 0, permits: left };
+            let found = crowd.apart(all, cost, NOW_US);
+            assert!(found.start_us >= NOW_US && (1..=left).contains(&found.permits));
+            crowd.take(found.start_us, cost * found.permits);
+            starts.extend((0..found.permits).map(|_| found.start_us - NOW_US));
+        }
+        starts
+    }
+
+    #[test]
+    fn a_limit_is_spread_over_half_its_window_and_half_a_second_at_most() {
+        for (max, window_ms, in_a_millisecond) in [
+            (1, 1_000, 2),
+            (100, 1_000, 2),
+            (1_000, 1_000, 2),
+            (1_001, 1_000, 3),
+            (1_000_000, 1_000, 2_000),
+            (1_000, 100, 20),
+            (1_000, 1, 1_000),
+            (60_000, 60_000, 120),
+        ] {
+            assert_eq!(most(&started(max, window_ms)), in_a_millisecond, "{max} in {window_ms} ms");
+        }
+    }
+
+    #[test]
+    fn what_is_free_at_once_starts_one_after_the_other() {
+        for (cost, permits, expected) in [
+            (1, 5, vec![0, 0, 1_000, 1_000, 2_000]),
+            (2, 3, vec![0, 1_000, 2_000]),
+            // What costs more than a millisecond takes has one for itself.
+            (3, 3, vec![0, 1_000, 2_000]),
+        ] {
+            let mut crowd = behind(&started(100, 1_000), -900);
+            assert_eq!(starts(&mut crowd, permits, cost), expected, "cost {cost}");
+        }
+    }
+
+    #[test]
+    fn the_next_call_goes_on_where_the_last_one_ended() {
+        let mut crowd = behind(&started(100, 1_000), 3);
+        assert_eq!(starts(&mut crowd, 3, 1), [3_000, 3_000, 4_000]);
+        let mut long_ago = behind(&started(100, 1_000), -3);
+        assert_eq!(starts(&mut long_ago, 3, 1), [0, 0, 1_000]);
+    }
+
+    #[test]
+    fn what_waits_anyway_and_what_is_held_or_coarse_or_only_watched_is_left_alone() {
+        let booked = Found { start_us: NOW_US + 7, origin_ms: 9, permits: 40 };
+        let mut crowd = behind(&started(100, 1_000), 5);
+        crowd.take(NOW_US, 50);
+        assert_eq!(crowd.apart(booked, 1, NOW_US), booked);
+        let now = Found { start_us: NOW_US, ..booked };
+        for kind in [
+            CellKind::Log { granule_ms: 1, held: true },
+            CellKind::Log { granule_ms: 4, held: false },
+            CellKind::Window { offset_us: 0 },
+            CellKind::Bucket { interval: 1_024, debt: false },
+        ] {
+            let crowd = behind(&spec(100, 1_000, kind, false), 5);
+            assert_eq!(crowd.apart(now, 1, NOW_US), now, "{kind:?}");
+        }
+        let watched = CellSpec { shadow: true, ..started(100, 1_000) };
+        assert_eq!(behind(&watched, 5).apart(now, 1, NOW_US), now);
+        assert_eq!(Crowd::behind(&started(100, 1_000), NOW_US / 1_000 + 5, 0).apart(now, 1, NOW_US), now, "no `grant`");
+    }
+}
