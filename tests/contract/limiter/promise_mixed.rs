@@ -283,7 +283,7 @@ fn mixed(limits: &[Limit]) -> QuotaSpec {
 
 fn keeps_its_promises(trouble: Trouble, spec: &QuotaSpec) {
     let (requests, full, told, stepped) = (Cell::new(0), Cell::new(0), Cell::new(0), Cell::new(0));
-    let mut runner = TestRunner::new(Config { cases: 800, failure_persistence: None, ..Config::default() });
+    let mut runner = TestRunner::new(Config { cases: 1_200, failure_persistence: None, ..Config::default() });
     let outcome = runner.run(&prop::collection::vec(step(trouble), 1..120), |steps| {
         let mut world = World::new(spec.clone());
         for (gap_us, step) in &steps {
@@ -299,10 +299,9 @@ fn keeps_its_promises(trouble: Trouble, spec: &QuotaSpec) {
     if let Err(failure) = outcome {
         panic!("{failure}");
     }
-    // A limiter that grants nothing would keep every promise. Far below what is seen (350 and more, once 296): the histories
-    // are others in every run.
+    // A limiter that grants nothing would keep every promise.
     assert!(requests.get() > 3_000, "only {} requests were made", requests.get());
-    assert!(full.get() > 100, "a limit was used in full only {} times", full.get());
+    assert!(full.get() > 300, "a limit was used in full only {} times", full.get());
     assert!(told.get() > 500, "a ledger was asked only {} times", told.get());
     assert!(stepped.get() > 300 || trouble == Trouble::LostState, "only {} steps were seen", stepped.get());
 }
