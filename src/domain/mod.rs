@@ -8,6 +8,7 @@ pub mod backoff;
 pub mod breaker;
 pub mod clock_comparison;
 pub mod clock_witness;
+pub mod company;
 pub mod decision;
 pub mod disposition;
 pub mod explain;

@@ -126,6 +126,8 @@ pub struct First<'a> {
     pub owner: &'a str,
     pub lease: Duration,
     pub request: &'a FrozenRequest,
+    /// How long the write may wait for others to be committed with.
+    pub may_wait: Duration,
 }
 
 /// Result of beginning an attempt.
@@ -256,21 +258,32 @@ pub trait Ledger: Send + Sync {
 
     /// Commits `sending` with the request, before the first byte leaves. A later attempt must bring the frozen request
     /// of the first.
-    async fn begin_attempt(&self, hold: &Hold, request: &FrozenRequest) -> Result<Begun, LedgerError>;
+    async fn begin_attempt(&self, hold: &Hold, request: &FrozenRequest) -> Result<Begun, LedgerError> {
+        self.begin_in_company(hold, request, Duration::ZERO).await
+    }
+
+    /// The same, and the write may wait so long for others to be committed with.
+    async fn begin_in_company(
+        &self,
+        hold: &Hold,
+        request: &FrozenRequest,
+        may_wait: Duration,
+    ) -> Result<Begun, LedgerError>;
 
     /// Commits what an attempt came to and where the job stands now, with its outcome event if that is final. A job that
     /// would succeed by a charge that another payment of its provider succeeded by becomes `review` instead, naming it.
     async fn finish_attempt(&self, hold: &Hold, end: &AttemptEnd, next: &JobState) -> Result<Written, LedgerError> {
-        Ok(self.finish_and_take(hold, end, next, Duration::ZERO).await?.0)
+        Ok(self.finish_and_take(hold, end, next, (Duration::ZERO, Duration::ZERO)).await?.0)
     }
 
-    /// The same, and takes the event at once, as [`Ledger::take_outcomes`] does: whoever has written it publishes it.
+    /// The same, and takes the event at once, as [`Ledger::take_outcomes`] does: whoever has written it publishes it. The
+    /// write may wait for others to be committed with.
     async fn finish_and_take(
         &self,
         hold: &Hold,
         end: &AttemptEnd,
         next: &JobState,
-        lease: Duration,
+        (lease, may_wait): (Duration, Duration),
     ) -> Result<(Written, Option<OutcomeEvent>), LedgerError>;
 
     /// Commits that a job of unknown outcome is asked about, before the first byte leaves. It stays `unknown` meanwhile.

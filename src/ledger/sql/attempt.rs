@@ -136,6 +136,7 @@ impl Statements {
         engine: &Arc<dyn Engine>,
         hold: &Hold,
         request: &FrozenRequest,
+        may_wait: Duration,
     ) -> Result<Begun, LedgerError> {
         let args: [Value; 9] = [
             hold.id.as_str().into(),
@@ -148,7 +149,7 @@ impl Statements {
             request.account.as_deref().into(),
             request.credential_fingerprint.as_str().into(),
         ];
-        if let Some(row) = self.begin.write(engine, Arc::from(args)).await? {
+        if let Some(row) = self.begin.write(engine, Arc::from(args), may_wait).await? {
             return Ok(Begun::Attempt(row.count("last_attempt")?));
         }
         let held: Args = Arc::from([hold.id.as_str().into(), hold.fence.into()]);
@@ -164,7 +165,7 @@ impl Statements {
         hold: &Hold,
         end: &AttemptEnd,
         next: &JobState,
-        lease: Duration,
+        (lease, may_wait): (Duration, Duration),
     ) -> Result<(Written, Option<OutcomeEvent>), LedgerError> {
         let mut args: Vec<Value> = vec![
             hold.id.as_str().into(),
@@ -191,7 +192,7 @@ impl Statements {
                 &self.settle
             }
         };
-        let Some(row) = chain.write(engine, Arc::from(args)).await? else { return Ok((Written::Lost, None)) };
+        let Some(row) = chain.write(engine, Arc::from(args), may_wait).await? else { return Ok((Written::Lost, None)) };
         page_if_conflicting(hold, next, Some(&row))?;
         let is_final = matches!(next, JobState::Final { .. });
         Ok((Written::Kept, is_final.then(|| event(&row)).transpose()?))

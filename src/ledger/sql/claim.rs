@@ -100,10 +100,10 @@ impl Statements {
             UnknownCause::WorkerLost.describe().into(),
         ]);
         for _ in 0..LOOKS_MAX {
-            if let Some(row) = self.record.write(engine, record.clone()).await? {
+            if let Some(row) = self.record.write(engine, record.clone(), Duration::ZERO).await? {
                 return recorded(job, &row);
             }
-            if let Some(row) = self.take.write(engine, take.clone()).await? {
+            if let Some(row) = self.take.write(engine, take.clone(), Duration::ZERO).await? {
                 return claimed(job, &row);
             }
             if let Some(refusal) = self.refusal(&**engine, job, hash).await? {

@@ -1,16 +1,17 @@
 //! Group commit: writes of the same kind that come while one is being committed are committed together, as one.
 //!
-//! Refuses to let an idle lane wait for company: who comes first goes at once, alone, and those who come meanwhile go next;
-//! only between two crowds there is a pause of a few milliseconds, because a statement costs as much as ten rows. Nobody is answered before the commit that holds their write, and nobody pays for another: a group
-//! that a write of it has undone is taken apart, and behind a commit that hangs the next is begun.
+//! Refuses to let anybody wait for company longer than they may: who may not wait goes at once, with all who are there,
+//! and those who come meanwhile go next; only between two crowds there is a pause of a few milliseconds, because a
+//! statement costs as much as ten rows. Nobody is answered before the commit that holds their write, and nobody pays for
+//! another: a group that a write of it has undone is taken apart, and behind a commit that hangs the next is begun.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tokio::sync::oneshot;
-use tokio::time::{sleep, timeout};
+use tokio::sync::{Notify, oneshot};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::columns::job_of;
 use super::dialect::Chain;
@@ -34,6 +35,8 @@ pub struct Grouped(Arc<Line>);
 struct Line {
     chain: Chain,
     state: Mutex<State>,
+    /// Somebody came who may not wait as long as the others, or who makes the group a full one.
+    hurry: Notify,
 }
 
 #[derive(Default)]
@@ -45,24 +48,36 @@ struct State {
 
 struct Unit {
     args: Args,
+    /// It waits for company until then.
+    go_at: Instant,
     reply: oneshot::Sender<Result<Option<Row>, LedgerError>>,
 }
 
 impl Grouped {
     #[must_use]
     pub fn new(chain: Chain) -> Self {
-        Self(Arc::new(Line { chain, state: Mutex::default() }))
+        Self(Arc::new(Line { chain, state: Mutex::default(), hurry: Notify::new() }))
     }
 
-    /// Writes one job, committed when this returns: the row that the write answered, `None` if it found nothing.
+    /// Writes one job, committed when this returns: the row that the write answered, `None` if it found nothing. `may_wait`:
+    /// for company, before it is begun.
     ///
     /// # Errors
     /// As of a statement. After [`LedgerError::Away`] it may have been committed all the same, or may yet be.
-    pub async fn write(&self, engine: &Arc<dyn Engine>, args: Args) -> Result<Option<Row>, LedgerError> {
+    pub async fn write(
+        &self,
+        engine: &Arc<dyn Engine>,
+        args: Args,
+        may_wait: Duration,
+    ) -> Result<Option<Row>, LedgerError> {
         let (reply, answer) = oneshot::channel();
         let served = {
             let mut state = self.0.state();
-            state.waiting.push_back(Unit { args, reply });
+            let gathers_until = state.gathers_until();
+            state.waiting.push_back(Unit { args, go_at: Instant::now() + may_wait, reply });
+            if state.gathers_until() < gathers_until {
+                self.0.hurry.notify_one();
+            }
             std::mem::replace(&mut state.served, true)
         };
         if !served {
@@ -82,10 +97,32 @@ impl Line {
     }
 }
 
+impl State {
+    /// When the first of those who wait will wait no longer; `None` for nobody, and for more than one group holds.
+    fn gathers_until(&self) -> Option<Instant> {
+        if self.waiting.len() >= UNITS_MAX {
+            return None;
+        }
+        self.waiting.iter().map(|unit| unit.go_at).min()
+    }
+}
+
 /// The right to take from the line. Who comes after its end begins anew.
 struct Serving(Arc<Line>);
 
 impl Serving {
+    /// Returns when the next group is to go.
+    async fn gather(&self) {
+        loop {
+            let until = self.0.state().gathers_until();
+            let Some(until) = until.filter(|until| *until > Instant::now()) else { return };
+            tokio::select! {
+                () = sleep_until(until) => return,
+                () = self.0.hurry.notified() => {}
+            }
+        }
+    }
+
     /// Those who go next, each job once, by id: two workers' groups never wait for each other's rows crosswise.
     fn next(&self) -> Vec<Unit> {
         let mut state = self.0.state();
@@ -123,6 +160,7 @@ impl Drop for Serving {
 
 async fn serve(serving: Serving, engine: Arc<dyn Engine>) {
     loop {
+        serving.gather().await;
         let units = serving.next();
         if units.is_empty() {
             return;
@@ -174,3 +212,7 @@ impl Unit {
         drop(self.reply.send(row));
     }
 }
+
+#[cfg(test)]
+#[path = "group_tests.rs"]
+mod tests;

@@ -97,7 +97,7 @@ impl Statements {
             }
         };
         let args: [Value; 5] = [hold.id.as_str().into(), hold.fence.into(), third, fourth, storable(reason).into()];
-        Ok(written(chain.write(engine, Arc::from(args)).await?.is_some()))
+        Ok(written(chain.write(engine, Arc::from(args), Duration::ZERO).await?.is_some()))
     }
 
     pub async fn release(&self, engine: &dyn Engine, hold: &Hold) -> Result<Written, LedgerError> {

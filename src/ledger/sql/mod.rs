@@ -97,8 +97,13 @@ impl Ledger for SqlLedger {
         self.hold.renew(&*self.engine, holds, lease).await
     }
 
-    async fn begin_attempt(&self, hold: &Hold, request: &FrozenRequest) -> Result<Begun, LedgerError> {
-        self.attempt.begin(&self.engine, hold, request).await
+    async fn begin_in_company(
+        &self,
+        hold: &Hold,
+        request: &FrozenRequest,
+        may_wait: Duration,
+    ) -> Result<Begun, LedgerError> {
+        self.attempt.begin(&self.engine, hold, request, may_wait).await
     }
 
     async fn finish_and_take(
@@ -106,9 +111,9 @@ impl Ledger for SqlLedger {
         hold: &Hold,
         end: &AttemptEnd,
         next: &JobState,
-        lease: Duration,
+        terms: (Duration, Duration),
     ) -> Result<(Written, Option<OutcomeEvent>), LedgerError> {
-        self.attempt.finish(&self.engine, hold, end, next, lease).await
+        self.attempt.finish(&self.engine, hold, end, next, terms).await
     }
 
     async fn begin_lookup(&self, hold: &Hold) -> Result<Begun, LedgerError> {

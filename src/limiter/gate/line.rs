@@ -3,18 +3,20 @@
 //! Refuses to overtake: a want that cannot be granted holds those behind it, so that a costly job is not starved. One
 //! whose own account or reference refuses steps aside until that is over, and holds nobody.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use self::waiters::Waiters;
 use super::standing::{Kinds, Standing};
 use super::{GateRefusal, Grant, LinePlace, RefusedBy};
 use crate::domain::decision::{BATCH_MAX, CallKind, Subject, Want};
 use crate::domain::job::JobId;
 use crate::domain::limit::{AppliesTo, Scope};
 use crate::domain::quota_spec::{Blocked, CellSpec, QuotaSpec};
+
+mod waiters;
 
 /// How long a job of a blocked account is sent away before it is looked at again.
 const BLOCKED_WAIT: Duration = Duration::from_secs(60);
@@ -110,7 +112,7 @@ pub(super) struct Group {
 
 #[derive(Debug, Default)]
 pub(super) struct Line {
-    waiters: BTreeMap<Place, Waiter>,
+    waiters: Waiters,
     arrivals: u64,
 }
 
@@ -133,8 +135,8 @@ impl Line {
 
     /// The longest wait of those before this place who stand aside for what counts its bearer as well.
     fn elder_aside(&self, place: Place, of: &Of) -> Option<&Aside> {
-        let elders = self.waiters.range(..place).filter(|(_, elder)| elder.holds(of));
-        elders.filter_map(|(_, elder)| elder.aside.as_ref()).max_by_key(|aside| aside.until)
+        let elders = self.waiters.aside_before(..place).filter(|elder| !elder.reply.is_closed() && elder.holds(of));
+        elders.filter_map(|elder| elder.aside.as_ref()).max_by_key(|aside| aside.until)
     }
 
     /// Under another spec: what stood aside may pass now, and what waited may never.
@@ -152,21 +154,20 @@ impl Line {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.waiters.is_empty()
+        self.len() == 0
     }
 
-    /// Forgets those who have gone away.
+    /// Forgets those who have gone away, now and then; nobody asks for them meanwhile.
     pub fn sweep(&mut self) {
-        self.waiters.retain(|_, waiter| !waiter.reply.is_closed());
+        self.waiters.sweep();
     }
 
     /// The first in line who do not stand aside, as many as there is room for, for one call.
     pub fn head(&mut self, spec: &QuotaSpec, kinds: &Kinds, room: u32, now: Instant) -> Vec<Group> {
         let mut groups: Vec<Group> = Vec::new();
-        for waiter in self.waiters.values_mut() {
-            waiter.aside.take_if(|aside| aside.until <= now);
-        }
-        let ready = self.waiters.iter().filter(|(_, waiter)| waiter.ready_at(kinds) <= Some(now));
+        self.waiters.return_from_aside(now);
+        let present = self.waiters.iter().filter(|(_, waiter)| !waiter.reply.is_closed());
+        let ready = present.filter(|(_, waiter)| waiter.ready_at(kinds) <= Some(now));
         for (place, waiter) in ready.take(BATCH_MAX.min(usize::try_from(room).unwrap_or(BATCH_MAX))) {
             match groups.last_mut() {
                 Some(group) if group.of == waiter.of && group.want.cost == waiter.cost => {
@@ -184,13 +185,16 @@ impl Line {
                 }
             }
         }
+        if groups.is_empty() {
+            self.waiters.sweep_all();
+        }
         groups
     }
 
     /// When somebody who must wait may be asked for again; `None`: somebody may be now, or nobody is there.
     pub fn ready_at(&self, kinds: &Kinds) -> Option<Instant> {
         let mut earliest = None;
-        for waiter in self.waiters.values() {
+        for (_, waiter) in self.waiters.iter() {
             let at = waiter.ready_at(kinds)?;
             earliest = Some(earliest.map_or(at, |known: Instant| known.min(at)));
         }
@@ -203,27 +207,25 @@ impl Line {
     }
 
     pub fn leave(&mut self, place: Place) -> Option<Waiter> {
-        self.waiters.remove(&place)
+        self.waiters.remove(place)
     }
 
     /// Steps aside, or is refused if that takes too long; not asked for before those who came earlier.
     pub fn step_aside(&mut self, place: Place, aside: &Aside, now: Instant) {
-        let Some(mut waiter) = self.waiters.remove(&place) else { return };
+        let Some(waiter) = self.waiters.of(place) else { return };
         let aside =
             self.elder_aside(place, &waiter.of).filter(|elder| elder.until > aside.until).unwrap_or(aside).clone();
-        if waiter.wait_until < aside.until {
-            return refuse(waiter, aside.until.saturating_duration_since(now), aside.exact, &aside.by, true);
+        if waiter.wait_until >= aside.until {
+            self.waiters.set_aside(place, aside);
+        } else if let Some(waiter) = self.waiters.remove(place) {
+            refuse(waiter, aside.until.saturating_duration_since(now), aside.exact, &aside.by, true);
         }
-        waiter.aside = Some(aside);
-        self.waiters.insert(place, waiter);
     }
 
     /// Stays in line, but is not asked for before this.
     pub fn put_off(&mut self, place: Place, until: Instant) {
-        if let Some(waiter) = self.waiters.get_mut(&place) {
-            let by = RefusedBy::StoreAway("its clock was not compared for too long".to_owned());
-            waiter.aside = Some(Aside { until, by, exact: false, counts: None });
-        }
+        let by = RefusedBy::StoreAway("its clock was not compared for too long".to_owned());
+        self.waiters.set_aside(place, Aside { until, by, exact: false, counts: None });
     }
 
     /// Where a job stands, and what it waits for: something of its own, its kind's standing, or everybody's.
@@ -234,7 +236,7 @@ impl Line {
             !has_gone && (elder.aside.is_none() || elder.holds(&waiter.of))
         };
         let (mut before, mut cost_before) = (0, 0);
-        for elder in self.waiters.range(..place).map(|(_, elder)| elder).filter(goes_first) {
+        for elder in self.waiters.before(..*place).filter(goes_first) {
             before += 1;
             cost_before += u64::from(elder.cost);
         }
@@ -246,16 +248,19 @@ impl Line {
 
     /// When the next of them will have waited long enough.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.waiters.values().map(|waiter| waiter.wait_until).min()
+        self.waiters.first_time()
     }
 
     /// Refuses everybody, or everybody of a kind, who would have to wait beyond their time.
     pub fn refuse_waiting_for(&mut self, standing: &Standing, kind: Option<CallKind>, now: Instant) {
         let Standing { by, until, exact, .. } = standing;
-        let concerned = |waiter: &Waiter| kind.is_none_or(|kind| kind == waiter.of.kind());
-        let refused = self.waiters.extract_if(.., |_, waiter| concerned(waiter) && waiter.wait_until < *until);
-        for (_, waiter) in refused {
-            refuse(waiter, until.saturating_duration_since(now), *exact, by, false);
+        for place in self.waiters.impatient(*until) {
+            let concerned = |waiter: &Waiter| kind.is_none_or(|kind| kind == waiter.of.kind());
+            if self.waiters.of(place).is_some_and(concerned)
+                && let Some(waiter) = self.waiters.remove(place)
+            {
+                refuse(waiter, until.saturating_duration_since(now), *exact, by, false);
+            }
         }
     }
 }

@@ -15,6 +15,7 @@ use tracing::Instrument as _;
 use super::permit::{Pass, ask, permit};
 use super::send::{not_written_down, written_down};
 use super::{Call, JobInHand};
+use crate::domain::company::before_start;
 use crate::domain::decision::CallKind;
 use crate::domain::job::Job;
 use crate::faults::{self, Point};
@@ -97,11 +98,13 @@ pub async fn send_new(lane: &LaneParts, decoded: Box<Decoded>, delivered_at: Ins
         lane.meter.permit_returned(Returned::NotNeeded);
         return Err((decoded, None));
     };
-    let ahead = permit.start_at > Instant::now();
+    let lead = permit.start_at.saturating_duration_since(Instant::now());
     let _on_wire = lane.worker.in_hand.on_wire();
     faults::crash(Point::AfterPermit);
     let owner = &lane.worker.options.owner;
-    let first = First { job: &decoded.job, hash: decoded.hash, hold: &hold, owner, lease: LEASE, request: &request };
+    let may_wait = before_start(lead);
+    let (job, hash, lease) = (&decoded.job, decoded.hash, LEASE);
+    let first = First { job, hash, hold: &hold, owner, lease, request: &request, may_wait };
     let written = lane.worker.engines.ledger.record_and_begin(first);
     let written = written.instrument(spans::step("write the request down")).await;
     if matches!(written, Ok(Written::Lost)) {
@@ -116,7 +119,7 @@ pub async fn send_new(lane: &LaneParts, decoded: Box<Decoded>, delivered_at: Ins
         return Ok(not_written_down(lane, &job, CallKind::Charge, permit, &error).await);
     }
     let call = Call::Charge(request);
-    Ok(Box::pin(written_down(lane, &settings, &job, (&call, 1), (permit, &turn, ahead))).await)
+    Ok(Box::pin(written_down(lane, &settings, &job, (&call, 1), (permit, &turn, !lead.is_zero()))).await)
 }
 
 /// Nobody else's: whoever does not learn whether it was recorded must not take another's hold of the job for this one.

@@ -8,11 +8,12 @@ use std::time::Duration;
 use tracing::Instrument as _;
 
 use super::{JobInHand, LaneParts};
+use crate::domain::company::after_answer;
 use crate::domain::decision::CallKind;
 use crate::domain::disposition::Next;
 use crate::domain::outcome::NOT_SENT;
 use crate::faults::{self, Point};
-use crate::ledger::{AttemptEnd, Hold, JobState, LedgerError, LookupEnd, OutcomeEvent, Written};
+use crate::ledger::{AttemptEnd, JobState, LedgerError, LookupEnd, OutcomeEvent, Written};
 use crate::queue::DELAY_STEPS;
 use crate::telemetry::spans;
 use crate::worker::intake::End;
@@ -54,12 +55,16 @@ impl Closing {
     async fn write(
         &self,
         lane: &LaneParts,
-        hold: &Hold,
+        job: &JobInHand,
         state: &JobState,
     ) -> Result<(Written, Option<OutcomeEvent>), LedgerError> {
+        let hold = &job.held.hold;
         let ledger = &lane.worker.engines.ledger;
         match self {
-            Self::Charge(end) => ledger.finish_and_take(hold, end, state, TAKEN_FOR).await,
+            Self::Charge(end) => {
+                let terms = (TAKEN_FOR, after_answer(job.delivered_at.elapsed()));
+                ledger.finish_and_take(hold, end, state, terms).await
+            }
             Self::Lookup(end) => Ok((ledger.finish_lookup(hold, end, state).await?, None)),
         }
     }
@@ -80,7 +85,7 @@ pub(super) async fn write_end(
 ) -> End {
     let state = state_of(next);
     let written = until_back("write an outcome down", &lane.worker.abandon, || {
-        faults::unread(Point::OutcomeCommitUnacknowledged, closing.write(lane, &job.held.hold, &state))
+        faults::unread(Point::OutcomeCommitUnacknowledged, closing.write(lane, job, &state))
     });
     let written = written.instrument(spans::step("write the outcome down")).await;
     faults::crash(Point::AfterOutcome);
@@ -119,7 +124,7 @@ pub(super) async fn retract(lane: &LaneParts, job: &JobInHand, kind: CallKind) -
     let open = Closing::unsent(kind, job.claimed.last_attempt + 1, "the ledger was away");
     let state = state_of(soon(job, "the ledger was away, nothing was sent"));
     let written = until_back("retract a request", &lane.worker.abandon, || async {
-        match open.write(lane, hold, &state).await? {
+        match open.write(lane, job, &state).await? {
             (Written::Kept, _) => Ok(Written::Kept),
             (Written::Lost, _) => ledger.put_down(hold, &state).await,
         }

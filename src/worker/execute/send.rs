@@ -11,6 +11,7 @@ use tracing::Instrument as _;
 use super::record::{Closing, finish_unsent, retract, write_end};
 use super::{Call, JobInHand, history};
 use crate::domain::breaker::Change;
+use crate::domain::company::before_start;
 use crate::domain::decision::CallKind;
 use crate::domain::disposition::finding::after_finding;
 use crate::domain::disposition::{History, Pause, after_outcome};
@@ -35,13 +36,13 @@ pub(super) async fn send(
     call: &Call,
     (permit, turn): (Permit, &Turn),
 ) -> End {
-    let ahead = permit.start_at > Instant::now();
+    let lead = permit.start_at.saturating_duration_since(Instant::now());
     let _on_wire = lane.worker.in_hand.on_wire();
     faults::crash(Point::AfterPermit);
     let (ledger, hold) = (&lane.worker.engines.ledger, &job.held.hold);
     let writing = spans::step("write the request down");
     let begun = match call {
-        Call::Charge(request) => ledger.begin_attempt(hold, request).instrument(writing).await,
+        Call::Charge(request) => ledger.begin_in_company(hold, request, before_start(lead)).instrument(writing).await,
         Call::Lookup(_) => ledger.begin_lookup(hold).instrument(writing).await,
     };
     let number = match begun {
@@ -52,7 +53,7 @@ pub(super) async fn send(
         }
         Err(error) => return not_written_down(lane, job, call.kind(), permit, &error).await,
     };
-    written_down(lane, settings, job, (call, number), (permit, turn, ahead)).await
+    written_down(lane, settings, job, (call, number), (permit, turn, !lead.is_zero())).await
 }
 
 /// Whether it was committed is unknown, but nothing was sent.

@@ -23,7 +23,7 @@ fn own_hold(job: &Job, fence: i64) -> Hold {
 async fn first(fixture: &Fixture, job: &Job, hold: &Hold) -> Written {
     let request = request(job.id.as_str());
     let (hash, owner) = (hash(1), "worker-a");
-    let first = First { job, hash, hold, owner, lease: LEASE, request: &request };
+    let first = First { job, hash, hold, owner, lease: LEASE, request: &request, may_wait: Duration::ZERO };
     fixture.ledger().record_and_begin(first).await.unwrap()
 }
 

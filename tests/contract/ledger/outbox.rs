@@ -70,10 +70,14 @@ async fn who_settles_a_job_may_take_its_event_at_once(kind: Kind) {
         let hold = fixture.take(&job(id)).await.hold;
         assert_eq!(ledger.begin_attempt(&hold, &request(id)).await.unwrap(), Begun::Attempt(1));
         let lease = Duration::from_secs(3_600);
-        let (written, event) = ledger.finish_and_take(&hold, &end, &next(reference), lease).await.unwrap();
+        let (written, event) =
+            ledger.finish_and_take(&hold, &end, &next(reference), (lease, Duration::ZERO)).await.unwrap();
         assert_eq!(written, Written::Kept);
         taken.push(event.unwrap());
-        assert_eq!(ledger.finish_and_take(&hold, &end, &next(reference), lease).await.unwrap(), (Written::Lost, None));
+        assert_eq!(
+            ledger.finish_and_take(&hold, &end, &next(reference), (lease, Duration::ZERO)).await.unwrap(),
+            (Written::Lost, None)
+        );
     }
     // As it was written: the third found its charge on another payment.
     let states: Vec<(&str, FinalState)> = taken.iter().map(|event| (event.id.as_str(), event.state)).collect();
@@ -88,7 +92,7 @@ async fn who_settles_a_job_may_take_its_event_at_once(kind: Kind) {
     let hold = fixture.take(&job("p4")).await.hold;
     assert_eq!(ledger.begin_attempt(&hold, &request("p4")).await.unwrap(), Begun::Attempt(1));
     let rests = JobState::Waiting { wait: SECOND, reason: "throttled".to_owned() };
-    let rested = ledger.finish_and_take(&hold, &end, &rests, SECOND).await.unwrap();
+    let rested = ledger.finish_and_take(&hold, &end, &rests, (SECOND, Duration::ZERO)).await.unwrap();
     assert_eq!(rested, (Written::Kept, None));
 }
 

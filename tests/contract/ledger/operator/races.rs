@@ -55,7 +55,15 @@ async fn a_payment_is_cancelled_before_its_message_comes(kind: Kind) {
     let keyed = Job { idempotency_key: Some(Token::new("k1").unwrap()), ..job("p1") };
     assert_eq!(ledger.claim(&keyed, hash(8), "worker-a", LEASE).await.unwrap(), Claim::Settled);
     let (ours, frozen, hold) = (job("p1"), request("p1"), Hold { id: id("p1"), fence: 7_000_000_000 });
-    let first = First { job: &ours, hash: hash(7), hold: &hold, owner: "worker-a", lease: LEASE, request: &frozen };
+    let first = First {
+        job: &ours,
+        hash: hash(7),
+        hold: &hold,
+        owner: "worker-a",
+        lease: LEASE,
+        request: &frozen,
+        may_wait: Duration::ZERO,
+    };
     assert_eq!(ledger.record_and_begin(first).await.unwrap(), Written::Lost);
     assert_eq!(upkeep.standing(&job("p1"), hash(7)).await.unwrap(), Standing::Settled);
     let elsewhere = Job { provider: ProviderName::new("elsewhere").unwrap(), ..job("p1") };

@@ -151,7 +151,8 @@ impl<E: Explained> Working<'_, E> {
             let hold = Hold { id: job.id.clone(), fence: 7_000_000_000 };
             let request = request(job.id.as_str());
             let (hash, owner) = (hash(1), "worker-a");
-            let first = First { job, hash, hold: &hold, owner, lease: LEASE, request: &request };
+            let first =
+                First { job, hash, hold: &hold, owner, lease: LEASE, request: &request, may_wait: Duration::ZERO };
             ledger.record_and_begin(first).await.unwrap()
         });
         assert!(join_all(recorded).await.iter().all(|written| *written == Written::Kept));
