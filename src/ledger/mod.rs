@@ -116,6 +116,22 @@ pub enum Claim {
     Conflict(Invalid),
 }
 
+/// Of a write that takes something, and that others may be committed with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timing {
+    /// For how long it is taken.
+    pub lease: Duration,
+    /// How long the write may wait for the others.
+    pub may_wait: Duration,
+}
+
+impl Timing {
+    #[must_use]
+    pub fn at_once(lease: Duration) -> Self {
+        Self { lease, may_wait: Duration::ZERO }
+    }
+}
+
 /// A job that nobody has recorded, with the request of its first attempt.
 #[derive(Clone, Copy, Debug)]
 pub struct First<'a> {
@@ -124,10 +140,8 @@ pub struct First<'a> {
     /// The caller's own fence, random: no other hold of this job has it.
     pub hold: &'a Hold,
     pub owner: &'a str,
-    pub lease: Duration,
+    pub timing: Timing,
     pub request: &'a FrozenRequest,
-    /// How long the write may wait for others to be committed with.
-    pub may_wait: Duration,
 }
 
 /// Result of beginning an attempt.
@@ -246,7 +260,18 @@ pub struct Authority {
 #[async_trait]
 pub trait Ledger: Send + Sync {
     /// Records the job if it is new, and claims it for `owner` if nobody else holds it.
-    async fn claim(&self, job: &Job, hash: ContentHash, owner: &str, lease: Duration) -> Result<Claim, LedgerError>;
+    async fn claim(&self, job: &Job, hash: ContentHash, owner: &str, lease: Duration) -> Result<Claim, LedgerError> {
+        self.claim_in_company(job, hash, owner, Timing::at_once(lease)).await
+    }
+
+    /// The same, and the write may wait for others to be committed with.
+    async fn claim_in_company(
+        &self,
+        job: &Job,
+        hash: ContentHash,
+        owner: &str,
+        timing: Timing,
+    ) -> Result<Claim, LedgerError>;
 
     /// Records a job that is new and begins its first attempt in one commit, as `sending`, before the first byte leaves.
     /// [`Written::Lost`]: its id or its key is known; nothing was written, and [`Ledger::claim`] says what is known.
@@ -273,7 +298,7 @@ pub trait Ledger: Send + Sync {
     /// Commits what an attempt came to and where the job stands now, with its outcome event if that is final. A job that
     /// would succeed by a charge that another payment of its provider succeeded by becomes `review` instead, naming it.
     async fn finish_attempt(&self, hold: &Hold, end: &AttemptEnd, next: &JobState) -> Result<Written, LedgerError> {
-        Ok(self.finish_and_take(hold, end, next, (Duration::ZERO, Duration::ZERO)).await?.0)
+        Ok(self.finish_and_take(hold, end, next, Timing::at_once(Duration::ZERO)).await?.0)
     }
 
     /// The same, and takes the event at once, as [`Ledger::take_outcomes`] does: whoever has written it publishes it. The
@@ -283,7 +308,7 @@ pub trait Ledger: Send + Sync {
         hold: &Hold,
         end: &AttemptEnd,
         next: &JobState,
-        (lease, may_wait): (Duration, Duration),
+        timing: Timing,
     ) -> Result<(Written, Option<OutcomeEvent>), LedgerError>;
 
     /// Commits that a job of unknown outcome is asked about, before the first byte leaves. It stays `unknown` meanwhile.

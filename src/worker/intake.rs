@@ -18,10 +18,11 @@ use super::lane::LaneParts;
 use super::park::{Copy, publish_copy};
 use super::patience::until_back;
 use super::reading::read;
+use crate::domain::company;
 use crate::domain::job::{Invalid, JobId};
 use crate::faults::{self, Point};
 use crate::fleet::report::By;
-use crate::ledger::{Claim, Claimed, JobState, RejectedMessage, Written};
+use crate::ledger::{Claim, Claimed, JobState, RejectedMessage, Timing, Written};
 use crate::queue::message::{DecodeError, Decoded};
 use crate::queue::{DELAY_STEPS, Delivery, Destination, Outgoing, QueueError, Receipt};
 use crate::telemetry::spans;
@@ -161,7 +162,9 @@ async fn steps(lane: &LaneParts, copy: &Copy, (delivered_at, redelivered): (Inst
         Ok(end) => return end,
         Err(to_claim) => to_claim,
     };
-    let not_claimed = match claim(lane, &decoded).instrument(spans::step("claim")).await {
+    // One that keeps its place, or that will stand in line, is waited for by nobody.
+    let may_wait = if place.is_some() || !lane.gate.moves() { company::LONGEST } else { Duration::ZERO };
+    let not_claimed = match claim(lane, &decoded, may_wait).instrument(spans::step("claim")).await {
         Some(Claim::Claimed(claimed)) => return begin(lane, decoded, claimed, (delivered_at, place)).await,
         Some(Claim::Settled) => {
             lane.repeats.came();
@@ -184,11 +187,12 @@ async fn steps(lane: &LaneParts, copy: &Copy, (delivered_at, redelivered): (Inst
     not_claimed
 }
 
-async fn claim(lane: &LaneParts, decoded: &Decoded) -> Option<Claim> {
+async fn claim(lane: &LaneParts, decoded: &Decoded, may_wait: Duration) -> Option<Claim> {
     let worker = &lane.worker;
     let ledger = &worker.engines.ledger;
     let claimed = until_back("claim a job", &lane.stop, || {
-        ledger.claim(&decoded.job, decoded.hash, &worker.options.owner, LEASE)
+        let timing = Timing { lease: LEASE, may_wait };
+        ledger.claim_in_company(&decoded.job, decoded.hash, &worker.options.owner, timing)
     });
     claimed.await.map_err(|error| tracing::warn!(job = %decoded.job.id, ?error, "not claimed")).ok()
 }

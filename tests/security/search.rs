@@ -26,7 +26,7 @@ impl Places {
 
 /// As it is, in hexadecimal (columns of bytes in a dump), and in Base64 at each of its three offsets.
 fn forms(text: &str) -> Vec<Vec<u8>> {
-    let hex: String = text.bytes().map(|byte| format!("{byte:02x}")).collect();
+    let hex = hex::encode(text);
     let mut forms = vec![text.as_bytes().to_vec(), hex.clone().into_bytes(), hex.to_uppercase().into_bytes()];
     forms.extend((0..3).map(|offset| base64_middle(text.as_bytes(), offset)));
     forms

@@ -13,7 +13,7 @@ use super::outbox::{EVENT_COLUMNS, event};
 use super::row::Row;
 use super::storable;
 use crate::domain::outcome::{FinalState, NOT_SENT};
-use crate::ledger::{AttemptEnd, Begun, Hold, JobState, LedgerError, OutcomeEvent, Written};
+use crate::ledger::{AttemptEnd, Begun, Hold, JobState, LedgerError, OutcomeEvent, Timing, Written};
 use crate::provider::FrozenRequest;
 
 /// One event per final state, in the stroke that makes it final.
@@ -165,7 +165,7 @@ impl Statements {
         hold: &Hold,
         end: &AttemptEnd,
         next: &JobState,
-        (lease, may_wait): (Duration, Duration),
+        Timing { lease, may_wait }: Timing,
     ) -> Result<(Written, Option<OutcomeEvent>), LedgerError> {
         let mut args: Vec<Value> = vec![
             hold.id.as_str().into(),

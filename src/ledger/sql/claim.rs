@@ -14,7 +14,7 @@ use super::row::{Row, corrupt};
 use crate::domain::disposition::Resend;
 use crate::domain::job::{ContentHash, Invalid, InvalidReason, Job};
 use crate::domain::outcome::UnknownCause;
-use crate::ledger::{Claim, Claimed, Hold, LedgerError};
+use crate::ledger::{Claim, Claimed, Hold, LedgerError, Timing};
 use crate::provider::FrozenRequest;
 
 /// How often a claim looks again when the row changed between its statements.
@@ -88,7 +88,7 @@ impl Statements {
         job: &Job,
         hash: ContentHash,
         owner: &str,
-        lease: Duration,
+        Timing { lease, may_wait }: Timing,
     ) -> Result<Claim, LedgerError> {
         let record: Args = Arc::from(record_args(job, hash, owner, lease));
         let take: Args = Arc::from([
@@ -100,10 +100,10 @@ impl Statements {
             UnknownCause::WorkerLost.describe().into(),
         ]);
         for _ in 0..LOOKS_MAX {
-            if let Some(row) = self.record.write(engine, record.clone(), Duration::ZERO).await? {
+            if let Some(row) = self.record.write(engine, record.clone(), may_wait).await? {
                 return recorded(job, &row);
             }
-            if let Some(row) = self.take.write(engine, take.clone(), Duration::ZERO).await? {
+            if let Some(row) = self.take.write(engine, take.clone(), may_wait).await? {
                 return claimed(job, &row);
             }
             if let Some(refusal) = self.refusal(&**engine, job, hash).await? {

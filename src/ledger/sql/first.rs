@@ -31,7 +31,7 @@ impl Statements {
     }
 
     pub async fn write(&self, engine: &Arc<dyn Engine>, first: First<'_>) -> Result<Written, LedgerError> {
-        let First { job, hash, hold, owner, lease, request, may_wait } = first;
+        let First { job, hash, hold, owner, timing, request } = first;
         let request: [Value; 8] = [
             hold.fence.into(),
             request.method.as_str().into(),
@@ -42,7 +42,7 @@ impl Statements {
             request.account.as_deref().into(),
             request.credential_fingerprint.as_str().into(),
         ];
-        let args = record_args(job, hash, owner, lease).into_iter().chain(request).collect();
-        Ok(written(self.first.write(engine, args, may_wait).await?.is_some()))
+        let args = record_args(job, hash, owner, timing.lease).into_iter().chain(request).collect();
+        Ok(written(self.first.write(engine, args, timing.may_wait).await?.is_some()))
     }
 }

@@ -22,7 +22,7 @@ pub struct Statements {
     renew: Sql,
     rest: Grouped,
     settle: Grouped,
-    release: Sql,
+    release: Grouped,
 }
 
 impl Statements {
@@ -38,6 +38,10 @@ impl Statements {
         let settle = "UPDATE jobs SET state = $3, provider_reference = COALESCE($4, provider_reference), reason = $5, \
                           lease_owner = NULL, lease_until = NULL, updated_at = {now} {from} \
                       WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')";
+        // A worker that leaves gives back all that it has at once.
+        let release = "UPDATE jobs SET lease_owner = NULL, lease_until = NULL, updated_at = {now}, \
+                           wake_at = CASE WHEN not_before > {now} THEN not_before ELSE {now} END {from} \
+                       WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL";
         Self {
             renew: dialect.sql(
                 "UPDATE jobs SET lease_until = {after:$2} WHERE id IN (\
@@ -57,11 +61,12 @@ impl Statements {
                 then: &[WRITE_EVENT],
                 returning: Returning::Job("id"),
             })),
-            release: dialect.sql(
-                "UPDATE jobs SET lease_owner = NULL, lease_until = NULL, updated_at = {now}, \
-                     wake_at = CASE WHEN not_before > {now} THEN not_before ELSE {now} END \
-                 WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL RETURNING id",
-            ),
+            release: Grouped::new(dialect.chain(&ChainText {
+                write: release,
+                kept: KEPT,
+                then: &[],
+                returning: Returning::Job("id"),
+            })),
         }
     }
 
@@ -100,8 +105,8 @@ impl Statements {
         Ok(written(chain.write(engine, Arc::from(args), Duration::ZERO).await?.is_some()))
     }
 
-    pub async fn release(&self, engine: &dyn Engine, hold: &Hold) -> Result<Written, LedgerError> {
+    pub async fn release(&self, engine: &Arc<dyn Engine>, hold: &Hold) -> Result<Written, LedgerError> {
         let args: [Value; 2] = [hold.id.as_str().into(), hold.fence.into()];
-        Ok(written(!engine.query(&self.release, Arc::from(args)).await?.is_empty()))
+        Ok(written(self.release.write(engine, Arc::from(args), Duration::ZERO).await?.is_some()))
     }
 }

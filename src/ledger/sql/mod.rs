@@ -11,7 +11,7 @@ use async_trait::async_trait;
 
 use super::{
     AttemptEnd, Authority, Begun, Claim, First, Hold, JobState, Ledger, LedgerError, LookupEnd, OutcomeEvent,
-    RecentUses, RejectedMessage, StateCount, Written,
+    RecentUses, RejectedMessage, StateCount, Timing, Written,
 };
 use crate::domain::clock_witness::Word;
 use crate::domain::job::{ContentHash, Job};
@@ -85,8 +85,14 @@ impl SqlLedger {
 
 #[async_trait]
 impl Ledger for SqlLedger {
-    async fn claim(&self, job: &Job, hash: ContentHash, owner: &str, lease: Duration) -> Result<Claim, LedgerError> {
-        self.claim.claim(&self.engine, job, hash, owner, lease).await
+    async fn claim_in_company(
+        &self,
+        job: &Job,
+        hash: ContentHash,
+        owner: &str,
+        timing: Timing,
+    ) -> Result<Claim, LedgerError> {
+        self.claim.claim(&self.engine, job, hash, owner, timing).await
     }
 
     async fn record_and_begin(&self, first: First<'_>) -> Result<Written, LedgerError> {
@@ -111,9 +117,9 @@ impl Ledger for SqlLedger {
         hold: &Hold,
         end: &AttemptEnd,
         next: &JobState,
-        terms: (Duration, Duration),
+        timing: Timing,
     ) -> Result<(Written, Option<OutcomeEvent>), LedgerError> {
-        self.attempt.finish(&self.engine, hold, end, next, terms).await
+        self.attempt.finish(&self.engine, hold, end, next, timing).await
     }
 
     async fn begin_lookup(&self, hold: &Hold) -> Result<Begun, LedgerError> {
@@ -129,7 +135,7 @@ impl Ledger for SqlLedger {
     }
 
     async fn release(&self, hold: &Hold) -> Result<Written, LedgerError> {
-        self.hold.release(&*self.engine, hold).await
+        self.hold.release(&self.engine, hold).await
     }
 
     async fn reject(&self, message: &RejectedMessage) -> Result<(), LedgerError> {

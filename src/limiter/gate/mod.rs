@@ -208,5 +208,5 @@ impl Gate {
 
 /// 128 bits of SHA-256: two references that share it would only share a limit.
 fn digest(reference: &str) -> String {
-    Sha256::digest(reference.as_bytes()).iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(&Sha256::digest(reference.as_bytes())[..16])
 }

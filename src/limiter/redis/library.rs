@@ -35,8 +35,7 @@ impl Library {
     /// A library of this text.
     #[must_use]
     pub fn of(source: &str) -> Self {
-        let digest: String = Sha256::digest(source).iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-        let name = format!("sluicegate_{digest}");
+        let name = format!("sluicegate_{}", hex::encode(&Sha256::digest(source)[..8]));
         let code = format!(
             "#!lua name={name}\n{source}\n\
              redis.register_function('{name}_call', quota)\n\

@@ -45,8 +45,7 @@ pub(super) struct Asset {
 static ETAGS: LazyLock<HashMap<&'static str, String>> = LazyLock::new(|| {
     let etag = |asset: &Asset| {
         let digest = Sha256::digest(asset.body);
-        let hex: String = digest.iter().take(12).map(|byte| format!("{byte:02x}")).collect();
-        (asset.path, format!("\"{hex}\""))
+        (asset.path, format!("\"{}\"", hex::encode(&digest[..12])))
     };
     ASSETS.iter().chain([&INDEX]).map(etag).collect()
 });

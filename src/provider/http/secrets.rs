@@ -122,7 +122,7 @@ impl ResolvedHeaders {
             hash.update(value.expose_secret());
             hash.update([b'\n']);
         }
-        let mut hex: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut hex = hex::encode(hash.finalize());
         hex.truncate(FINGERPRINT_DIGITS);
         hex
     }

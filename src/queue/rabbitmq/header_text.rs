@@ -31,9 +31,9 @@ fn json(value: &AMQPValue) -> Value {
         AMQPValue::ShortString(text) => Value::from(text.as_str()),
         AMQPValue::LongString(text) => match std::str::from_utf8(text.as_bytes()) {
             Ok(text) => Value::from(text),
-            Err(_) => Value::from(hexadecimal(text.as_bytes())),
+            Err(_) => Value::from(hex::encode(text.as_bytes())),
         },
-        AMQPValue::ByteArray(bytes) => Value::from(hexadecimal(bytes.as_slice())),
+        AMQPValue::ByteArray(bytes) => Value::from(hex::encode(bytes.as_slice())),
         AMQPValue::FieldArray(values) => values.as_slice().iter().map(json).collect(),
         AMQPValue::FieldTable(table) => {
             table.into_iter().map(|(key, value)| (key.as_str().to_owned(), json(value))).collect()
@@ -55,10 +55,6 @@ fn point(value: u32, scale: usize) -> String {
     let digits = format!("{value:0>width$}", width = scale + 1);
     let (whole, fraction) = digits.split_at(digits.len() - scale);
     format!("{whole}.{fraction}")
-}
-
-fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use crate::domain::company::before_start;
 use crate::domain::decision::CallKind;
 use crate::domain::job::Job;
 use crate::faults::{self, Point};
-use crate::ledger::{Claimed, First, Hold, Written};
+use crate::ledger::{Claimed, First, Hold, Timing, Written};
 use crate::queue::message::Decoded;
 use crate::telemetry::spans;
 use crate::worker::in_hand::LEASE;
@@ -102,9 +102,8 @@ pub async fn send_new(lane: &LaneParts, decoded: Box<Decoded>, delivered_at: Ins
     let _on_wire = lane.worker.in_hand.on_wire();
     faults::crash(Point::AfterPermit);
     let owner = &lane.worker.options.owner;
-    let may_wait = before_start(lead);
-    let (job, hash, lease) = (&decoded.job, decoded.hash, LEASE);
-    let first = First { job, hash, hold: &hold, owner, lease, request: &request, may_wait };
+    let (job, hash, timing) = (&decoded.job, decoded.hash, Timing { lease: LEASE, may_wait: before_start(lead) });
+    let first = First { job, hash, hold: &hold, owner, timing, request: &request };
     let written = lane.worker.engines.ledger.record_and_begin(first);
     let written = written.instrument(spans::step("write the request down")).await;
     if matches!(written, Ok(Written::Lost)) {

@@ -13,7 +13,7 @@ use crate::domain::decision::CallKind;
 use crate::domain::disposition::Next;
 use crate::domain::outcome::NOT_SENT;
 use crate::faults::{self, Point};
-use crate::ledger::{AttemptEnd, JobState, LedgerError, LookupEnd, OutcomeEvent, Written};
+use crate::ledger::{AttemptEnd, JobState, LedgerError, LookupEnd, OutcomeEvent, Timing, Written};
 use crate::queue::DELAY_STEPS;
 use crate::telemetry::spans;
 use crate::worker::intake::End;
@@ -62,8 +62,8 @@ impl Closing {
         let ledger = &lane.worker.engines.ledger;
         match self {
             Self::Charge(end) => {
-                let terms = (TAKEN_FOR, after_answer(job.delivered_at.elapsed()));
-                ledger.finish_and_take(hold, end, state, terms).await
+                let timing = Timing { lease: TAKEN_FOR, may_wait: after_answer(job.delivered_at.elapsed()) };
+                ledger.finish_and_take(hold, end, state, timing).await
             }
             Self::Lookup(end) => Ok((ledger.finish_lookup(hold, end, state).await?, None)),
         }

@@ -2,7 +2,7 @@
 
 use futures_util::future::join_all;
 use sluicegate::domain::outcome::FinalState;
-use sluicegate::ledger::{AttemptEnd, Begun, First, JobState, Written};
+use sluicegate::ledger::{AttemptEnd, Begun, First, JobState, Timing, Written};
 
 use super::*;
 
@@ -23,7 +23,7 @@ fn own_hold(job: &Job, fence: i64) -> Hold {
 async fn first(fixture: &Fixture, job: &Job, hold: &Hold) -> Written {
     let request = request(job.id.as_str());
     let (hash, owner) = (hash(1), "worker-a");
-    let first = First { job, hash, hold, owner, lease: LEASE, request: &request, may_wait: Duration::ZERO };
+    let first = First { job, hash, hold, owner, timing: Timing::at_once(LEASE), request: &request };
     fixture.ledger().record_and_begin(first).await.unwrap()
 }
 

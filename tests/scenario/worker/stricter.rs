@@ -56,7 +56,7 @@ async fn a_job_recorded_under_a_laxer_rule_is_finished() {
     let body = json!({ "id": "unknown", "amount": 1, "currency": "EUR", "payload": &secret }).to_string();
     assert!(decode(body.as_bytes(), &name("acme"), CardNumbers::Off).is_err());
     let hash = decode_recorded(body.as_bytes(), &name("acme")).unwrap().hash.0;
-    let hash: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hash = hex::encode(hash);
     bench.sql(&format!("UPDATE jobs SET payload = '{secret}', content_hash = x'{hash}' WHERE id = 'unknown'")).await;
     bench.card_numbers = CardNumbers::Refuse;
     bench.run();

@@ -168,7 +168,7 @@ async fn a_job_for_another_day_is_in_the_ledger_alone_until_it_is_due() {
     let body = json!({ "id": "later", "amount": 1, "currency": "EUR", "not_before": due.to_string() }).to_string();
     let decoded = decode(body.as_bytes(), &name("acme"), CardNumbers::Refuse).unwrap();
     let due_ms = decoded.job.not_before.unwrap().0;
-    let hash: String = decoded.hash.0.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hash = hex::encode(decoded.hash.0);
     let today = format!("not_before = {due_ms}, wake_at = {due_ms}, content_hash = x'{hash}'");
     bench.sql(&format!("UPDATE jobs SET {today} WHERE id = 'later'")).await;
     bench.until_state("later", "succeeded").await;

@@ -2,8 +2,6 @@
 //!
 //! Refuses to hand out what a person need not see: of payload and request body it tells size and digest.
 
-use std::fmt::Write as _;
-
 use sha2::{Digest as _, Sha256};
 
 use super::list::{LINE_COLUMNS, at, line, of, opt_at};
@@ -107,12 +105,7 @@ fn waited(row: &Row) -> Result<Option<WaitLine>, LedgerError> {
 }
 
 fn digest(bytes: &[u8]) -> Digest {
-    let mut sha256 = String::with_capacity(64);
-    for byte in Sha256::digest(bytes) {
-        // Writing to a string cannot fail.
-        write!(sha256, "{byte:02x}").unwrap_or_default();
-    }
-    Digest { bytes: bytes.len() as u64, sha256 }
+    Digest { bytes: bytes.len() as u64, sha256: hex::encode(Sha256::digest(bytes)) }
 }
 
 fn attempt(row: &Row) -> Result<AttemptLine, LedgerError> {

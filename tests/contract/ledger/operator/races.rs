@@ -1,7 +1,7 @@
 //! A person and a worker, or two people, at the same job at once: one of them wins, and the other is told.
 
-use sluicegate::ledger::First;
 use sluicegate::ledger::upkeep::{Checked, Standing};
+use sluicegate::ledger::{First, Timing};
 
 use super::*;
 
@@ -60,9 +60,8 @@ async fn a_payment_is_cancelled_before_its_message_comes(kind: Kind) {
         hash: hash(7),
         hold: &hold,
         owner: "worker-a",
-        lease: LEASE,
+        timing: Timing::at_once(LEASE),
         request: &frozen,
-        may_wait: Duration::ZERO,
     };
     assert_eq!(ledger.record_and_begin(first).await.unwrap(), Written::Lost);
     assert_eq!(upkeep.standing(&job("p1"), hash(7)).await.unwrap(), Standing::Settled);

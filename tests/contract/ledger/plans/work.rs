@@ -7,7 +7,7 @@ use sluicegate::domain::time::Micros;
 use sluicegate::ledger::fleet::WorkerReport;
 use sluicegate::ledger::operator::{By, Filter, Verdict};
 use sluicegate::ledger::upkeep::{Checked, Overdue};
-use sluicegate::ledger::{AttemptEnd, Begun, First, JobState, LookupEnd, RejectedMessage, Written};
+use sluicegate::ledger::{AttemptEnd, Begun, First, JobState, LookupEnd, RejectedMessage, Timing, Written};
 
 use super::super::*;
 use super::filling::LANES;
@@ -151,8 +151,7 @@ impl<E: Explained> Working<'_, E> {
             let hold = Hold { id: job.id.clone(), fence: 7_000_000_000 };
             let request = request(job.id.as_str());
             let (hash, owner) = (hash(1), "worker-a");
-            let first =
-                First { job, hash, hold: &hold, owner, lease: LEASE, request: &request, may_wait: Duration::ZERO };
+            let first = First { job, hash, hold: &hold, owner, timing: Timing::at_once(LEASE), request: &request };
             ledger.record_and_begin(first).await.unwrap()
         });
         assert!(join_all(recorded).await.iter().all(|written| *written == Written::Kept));
