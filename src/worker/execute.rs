@@ -11,7 +11,7 @@ use futures_util::FutureExt as _;
 use tokio::time::{Instant, timeout_at};
 use tracing::Instrument as _;
 
-pub use self::first::{Place, Repeats, given_up, send_new};
+pub use self::first::{Place, Repeats, given_up, records_within, send_new};
 pub(super) use self::permit::held_by;
 use self::permit::{Pass, ask, permit, refused, tell_refused};
 pub use self::record::put_down;

@@ -12,13 +12,12 @@ use sha2::{Digest, Sha256};
 use tokio::time::{Instant, sleep};
 use tracing::Instrument as _;
 
-use super::execute::{self, JobInHand, Place, given_up};
+use super::execute::{self, JobInHand, Place, given_up, records_within};
 use super::in_hand::LEASE;
 use super::lane::LaneParts;
 use super::park::{Copy, publish_copy};
 use super::patience::until_back;
 use super::reading::read;
-use crate::domain::company;
 use crate::domain::job::{Invalid, JobId};
 use crate::faults::{self, Point};
 use crate::fleet::report::By;
@@ -162,8 +161,7 @@ async fn steps(lane: &LaneParts, copy: &Copy, (delivered_at, redelivered): (Inst
         Ok(end) => return end,
         Err(to_claim) => to_claim,
     };
-    // One that keeps its place, or that will stand in line, is waited for by nobody.
-    let may_wait = if place.is_some() || !lane.gate.moves() { company::LONGEST } else { Duration::ZERO };
+    let may_wait = records_within(place.as_ref(), lane.gate.moves());
     let not_claimed = match claim(lane, &decoded, may_wait).instrument(spans::step("claim")).await {
         Some(Claim::Claimed(claimed)) => return begin(lane, decoded, claimed, (delivered_at, place)).await,
         Some(Claim::Settled) => {

@@ -15,7 +15,7 @@ use tracing::Instrument as _;
 use super::permit::{Pass, ask, permit};
 use super::send::{not_written_down, written_down};
 use super::{Call, JobInHand};
-use crate::domain::company::before_start;
+use crate::domain::company::{LONGEST, before_start};
 use crate::domain::decision::CallKind;
 use crate::domain::job::Job;
 use crate::faults::{self, Point};
@@ -56,6 +56,13 @@ pub struct Place<'a> {
     pub(super) turn: BoxFuture<'a, Option<Turn>>,
     /// The permit for its charge, if it has been asked for.
     pub(super) pass: Option<BoxFuture<'a, Pass>>,
+}
+
+/// How long recording such a payment may wait for company. One that has asked for its permit may have it already, and the
+/// permit runs out; one without a place asks when it is recorded, and then stands in line if the line does.
+pub fn records_within(place: Option<&Place<'_>>, line_moves: bool) -> Duration {
+    let waits_anyway = place.map_or(!line_moves, |place| place.pass.is_none());
+    if waits_anyway { LONGEST } else { Duration::ZERO }
 }
 
 /// What must be claimed, and the place it has.
@@ -132,5 +139,25 @@ pub fn given_up(lane: &LaneParts, place: Option<Place<'_>>) {
     let pass = place.and_then(|place| place.pass?.now_or_never());
     if let Some(Pass::Granted(_)) = pass {
         lane.meter.permit_returned(Returned::NotNeeded);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recording_waits_for_company_only_where_no_permit_can_be_there() {
+        let place = |pass| Place { turn: ready(None).boxed(), pass };
+        let (turn_alone, asked) = (place(None), place(Some(ready(Pass::Stopping).boxed())));
+        for (place, line_moves, waits) in [
+            (None, true, Duration::ZERO),
+            (None, false, LONGEST),
+            (Some(&turn_alone), true, LONGEST),
+            (Some(&asked), true, Duration::ZERO),
+            (Some(&asked), false, Duration::ZERO),
+        ] {
+            assert_eq!(records_within(place, line_moves), waits, "line moves: {line_moves}");
+        }
     }
 }
