@@ -133,14 +133,13 @@ pub fn after_outcome(outcome: &Outcome, history: &History, policy: &RetryPolicy,
         Outcome::Declined { reason } => settle(FinalState::Declined, reason, None),
         Outcome::Rejected { reason } => settle(FinalState::Review, reason, None),
         Outcome::Throttled { retry_after } => {
-            let wait = retry_after.unwrap_or(policy.backoff.base).min(NAMED_WAIT_MAX);
+            let wait = named(*retry_after).unwrap_or(policy.backoff.base);
             let next = again(wait, history.unknown, "throttled by the provider", history, policy);
             Disposition { next, counts_attempt: false, pause: Some(Pause::Quota { wait }) }
         }
         Outcome::Busy { retry_after } => {
             let step = policy.backoff.delay(history.requests.saturating_add(1), fraction);
-            // A wait of zero names none.
-            let wait = retry_after.filter(|wait| !wait.is_zero()).unwrap_or(step).min(NAMED_WAIT_MAX);
+            let wait = named(*retry_after).unwrap_or(step);
             let next = again(wait, history.unknown, "the provider is busy with this payment's object", history, policy);
             Disposition { next, counts_attempt: false, pause: None }
         }
@@ -156,9 +155,15 @@ pub fn after_outcome(outcome: &Outcome, history: &History, policy: &RetryPolicy,
             counted(&history, policy, fraction, true, "the provider is still working on this payment", None)
         }
         Outcome::Unknown { cause, retry_after } => {
-            after_unknown(*cause, retry_after.map(|wait| wait.min(NAMED_WAIT_MAX)), history, policy, fraction)
+            after_unknown(*cause, named(*retry_after), history, policy, fraction)
         }
     }
+}
+
+/// The wait that a provider names, as far as it is followed. Zero names none: who rounds half a second down says so, and
+/// whoever came back at once would be refused again, round and round.
+fn named(retry_after: Option<Duration>) -> Option<Duration> {
+    retry_after.filter(|wait| !wait.is_zero()).map(|wait| wait.min(NAMED_WAIT_MAX))
 }
 
 /// Decides what may be sent for a job, at the moment of sending: asked when it is taken and again when its permit has come.

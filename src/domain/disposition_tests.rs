@@ -216,6 +216,20 @@ fn a_named_wait_is_kept_and_capped() {
     }
 }
 
+#[test]
+fn a_named_wait_of_zero_names_none() {
+    let day = Some(Duration::from_secs(86_400));
+    let get = |outcome: &Outcome| after_outcome(outcome, &history(0, false), &policy(day), 1.0);
+    let pairs = [
+        |retry_after| Outcome::Throttled { retry_after },
+        |retry_after| Outcome::Busy { retry_after },
+        |retry_after| Outcome::Unknown { cause: UnknownCause::ServerError(503), retry_after },
+    ];
+    for outcome in pairs {
+        assert_eq!(get(&outcome(Some(Duration::ZERO))), get(&outcome(None)), "{:?}", outcome(None));
+    }
+}
+
 /// The wait that the provider names for one object, or a longer one each time though nothing counts.
 #[test]
 fn a_busy_job_keeps_its_named_wait_or_backs_off() {

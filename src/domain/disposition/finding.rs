@@ -7,8 +7,7 @@
 use std::time::Duration;
 
 use super::{
-    AskPolicy, History, MISCONFIGURED_PAUSE, NAMED_WAIT_MAX, Next, Pause, Resend, RetryPolicy, review,
-    surely_remembered,
+    AskPolicy, History, MISCONFIGURED_PAUSE, Next, Pause, Resend, RetryPolicy, named, review, surely_remembered,
 };
 use crate::domain::lookup::Finding;
 use crate::domain::outcome::FinalState;
@@ -47,17 +46,17 @@ pub fn after_finding(finding: &Finding, history: &History, policy: &RetryPolicy,
         Finding::NotFound => asking.again("the provider does not know this payment", None),
         Finding::Unclear { reason } => asking.again(reason, None),
         Finding::Unknown { cause, retry_after } => {
-            let named_wait = retry_after.map(|wait| wait.min(NAMED_WAIT_MAX));
+            let named_wait = named(*retry_after);
             let reason = format!("asked for an unknown outcome: {}", cause.describe());
             let pause = named_wait.map(|wait| Pause::Lane { wait, cause: reason.clone() });
             Judgement { pause, ..asking.again(&reason, named_wait) }
         }
         Finding::Throttled { retry_after } => {
-            let wait = retry_after.unwrap_or(policy.backoff.base).min(NAMED_WAIT_MAX);
+            let wait = named(*retry_after).unwrap_or(policy.backoff.base);
             Judgement { pause: Some(Pause::Quota { wait }), ..asking.put_off(wait, "throttled by the provider") }
         }
         Finding::Busy { retry_after } => {
-            let wait = retry_after.filter(|wait| !wait.is_zero()).unwrap_or(asking.step()).min(NAMED_WAIT_MAX);
+            let wait = named(*retry_after).unwrap_or(asking.step());
             asking.put_off(wait, "the provider is busy with this payment's object")
         }
         Finding::Misconfigured { status } => {

@@ -1,6 +1,6 @@
 //! The table of findings, row by row.
 
-use super::super::ask_or_review;
+use super::super::{NAMED_WAIT_MAX, ask_or_review};
 use super::*;
 use crate::domain::backoff::BackoffPolicy;
 use crate::domain::outcome::UnknownCause;
@@ -87,6 +87,19 @@ fn waits_grow_and_the_last_question_is_asked_at_the_bound() {
     let judged = after_finding(&named, &asked(595, 9), &policy(false), 1.0);
     assert_eq!(outcome(&judged), Err(40));
     assert!(matches!(judged.pause, Some(Pause::Lane { wait, .. }) if wait == secs(40)));
+}
+
+#[test]
+fn a_named_wait_of_zero_names_none() {
+    let get = |finding: &Finding| after_finding(finding, &asked(1, 0), &policy(false), 1.0);
+    let pairs = [
+        |retry_after| Finding::Throttled { retry_after },
+        |retry_after| Finding::Busy { retry_after },
+        |retry_after| Finding::Unknown { cause: UnknownCause::ServerError(503), retry_after },
+    ];
+    for finding in pairs {
+        assert_eq!(get(&finding(Some(Duration::ZERO))), get(&finding(None)), "{:?}", finding(None));
+    }
 }
 
 #[test]
