@@ -99,14 +99,14 @@ pub async fn run(
     worker.meter.reloaded();
     let services = TaskTracker::new();
     let (known_tx, known_rx) = watch::channel(Arc::clone(&known));
-    let leases_end = CancellationToken::new();
+    let drained = CancellationToken::new();
     let (store_version, store_versions) = settings_watch::StoreVersion::channel();
     let (poll, stop, meter) = (worker.options.settings_poll, worker.stop.clone(), Arc::clone(&worker.meter));
     let hinted = Arc::new(Notify::new());
     services.spawn(settings_watch::heed(settings.hints(), Arc::clone(&hinted), stop.clone()));
     services.spawn(settings_watch::follow(Arc::clone(&settings), poll, stop, known_tx, store_versions, hinted, meter));
-    services.spawn(outbox::run(worker.clone()));
-    services.spawn(Arc::clone(&worker.in_hand).keep(Arc::clone(&worker.engines.ledger), leases_end.clone()));
+    services.spawn(outbox::run(worker.clone(), drained.clone()));
+    services.spawn(Arc::clone(&worker.in_hand).keep(Arc::clone(&worker.engines.ledger), drained.clone()));
     let (limiter, ledger) = (Arc::clone(&worker.engines.limiter), Arc::clone(&worker.engines.ledger));
     let quotas = Quotas::new(limiter, ledger, store_version);
 
@@ -118,7 +118,7 @@ pub async fn run(
     progress.send_modify(|progress| progress.draining = true);
     let over_at = Instant::now() + worker.options.drain_timeout;
     let report = drain(&worker, over_at).await;
-    leases_end.cancel();
+    drained.cancel();
     services.close();
     let last_words = async {
         quotas.close().await;

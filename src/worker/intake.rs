@@ -18,6 +18,7 @@ use super::lane::LaneParts;
 use super::park::{Copy, publish_copy};
 use super::patience::until_back;
 use super::reading::read;
+use super::topology::publish;
 use crate::domain::job::{Invalid, JobId};
 use crate::faults::{self, Point};
 use crate::fleet::report::By;
@@ -35,7 +36,7 @@ const UNQUEUED_FROM: Duration = Duration::from_secs(24 * 60 * 60);
 const FAULT_PAUSE: Duration = Duration::from_secs(1);
 
 /// How long a lane takes nothing after an engine's refusal: 1,000 deliveries allowed are then most of a working day.
-const REFUSAL_REST: Duration = Duration::from_secs(30);
+pub(super) const REFUSAL_REST: Duration = Duration::from_secs(30);
 
 /// How a delivery ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,8 +125,13 @@ async fn finish(lane: &LaneParts, copy: &Copy, receipt: Box<dyn Receipt>, end: E
 /// What is wrong is not the message's fault: it goes back, and the lane takes nothing for a while, because every delivery
 /// counts against the broker's delivery limit.
 async fn rest_after_refusal(lane: &LaneParts) {
-    lane.pauses.stop_taking(REFUSAL_REST, By::Engine, "an engine refuses what we ask of it");
+    rest_from_taking(lane);
     pause_after_fault(lane).await;
+}
+
+/// What is in hand goes on.
+pub(super) fn rest_from_taking(lane: &LaneParts) {
+    lane.pauses.stop_taking(REFUSAL_REST, By::Engine, "an engine refuses what we ask of it");
 }
 
 async fn pause_after_fault(lane: &LaneParts) {
@@ -251,7 +257,7 @@ async fn reject(lane: &LaneParts, copy: &Copy, invalid: &Invalid, job_id: Option
     let worker = &lane.worker;
     let (outgoing, message) = rejection(copy, invalid, job_id);
     tracing::warn!(provider = %lane.name, reason = invalid.reason.code(), detail = invalid.detail, "message is no job");
-    let kept = until_back("keep an invalid message", &lane.stop, || worker.engines.queue.publish(outgoing.clone()));
+    let kept = until_back("keep an invalid message", &lane.stop, || publish(worker, &copy.provider, &outgoing));
     if let Err(error) = kept.await {
         tracing::warn!(?error, "invalid message not kept; it goes back");
         return End::Refused;

@@ -15,6 +15,7 @@ use futures_util::future::{BoxFuture, FutureExt as _, OptionFuture, join_all};
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
 
 use super::Worker;
 use crate::faults::{self, Point};
@@ -79,8 +80,8 @@ impl Outbox {
     }
 }
 
-/// Publishes events until the worker stops, then finishes what it has taken.
-pub async fn run(worker: Worker) {
+/// Publishes events until no job is in hand any more, then finishes what it has taken: what a drain settles leaves at once.
+pub async fn run(worker: Worker, drained: CancellationToken) {
     let mut publishing: FuturesUnordered<BoxFuture<'_, Sent>> = FuturesUnordered::new();
     let mut taking: Option<BoxFuture<'_, Option<Vec<OutcomeEvent>>>> = None;
     let mut marking: Option<BoxFuture<'_, bool>> = None;
@@ -92,7 +93,7 @@ pub async fn run(worker: Worker) {
         if marking.is_none() && !published.is_empty() {
             marking = Some(mark(&worker, std::mem::take(&mut published)).boxed());
         }
-        let stopping = worker.stop.is_cancelled();
+        let stopping = drained.is_cancelled();
         let may_publish = publishing.len() < BATCHES;
         if may_publish && Instant::now() >= gather_at {
             let events = worker.outbox.gather();
@@ -139,7 +140,7 @@ pub async fn run(worker: Worker) {
             () = worker.outbox.came.notified(), if !handed => {}
             () = sleep_until(gather_at), if handed && may_publish => {}
             () = sleep_until(next), if may_take && taking.is_none() => asked = true,
-            () = worker.stop.cancelled(), if !stopping => {}
+            () = drained.cancelled(), if !stopping => {}
         }
     }
 }
@@ -188,6 +189,13 @@ async fn publish_batch(worker: &Worker, events: Vec<OutcomeEvent>) -> Sent {
         with_results.filter(|(_, result)| result.is_ok()).map(|(event, _)| event.sequence).collect();
     if let Some(Err(error)) = results.iter().find(|result| result.is_err()) {
         tracing::warn!(%error, left = events.len() - sequences.len(), "outcome events not published, will try again");
+    }
+    // Once for all of them: a queue that somebody deleted is back before they are published again.
+    let returned = events.iter().zip(&results).find(|(_, result)| matches!(result, Err(QueueError::Unroutable(_))));
+    if let Some((event, _)) = returned
+        && let Err(error) = worker.engines.queue.declare(std::slice::from_ref(&event.provider)).await
+    {
+        tracing::warn!(%error, "the queue of outcome events is not declared again");
     }
     Sent { all: sequences.len() == events.len(), sequences }
 }

@@ -9,6 +9,7 @@ use bytes::Bytes;
 
 use super::Worker;
 use super::patience::{GivenUp, until_back};
+use super::topology::publish;
 use crate::domain::provider::ProviderName;
 use crate::queue::{Destination, Outgoing, Properties, QueueError, delay_step};
 
@@ -32,17 +33,4 @@ pub async fn publish_copy(worker: &Worker, copy: &Copy, wait: Duration) -> Resul
         properties: copy.properties.clone(),
     };
     until_back("park a job", &worker.abandon, || publish(worker, &copy.provider, &message)).await
-}
-
-/// A delay queue that somebody deleted is declared anew: jobs in hand would wait for it for ever.
-async fn publish(worker: &Worker, provider: &ProviderName, message: &Outgoing) -> Result<(), QueueError> {
-    let queue = &worker.engines.queue;
-    match queue.publish(message.clone()).await {
-        Err(QueueError::Unroutable(_)) => {
-            tracing::warn!(%provider, "a parked copy was returned; its queue is declared again");
-            queue.declare(std::slice::from_ref(provider)).await?;
-            queue.publish(message.clone()).await
-        }
-        published => published,
-    }
 }

@@ -1,4 +1,4 @@
-//! Keeps the broker's side of every provider declared, beside the lanes and never in their way.
+//! Keeps the broker's side of every provider declared, beside the lanes and never in their way, and again where it is missed.
 //!
 //! Refuses to give up: a declaration that the broker refuses is said and tried again, and one provider's does not stop
 //! the others'.
@@ -14,6 +14,7 @@ use super::Worker;
 use super::deployment::Progress;
 use super::settings_watch::Known;
 use crate::domain::provider::ProviderName;
+use crate::queue::{Outgoing, QueueError};
 
 const TRY_AGAIN: Duration = Duration::from_secs(2);
 
@@ -48,5 +49,21 @@ pub async fn keep_declared(worker: Worker, mut known: watch::Receiver<Arc<Known>
             changed = known.changed() => if changed.is_err() { return },
             () = sleep(TRY_AGAIN), if missing || shared => {}
         }
+    }
+}
+
+/// Publishes; a queue that somebody deleted is declared anew, because whoever has the message would wait for it for ever.
+///
+/// # Errors
+/// As of publishing, and of declaring.
+pub async fn publish(worker: &Worker, provider: &ProviderName, message: &Outgoing) -> Result<(), QueueError> {
+    let queue = &worker.engines.queue;
+    match queue.publish(message.clone()).await {
+        Err(QueueError::Unroutable(_)) => {
+            tracing::warn!(%provider, "a message was returned; its queue is declared again");
+            queue.declare(std::slice::from_ref(provider)).await?;
+            queue.publish(message.clone()).await
+        }
+        published => published,
     }
 }

@@ -1,5 +1,6 @@
 //! A worker on its embedded engines, with ways to look at what it does.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use sluicegate::queue::embedded::EmbeddedQueue;
 use sluicegate::queue::message::CardNumbers;
 use sluicegate::queue::{Destination, Outgoing, Properties, Queue};
 use sluicegate::worker::deployment::{self, DrainReport, Progress};
+use sluicegate::worker::meter::LaneCounts;
 use sluicegate::worker::{Engines, WorkerOptions};
 use sqlx::{AssertSqlSafe, Row as _, SqlitePool};
 use tokio::sync::watch;
@@ -196,6 +198,29 @@ impl Bench {
     /// Asks the worker to stop, as SIGTERM does; for the end of it there is [`Bench::stopped`].
     pub fn ask_to_stop(&self) {
         self.running.as_ref().unwrap().stop.cancel();
+    }
+
+    /// How many payments the running worker has settled, by their final state.
+    pub fn settled(&self, lane: &str) -> BTreeMap<&'static str, u64> {
+        self.counts(lane).outcomes.into_iter().filter(|(_, count)| *count > 0).collect()
+    }
+
+    /// How many messages the running worker has handed back for this reason.
+    pub fn handed_back(&self, lane: &str, reason: &str) -> u64 {
+        let requeues = self.counts(lane).requeues.into_iter();
+        requeues.filter(|(word, _)| *word == reason).map(|(_, count)| count).sum()
+    }
+
+    fn counts(&self, lane: &str) -> LaneCounts {
+        let meter = Arc::clone(&self.running.as_ref().unwrap().progress.borrow().meter);
+        meter.find(&name(lane)).map(|lane| lane.counts()).unwrap_or_default()
+    }
+
+    /// Waits until nothing is taken any more.
+    pub async fn until_draining(&self) {
+        let mut progress = self.running.as_ref().unwrap().progress.clone();
+        let draining = tokio::time::timeout(PATIENCE, progress.wait_for(|progress| progress.draining));
+        draining.await.expect("the worker does not drain").unwrap();
     }
 
     pub async fn stopped(&mut self) -> DrainReport {

@@ -45,6 +45,25 @@ async fn a_worker_that_stops_finishes_the_wire_and_hands_back_the_rest() {
     assert_eq!(bench.events().await.len(), 3, "the last outcomes left before the worker did");
 }
 
+/// An event that waited for the slowest answer would be late, and after five seconds somebody else's to publish.
+#[tokio::test]
+async fn events_of_a_drain_leave_as_they_come() {
+    let mut bench = Bench::open(&[row("acme")]).await;
+    for id in ["soon", "late"] {
+        bench.script.plan(id, [Act::Hold]);
+        bench.pay("acme", id).await;
+    }
+    bench.until_sent("acme", 2).await;
+    bench.ask_to_stop();
+    bench.until_draining().await;
+    bench.script.let_go_of("soon");
+    bench.until("its event is out", async || bench.events_of("soon").await.len() == 1).await;
+    assert_eq!(bench.events_of("late").await.len(), 0);
+    bench.script.let_go();
+    assert_eq!(bench.stopped().await, DrainReport::default());
+    assert_eq!(bench.events_of("late").await.len(), 1);
+}
+
 /// What the first worker abandoned, the next one takes up: the same request, one charge.
 #[tokio::test]
 async fn a_drain_out_of_time_says_what_it_abandoned_and_the_next_worker_takes_over() {

@@ -50,12 +50,31 @@ struct State {
 /// The script of all providers of a test.
 pub struct Script {
     state: Mutex<State>,
-    let_go: watch::Sender<bool>,
+    let_go: watch::Sender<LetGo>,
+}
+
+/// Which held requests may be answered.
+#[derive(Default)]
+enum LetGo {
+    #[default]
+    None,
+    One(String),
+    All,
+}
+
+impl LetGo {
+    fn includes(&self, id: &str) -> bool {
+        match self {
+            Self::None => false,
+            Self::One(one) => one == id,
+            Self::All => true,
+        }
+    }
 }
 
 impl Script {
     pub fn new() -> Arc<Self> {
-        Arc::new(Self { state: Mutex::default(), let_go: watch::Sender::new(false) })
+        Arc::new(Self { state: Mutex::default(), let_go: watch::Sender::default() })
     }
 
     /// What the next requests of a job meet, in order; after that they are accepted.
@@ -84,7 +103,12 @@ impl Script {
 
     /// Lets every held request be answered, now and from now on.
     pub fn let_go(&self) {
-        self.let_go.send_replace(true);
+        self.let_go.send_replace(LetGo::All);
+    }
+
+    /// Lets this job's held request be answered.
+    pub fn let_go_of(&self, id: &str) {
+        self.let_go.send_replace(LetGo::One(id.to_owned()));
     }
 
     pub fn sent(&self) -> Vec<Sent> {
@@ -214,7 +238,7 @@ impl PaymentProvider for Scripted {
             }
             Act::Hold => {
                 let mut let_go = self.script.let_go.subscribe();
-                let_go.wait_for(|go| *go).await.unwrap();
+                let_go.wait_for(|go| go.includes(&id)).await.unwrap();
                 accepted()
             }
             Act::Panic => panic!("the script says so"),
