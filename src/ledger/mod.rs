@@ -314,8 +314,14 @@ pub trait Ledger: Send + Sync {
     /// Commits that a job of unknown outcome is asked about, before the first byte leaves. It stays `unknown` meanwhile.
     async fn begin_lookup(&self, hold: &Hold) -> Result<Begun, LedgerError>;
 
-    /// Commits what a look-up found and where the job stands now, like [`Ledger::finish_attempt`].
-    async fn finish_lookup(&self, hold: &Hold, end: &LookupEnd, next: &JobState) -> Result<Written, LedgerError>;
+    /// Commits what a look-up found and where the job stands now, like [`Ledger::finish_attempt`]. With the final state that
+    /// was written, if one was: a charge that another payment has makes it `review`.
+    async fn finish_lookup(
+        &self,
+        hold: &Hold,
+        end: &LookupEnd,
+        next: &JobState,
+    ) -> Result<(Written, Option<FinalState>), LedgerError>;
 
     /// Commits where a job stands without an attempt: parked, expired, handed to a person.
     async fn put_down(&self, hold: &Hold, next: &JobState) -> Result<Written, LedgerError>;

@@ -11,6 +11,7 @@ use futures_util::FutureExt as _;
 use tokio::time::{Instant, timeout_at};
 use tracing::Instrument as _;
 
+use self::first::unused;
 pub use self::first::{Place, Repeats, given_up, records_within, send_new};
 pub(super) use self::permit::held_by;
 use self::permit::{Pass, ask, permit, refused, tell_refused};
@@ -73,9 +74,15 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand, place: Option<Place<'_>>
     let settings = lane.settings.borrow().clone();
     let call = match next_call(&settings, job) {
         Ok(Ok(call)) => call,
-        Ok(Err(next)) => return put_down_next(lane, job, next, "again").await,
+        Ok(Err(next)) => {
+            given_up(lane, place);
+            return put_down_next(lane, job, next, "again").await;
+        }
         // Seldom, so those who wait by the thousand pay nothing for its room.
-        Err(error) => return Box::pin(unbuildable(lane, job, error)).await,
+        Err(error) => {
+            given_up(lane, place);
+            return Box::pin(unbuildable(lane, job, error)).await;
+        }
     };
     let (turn, pass) = place.map_or((None, None), |place| (Some(place.turn), place.pass));
     let turn = turn.unwrap_or_else(|| lane.pool.turn_for(job.job.id.clone(), job.job.priority).boxed());
@@ -89,15 +96,20 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand, place: Option<Place<'_>>
         Ok(None) => return give_back(lane, job).await,
         Err(_) => return park(lane, job, BUCKET_WAIT, ("outflow", "waits for a place in the steady outflow")).await,
     };
-    let pass = pass.filter(|_| call.kind() == CallKind::Charge).unwrap_or_else(|| {
-        let ask = ask(&job.job, call.kind(), &settings.provider, job.delivered_at);
-        permit(lane, job.job.id.clone(), ask).boxed()
-    });
+    let pass = match (pass, call.kind()) {
+        (Some(pass), CallKind::Charge) => pass,
+        (pass, kind) => {
+            unused(lane, pass);
+            let ask = ask(&job.job, kind, &settings.provider, job.delivered_at);
+            permit(lane, job.job.id.clone(), ask).boxed()
+        }
+    };
     let waiting = spans::step("wait for a permit");
     match pass.instrument(waiting.clone()).await {
         Pass::Granted(permit) => match no_longer(&call, job, &settings.provider) {
-            // Its time has passed while it waited; the permit drops and goes back.
+            // Its time has passed while it waited. Putting it down may wait for the ledger, and the permit not with it.
             Some(next) => {
+                drop(permit);
                 lane.meter.permit_returned(Returned::NotNeeded);
                 put_down_next(lane, job, next, "again").await
             }
@@ -105,6 +117,7 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand, place: Option<Place<'_>>
                 // Thousands wait for their permits, few send: those alone pay for the room that it takes.
                 Some(turn) => Box::pin(send(lane, &settings, job, &call, (permit, &turn))).await,
                 None => {
+                    drop(permit);
                     lane.meter.permit_returned(Returned::Probing);
                     let reason = "another job finds out whether the provider is up again";
                     park(lane, job, HELD_WAIT, ("probing", reason)).await

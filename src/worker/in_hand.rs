@@ -1,4 +1,4 @@
-//! Which jobs this process holds: their leases are prolonged together, in one statement, while they are in hand.
+//! Which jobs this process holds: their leases are prolonged together, in a few statements, while they are in hand.
 //!
 //! Refuses to end a job whose lease is lost: every write on it names its fence and comes to nothing by itself.
 
@@ -93,7 +93,7 @@ impl InHand {
                 Ok(lost) if lost.is_empty() => {}
                 // A job that was settled between the two looks is not lost, so this is no alarm.
                 Ok(lost) => tracing::debug!(jobs = lost.len(), "leases not prolonged: no longer ours"),
-                Err(error) => tracing::warn!(%error, jobs = holds.len(), "leases not prolonged"),
+                Err(error) => tracing::warn!(%error, jobs = holds.len(), "not all leases prolonged"),
             }
         }
     }

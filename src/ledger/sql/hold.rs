@@ -76,14 +76,22 @@ impl Statements {
         let mut ordered: Vec<&Hold> = holds.iter().collect();
         ordered.sort_by(|a, b| a.id.cmp(&b.id));
         let mut kept: HashSet<(String, i64)> = HashSet::new();
+        let mut first = Ok(());
         for some in ordered.chunks(RENEWED_AT_ONCE) {
             let list: Vec<_> =
                 some.iter().map(|hold| serde_json::json!({"id": hold.id.as_str(), "fence": hold.fence})).collect();
             let args: [Value; 2] = [serde_json::Value::from(list).to_string().into(), lease.into()];
-            for row in engine.query_by_index(&self.renew, Arc::from(args)).await? {
-                kept.insert((row.text("id")?, row.int("fence")?));
+            match engine.query_by_index(&self.renew, Arc::from(args)).await {
+                Ok(rows) => {
+                    for row in rows {
+                        kept.insert((row.text("id")?, row.int("fence")?));
+                    }
+                }
+                // The rest is prolonged all the same.
+                Err(error) => first = first.and(Err(error)),
             }
         }
+        first?;
         let lost = |hold: &&Hold| !kept.contains(&(hold.id.as_str().to_owned(), hold.fence));
         Ok(holds.iter().filter(lost).cloned().collect())
     }

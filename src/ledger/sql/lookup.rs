@@ -8,7 +8,9 @@ use std::sync::Arc;
 use super::attempt::{CLOSE_ATTEMPT, KEPT, WRITE_EVENT, page_if_conflicting, settled_reason, settled_state};
 use super::dialect::{Chain, ChainText, Dialect, Returning};
 use super::engine::{Engine, Value};
+use super::outbox::final_state;
 use super::{storable, written};
+use crate::domain::outcome::FinalState;
 use crate::ledger::{Begun, Hold, JobState, LedgerError, LookupEnd, Written};
 
 /// A look-up of this job that has not ended.
@@ -80,7 +82,7 @@ impl Statements {
         hold: &Hold,
         end: &LookupEnd,
         next: &JobState,
-    ) -> Result<Written, LedgerError> {
+    ) -> Result<(Written, Option<FinalState>), LedgerError> {
         let mut args: Vec<Value> = vec![
             hold.id.as_str().into(),
             hold.fence.into(),
@@ -104,6 +106,8 @@ impl Statements {
         };
         let row = engine.alone(chain, &Arc::from(args)).await?;
         page_if_conflicting(hold, next, row.as_ref())?;
-        Ok(written(row.is_some()))
+        let is_final = matches!(next, JobState::Final { .. });
+        let state = row.as_ref().filter(|_| is_final).map(final_state).transpose()?;
+        Ok((written(row.is_some()), state))
     }
 }

@@ -15,6 +15,7 @@ use super::{
 };
 use crate::domain::clock_witness::Word;
 use crate::domain::job::{ContentHash, Job};
+use crate::domain::outcome::FinalState;
 use crate::domain::provider::ProviderName;
 use crate::provider::FrozenRequest;
 
@@ -126,7 +127,12 @@ impl Ledger for SqlLedger {
         self.lookup.begin(&*self.engine, hold).await
     }
 
-    async fn finish_lookup(&self, hold: &Hold, end: &LookupEnd, next: &JobState) -> Result<Written, LedgerError> {
+    async fn finish_lookup(
+        &self,
+        hold: &Hold,
+        end: &LookupEnd,
+        next: &JobState,
+    ) -> Result<(Written, Option<FinalState>), LedgerError> {
         self.lookup.finish(&*self.engine, hold, end, next).await
     }
 

@@ -88,10 +88,14 @@ pub(super) fn event(row: &Row) -> Result<OutcomeEvent, LedgerError> {
         sequence: row.int("sequence")?,
         id: row.text("id")?,
         provider: ProviderName::new(row.text("provider")?).map_err(|problem| corrupt("provider", &problem))?,
-        state: FinalState::from_name(&row.text("state")?).ok_or_else(|| corrupt("state", "is not final"))?,
+        state: final_state(row)?,
         provider_reference: row.opt_text("provider_reference")?,
         reason: row.opt_text("reason")?,
         attempts: row.count("attempts")?,
         at_ms: row.int("at_ms")?,
     })
+}
+
+pub(super) fn final_state(row: &Row) -> Result<FinalState, LedgerError> {
+    FinalState::from_name(&row.text("state")?).ok_or_else(|| corrupt("state", "is not final"))
 }

@@ -7,7 +7,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
+use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, ready};
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::Instrument as _;
@@ -136,8 +136,12 @@ fn own_hold(job: &Job) -> Hold {
 
 /// A place that is not used: nothing is sent for its payment now.
 pub fn given_up(lane: &LaneParts, place: Option<Place<'_>>) {
-    let pass = place.and_then(|place| place.pass?.now_or_never());
-    if let Some(Pass::Granted(_)) = pass {
+    unused(lane, place.and_then(|place| place.pass));
+}
+
+/// A permit that was asked for and is not used: it goes back if it is there already.
+pub(super) fn unused(lane: &LaneParts, pass: Option<BoxFuture<'_, Pass>>) {
+    if let Some(Some(Pass::Granted(_))) = pass.map(FutureExt::now_or_never) {
         lane.meter.permit_returned(Returned::NotNeeded);
     }
 }

@@ -11,20 +11,29 @@ use super::{JobInHand, LaneParts};
 use crate::domain::company::after_answer;
 use crate::domain::decision::CallKind;
 use crate::domain::disposition::Next;
-use crate::domain::outcome::NOT_SENT;
+use crate::domain::outcome::{FinalState, NOT_SENT};
 use crate::faults::{self, Point};
 use crate::ledger::{AttemptEnd, JobState, LedgerError, LookupEnd, OutcomeEvent, Timing, Written};
 use crate::queue::DELAY_STEPS;
 use crate::telemetry::spans;
-use crate::worker::intake::End;
+use crate::worker::intake::{End, REFUSAL_REST, rest_from_taking};
 use crate::worker::outbox::TAKEN_FOR;
-use crate::worker::patience::{GivenUp, until_back};
+use crate::worker::patience::{GivenUp, Passing as _, until_back};
 
 /// Commits where a job stands; `None` when the ledger cannot be had and the worker is leaving.
 pub async fn put_down(lane: &LaneParts, job: &JobInHand, state: &JobState) -> Option<Written> {
     let ledger = &lane.worker.engines.ledger;
     let written = until_back("put a job down", &lane.worker.abandon, || ledger.put_down(&job.held.hold, state));
     written.await.map_err(|error| tracing::warn!(job = %job.job.id, ?error, "not put down")).ok()
+}
+
+/// What was written of a job that is settled.
+#[derive(Default)]
+struct Settled {
+    /// Not always what was asked for: a charge that another payment has makes it `review`.
+    state: Option<FinalState>,
+    /// If it is ours to publish.
+    event: Option<OutcomeEvent>,
 }
 
 /// What a request came to, for its row.
@@ -51,21 +60,25 @@ impl Closing {
         }
     }
 
-    /// With the event, if it is ours to publish.
+    /// Writes what it came to, and where the job stands.
     async fn write(
         &self,
         lane: &LaneParts,
         job: &JobInHand,
         state: &JobState,
-    ) -> Result<(Written, Option<OutcomeEvent>), LedgerError> {
+    ) -> Result<(Written, Settled), LedgerError> {
         let hold = &job.held.hold;
         let ledger = &lane.worker.engines.ledger;
         match self {
             Self::Charge(end) => {
                 let timing = Timing { lease: TAKEN_FOR, may_wait: after_answer(job.delivered_at.elapsed()) };
-                ledger.finish_and_take(hold, end, state, timing).await
+                let (written, event) = ledger.finish_and_take(hold, end, state, timing).await?;
+                Ok((written, Settled { state: event.as_ref().map(|event| event.state), event }))
             }
-            Self::Lookup(end) => Ok((ledger.finish_lookup(hold, end, state).await?, None)),
+            Self::Lookup(end) => {
+                let (written, state) = ledger.finish_lookup(hold, end, state).await?;
+                Ok((written, Settled { state, event: None }))
+            }
         }
     }
 }
@@ -84,45 +97,66 @@ pub(super) async fn write_end(
     (next, why): (Next, &'static str),
 ) -> End {
     let state = state_of(next);
+    let mut tries = 0;
     let written = until_back("write an outcome down", &lane.worker.abandon, || {
+        tries += 1;
         faults::unread(Point::OutcomeCommitUnacknowledged, closing.write(lane, job, &state))
     });
     let written = written.instrument(spans::step("write the outcome down")).await;
     faults::crash(Point::AfterOutcome);
-    match written {
-        Ok((Written::Kept, event)) => kept(lane, job, (&state, event), why),
-        Ok((Written::Lost, _)) => {
-            tell_lost(job, closing, &state);
-            End::HandBack
-        }
-        Err(GivenUp::Stopped) => End::HandBack,
-        Err(GivenUp::Failed(error)) => {
-            tracing::error!(job = %job.job.id, %error, "outcome not written down; the ledger says the request is open");
-            End::Refused
-        }
-    }
-}
-
-/// The answer is in no ledger: a person can use what is known of it, above all when it says what became of the money.
-fn tell_lost(job: &JobInHand, closing: &Closing, state: &JobState) {
-    let (id, (outcome, status)) = (&job.job.id, closing.answer());
-    let reference = match state {
-        JobState::Final { reference, .. } => reference.as_deref(),
-        JobState::Waiting { .. } | JobState::Unknown { .. } => None,
+    let (end, unwritten) = match written {
+        Ok((Written::Kept, settled)) => return kept(lane, job, (&state, settled), why),
+        Ok((Written::Lost, _)) if tries > 1 => (End::HandBack, Unwritten::Perhaps),
+        Ok((Written::Lost, _)) => (End::HandBack, Unwritten::TakenOver),
+        Err(GivenUp::Stopped) => (End::HandBack, Unwritten::Leaving),
+        Err(GivenUp::Failed(error)) => (End::Refused, Unwritten::Refused(error)),
     };
-    if matches!(outcome, "accepted" | "declined") {
-        let lost = "another worker has taken this job over; what it comes to must agree with this answer";
-        tracing::error!(job = %id, outcome, status, reference, "{lost}");
-    } else {
-        tracing::warn!(job = %id, outcome, status, reference, "another worker has taken this job over");
+    unwritten.tell(job, closing, &state);
+    end
+}
+
+/// Why an answer is in no ledger, as far as this worker knows.
+#[derive(Debug, thiserror::Error)]
+enum Unwritten {
+    #[error("another worker has taken this job over; what it comes to must agree with this answer")]
+    TakenOver,
+    #[error("written before the database went away, or taken over by another worker since")]
+    Perhaps,
+    #[error("the database was away until this worker left; the ledger says the request is open")]
+    Leaving,
+    #[error("outcome not written down; the ledger says the request is open: {0}")]
+    Refused(LedgerError),
+}
+
+impl Unwritten {
+    /// A person can use what is known of it, above all when it says what became of the money.
+    fn tell(&self, job: &JobInHand, closing: &Closing, state: &JobState) {
+        let (id, (outcome, status)) = (&job.job.id, closing.answer());
+        let reference = match state {
+            JobState::Final { reference, .. } => reference.as_deref(),
+            JobState::Waiting { .. } | JobState::Unknown { .. } => None,
+        };
+        let of_money = matches!(outcome, "accepted" | "declined") && !matches!(self, Self::Perhaps);
+        if of_money || matches!(self, Self::Refused(_)) {
+            tracing::error!(job = %id, outcome, status, reference, "{self}");
+        } else {
+            tracing::warn!(job = %id, outcome, status, reference, "{self}");
+        }
     }
 }
 
-/// Writing a request down failed with the database away: whether it was committed is unknown, but nothing was sent.
-pub(super) async fn retract(lane: &LaneParts, job: &JobInHand, kind: CallKind) -> End {
+/// Writing a request down failed: whether it was committed is unknown, but nothing was sent. What the database refuses will
+/// be refused again: the lane rests.
+pub(super) async fn retract(lane: &LaneParts, job: &JobInHand, kind: CallKind, error: &LedgerError) -> End {
     let (ledger, hold) = (&lane.worker.engines.ledger, &job.held.hold);
-    let open = Closing::unsent(kind, job.claimed.last_attempt + 1, "the ledger was away");
-    let state = state_of(soon(job, "the ledger was away, nothing was sent"));
+    let refused = !error.passes();
+    let (after, cause, why) = match refused {
+        true => (REFUSAL_REST, error.to_string(), "ledger_refused"),
+        false => (DELAY_STEPS[0], "the ledger was away".to_owned(), "ledger_away"),
+    };
+    let open = Closing::unsent(kind, job.claimed.last_attempt + 1, &cause);
+    let reason = format!("{cause}, nothing was sent");
+    let state = state_of(Next::Again { after, unknown: job.claimed.unknown, reason });
     let written = until_back("retract a request", &lane.worker.abandon, || async {
         match open.write(lane, job, &state).await? {
             (Written::Kept, _) => Ok(Written::Kept),
@@ -130,7 +164,13 @@ pub(super) async fn retract(lane: &LaneParts, job: &JobInHand, kind: CallKind) -
         }
     });
     match written.await {
-        Ok(Written::Kept) => kept(lane, job, (&state, None), "ledger_away"),
+        Ok(Written::Kept) => {
+            if refused {
+                rest_from_taking(lane);
+            }
+            kept(lane, job, (&state, Settled::default()), why)
+        }
+        _ if refused => End::Refused,
         _ => End::HandBack,
     }
 }
@@ -143,7 +183,7 @@ fn soon(job: &JobInHand, reason: &str) -> Next {
 pub(super) async fn put_down_next(lane: &LaneParts, job: &JobInHand, next: Next, why: &'static str) -> End {
     let state = state_of(next);
     match put_down(lane, job, &state).await {
-        Some(Written::Kept) => kept(lane, job, (&state, None), why),
+        Some(Written::Kept) => kept(lane, job, (&state, Settled::default()), why),
         Some(Written::Lost) => End::HandBack,
         None => End::Refused,
     }
@@ -168,12 +208,7 @@ pub(super) async fn give_back(lane: &LaneParts, job: &JobInHand) -> End {
     End::HandBack
 }
 
-fn kept(
-    lane: &LaneParts,
-    job: &JobInHand,
-    (state, event): (&JobState, Option<OutcomeEvent>),
-    why: &'static str,
-) -> End {
+fn kept(lane: &LaneParts, job: &JobInHand, (state, settled): (&JobState, Settled), why: &'static str) -> End {
     match state {
         JobState::Waiting { wait, reason } | JobState::Unknown { wait, reason } => {
             spans::came_to(why);
@@ -181,9 +216,10 @@ fn kept(
             End::Park(*wait)
         }
         JobState::Final { state, .. } => {
+            let state = settled.state.unwrap_or(*state);
             spans::came_to(state.name());
             lane.meter.settled(state.name(), job.claimed.age + job.claimed_at.elapsed());
-            match event {
+            match settled.event {
                 Some(event) => lane.worker.outbox.hand_over(event),
                 None => lane.worker.outbox.left(),
             }

@@ -67,7 +67,7 @@ pub(super) async fn not_written_down(
     drop(permit);
     lane.meter.permit_returned(Returned::LedgerAway);
     tracing::warn!(job = %job.job.id, %error, "request not written down; nothing was sent");
-    retract(lane, job, kind).await
+    retract(lane, job, kind, error).await
 }
 
 /// A request that is written down leaves at its permit's start; `ahead`: that was booked.

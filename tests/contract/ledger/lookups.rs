@@ -73,7 +73,7 @@ async fn a_lookup_is_a_row_and_no_attempt(kind: Kind) {
     assert_eq!(fixture.begin_lookup(&hold).await, 2);
     assert_eq!(fixture.state("p1").await, "unknown");
     let next = unknown("the provider does not know this payment");
-    assert_eq!(ledger.finish_lookup(&hold, &found(2, "not_found"), &next).await.unwrap(), Written::Kept);
+    assert_eq!(ledger.finish_lookup(&hold, &found(2, "not_found"), &next).await.unwrap().0, Written::Kept);
     let claimed = fixture.take(&job).await;
     assert_eq!((claimed.attempts, claimed.last_attempt, claimed.lookups), (1, 2, 1));
     assert_eq!((claimed.unknown, claimed.resend), (true, Resend::Never));
@@ -81,7 +81,7 @@ async fn a_lookup_is_a_row_and_no_attempt(kind: Kind) {
     // Whatever the caller says, it stays unknown.
     let waiting = JobState::Waiting { wait: Duration::ZERO, reason: "x".to_owned() };
     let end = LookupEnd { status: None, ..found(number, "unknown") };
-    assert_eq!(ledger.finish_lookup(&claimed.hold, &end, &waiting).await.unwrap(), Written::Kept);
+    assert_eq!(ledger.finish_lookup(&claimed.hold, &end, &waiting).await.unwrap().0, Written::Kept);
     assert_eq!(fixture.state("p1").await, "unknown");
     let last = fixture.take(&job).await.hold;
     let number = fixture.begin_lookup(&last).await;
@@ -89,7 +89,7 @@ async fn a_lookup_is_a_row_and_no_attempt(kind: Kind) {
     let error = ledger.finish_lookup(&last, &found(number, "not_found"), &dead).await.unwrap_err();
     assert!(matches!(error, LedgerError::Refused(_)), "{error}");
     assert_eq!(
-        ledger.finish_lookup(&last, &found(number, "accepted"), &succeeded("ch_1")).await.unwrap(),
+        ledger.finish_lookup(&last, &found(number, "accepted"), &succeeded("ch_1")).await.unwrap().0,
         Written::Kept
     );
     let rows = fixture.rows(ATTEMPTS).await;
@@ -114,9 +114,9 @@ async fn only_an_unknown_job_is_asked_about_and_once_at_a_time(kind: Kind) {
     let number = fixture.begin_lookup(&hold).await;
     assert_eq!(ledger.begin_lookup(&hold).await.unwrap(), Begun::Lost, "one is on the wire");
     let next = unknown("x");
-    assert_eq!(ledger.finish_lookup(&hold, &found(number - 1, "accepted"), &next).await.unwrap(), Written::Lost);
-    assert_eq!(ledger.finish_lookup(&hold, &found(number, "not_found"), &next).await.unwrap(), Written::Kept);
-    assert_eq!(ledger.finish_lookup(&hold, &found(number, "not_found"), &next).await.unwrap(), Written::Lost);
+    assert_eq!(ledger.finish_lookup(&hold, &found(number - 1, "accepted"), &next).await.unwrap().0, Written::Lost);
+    assert_eq!(ledger.finish_lookup(&hold, &found(number, "not_found"), &next).await.unwrap().0, Written::Kept);
+    assert_eq!(ledger.finish_lookup(&hold, &found(number, "not_found"), &next).await.unwrap().0, Written::Lost);
     assert_eq!(ledger.begin_lookup(&hold).await.unwrap(), Begun::Lost, "the hold was given up");
 }
 
@@ -132,7 +132,7 @@ async fn a_lost_workers_lookup_changes_nothing(kind: Kind) {
     let reason = fixture.one("SELECT reason FROM jobs").await;
     assert_eq!(reason, "no answer", "the reason is the charge's");
     assert_eq!(fixture.rows(ATTEMPTS).await, ["1|charge|unknown|counted", "2|lookup|unknown|not"]);
-    let late = ledger.finish_lookup(&lost, &found(number, "accepted"), &succeeded("ch_1")).await.unwrap();
+    let late = ledger.finish_lookup(&lost, &found(number, "accepted"), &succeeded("ch_1")).await.unwrap().0;
     assert_eq!(late, Written::Lost);
     assert_eq!(fixture.begin_lookup(&claimed.hold).await, 3);
 }
@@ -144,7 +144,7 @@ async fn one_more_request_is_granted_and_used(kind: Kind) {
         let hold = fixture.unknown_in_hand(&job(id)).await.hold;
         let number = fixture.begin_lookup(&hold).await;
         let end = LookupEnd { grants_resend: true, ..found(number, "not_found") };
-        assert_eq!(ledger.finish_lookup(&hold, &end, &unknown("once more")).await.unwrap(), Written::Kept);
+        assert_eq!(ledger.finish_lookup(&hold, &end, &unknown("once more")).await.unwrap().0, Written::Kept);
         fixture.take(&job(id)).await
     };
     let mut claimed = grant("p1").await;
@@ -197,7 +197,7 @@ async fn the_last_charge_of_unknown_outcome_has_an_age_of_its_own(kind: Kind) {
     for (outcome, moves) in [("throttled", false), ("not_sent", false), ("in_progress", true), ("unknown", true)] {
         assert!(claimed.unknown_age >= Some(HOUR), "{claimed:?}");
         let number = fixture.begin_lookup(&claimed.hold).await;
-        let kept = ledger.finish_lookup(&claimed.hold, &found(number, "unknown"), &unknown("x")).await.unwrap();
+        let kept = ledger.finish_lookup(&claimed.hold, &found(number, "unknown"), &unknown("x")).await.unwrap().0;
         claimed = fixture.take(&job).await;
         assert!(kept == Written::Kept && claimed.unknown_age >= Some(HOUR), "{claimed:?}");
         let number = fixture.begin_charge(&claimed.hold).await;
@@ -230,7 +230,7 @@ async fn a_charge_belongs_to_one_payment(kind: Kind) {
     let number = fixture.begin_lookup(&hold).await;
     assert_eq!(
         ledger.finish_lookup(&hold, &found(number, "accepted"), &succeeded("ch_2")).await.unwrap(),
-        Written::Kept
+        (Written::Kept, Some(FinalState::Review))
     );
     let states = fixture.rows("SELECT id || '|' || state || '|' || provider_reference FROM jobs ORDER BY id").await;
     let wanted = ["p1|succeeded|ch_1", "p2|succeeded|ch_2", "p3|review|ch_1", "p4|succeeded|ch_1", "p5|review|ch_2"];
@@ -293,15 +293,15 @@ async fn lookups_count_as_one_permit_each(kind: Kind) {
     assert_eq!(recent().await, (0, 7), "its end is unknown");
     let number = fixture.begin_lookup(&hold).await;
     assert_eq!(recent().await, (0, 8), "on the wire");
-    assert_eq!(ledger.finish_lookup(&hold, &found(number, "not_found"), &unknown("x")).await.unwrap(), Written::Kept);
+    assert_eq!(ledger.finish_lookup(&hold, &found(number, "not_found"), &unknown("x")).await.unwrap().0, Written::Kept);
     assert_eq!(recent().await, (1, 7));
     let hold = fixture.take(&job).await.hold;
     let number = fixture.begin_lookup(&hold).await;
     let silent = LookupEnd { status: None, ..found(number, "unknown") };
-    assert_eq!(ledger.finish_lookup(&hold, &silent, &unknown("x")).await.unwrap(), Written::Kept);
+    assert_eq!(ledger.finish_lookup(&hold, &silent, &unknown("x")).await.unwrap().0, Written::Kept);
     assert_eq!(recent().await, (1, 8), "no answer came: the provider may count it late");
     let hold = fixture.take(&job).await.hold;
     let number = fixture.begin_lookup(&hold).await;
-    assert_eq!(ledger.finish_lookup(&hold, &found(number, "not_sent"), &unknown("x")).await.unwrap(), Written::Kept);
+    assert_eq!(ledger.finish_lookup(&hold, &found(number, "not_sent"), &unknown("x")).await.unwrap().0, Written::Kept);
     assert_eq!(recent().await, (1, 8));
 }

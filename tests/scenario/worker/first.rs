@@ -104,17 +104,25 @@ async fn an_event_is_published_by_whoever_wrote_it() {
     }
 }
 
-/// The ledger refuses the first write: nothing is sent, nothing is lost, and the message comes round.
+/// The ledger refuses the first write: nothing is sent, nothing is lost, and the lane rests instead of asking on and on.
 #[tokio::test]
 async fn a_first_request_that_cannot_be_written_down_is_not_sent() {
-    let bench = telling(&[row("acme")]).await;
+    let mut bench = telling(&[row("acme")]).await;
     bench.sql("CREATE TRIGGER refused BEFORE INSERT ON attempts BEGIN SELECT RAISE(ABORT, 'not now'); END").await;
     bench.pay("acme", "job").await;
-    // It goes back, and is claimed the second time.
-    bench.until_state("job", "waiting").await;
+    bench.until("the lane rests", async || bench.handed_back("acme", "engine_refused") == 1).await;
+    bench.stop().await;
+    assert_eq!((bench.script.sent_for("job").len(), bench.queued("acme").await), (0, 1));
+    // A worker that begins anew takes it at once: it is a redelivery, and claimed first.
+    bench.run();
+    let put_down = bench.until_put_down("job", "not now").await;
+    assert_eq!((put_down.state.as_str(), put_down.attempts), ("waiting", 0));
     assert_eq!(bench.script.sent_for("job").len(), 0);
+    bench.stop().await;
     bench.sql("DROP TRIGGER refused").await;
     bench.sql("UPDATE jobs SET wake_at = created_at WHERE id = 'job'").await;
+    bench.sql("UPDATE queue_messages SET visible_at_ms = 0").await;
+    bench.run();
     bench.until_state("job", "succeeded").await;
     assert_eq!(bench.script.sent_for("job").len(), 1);
 }

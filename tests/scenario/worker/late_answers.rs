@@ -4,6 +4,7 @@ use std::io::Write;
 use std::sync::{Arc, Mutex};
 
 use serde_json::json;
+use tracing::subscriber::DefaultGuard;
 
 use super::bench::{Bench, row};
 use super::script::{Act, accepted, timeout};
@@ -30,12 +31,17 @@ impl Write for Page {
     }
 }
 
-#[tokio::test]
-async fn an_answer_that_cannot_be_written_down_is_told() {
+/// What this thread logs from now on goes to the page.
+fn told() -> (Page, DefaultGuard) {
     let page = Page::default();
     let writer = page.clone();
     let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
-    let _told = tracing::subscriber::set_default(lines);
+    (page, tracing::subscriber::set_default(lines))
+}
+
+#[tokio::test]
+async fn an_answer_that_cannot_be_written_down_is_told() {
+    let (page, _told) = told();
     let bench = Bench::open(&[row("acme")]).await;
     // As if another had taken it over while the request was on the wire.
     for (name, event) in [("begun", "UPDATE OF state"), ("recorded", "INSERT")] {
@@ -58,4 +64,20 @@ async fn an_answer_that_cannot_be_written_down_is_told() {
         assert!(says.iter().all(|said| line.contains(said)) && !line.contains("business"), "{line}");
         assert_eq!(bench.job(id).await.unwrap().state, "sending");
     }
+}
+
+/// The ledger is there and says no: a person who reads of it need not ask the provider.
+#[tokio::test]
+async fn an_answer_that_the_ledger_refuses_is_told() {
+    let (page, _told) = told();
+    let bench = Bench::open(&[row("acme")]).await;
+    bench.sql("CREATE TRIGGER refused BEFORE UPDATE ON attempts BEGIN SELECT RAISE(ABORT, 'not now'); END").await;
+    bench.pay("acme", "paid").await;
+    let about = "job=paid outcome=";
+    bench.until("it is told", async || page.line_with(about).is_some()).await;
+    let line = page.line_with(about).unwrap();
+    for said in ["ERROR", "outcome=\"accepted\"", "reference=\"ch_paid\"", "not now"] {
+        assert!(line.contains(said), "{said}: {line}");
+    }
+    assert_eq!(bench.job("paid").await.unwrap().state, "sending");
 }

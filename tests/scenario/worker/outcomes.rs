@@ -323,6 +323,19 @@ async fn a_re_send_is_the_first_request_to_the_byte() {
     assert_ne!(bench.script.sent_for("new")[0].request.content_type, sent[0].request.content_type);
 }
 
+/// What is paged about is not counted as a success.
+#[tokio::test]
+async fn a_charge_on_two_payments_is_counted_as_the_review_that_it_is() {
+    let bench = Bench::open(&[row("acme")]).await;
+    bench.pay("acme", "first").await;
+    bench.until_state("first", "succeeded").await;
+    bench.sql("UPDATE jobs SET provider_reference = 'ch_second' WHERE id = 'first'").await;
+    bench.pay("acme", "second").await;
+    bench.until_state("second", "review").await;
+    bench.until("both are counted", async || bench.settled("acme").values().sum::<u64>() == 2).await;
+    assert_eq!(bench.settled("acme"), [("review", 1), ("succeeded", 1)].into());
+}
+
 /// Requests frozen for an address that the row no longer has are not sent there: they would only rest the mended lane.
 #[tokio::test]
 async fn what_is_frozen_for_another_address_is_asked_about_or_reviewed() {

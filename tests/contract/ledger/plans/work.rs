@@ -234,7 +234,7 @@ impl<E: Explained> Working<'_, E> {
                 async move {
                     let end =
                         LookupEnd { number, outcome: "accepted", status: Some(200), detail, grants_resend: false };
-                    ledger.finish_lookup(hold, &end, &next).await.unwrap()
+                    ledger.finish_lookup(hold, &end, &next).await.unwrap().0
                 }
             });
             assert!(join_all(ended).await.iter().all(|written| *written == Written::Kept), "{during}");
