@@ -6,12 +6,12 @@ use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
 use clap::Args;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
+use super::CommandError;
 use crate::domain::limit::Rate;
 use crate::domain::time::parse_duration;
 use crate::provider::simulated::{FakeOptions, FakeProvider, OnLimit, Report};
@@ -96,10 +96,10 @@ impl FakeProviderArgs {
 ///
 /// # Errors
 /// When the address is not allowed or taken, or the listener fails.
-pub async fn run(args: FakeProviderArgs) -> anyhow::Result<()> {
+pub async fn run(args: FakeProviderArgs) -> Result<(), CommandError> {
     // Before the address is announced: whoever reads it may send the signal at once.
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let cancel = CancellationToken::new();
     let stop = cancel.clone();
     let stopped = async move {
@@ -116,22 +116,28 @@ pub async fn run(args: FakeProviderArgs) -> anyhow::Result<()> {
             () = cancel.cancelled() => {}
         }
     });
-    println!("{}", serde_json::to_string_pretty(&report?)?);
+    let report = serde_json::to_string_pretty(&report?).map_err(failed)?;
+    println!("{report}");
     Ok(())
 }
 
-async fn serve(args: FakeProviderArgs, cancel: CancellationToken) -> anyhow::Result<Report> {
+async fn serve(args: FakeProviderArgs, cancel: CancellationToken) -> Result<Report, CommandError> {
     // Whatever ends this ends the wait for a signal too.
     let _ended = cancel.clone().drop_guard();
+    let refused = |problem: String| CommandError::Failed(format!("--listen {}: {problem}", args.listen));
     if !args.listen.ip().is_loopback() && !args.expose {
-        bail!("--listen {}: other machines could reach it; add --expose if that is meant", args.listen);
+        return Err(refused("other machines could reach it; add --expose if that is meant".to_owned()));
     }
-    let listener = TcpListener::bind(args.listen).await.with_context(|| format!("--listen {}", args.listen))?;
+    let listener = TcpListener::bind(args.listen).await.map_err(|error| refused(error.to_string()))?;
     eprintln!("fake provider listening on http://{}", listener.local_addr()?);
     let fake = FakeProvider::new(args.options());
     let handle = fake.handle();
-    fake.serve(listener, cancel).await?;
+    fake.serve(listener, cancel).await.map_err(failed)?;
     Ok(handle.report())
+}
+
+fn failed(error: impl std::fmt::Display) -> CommandError {
+    CommandError::Failed(error.to_string())
 }
 
 /// A share of requests.

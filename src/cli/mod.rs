@@ -232,8 +232,8 @@ impl Command {
 /// The fake provider has a runtime of its own, because it needs no configuration.
 fn fake_provider(args: &fake_provider::FakeProviderArgs) -> Result<Exit, CommandError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let ended = runtime.block_on(fake_provider::run(args.clone()));
-    ended.map(|()| Exit::Fine).map_err(|error| CommandError::Failed(format!("{error:#}")))
+    runtime.block_on(fake_provider::run(args.clone()))?;
+    Ok(Exit::Fine)
 }
 
 /// Runs one command with its configuration.

@@ -7,10 +7,12 @@
 use std::time::Duration;
 
 use crate::ledger::upkeep::Overdue;
+use crate::worker::in_hand::LEASE;
 
 /// For a lane with nothing ready. A parked copy comes back no later than its time, a claim follows its delivery at once;
 /// beyond 15 s (the longest step in which a copy waits for another worker's lease, too) there is no message.
 pub const GRACE_EMPTY: Duration = Duration::from_secs(15);
+const _: () = assert!(GRACE_EMPTY.as_secs() * 2 >= LEASE.as_secs(), "a copy waits half a lease for another worker's");
 /// For a lane with messages ready, at least.
 pub const GRACE_BUSY: Duration = Duration::from_secs(5 * 60);
 /// For a lane with messages ready, at most: a lost job of a lane that is never empty waits so long.
