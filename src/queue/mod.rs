@@ -190,6 +190,12 @@ pub trait Queue: Send + Sync {
     /// Messages ready in a lane, for status; `None` when the lane has no queue: what is published to it is lost or refused.
     async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError>;
 
+    /// What these providers' messages pass that is missing, or is not as [`Queue::declare`] makes it: a line for each, for
+    /// people. Creates nothing.
+    async fn unfit(&self, _providers: &[ProviderName]) -> Result<Vec<String>, QueueError> {
+        Ok(Vec::new())
+    }
+
     /// Looks for a job's message in all lanes, where that can be done; for people to ask, since it reads whole lanes.
     async fn find(&self, _job: &JobId) -> Result<Search, QueueError> {
         Ok(Search::CannotLook)

@@ -174,6 +174,17 @@ async fn a_lane_without_its_queue_is_an_error_with_the_mend() {
 }
 
 #[tokio::test]
+async fn what_a_message_passes_and_could_drop_it_is_an_error() {
+    let engine = Engine::default();
+    engine.state().meant = vec![provider()];
+    engine.state().unfit = vec!["queue `payments.dead` is not there".to_owned()];
+    let ran = engine.run(&["check", "--json", "--set", BROKER]).await;
+    assert_eq!(*ran.result.as_ref().unwrap(), Exit::Failed);
+    let found = finding(&ran.json(), "queues and exchanges");
+    assert_eq!((&found["level"], &found["what"]), (&"error".into(), &"queue `payments.dead` is not there".into()));
+}
+
+#[tokio::test]
 async fn the_delivery_timeout_is_compared_with_what_a_message_may_take() {
     let engine = Engine::default();
     let slow = Provider { timeout: Duration::from_secs(90), ..provider() };

@@ -47,6 +47,8 @@ pub struct State {
     pub secrets_missing: Vec<String>,
     /// Lanes that have no queue.
     pub lanes_missing: Vec<String>,
+    /// What else a message passes, and is not as it should be.
+    pub unfit: Vec<String>,
     /// Lanes that may not be looked at.
     pub lanes_refused: Vec<String>,
 }
@@ -308,6 +310,10 @@ impl Queue for Engine {
             }
             name => Ok((!state.lanes_missing.iter().any(|missing| missing == name)).then_some(0)),
         }
+    }
+
+    async fn unfit(&self, _: &[ProviderName]) -> Result<Vec<String>, QueueError> {
+        Ok(self.state().unfit.clone())
     }
 
     async fn ping(&self) -> Result<Option<String>, QueueError> {

@@ -181,8 +181,16 @@ async fn queue(config: &Config, engines: &dyn Engines, providers: &[&Provider]) 
         Ok(Err(error)) => vec![Finding::error(subject, error.to_string(), "Check that it runs and queue.url")],
         Ok(Ok(queue)) => {
             let mut findings = vec![Finding::ok(subject, "answers".to_owned())];
+            let mut there = Vec::new();
             for provider in providers {
-                findings.extend(lane(queue.as_ref(), &provider.name).await);
+                let found = lane(queue.as_ref(), &provider.name).await;
+                if found.is_none() {
+                    there.push(provider.name.clone());
+                }
+                findings.extend(found);
+            }
+            if !there.is_empty() {
+                findings.extend(passed_by(queue.as_ref(), &there).await);
             }
             findings
         }
@@ -199,6 +207,17 @@ async fn lane(queue: &dyn Queue, provider: &ProviderName) -> Option<Finding> {
         Ok(Err(error)) => format!("cannot be looked at: {error}"),
     };
     Some(Finding::error(subject, what, "Run sluicegate provider apply FILE, or start sluicegate run: both declare it"))
+}
+
+/// Everything else that a message may pass, and the lanes' own arguments: a lane without dead-lettering drops what it gives up.
+async fn passed_by(queue: &dyn Queue, lanes: &[ProviderName]) -> Vec<Finding> {
+    let subject = || "queues and exchanges".to_owned();
+    let declare = "Run sluicegate provider apply FILE, or start sluicegate run: both declare what is missing";
+    match tokio::time::timeout(PROBE_TIMEOUT, queue.unfit(lanes)).await {
+        Err(_) => vec![silent(subject())],
+        Ok(Ok(lines)) => lines.into_iter().map(|line| Finding::error(subject(), line, declare)).collect(),
+        Ok(Err(error)) => vec![Finding::error(subject(), format!("cannot be looked at: {error}"), declare)],
+    }
 }
 
 async fn in_time(probe: &dyn Probe) -> Vec<Finding> {

@@ -53,7 +53,7 @@ pub(super) async fn open_channel(connection: &Connection) -> Result<Channel, Que
     limited(connection.create_channel()).await.map_err(|failure| failure.into_error("open a channel"))
 }
 
-async fn declare(channel: &Channel, declaration: &Declaration) -> Result<(), Failure> {
+pub(super) async fn declare(channel: &Channel, declaration: &Declaration) -> Result<(), Failure> {
     match declaration {
         Declaration::Exchange { name, kind } => {
             let options = ExchangeDeclareOptions {
@@ -91,7 +91,7 @@ async fn declare(channel: &Channel, declaration: &Declaration) -> Result<(), Fai
     }
 }
 
-fn explain(declaration: &Declaration, failure: Failure) -> QueueError {
+pub(super) fn explain(declaration: &Declaration, failure: Failure) -> QueueError {
     let what = match declaration {
         Declaration::Exchange { name, .. } => format!("exchange `{name}`"),
         Declaration::Queue { name, .. } => format!("queue `{name}`"),

@@ -20,6 +20,7 @@ mod greeting;
 mod guarded;
 mod handshake;
 mod header_text;
+mod inspect;
 mod pipeline;
 mod publisher;
 mod receipt;
@@ -93,6 +94,15 @@ impl Queue for RabbitMq {
         let queue = self.topology.lane_queue(provider)?;
         let generation = self.consuming.generation().await?;
         declare::depth(&generation.connection, &queue).await
+    }
+
+    async fn unfit(&self, providers: &[ProviderName]) -> Result<Vec<String>, QueueError> {
+        let generation = self.consuming.generation().await?;
+        let mut declarations = self.topology.shared();
+        for provider in providers {
+            declarations.extend(self.topology.lane(provider)?);
+        }
+        inspect::unfit(&generation.connection, &declarations).await
     }
 
     async fn ping(&self) -> Result<Option<String>, QueueError> {

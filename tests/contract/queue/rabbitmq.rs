@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use lapin::options::{BasicGetOptions, QueueDeclareOptions};
+use lapin::options::{BasicGetOptions, ExchangeDeleteOptions, QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use secrecy::SecretString;
 use sluicegate::queue::rabbitmq::{RabbitMq, Settings};
@@ -106,6 +106,30 @@ async fn a_different_declaration_is_refused_by_name() {
     assert!(matches!(&error, QueueError::Refused(text) if names_it(text)), "{error}");
     // Another lane is not concerned.
     bench.queue.declare(&[provider("adyen")]).await.unwrap();
+}
+
+/// What could drop a message is found, and looking makes nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_missing_or_different_is_found_and_left_as_it_is() {
+    let bench = bench("what_is_missing_or_different_is_found_and_left_as_it_is").await;
+    let lanes = [provider("stripe")];
+    bench.queue.declare(&lanes).await.unwrap();
+    assert_eq!(bench.queue.unfit(&lanes).await.unwrap(), Vec::<String>::new());
+    let (_connection, channel) = raw_channel(&bench.url).await;
+    for queue in ["payments.dead", "payments.stripe"] {
+        channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await.unwrap();
+    }
+    channel.exchange_delete("payments.outcomes".into(), ExchangeDeleteOptions::default()).await.unwrap();
+    // A lane that somebody made by hand: what it gives up is gone.
+    let plain = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+    channel.queue_declare("payments.stripe".into(), plain, FieldTable::default()).await.unwrap();
+    for _ in 0..2 {
+        let unfit = bench.queue.unfit(&lanes).await.unwrap();
+        let [exchange, dead, lane] = unfit.as_slice() else { panic!("{unfit:?}") };
+        assert_eq!(exchange, "exchange `payments.outcomes` is not there");
+        assert_eq!(dead, "queue `payments.dead` is not there");
+        assert!(lane.contains("queue `payments.stripe` exists with other arguments"), "{lane}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
