@@ -32,6 +32,7 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0013_last_wait",
         "0014_words_judged_cheaply",
         "0015_charge_found_by_reference_and_provider",
+        "0016_settled_jobs",
     ])
 });
 
@@ -52,6 +53,7 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
         "0013_clock_of_any_sqlite",
         "0014_last_wait",
         "0015_charge_found_by_reference_and_provider",
+        "0016_settled_jobs",
     ])
 });
 

@@ -47,9 +47,9 @@ pub enum Standing {
 /// Which settled jobs an account looks at one by one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checked {
-    /// Those that settled less than this ago: cheap, whatever the table holds.
+    /// Those that settled less than this ago, and what settled before is taken from its sum: cheap, whatever the table holds.
     Since(Duration),
-    /// Every one: reads the whole table.
+    /// Every one, and all are counted: reads the whole table.
     All,
 }
 
@@ -142,7 +142,12 @@ pub trait Upkeep: Send + Sync {
     /// Empties payload and request body of jobs that settled longer than this ago; returns how many. Id and hash stay.
     async fn scrub(&self, older_than: Duration, at_most: u32) -> Result<u32, LedgerError>;
 
-    /// Where every job is, by provider, taken at one instant. Counts the whole ledger in an index; `checked` bounds the
-    /// rest.
+    /// Keeps the sum of the jobs that have settled for good, with which an account begins. To be called every few minutes,
+    /// by one at a time: an account counts what is not in the sum. Now and then it counts all anew and takes long; it goes on
+    /// then, though the caller is told that no answer came in time.
+    async fn sum_up_settled(&self) -> Result<(), LedgerError>;
+
+    /// Where every job is, by provider, taken at one instant. Counts the jobs that may change their state, and those that
+    /// have settled since they were summed up; `checked` bounds the rest.
     async fn conservation(&self, astray_after: Duration, checked: Checked) -> Result<Vec<Account>, LedgerError>;
 }

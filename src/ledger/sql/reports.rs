@@ -8,6 +8,13 @@ use super::engine::{Engine, Sql};
 use super::row::Row;
 use crate::ledger::{LedgerError, StateCount};
 
+/// All providers that have a job: steps from one to the next instead of reading all entries of the index.
+pub const LANES: &str = "WITH RECURSIVE lanes (provider) AS ( \
+     SELECT min(provider) FROM jobs \
+     UNION ALL \
+     SELECT (SELECT min(provider) FROM jobs WHERE jobs.provider > lanes.provider) FROM lanes \
+     WHERE lanes.provider IS NOT NULL)";
+
 pub struct Statements {
     counts: Sql,
     ping: Sql,

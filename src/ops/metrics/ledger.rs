@@ -1,7 +1,7 @@
 //! Where the jobs of the ledger are, as its account says.
 //!
-//! Refuses to count on every scrape: the account reads an index from end to end, so it is taken at most every 15 seconds,
-//! less often where it takes long, and a scrape does not wait for one that is slow: the next finds it done.
+//! Refuses to count on every scrape: the account reads all open jobs, so it is taken at most every 15 seconds, less often
+//! where it takes long, and a scrape does not wait for one that is slow: the next finds it done.
 
 use std::fmt;
 use std::pin::Pin;

@@ -1,6 +1,6 @@
 //! How many jobs are where, counted beside those who ask.
 //!
-//! Counting reads an index of the whole ledger, up to a second per million jobs. So refuses to count while nobody asks, and
+//! Counting reads all jobs that are open, up to a second per million. So refuses to count while nobody asks, and
 //! ever for more than a twentieth of the time: whoever asks is shown the last count, and waits for a new one only if it
 //! comes soon.
 

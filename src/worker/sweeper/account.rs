@@ -9,7 +9,7 @@ use crate::ledger::upkeep::{Account, Checked};
 use crate::worker::Worker;
 use crate::worker::settings_watch::Known;
 
-/// How often, in the whole cluster: it counts the ledger in an index, up to a second per million jobs.
+/// How often, in the whole cluster.
 const EVERY: Duration = Duration::from_secs(60);
 /// Settled jobs are held against their events and attempts for so long after they settled: ten looks at each.
 pub const CHECKED: Checked = Checked::Since(Duration::from_secs(10 * 60));
@@ -21,6 +21,10 @@ pub async fn look(worker: &Worker, known: &Known) -> Result<(), Trouble> {
     let upkeep = &worker.engines.upkeep;
     if !upkeep.take_turn("account", EVERY).await? {
         return Ok(());
+    }
+    // An account is right without it, and only takes longer.
+    if let Err(error) = upkeep.sum_up_settled().await {
+        tracing::warn!(%error, "jobs that have settled are not summed up yet");
     }
     for account in upkeep.conservation(ASTRAY_AFTER, CHECKED).await? {
         for fault in account.faults() {

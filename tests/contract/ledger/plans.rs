@@ -17,14 +17,19 @@ const LARGE: [&str; 5] = ["jobs", "attempts", "outcome_events", "rejected_messag
 const ROWS_MAX: u64 = 2_000;
 
 /// What reads a table, or one of its indexes, from end to end: the work, the index (or the table), and why that is right.
-const READ_IN_FULL: [(&str, &str, &str); 18] = [
+const READ_IN_FULL: [(&str, &str, &str); 19] = [
     ("outcomes are taken", "outcome_events_unpublished", "partial: holds what is unpublished, and ends at the limit"),
     ("outcomes are taken", "outcome_events", "SQLite, as long as most are unpublished: by key, and ends at the limit"),
     ("states are counted", "jobs_by_provider_and_state", "counts all jobs, for people and metrics"),
     ("states are counted", "jobs", "the same, of a small table: PostgreSQL's choice"),
-    ("account of the last minutes", "jobs_by_provider_and_state", "counts all jobs, once a minute in the cluster"),
-    ("account of the last minutes", "jobs", "the same, of a small table: PostgreSQL's choice"),
+    (
+        "account of the last minutes",
+        "jobs_by_provider_and_state",
+        "min(provider), and counts jobs that may change state",
+    ),
     ("account of the last minutes", "jobs_open_by_sweep", "counts open jobs; partial: holds no others"),
+    ("settled jobs are counted anew", "jobs_by_provider_and_state", "counts all jobs, for a hundredth of the time"),
+    ("settled jobs are counted anew", "jobs", "the same, of a small table: PostgreSQL's choice"),
     ("account of everything", "jobs_by_provider_and_state", "looks at every job; a person's wish"),
     ("account of everything", "jobs_open_by_sweep", "the same"),
     ("account of everything", "jobs_one_payment_per_charge", "the same"),

@@ -7,6 +7,8 @@ use sluicegate::ledger::{AttemptEnd, Begun, JobState, Written};
 
 use super::*;
 
+mod settled;
+
 on_every_database!(
     a_duty_is_one_sweepers_at_a_time,
     overdue_jobs_are_given_out_longest_overdue_first,

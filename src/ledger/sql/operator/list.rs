@@ -11,6 +11,7 @@ use crate::ledger::LedgerError;
 use crate::ledger::operator::{At, Filter, JobLine, LIST_MAX};
 use crate::ledger::sql::dialect::Dialect;
 use crate::ledger::sql::engine::{Args, Engine, Sql};
+use crate::ledger::sql::reports::LANES;
 use crate::ledger::sql::row::Row;
 
 /// What [`line`] reads.
@@ -35,14 +36,8 @@ impl Statements {
             "SELECT {LINE_COLUMNS} FROM jobs WHERE jobs.account = $4 AND jobs.id > $2 \
              AND ($1 IS NULL OR jobs.provider = $1) AND ($5 IS NULL OR jobs.state = $5) ORDER BY jobs.id LIMIT $3"
         );
-        // Steps from one provider to the next instead of reading all entries of the index.
         let of_a_state = format!(
-            "WITH RECURSIVE lanes (provider) AS ( \
-                 SELECT min(provider) FROM jobs \
-                 UNION ALL \
-                 SELECT (SELECT min(provider) FROM jobs WHERE jobs.provider > lanes.provider) FROM lanes \
-                 WHERE lanes.provider IS NOT NULL) \
-             SELECT {LINE_COLUMNS} FROM lanes JOIN jobs ON jobs.provider = lanes.provider AND jobs.state = $4 \
+            "{LANES} SELECT {LINE_COLUMNS} FROM lanes JOIN jobs ON jobs.provider = lanes.provider AND jobs.state = $4 \
              WHERE ($1 IS NULL OR lanes.provider = $1) AND jobs.id > $2 \
              ORDER BY jobs.id LIMIT $3"
         );

@@ -1,8 +1,8 @@
 //! The account of all jobs, in one statement, so that everything in it is of one instant.
 //!
 //! Refuses to trust one count: open jobs are counted by state and by whereabouts, and settled ones are held against their
-//! events and attempts. The count by state reads an index from end to end, that by whereabouts the rows of all open jobs,
-//! once: each up to a second per million on a busy machine. Everything else is bounded.
+//! events and attempts. Refuses to read the past: what has settled for good is taken from its sum. So the account grows with
+//! the jobs that are open, dead or in review, and with what settled lately, and not with the ledger.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,8 +10,10 @@ use std::time::Duration;
 
 use super::super::dialect::Dialect;
 use super::super::engine::{Args, Engine, Sql};
+use super::super::reports::LANES;
 use super::super::row::{Row, corrupt};
 use super::OPEN;
+use super::settled::{NOT_FOR_GOOD, UNSUMMED};
 use crate::ledger::LedgerError;
 use crate::ledger::upkeep::{Account, Checked};
 
@@ -28,7 +30,8 @@ const SINCE: &str = "CASE WHEN not_before > created_at THEN not_before ELSE crea
 const NO_EVENT: &str = "NOT EXISTS (SELECT 1 FROM outcome_events WHERE outcome_events.job_id = jobs.id \
      AND outcome_events.state = jobs.state)";
 /// `accepted` is the reason that an answer leaves; what a look-up or a person found says so in other words.
-const NO_CAUSE: &str = "state = 'succeeded' AND (reason IS NULL OR reason = 'accepted') \
+/// The state as an expression, so that the index of charges, which holds all that ever succeeded, does not fit.
+const NO_CAUSE: &str = "state || '' = 'succeeded' AND (reason IS NULL OR reason = 'accepted') \
      AND NOT EXISTS (SELECT 1 FROM attempts WHERE attempts.job_id = jobs.id AND attempts.outcome = 'accepted')";
 
 /// The columns that only the row of open jobs fills.
@@ -41,10 +44,10 @@ impl Statements {
         Self(dialect)
     }
 
-    fn checking(&self, settled: &[String]) -> Sql {
+    fn checking(&self, states: Vec<String>, settled: &[String]) -> Sql {
         // Open jobs are looked at once for all that is asked of them: there may be a million.
         let of = |which: &str| format!("count(CASE WHEN {which} THEN 1 END)");
-        let places = [
+        let open = [
             // First, because PostgreSQL takes the types of the columns from here.
             format!(
                 "SELECT min(provider) AS provider, 'open' AS place, NULL AS state, {} AS jobs, \
@@ -58,17 +61,13 @@ impl Statements {
                 of(&format!("{FREE} AND wake_at <= {{now}}")),
                 of("wake_at <= {after:(0 - $1)} AND (lease_until IS NULL OR lease_until <= {after:(0 - $1)})"),
             ),
-            format!(
-                "SELECT provider, 'state' AS place, state, count(*) AS jobs, {NOT_OF_OPEN} FROM jobs \
-                 GROUP BY provider, state"
-            ),
         ];
         let checks = settled.iter().flat_map(|which| {
             [("without_event", NO_EVENT), ("without_cause", NO_CAUSE)]
                 .map(|(place, fault)| part(place, &format!("{which} AND {fault}")))
         });
-        let parts: Vec<String> = places.into_iter().chain(checks).collect();
-        self.0.sql(&parts.join(" UNION ALL "))
+        let parts: Vec<String> = open.into_iter().chain(states).chain(checks).collect();
+        self.0.sql(&format!("{LANES} {}", parts.join(" UNION ALL ")))
     }
 
     pub async fn take(
@@ -83,10 +82,11 @@ impl Statements {
             // index: what it knows of the last minutes is older than they are.
             Checked::Since(since) => {
                 let lately = format!("updated_at >= {{after:(0 - {})}}", since.as_millis());
-                let sql = self.checking(&[SETTLED_UNSCRUBBED, IN_REVIEW].map(|which| format!("{which} AND {lately}")));
+                let settled = [SETTLED_UNSCRUBBED, IN_REVIEW].map(|which| format!("{which} AND {lately}"));
+                let sql = self.checking(from_the_sum(), &settled);
                 engine.query_by_index(&sql, args).await?
             }
-            Checked::All => engine.query(&self.checking(&[SETTLED.to_owned()]), args).await?,
+            Checked::All => engine.query(&self.checking(vec![all_counted()], &[SETTLED.to_owned()]), args).await?,
         };
         let mut accounts: BTreeMap<String, Account> = BTreeMap::new();
         for row in rows {
@@ -97,6 +97,29 @@ impl Statements {
         }
         Ok(accounts.into_values().collect())
     }
+}
+
+/// Jobs by state, all of them counted.
+fn all_counted() -> String {
+    format!(
+        "SELECT provider, 'state' AS place, state, count(*) AS jobs, {NOT_OF_OPEN} FROM jobs GROUP BY provider, state"
+    )
+}
+
+/// The same: what may change its state by an index, what has settled for good as it was summed up, and what settled since.
+fn from_the_sum() -> Vec<String> {
+    vec![
+        format!(
+            "SELECT jobs.provider, 'state' AS place, jobs.state, count(*) AS jobs, {NOT_OF_OPEN} \
+             FROM lanes {{join}} jobs ON jobs.provider = lanes.provider AND jobs.state IN {NOT_FOR_GOOD} \
+             GROUP BY jobs.provider, jobs.state"
+        ),
+        format!("SELECT provider, 'state' AS place, state, jobs, {NOT_OF_OPEN} FROM settled_jobs WHERE jobs > 0"),
+        format!(
+            "SELECT min(provider) AS provider, 'state' AS place, min(state) AS state, count(*) AS jobs, {NOT_OF_OPEN} \
+             FROM jobs WHERE {UNSUMMED} GROUP BY provider || '', state || ''"
+        ),
+    ]
 }
 
 /// Grouped by an expression, because SQLite would rather read all jobs in the order of an index on the column.
@@ -113,7 +136,12 @@ fn enter(account: &mut Account, row: &Row) -> Result<(), LedgerError> {
     match row.text("place")?.as_str() {
         "state" => {
             account.recorded += jobs;
-            account.states.push((row.text("state")?, jobs));
+            let state = row.text("state")?;
+            // What was summed up and what settled since are two rows.
+            match account.states.iter_mut().find(|(known, _)| *known == state) {
+                Some((_, counted)) => *counted += jobs,
+                None => account.states.push((state, jobs)),
+            }
         }
         "open" => {
             (account.past_deadline, account.oldest_open) = (jobs, row.opt_ms("oldest_ms")?);

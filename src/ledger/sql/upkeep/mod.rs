@@ -1,4 +1,4 @@
-//! Upkeep in SQL: one file for what is brought back, one for what ends, one for the account.
+//! Upkeep in SQL: one file for what is brought back, one for what ends, one for the account, one for what has settled.
 //!
 //! Refuses to read the table: each statement finds its rows by a partial index of `migrations/*_sweeper.sql`, whose
 //! expressions and conditions are repeated word for word, because SQLite uses such an index for nothing else.
@@ -19,6 +19,7 @@ use crate::ledger::{Hold, LedgerError, Written};
 mod account;
 mod again;
 mod ending;
+mod settled;
 
 /// The states in which a job is not final.
 const OPEN: &str = "state IN ('waiting', 'sending', 'unknown')";
@@ -27,6 +28,7 @@ pub struct Statements {
     again: again::Statements,
     ending: ending::Statements,
     account: account::Statements,
+    settled: settled::Statements,
     turn: Sql,
 }
 
@@ -36,6 +38,7 @@ impl Statements {
             again: again::Statements::new(dialect),
             ending: ending::Statements::new(dialect),
             account: account::Statements::new(dialect),
+            settled: settled::Statements::new(dialect),
             turn: dialect.sql(
                 "INSERT INTO upkeep_turns (duty, taken_until) VALUES ($1, {after:$2}) \
                  ON CONFLICT (duty) DO UPDATE SET taken_until = excluded.taken_until \
@@ -88,6 +91,10 @@ impl Upkeep for SqlLedger {
 
     async fn scrub(&self, older_than: Duration, at_most: u32) -> Result<u32, LedgerError> {
         self.upkeep.ending.scrub(&*self.engine, older_than, at_most).await
+    }
+
+    async fn sum_up_settled(&self) -> Result<(), LedgerError> {
+        self.upkeep.settled.sum_up(&*self.engine).await
     }
 
     async fn conservation(&self, astray_after: Duration, checked: Checked) -> Result<Vec<Account>, LedgerError> {

@@ -4,7 +4,8 @@ use serde_json::Value;
 
 use super::super::*;
 use super::work::{IN_HAND, Working};
-use super::{Access, Explained, LARGE, judge};
+use super::{Access, Explained, LARGE, filling, judge};
+use sluicegate::ledger::upkeep::Checked;
 
 /// The last line of a plan.
 const END_OF_PLAN: &str = "\n\t}\n";
@@ -136,6 +137,52 @@ async fn a_young_ledger_finds_a_job_by_its_id() {
     for during in IN_HAND {
         assert!(seen.iter().any(|access| access.during == during), "no plan was seen of: {during}");
     }
+}
+
+/// However much has settled: the minute's account reads what may change its state and what settled lately, by their indexes,
+/// in a ledger that is young and in one that is not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_past_is_not_read_for_an_account() {
+    let _alone = LOG.lock().await;
+    let mut fixture = Fixture::migrated(Kind::Postgres).await;
+    explain(&mut fixture).await;
+    let mut log = ServerLog(Postgres::shared().log_text().len());
+    accounts(&fixture, &mut log).await;
+    fixture.fill(Kind::Postgres).await;
+    for round in 0..4 {
+        let accesses = accounts(&fixture, &mut log).await;
+        if round == 1 {
+            fixture.sql("VACUUM ANALYZE").await.unwrap();
+        }
+        // The first adds the past to its sum.
+        if round == 0 {
+            continue;
+        }
+        let of_jobs: Vec<_> = accesses.iter().filter(|access| access.table == "jobs").collect();
+        let by_index = |access: &&&Access| access.index.as_ref().is_some_and(|index| OF_AN_ACCOUNT.contains(&&**index));
+        let others: Vec<_> = of_jobs.iter().filter(|access| !by_index(access)).collect();
+        assert!(others.is_empty(), "{round}: {others:#?}");
+        let rows: u64 = of_jobs.iter().filter_map(|access| access.rows).sum();
+        // A quarter of the jobs are open and looked at twice, a tenth wait for a person; the rest have settled for good.
+        let most = u64::from(filling::JOBS) * 6 / 10 + 500;
+        assert!(rows > 1_000 && rows < most, "{round}: {rows} rows: {of_jobs:#?}");
+    }
+}
+
+/// By which the jobs of an account are found.
+const OF_AN_ACCOUNT: [&str; 4] =
+    ["jobs_by_provider_and_state", "jobs_open_by_sweep", "jobs_settled_by_update", "jobs_in_review_by_update"];
+
+/// Several, because PostgreSQL may plan for any arguments from the sixth on; what the last has read.
+async fn accounts(fixture: &Fixture, log: &mut ServerLog) -> Vec<Access> {
+    let (upkeep, minute, mut last) = (fixture.database.upkeep(), Duration::from_secs(60), Vec::new());
+    for _ in 0..8 {
+        upkeep.sum_up_settled().await.unwrap();
+        log.accesses(fixture, "settled jobs are added").await;
+        upkeep.conservation(minute, Checked::Since(minute)).await.unwrap();
+        last = log.accesses(fixture, "account of the last minutes").await;
+    }
+    last
 }
 
 /// References are unique at one provider alone: those who have others' payments beside them settle theirs as fast.

@@ -302,6 +302,7 @@ impl<E: Explained> Working<'_, E> {
             self.did("waiting jobs expire").await;
             assert_eq!(upkeep.scrub(MINUTE, 10).await.unwrap(), 10);
             self.did("old jobs are emptied").await;
+            self.settled_are_summed_up(round).await;
             upkeep.conservation(MINUTE, Checked::Since(MINUTE)).await.unwrap();
             self.did("account of the last minutes").await;
             self.fixture.ledger().state_counts().await.unwrap();
@@ -324,6 +325,12 @@ impl<E: Explained> Working<'_, E> {
         fleet.reports().await.unwrap();
         fleet.leave(&report.id).await.unwrap();
         self.did("a worker reports").await;
+    }
+
+    /// Anew at first, and what was added since in the other rounds.
+    async fn settled_are_summed_up(&mut self, round: u32) {
+        self.fixture.database.upkeep().sum_up_settled().await.unwrap();
+        self.did(if round == 0 { "settled jobs are counted anew" } else { "settled jobs are added" }).await;
     }
 
     async fn people(&mut self) {

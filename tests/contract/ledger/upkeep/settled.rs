@@ -1,0 +1,150 @@
+//! The sum of what has settled for good: an account that begins with it says what one says that counts every job.
+
+use super::*;
+
+on_every_database!(
+    an_account_from_the_sum_is_one_of_all_jobs,
+    the_sum_is_taken_and_not_counted,
+    all_are_counted_anew_when_the_sum_was_left,
+    several_sum_up_once,
+    what_sql_changed_long_after_is_counted_in_time,
+);
+
+const STATES: [FinalState; 5] =
+    [FinalState::Succeeded, FinalState::Declined, FinalState::Dead, FinalState::Expired, FinalState::Review];
+
+impl Fixture {
+    /// Jobs of two providers in each state that an attempt can lead to, settled so long ago.
+    async fn settled_ago(&self, run: &str, ago_s: i64) {
+        for (number, state) in (0..).zip(STATES) {
+            let id = format!("{run}-{number}");
+            self.settled(&id, state).await;
+            self.move_back(&id, "updated_at", ago_s).await;
+        }
+        let other = Job { provider: name("adyen"), ..job(&format!("{run}-adyen")) };
+        let hold = self.take(&other).await.hold;
+        let next = JobState::Final { state: FinalState::Cancelled, reason: "no".to_owned(), reference: None };
+        assert_eq!(self.ledger().put_down(&hold, &next).await.unwrap(), Written::Kept);
+        self.move_back(other.id.as_str(), "updated_at", ago_s).await;
+    }
+
+    async fn sum_up(&self) {
+        self.upkeep().sum_up_settled().await.unwrap();
+    }
+
+    async fn states(&self, checked: Checked) -> Vec<(String, u64, Vec<(String, u64)>)> {
+        let accounts = self.upkeep().conservation(2 * MINUTE, checked).await.unwrap();
+        let sorted = |mut account: Account| {
+            account.states.sort();
+            (account.provider, account.recorded, account.states)
+        };
+        accounts.into_iter().map(sorted).collect()
+    }
+
+    /// What the sum says, and what counting says; how many jobs that are.
+    async fn agree(&self, when: &str) -> u64 {
+        let (all, since) = (self.states(Checked::All).await, self.states(Checked::Since(MINUTE)).await);
+        assert_eq!(since, all, "{when}");
+        all.iter().map(|(_, recorded, _)| recorded).sum()
+    }
+
+    /// Jobs in the sum.
+    async fn summed(&self) -> String {
+        self.one("SELECT coalesce(sum(jobs), 0) FROM settled_jobs").await
+    }
+
+    /// Moves an instant of the mark into the past.
+    async fn mark_back(&self, column: &str, by_s: i64) {
+        let moved = match self.postgres {
+            Some(_) => format!("{column} - {by_s} * interval '1 second'"),
+            None => format!("{column} - {by_s} * 1000"),
+        };
+        self.sql(&format!("UPDATE settled_mark SET {column} = {moved}")).await.unwrap();
+    }
+}
+
+async fn an_account_from_the_sum_is_one_of_all_jobs(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    assert_eq!(fixture.agree("nothing").await, 0);
+    fixture.settled_ago("old", 3_600).await;
+    fixture.settled_ago("young", 0).await;
+    fixture.waiting(&job("parked"), MINUTE).await;
+    fixture.take(&job("held")).await;
+    assert_eq!(fixture.agree("not summed up").await, 14);
+    fixture.sum_up().await;
+    // Succeeded, declined, expired and cancelled ones.
+    assert_eq!((fixture.agree("summed up").await, fixture.summed().await), (14, "4".to_owned()));
+    // Some minutes later others have settled, and are added.
+    fixture.mark_back("counted_before", 300).await;
+    fixture.settled_ago("later", 200).await;
+    assert_eq!(fixture.agree("settled since").await, 20);
+    fixture.sum_up().await;
+    assert_eq!((fixture.agree("added").await, fixture.summed().await), (20, "8".to_owned()));
+    fixture.sum_up().await;
+    assert_eq!((fixture.agree("added once").await, fixture.summed().await), (20, "8".to_owned()));
+    // What a person decides was in no sum before.
+    fixture.sql("UPDATE jobs SET state = 'waiting', fence = fence + 1 WHERE id = 'old-2'").await.unwrap();
+    fixture
+        .sql("UPDATE jobs SET state = 'declined', fence = fence + 1, updated_at = created_at WHERE id = 'old-4'")
+        .await
+        .unwrap();
+    assert_eq!(fixture.agree("decided").await, 20);
+}
+
+async fn the_sum_is_taken_and_not_counted(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.settled_ago("old", 3_600).await;
+    fixture.sum_up().await;
+    fixture.sql("UPDATE settled_jobs SET jobs = 1000 WHERE state = 'succeeded'").await.unwrap();
+    let recorded = async |checked| fixture.account(checked).await.recorded;
+    assert_eq!((recorded(Checked::Since(MINUTE)).await, recorded(Checked::All).await), (1_004, 5));
+    // Counting anew is dear, and not due yet.
+    fixture.sum_up().await;
+    assert_eq!(recorded(Checked::Since(MINUTE)).await, 1_004);
+    fixture.mark_back("recount_after", 700).await;
+    fixture.sum_up().await;
+    assert_eq!(fixture.agree("counted anew").await, 6);
+    // What was scrubbed is in no index of settled jobs, and in the sum.
+    assert_eq!(fixture.upkeep().scrub(MINUTE, 100).await.unwrap(), 5);
+    fixture.mark_back("recount_after", 700).await;
+    fixture.sum_up().await;
+    assert_eq!((fixture.agree("scrubbed").await, fixture.summed().await), (6, "4".to_owned()));
+}
+
+async fn all_are_counted_anew_when_the_sum_was_left(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.sum_up().await;
+    fixture.settled_ago("meanwhile", 3_600).await;
+    fixture.mark_back("counted_before", 86_400).await;
+    assert_eq!(fixture.agree("left").await, 6);
+    fixture.sum_up().await;
+    assert_eq!((fixture.agree("counted anew").await, fixture.summed().await), (6, "4".to_owned()));
+}
+
+async fn several_sum_up_once(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.sum_up().await;
+    fixture.mark_back("counted_before", 300).await;
+    fixture.settled_ago("lately", 200).await;
+    let sums = (0..8).map(|_| {
+        let upkeep = fixture.upkeep();
+        tokio::spawn(async move { upkeep.sum_up_settled().await.unwrap() })
+    });
+    for sum in futures_util::future::join_all(sums).await {
+        sum.unwrap();
+    }
+    assert_eq!((fixture.agree("summed up").await, fixture.summed().await), (6, "4".to_owned()));
+}
+
+async fn what_sql_changed_long_after_is_counted_in_time(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.settled_ago("old", 3_600).await;
+    fixture.waiting(&job("cancelled-by-hand"), MINUTE).await;
+    fixture.move_back("cancelled-by-hand", "updated_at", 3_600).await;
+    fixture.sum_up().await;
+    fixture.sql("UPDATE jobs SET state = 'cancelled' WHERE id = 'cancelled-by-hand'").await.unwrap();
+    fixture.sql("UPDATE jobs SET state = 'review' WHERE id = 'old-0'").await.unwrap();
+    fixture.mark_back("recount_after", 700).await;
+    fixture.sum_up().await;
+    assert_eq!((fixture.agree("by hand").await, fixture.summed().await), (7, "4".to_owned()));
+}
