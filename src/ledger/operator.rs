@@ -317,7 +317,8 @@ pub trait Operator: Send + Sync {
     /// As [`super::Ledger::recent_uses`].
     async fn recent_uses(&self, quota: &ProviderName, within: Duration) -> Result<RecentUses, LedgerError>;
 
-    /// Jobs by id, beginning behind `after`; at most `at_most`, and never more than [`LIST_MAX`].
+    /// Jobs by id, beginning behind `after`; at most `at_most`, and never more than [`LIST_MAX`]. Those of a provider, when
+    /// nothing else is given, by idempotency key.
     async fn list(&self, filter: &Filter, after: Option<&JobId>, at_most: u32) -> Result<Vec<JobLine>, LedgerError>;
 
     /// Jobs of a provider that the ledger first saw from `from` until before `to`, in any order; at most `at_most` of them.

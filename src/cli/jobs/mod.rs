@@ -46,7 +46,7 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Payments, page by page in the order of their ids.
+    /// Payments, page by page in the order of their ids (with `--provider` alone: of their idempotency keys).
     List(list::Args),
     /// Settle a payment in `review`, or have it sent again.
     Resolve(resolve::Args),

@@ -68,6 +68,8 @@ pub(super) fn of_address(id: String) -> Result<JobId, Problem> {
 }
 
 /// Payments, page by page in the order of their ids.
+///
+/// With `provider` alone in the order of their idempotency keys, which are the ids unless messages name others.
 #[utoipa::path(
     get,
     path = "/api/v1/jobs",

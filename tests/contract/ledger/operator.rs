@@ -21,6 +21,7 @@ on_every_database!(
     what_would_expire_or_was_emptied_is_not_sent_again,
     a_job_is_recalled_as_it_was_recorded,
     pages_go_by_id_and_leave_nothing_out,
+    a_providers_pages_go_by_key_and_leave_nothing_out,
     a_story_tells_everything_but_the_secrets,
 );
 
@@ -360,6 +361,27 @@ async fn pages_go_by_id_and_leave_nothing_out(kind: Kind) {
     let counts = operator.counts().await.unwrap();
     assert_eq!(counts.iter().map(|count| count.jobs).sum::<i64>(), 14);
     assert!(counts.iter().all(|count| STATES.contains(&count.state.as_str())));
+}
+
+async fn a_providers_pages_go_by_key_and_leave_nothing_out(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    for (job_id, key) in [("a", Some("z")), ("b", None), ("c", Some("a")), ("d", Some("y")), ("e", None), ("z", None)] {
+        let provider = name(if job_id == "z" { "adyen" } else { "stripe" });
+        fixture.take(&Job { provider, idempotency_key: key.map(id), ..job(job_id) }).await;
+    }
+    let filter = Filter { provider: Some(name("stripe")), ..Filter::default() };
+    let behind = async |after: &str, at_most| -> Vec<String> {
+        let after = (!after.is_empty()).then(|| id(after));
+        let page = fixture.operator().list(&filter, after.as_ref(), at_most).await.unwrap();
+        page.into_iter().map(|line| line.id).collect()
+    };
+    assert_eq!(behind("", 100).await, ["c", "b", "e", "d", "a"]);
+    for (after, next) in [("", "c"), ("c", "b"), ("b", "e"), ("e", "d"), ("d", "a")] {
+        assert_eq!(behind(after, 1).await, [next], "{after}");
+    }
+    assert_eq!(behind("a", 1).await, [""; 0]);
+    // Of an id that is not there, or another provider's.
+    assert_eq!((behind("bb", 1).await, behind("z", 9).await), (vec!["e".to_owned()], vec![]));
 }
 
 async fn a_story_tells_everything_but_the_secrets(kind: Kind) {

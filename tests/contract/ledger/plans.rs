@@ -43,6 +43,9 @@ const READ_IN_FULL: [(&str, &str, &str); 19] = [
     ("jobs of a state are listed", "jobs_pkey", "a page by ids, which passes over jobs of other states"),
 ];
 
+/// The index of providers and their idempotency keys, as either database calls it.
+const BY_PROVIDER: [&str; 2] = ["jobs_one_payment_per_provider_and_key", "sqlite_autoindex_jobs_2"];
+
 /// One access to a table, as a plan names it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Access {
@@ -81,5 +84,11 @@ fn judge(kind: &str, accesses: &[Access]) {
     for during in work::ON_THE_WAY {
         let sought = accesses.iter().any(|access| access.during == during && access.sought);
         assert!(sought, "{kind}: no index was used for: {during}: {accesses:#?}");
+    }
+    for during in work::OF_A_PROVIDER {
+        let read: Vec<_> = accesses.iter().filter(|access| access.during == during).collect();
+        let by_provider =
+            |access: &&&Access| access.index.as_ref().is_some_and(|index| BY_PROVIDER.contains(&&**index));
+        assert!(read.iter().filter(by_provider).any(|access| access.sought), "{kind}: {during}: {read:#?}");
     }
 }

@@ -1,11 +1,13 @@
 //! When a provider's jobs came, for rehearsals.
 //!
-//! Refuses to read them at once: page by page in the order of ids, so that no question holds the database for long.
+//! Refuses to read them at once: page by page in the order of idempotency keys, which are a provider's own and have an index,
+//! so that no question holds the database for long. No index knows when a job came, since each would cost every payment: a
+//! page is so many of the provider's jobs, whenever they came, and those of other times are left out of its answer.
 
-use super::list::{at, opt_at};
+use super::list::{at, behind, opt_at};
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
-use crate::ledger::operator::{At, LIST_MAX, PastArrival};
+use crate::ledger::operator::{At, PastArrival};
 use crate::ledger::sql::dialect::Dialect;
 use crate::ledger::sql::engine::{Args, Engine, Sql};
 use crate::ledger::sql::row::Row;
@@ -16,11 +18,17 @@ pub struct Statements {
 
 impl Statements {
     pub fn new(dialect: Dialect) -> Self {
-        let page = "SELECT jobs.id, {ms:jobs.created_at} AS created_at_ms, {ms:jobs.expires_at} AS expires_at_ms, \
-             jobs.account, jobs.cost, jobs.priority FROM jobs \
-             WHERE jobs.provider = $1 AND jobs.id > $2 \
-             AND {ms:jobs.created_at} >= $3 AND {ms:jobs.created_at} < $4 ORDER BY jobs.id LIMIT $5";
-        Self { page: dialect.sql(page) }
+        // The last of the provider's jobs on a page is always told: the next page begins behind it.
+        let page = format!(
+            "WITH page AS MATERIALIZED ({}), \
+             within AS (SELECT *, created_at >= {{at:$3}} AND created_at < {{at:$4}} AS wanted FROM page \
+                 WHERE provider = $1) \
+             SELECT idempotency_key, wanted, {{ms:created_at}} AS created_at_ms, {{ms:expires_at}} AS expires_at_ms, \
+                 account, cost, priority FROM within \
+             WHERE wanted OR idempotency_key = (SELECT max(idempotency_key) FROM within) ORDER BY idempotency_key",
+            behind("$1", "$2")
+        );
+        Self { page: dialect.sql(&page) }
     }
 
     pub async fn of(
@@ -33,18 +41,16 @@ impl Statements {
         let mut found = Vec::new();
         let mut after = String::new();
         while found.len() < at_most {
-            let args =
-                vec![provider.as_str().into(), after.as_str().into(), from.0.into(), to.0.into(), LIST_MAX.into()];
+            let args = vec![provider.as_str().into(), after.as_str().into(), from.0.into(), to.0.into()];
             let rows = engine.query(&self.page, Args::from(args)).await?;
             for row in &rows {
-                found.push(arrival(row)?);
-            }
-            match rows.last() {
-                Some(last) if rows.len() >= usize::try_from(LIST_MAX).unwrap_or(usize::MAX) => {
-                    after = last.text("id")?
+                if row.bool("wanted")? {
+                    found.push(arrival(row)?);
                 }
-                _ => break,
             }
+            // Whether a page was full its answer does not say: only one without a row is the end.
+            let Some(last) = rows.last() else { break };
+            after = last.text("idempotency_key")?;
         }
         found.truncate(at_most);
         Ok(found)

@@ -1,7 +1,9 @@
 //! Lists of jobs, page by page.
 //!
 //! Refuses to sort what it would have to read in full: pages are in the order of ids. A state is looked for provider by
-//! provider, because the index begins with the provider; an account has an index of its own.
+//! provider, because the index begins with the provider; an account has an index of its own. The jobs of a provider alone are
+//! in the order of their idempotency keys, which are the ids where messages name no other: that index is there, and one by
+//! provider and id would be written with every step of every payment.
 
 use std::sync::Arc;
 
@@ -20,7 +22,8 @@ pub const LINE_COLUMNS: &str = "jobs.id, jobs.provider, jobs.state, jobs.amount,
      {ms:jobs.created_at} AS created_at_ms, {ms:jobs.updated_at} AS updated_at_ms";
 
 pub struct Statements {
-    of_any_state: Sql,
+    all: Sql,
+    of_a_provider: Sql,
     of_a_state: Sql,
     of_an_account: Sql,
     one: Sql,
@@ -28,21 +31,26 @@ pub struct Statements {
 
 impl Statements {
     pub fn new(dialect: Dialect) -> Self {
-        let of_any_state = format!(
-            "SELECT {LINE_COLUMNS} FROM jobs \
-             WHERE ($1 IS NULL OR jobs.provider = $1) AND jobs.id > $2 ORDER BY jobs.id LIMIT $3"
+        let all = format!("SELECT {LINE_COLUMNS} FROM jobs WHERE jobs.id > $1 ORDER BY jobs.id LIMIT $2");
+        // An id that the ledger does not have stands for itself, as in the other lists.
+        let key = "COALESCE((SELECT last.idempotency_key FROM jobs AS last WHERE last.id = $1), $1)";
+        let of_a_provider = format!(
+            "SELECT {} FROM ({}) AS page WHERE page.provider = $3 ORDER BY page.provider, page.idempotency_key LIMIT $2",
+            LINE_COLUMNS.replace("jobs.", "page."),
+            behind("$3", key)
         );
         let of_an_account = format!(
-            "SELECT {LINE_COLUMNS} FROM jobs WHERE jobs.account = $4 AND jobs.id > $2 \
-             AND ($1 IS NULL OR jobs.provider = $1) AND ($5 IS NULL OR jobs.state = $5) ORDER BY jobs.id LIMIT $3"
+            "SELECT {LINE_COLUMNS} FROM jobs WHERE jobs.account = $4 AND jobs.id > $1 \
+             AND ($3 IS NULL OR jobs.provider = $3) AND ($5 IS NULL OR jobs.state = $5) ORDER BY jobs.id LIMIT $2"
         );
         let of_a_state = format!(
             "{LANES} SELECT {LINE_COLUMNS} FROM lanes JOIN jobs ON jobs.provider = lanes.provider AND jobs.state = $4 \
-             WHERE ($1 IS NULL OR lanes.provider = $1) AND jobs.id > $2 \
-             ORDER BY jobs.id LIMIT $3"
+             WHERE ($3 IS NULL OR lanes.provider = $3) AND jobs.id > $1 \
+             ORDER BY jobs.id LIMIT $2"
         );
         Self {
-            of_any_state: dialect.sql(&of_any_state),
+            all: dialect.sql(&all),
+            of_a_provider: dialect.sql(&of_a_provider),
             of_a_state: dialect.sql(&of_a_state),
             of_an_account: dialect.sql(&of_an_account),
             one: dialect.sql(&format!("SELECT {LINE_COLUMNS} FROM jobs WHERE jobs.id = $1")),
@@ -66,20 +74,34 @@ impl Statements {
         let provider = filter.provider.as_ref().map(ProviderName::as_str);
         let account = filter.account.as_ref().map(Token::as_str);
         let after = after.map_or("", JobId::as_str);
-        let mut args = vec![provider.into(), after.into(), at_most.min(LIST_MAX).into()];
+        let mut args = vec![after.into(), at_most.min(LIST_MAX).into()];
         let sql = match (account, filter.state) {
             (Some(account), state) => {
-                args.extend([account.into(), state.into()]);
+                args.extend([provider.into(), account.into(), state.into()]);
                 &self.of_an_account
             }
             (None, Some(state)) => {
-                args.push(state.into());
+                args.extend([provider.into(), state.into()]);
                 &self.of_a_state
             }
-            (None, None) => &self.of_any_state,
+            (None, None) if provider.is_some() => {
+                args.push(provider.into());
+                &self.of_a_provider
+            }
+            (None, None) => &self.all,
         };
         engine.query(sql, Args::from(args)).await?.iter().map(line).collect()
     }
+}
+
+/// The jobs behind this one in the order of providers and their keys, as many as a list holds, by the index of both. They may
+/// be the next provider's. Said so, and with its end in words, because for `provider = $1` any index would do that begins with
+/// the provider, and PostgreSQL would rather read and sort all that it has whenever it takes them for few.
+pub fn behind(provider: &str, key: &str) -> String {
+    format!(
+        "SELECT * FROM jobs WHERE (jobs.provider, jobs.idempotency_key) > ({provider}, {key}) \
+         ORDER BY jobs.provider, jobs.idempotency_key LIMIT {LIST_MAX}"
+    )
 }
 
 pub fn line(row: &Row) -> Result<JobLine, LedgerError> {

@@ -4,7 +4,7 @@ use sluicegate::ledger::operator::{At, PastArrival};
 
 use super::*;
 
-on_every_database!(what_came_in_a_span_is_told_as_it_came);
+on_every_database!(what_came_in_a_span_is_told_as_it_came, a_long_past_is_read_page_by_page);
 
 async fn what_came_in_a_span_is_told_as_it_came(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
@@ -34,4 +34,24 @@ async fn what_came_in_a_span_is_told_as_it_came(kind: Kind) {
     assert_eq!(all(urgent_at, At(last.0 + 1), 1).await, told[..1]);
     assert_eq!(all(At(last.0 + 1), At(i64::MAX / 1_000_000), 100).await, []);
     assert_eq!(all(At(0), urgent_at, 100).await, [], "the end is not part of it");
+}
+
+/// Pages are full of what came at another time, and jobs have keys of their own: nothing is left out or told twice.
+async fn a_long_past_is_read_page_by_page(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.fill(kind).await;
+    // Of each lane's 2,000 jobs every tenth has a key of its own, in another order than its id.
+    let keyed =
+        "UPDATE jobs SET key_given = (1 = 1), idempotency_key = 'k-' || substr(id, 5) || '-' || id WHERE id LIKE '%7'";
+    fixture.sql(keyed).await.unwrap();
+    let lane = name("lane-3");
+    let all = fixture.operator().arrivals(&lane, At(0), At(4_000_000_000_000), 100_000).await.unwrap();
+    let counted = "SELECT count(*) FROM jobs WHERE provider = 'lane-3'";
+    assert_eq!(all.len().to_string(), fixture.one(counted).await);
+    let mut came: Vec<At> = all.iter().map(|job| job.created_at).collect();
+    came.sort();
+    let (from, to) = (came[came.len() / 2], came[came.len() / 2 + 100]);
+    let within = came.iter().filter(|at| **at >= from && **at < to).count();
+    assert_eq!(fixture.operator().arrivals(&lane, from, to, 100_000).await.unwrap().len(), within);
+    assert_eq!(fixture.operator().arrivals(&lane, from, to, 7).await.unwrap().len(), 7);
 }

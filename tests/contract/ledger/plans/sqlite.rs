@@ -12,7 +12,7 @@ use super::work::Working;
 use super::{Access, Explained, LARGE, judge};
 
 /// What a full scan may be of: small tables, and rows that a statement made itself.
-const SMALL: [&str; 16] = [
+const SMALL: [&str; 18] = [
     "json_each",
     "held",
     "names",
@@ -29,6 +29,8 @@ const SMALL: [&str; 16] = [
     "settled_jobs",
     "settled_mark",
     "counted",
+    "page",
+    "within",
 ];
 
 const LAST: &str = "SELECT 1";

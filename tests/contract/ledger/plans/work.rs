@@ -5,7 +5,7 @@ use sluicegate::domain::clock_witness::{Ahead, Word};
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::time::Micros;
 use sluicegate::ledger::fleet::WorkerReport;
-use sluicegate::ledger::operator::{By, Filter, Verdict};
+use sluicegate::ledger::operator::{At, By, Filter, Verdict};
 use sluicegate::ledger::upkeep::{Checked, Overdue};
 use sluicegate::ledger::{AttemptEnd, Begun, First, JobState, LookupEnd, RejectedMessage, Timing, Written};
 
@@ -46,6 +46,9 @@ pub const IN_HAND: [&str; 8] = [
     "a look-up settles its job",
     "a job is put down",
 ];
+
+/// Questions about one provider, which are answered by an index that begins with it.
+pub const OF_A_PROVIDER: [&str; 2] = ["a provider's jobs are listed", "a provider's arrivals are read"];
 
 /// Jobs that are worked on at the same time.
 const CROWD: u32 = 40;
@@ -333,7 +336,32 @@ impl<E: Explained> Working<'_, E> {
         self.did(if round == 0 { "settled jobs are counted anew" } else { "settled jobs are added" }).await;
     }
 
+    /// A provider with few jobs among all the others: what is asked of it reads no others' jobs.
+    async fn a_small_provider(&mut self) {
+        let operator = self.fixture.database.operator();
+        let small = name("small");
+        for number in 0..3 {
+            let key = (number == 1).then(|| Token::new(format!("{}-key", self.run)).unwrap());
+            let job = Job { provider: small.clone(), idempotency_key: key, ..self.job("zz", number) };
+            self.fixture.take(&job).await;
+        }
+        self.did("a job is recorded").await;
+        let of_provider = Filter { provider: Some(small.clone()), ..Filter::default() };
+        for _ in 0..8 {
+            let first = operator.list(&of_provider, None, 2).await.unwrap();
+            let last = Token::new(first[1].id.clone()).unwrap();
+            assert_eq!(operator.list(&of_provider, Some(&last), 2).await.unwrap().len(), 1);
+            self.did("a provider's jobs are listed").await;
+            let (from, to) = (At(first[0].created_at.0 - 60_000), At(first[0].created_at.0 + 60_000));
+            assert_eq!(operator.arrivals(&small, from, to, 100).await.unwrap().len(), 3);
+            // Nothing came so early, though each page is full.
+            assert_eq!(operator.arrivals(&name("lane-1"), At(1), At(2), 100).await.unwrap(), []);
+            self.did("a provider's arrivals are read").await;
+        }
+    }
+
     async fn people(&mut self) {
+        self.a_small_provider().await;
         let operator = self.fixture.database.operator();
         let by = By { os_user: "alice@desk".to_owned(), program: None, because: Some("asked".to_owned()) };
         for round in 0..8 {

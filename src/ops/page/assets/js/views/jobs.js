@@ -13,6 +13,8 @@ const FIELDS = ["id", "state", "provider", "account"];
 
 export function jobs(context, fields) {
   const wanted = Object.fromEntries(FIELDS.map((name) => [name, fields.get(name) ?? ""]));
+  // A provider's own order, when nothing else is asked for: only there may the two differ.
+  const byKey = wanted.provider !== "" && FIELDS.every((name) => name === "provider" || wanted[name] === "");
   const pages = new Pages();
   let told = null;
 
@@ -31,7 +33,7 @@ export function jobs(context, fields) {
           ? h("p", { class: "loading" }, context.problem ? "" : "Loading…")
           : told.jobs.length === 0
             ? empty("None in the ledger", FIELDS.some((name) => wanted[name]) ? "Nothing in the ledger fits all of this." : "The ledger is empty. What producers publish appears here once a worker has taken it.")
-            : [jobTable("Payments, in the order of their ids", told.jobs), pages.bar(told.next, context.refresh)],
+            : [jobTable(`Payments, in the order of their ${byKey ? "idempotency keys" : "ids"}`, told.jobs), pages.bar(told.next, context.refresh)],
       ];
     },
   };
