@@ -3,6 +3,8 @@
 use assert_cmd::Command;
 use clap::CommandFactory as _;
 
+use crate::support::process::free_port;
+
 fn sluicegate() -> Command {
     let mut command = Command::cargo_bin("sluicegate").unwrap();
     command.env_clear().env("PATH", "/usr/bin:/bin");
@@ -124,8 +126,7 @@ fn only_what_needs_a_database_makes_one() {
 
 #[test]
 fn a_migration_needs_its_database_alone() {
-    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let url = format!("postgres://owner@{closed}/billing");
+    let url = format!("postgres://owner@127.0.0.1:{}/billing", free_port());
     let output = sluicegate().arg("migrate").env("SLUICEGATE_DATABASE__URL", &url).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
     assert!(text(&output.stderr).contains("database away"), "{}", text(&output.stderr));
@@ -158,7 +159,7 @@ fn is_ready(port: u16) -> bool {
 #[test]
 fn a_second_run_is_told_of_the_first_and_not_of_its_port() {
     let dir = tempfile::tempdir().unwrap();
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let listen = format!("ops.listen=127.0.0.1:{port}");
     let mut first = std::process::Command::new(assert_cmd::cargo::cargo_bin("sluicegate"));
     first.env_clear().current_dir(dir.path()).args(["--set", &listen, "run"]);

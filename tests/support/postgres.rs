@@ -120,11 +120,7 @@ fn serve(dir: &Path, port: u16) -> Server {
     let command: Vec<&str> = command.iter().map(String::as_str).collect();
     let server = Server::start(&command, &[], &dir.join("postgres.log"), None, "");
     let ready = || Command::new(format!("{BIN}/pg_isready")).args(["-q", "-h", &sockets, "-p", &port_text]).status();
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !ready().unwrap().success() {
-        assert!(Instant::now() < deadline, "PostgreSQL is not ready:\n{}", server.log_text());
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    server.await_that("PostgreSQL is not ready", || ready().unwrap().success());
     server
 }
 

@@ -2,8 +2,10 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// `$0` is the clean-up command, the rest the server's. Prints the server's process id, then waits for end of input.
@@ -19,9 +21,25 @@ sh -c "$0" >/dev/null 2>&1
 [ -z "$OWNED_DIR" ] || rm -rf "$OWNED_DIR"
 "#;
 
-/// A port that was free a moment ago.
+/// A port that was free a moment ago. The system gives it to nobody who asks for any port, so it is still free when its
+/// server has started.
 pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let ports = nobodys_ports();
+    // Test binaries that run at the same time begin apart.
+    let begin = std::process::id().wrapping_mul(97);
+    let next = || ports.start + begin.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % (ports.end - ports.start);
+    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    let mut tried = ports.clone().map(|_| u16::try_from(next()).unwrap());
+    tried.find(is_free).expect("a port is free")
+}
+
+/// Below those that the system gives to whoever asks for any, and to whoever connects.
+fn nobodys_ports() -> Range<u32> {
+    let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
+    let end = text.split_whitespace().next().and_then(|first| first.parse().ok());
+    // Where almost all are given away, no others are safer.
+    10_000..end.filter(|end| *end > 20_000).unwrap_or(32_768)
 }
 
 /// A new directory for one server; its [`Server`] removes it.
@@ -79,19 +97,27 @@ impl Server {
 
     /// Blocks until the server accepts connections on the port; panics with its log after 60 s.
     pub fn await_port(&self, port: u16) {
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert!(Instant::now() < deadline, "nothing on port {port}:\n{}", self.log_text());
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        let listens = || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok();
+        self.await_that(&format!("nothing on port {port}"), listens);
     }
 
     /// Blocks until a worker answers questions on its port: it listens before its database is open.
     pub fn await_open(&self, port: u16) {
         self.await_port(port);
+        self.await_that("it does not begin", || has_begun(port).unwrap_or(false));
+    }
+
+    /// Blocks until something is so, with this complaint after 60 s, or once the server has ended: whoever answers then is
+    /// somebody else.
+    pub fn await_that(&self, complaint: &str, is_so: impl Fn() -> bool) {
         let deadline = Instant::now() + Duration::from_secs(60);
-        while starts(port) {
-            assert!(Instant::now() < deadline, "it does not begin:\n{}", self.log_text());
+        loop {
+            let so = is_so();
+            assert!(!self.has_ended(), "the server has ended:\n{}", self.log_text());
+            if so {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{complaint}:\n{}", self.log_text());
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -106,13 +132,13 @@ impl Server {
     }
 }
 
-fn starts(port: u16) -> bool {
-    let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+fn has_begun(port: u16) -> std::io::Result<bool> {
+    let mut stream = std::net::TcpStream::connect(("127.0.0.1", port))?;
     let request = format!("GET /api/v1/lanes HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nconnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).unwrap();
+    stream.write_all(request.as_bytes())?;
     let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    answer.starts_with("HTTP/1.1 503")
+    stream.read_to_string(&mut answer)?;
+    Ok(!answer.starts_with("HTTP/1.1 503"))
 }
 
 impl Drop for Server {
