@@ -2,6 +2,7 @@
 //! The page itself still comes from the real program.
 
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
@@ -12,6 +13,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::stand::Stand;
+use crate::webdriver::PATIENCE;
 
 /// What somebody may have written into a reason, an id or a row.
 pub const HOSTILE: &str = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>";
@@ -73,6 +75,15 @@ impl Canned {
     /// How often the API was asked.
     pub fn asked(&self) -> usize {
         self.asked.lock().unwrap().len()
+    }
+
+    /// Waits until the API was asked so often again.
+    pub async fn await_questions(&self, more: usize) {
+        let (before, deadline) = (self.asked(), Instant::now() + PATIENCE);
+        while self.asked() < before + more {
+            assert!(Instant::now() < deadline, "the page asks no more: {} of {more}", self.asked() - before);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     }
 }
 

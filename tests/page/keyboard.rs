@@ -79,10 +79,7 @@ async fn new_figures_take_neither_focus_nor_text_nor_place() {
     browser.await_text("main", "Attempts").await;
     browser.fill("input[name=account]", "acct_half_typ").await;
     browser.run("document.querySelector('input[name=account]').setSelectionRange(2, 5); window.row = document.querySelector('tbody tr'); document.body.style.minHeight = '4000px'; scrollTo(0, 300)").await;
-    let before = canned.asked();
-    while canned.asked() < before + 6 {
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-    }
+    canned.await_questions(6).await;
     let now = browser.run("const at = document.activeElement; return [at.name, at.value, at.selectionStart, at.selectionEnd, scrollY, document.querySelector('tbody tr') === window.row]").await;
     assert_eq!(now, json!(["account", "acct_half_typ", 2, 5, 300, true]));
     browser.nothing_went_wrong(&[]).await;

@@ -7,19 +7,12 @@ use serde_json::json;
 use crate::browser::Browser;
 use crate::canned::Canned;
 
-async fn await_questions(canned: &Canned, more: usize) {
-    let before = canned.asked();
-    while canned.asked() < before + more {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hidden_page_asks_nothing_and_asks_at_once_when_it_is_seen() {
     let canned = Canned::start(false).await;
     let browser = Browser::open(&canned.origin, "").await;
     browser.await_text("main", "Refused by providers").await;
-    await_questions(&canned, 3).await;
+    canned.await_questions(3).await;
     let handle = browser.cover().await;
     browser.await_true("return document.hidden").await;
     // What was under way may still end.
@@ -29,7 +22,7 @@ async fn a_hidden_page_asks_nothing_and_asks_at_once_when_it_is_seen() {
     assert_eq!(canned.asked(), hidden, "asked while hidden");
     browser.uncover(&handle).await;
     browser.await_true("return !document.hidden").await;
-    await_questions(&canned, 2).await;
+    canned.await_questions(2).await;
     browser.nothing_went_wrong(&[]).await;
 }
 

@@ -38,11 +38,13 @@ async fn serve(port: u16, options: FakeOptions) -> Serving {
     let fake = FakeProvider::new(options);
     let (handle, stop) = (fake.handle(), CancellationToken::new());
     // One that ended a moment ago may not have let go of the port yet.
+    let deadline = std::time::Instant::now() + PATIENCE;
     let listener = loop {
         match tokio::net::TcpListener::bind(("127.0.0.1", port)).await {
             Ok(listener) => break listener,
-            Err(_) => tokio::task::yield_now().await,
+            Err(error) => assert!(std::time::Instant::now() < deadline, "{port}: {error}"),
         }
+        tokio::time::sleep(Duration::from_millis(20)).await;
     };
     tokio::spawn(fake.serve(listener, stop.clone()));
     Serving { handle, _until_dropped: stop.drop_guard() }

@@ -83,7 +83,9 @@ async fn by_command(fixture: &Fixture, rate: &str) {
 const LISTENERS: &str = "FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'";
 
 async fn until_listening(fixture: &Fixture, listeners: &str) {
+    let deadline = Instant::now() + PATIENCE;
     while fixture.one(&format!("SELECT count(*) {LISTENERS}")).await != listeners {
+        assert!(Instant::now() < deadline, "there are never {listeners} listeners");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

@@ -114,7 +114,10 @@ async fn busy_a_script_of_another_program_that_does_not_end() {
         redis::cmd("EVAL").arg("while true do end").arg(0).query::<()>(&mut endless).unwrap_err()
     });
     // The first call waits behind the script, or is told at once.
-    while !matches!(caller.try_call(&[1]).await, Err(LimiterError::Away(why)) if why.contains("BUSY")) {}
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    while !matches!(caller.try_call(&[1]).await, Err(LimiterError::Away(why)) if why.contains("BUSY")) {
+        assert!(std::time::Instant::now() < deadline, "the script never holds anybody up");
+    }
     expect(&mut caller, "BUSY", "SCRIPT KILL", false).await;
     redis.command::<()>("SCRIPT KILL");
     running.join().unwrap();

@@ -264,7 +264,9 @@ fn what_was_confirmed_outlives_a_killed_broker() {
             })
             .collect();
         runtime.block_on(async {
+            let deadline = std::time::Instant::now() + PATIENCE;
             while confirmed.lock().unwrap().len() < 200 {
+                assert!(std::time::Instant::now() < deadline, "too few are confirmed");
                 tokio::time::sleep(std::time::Duration::from_millis(5)).await;
             }
         });

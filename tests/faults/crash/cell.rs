@@ -265,7 +265,9 @@ impl Cell {
     /// As if the longest lease had run out: what a lost worker held can be taken now.
     pub async fn leases_run_out(&self) {
         // What a dead worker had asked for is carried out all the same, a claim included.
+        let deadline = Instant::now() + PATIENCE;
         while self.count(OTHERS).await > 0 {
+            assert!(Instant::now() < deadline, "somebody still works in the database");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         self.end_leases().await;
