@@ -15,7 +15,7 @@ struct Case {
     provider: &'static str,
     acts: Vec<Act>,
     state: &'static str,
-    /// Outcome words of all attempts; a star marks one that does not count.
+    /// Outcome words of all attempts; each of them counts.
     attempts: &'static str,
     charges: u32,
 }
