@@ -1,14 +1,13 @@
 //! The embedded queue: the promises of all queues, and its own.
 
-use std::str::FromStr as _;
 use std::sync::Arc;
 use std::time::Duration;
 
 use sluicegate::domain::job::Token;
 use sluicegate::domain::provider::ProviderName;
+use sluicegate::ledger::database::Database;
 use sluicegate::queue::embedded::EmbeddedQueue;
 use sluicegate::queue::{Found, Queue, QueueError, Search};
-use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
 use sqlx::{Row as _, SqlitePool};
 
 use super::{
@@ -22,28 +21,16 @@ struct Bench {
     _dir: tempfile::TempDir,
 }
 
-async fn pool(dir: &tempfile::TempDir) -> SqlitePool {
-    let url = format!("sqlite://{}", dir.path().join("queue.db").display());
-    let options =
-        SqliteConnectOptions::from_str(&url).unwrap().create_if_missing(true).journal_mode(SqliteJournalMode::Wal);
-    SqlitePoolOptions::new().max_connections(4).connect_with(options).await.unwrap()
+/// As one process opens it: with one connection.
+fn open(dir: &tempfile::TempDir) -> Database {
+    Database::open(&format!("sqlite://{}", dir.path().join("queue.db").display()), 1).unwrap()
 }
 
 async fn bench(_name: &str) -> Bench {
     let dir = tempfile::tempdir().unwrap();
-    let pool = pool(&dir).await;
-    sqlx::query(
-        "CREATE TABLE queue_messages (id INTEGER PRIMARY KEY AUTOINCREMENT, queue TEXT NOT NULL, body BLOB NOT NULL, \
-         properties TEXT NOT NULL, visible_at_ms INTEGER NOT NULL, taken INTEGER NOT NULL DEFAULT 0, \
-         redelivered INTEGER NOT NULL DEFAULT 0, deliveries INTEGER NOT NULL DEFAULT 0, dead_of TEXT)",
-    )
-    .execute(&pool)
-    .await
-    .unwrap();
-    sqlx::query("CREATE INDEX queue_messages_next ON queue_messages (queue, taken, visible_at_ms, id)")
-        .execute(&pool)
-        .await
-        .unwrap();
+    let database = open(&dir);
+    database.migrate().await.unwrap();
+    let pool = database.sqlite_pool().unwrap();
     Bench { queue: Arc::new(EmbeddedQueue::new(pool.clone())), pool, _dir: dir }
 }
 
@@ -117,7 +104,7 @@ async fn a_new_process_recovers_what_the_last_one_held() {
 async fn another_process_can_publish() {
     let bench = bench("").await;
     let mut lane = bench.queue.open_lane(&provider("stripe"), 10).await.unwrap();
-    let other = EmbeddedQueue::new(pool(&bench._dir).await);
+    let other = EmbeddedQueue::new(open(&bench._dir).sqlite_pool().unwrap());
     publish_all(&other, "stripe", &["from elsewhere"]).await;
     take(&mut *lane).await.receipt.ack().await.unwrap();
 }
@@ -183,7 +170,8 @@ async fn invalid_messages_keep_all_their_properties() {
     bench.queue.publish(invalid).await.unwrap();
     // As written before there were more than three.
     let old = r#"{"message_id":"old","content_type":null,"headers":{"tenant":"a"}}"#;
-    let sql = "INSERT INTO queue_messages (queue, body, properties, visible_at_ms) VALUES ('payments.old', 'x', ?1, 0)";
+    let sql =
+        "INSERT INTO queue_messages (queue, body, properties, visible_at_ms) VALUES ('payments.old', x'78', ?1, 0)";
     sqlx::query(sql).bind(old).execute(&bench.pool).await.unwrap();
     // Nobody takes from there but a lane opened by hand: read it back as one would.
     sqlx::query("UPDATE queue_messages SET queue = 'payments.reader'").execute(&bench.pool).await.unwrap();
