@@ -10,8 +10,10 @@ use sluicegate::domain::limit::Algorithm;
 
 use crate::support::redis::Redis;
 
+/// The kernel interrupts it when the test's thread ends, however that ends: one that was killed would leave its server.
 fn sluicegate() -> std::process::Command {
-    let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin("sluicegate"));
+    let mut command = std::process::Command::new("/usr/bin/setpriv");
+    command.args(["--pdeathsig", "INT"]).arg(assert_cmd::cargo::cargo_bin("sluicegate"));
     command.env_clear().env("PATH", "/usr/bin:/bin").stdin(Stdio::null());
     command
 }

@@ -10,9 +10,11 @@ use crate::support::postgres::Postgres;
 use crate::support::rabbitmq::RabbitNode;
 use crate::support::redis::Redis;
 
-/// In a directory of its own, for whatever it makes.
+/// In a directory of its own, for whatever it makes. The kernel interrupts it when the test's thread ends, however that
+/// ends.
 fn sluicegate(directory: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(assert_cmd::cargo::cargo_bin("sluicegate"));
+    let mut command = Command::new("/usr/bin/setpriv");
+    command.args(["--pdeathsig", "INT"]).arg(assert_cmd::cargo::cargo_bin("sluicegate"));
     command.env_clear().env("PATH", "/usr/bin:/bin").env("TMPDIR", directory).current_dir(directory);
     command.stdin(Stdio::null()).args(args);
     command
