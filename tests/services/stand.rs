@@ -15,7 +15,7 @@ use crate::program::Program;
 use crate::support::postgres::Postgres;
 use crate::support::process::{Server, free_port, private_dir};
 use crate::support::rabbitmq::RabbitNode;
-use crate::support::redis::Redis;
+use crate::support::redis::{Redis, RedisOptions};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_sluicegate");
 /// Debian's own interpreter, which sees Debian's python3-pika.
@@ -55,6 +55,8 @@ pub struct Stand {
     dir: PathBuf,
     pub providers: BTreeMap<&'static str, Fake>,
     workers: Vec<Option<Worker>>,
+    /// Removes the directory, also of a stand that nobody drops.
+    _keeper: Server,
     /// Last, so that it is given up when everything else has ended.
     _share: Share,
 }
@@ -105,7 +107,12 @@ impl Stand {
     }
 
     fn on(share: Share) -> Self {
-        let (postgres, redis, rabbit) = (Postgres::start(), Redis::start(), RabbitNode::start());
+        let dir = private_dir("billing");
+        let keeper = Server::start(&["sleep", "infinity"], &[], &dir.join("keeper.log"), Some(&dir), "");
+        let redis_dir = dir.join("redis");
+        std::fs::create_dir(&redis_dir).unwrap();
+        let (postgres, rabbit) = (Postgres::start(), RabbitNode::start());
+        let redis = Redis::start_in(&redis_dir, RedisOptions::default());
         let broker_url = rabbit.create_vhost(VHOST);
         postgres.create_database(DATABASE);
         let stand = Self {
@@ -113,9 +120,10 @@ impl Stand {
             redis,
             rabbit,
             broker_url,
-            dir: private_dir("billing"),
+            dir,
             providers: BTreeMap::new(),
             workers: Vec::new(),
+            _keeper: keeper,
             _share: share,
         };
         stand.sluicegate(&["migrate"]);
@@ -337,8 +345,8 @@ impl Stand {
 
 impl Drop for Stand {
     fn drop(&mut self) {
+        // Before their engines.
         self.workers.clear();
-        let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
 
