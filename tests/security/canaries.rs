@@ -6,6 +6,7 @@ use crate::deployment::{
     DATABASE, Deployment, INVALID, PASSWORDS, PROVIDER, PROVIDER_FILE, PROVIDER_KEY, VHOST, port_of, text,
 };
 use crate::search::Places;
+use crate::support::postgres;
 
 /// What stood in messages that were refused.
 const IN_MESSAGES: [&str; 8] = [
@@ -87,7 +88,7 @@ fn mistakes(deployment: &Deployment) {
 /// Every table of every schema of ours, as text.
 fn dump(deployment: &Deployment) -> Vec<u8> {
     let sockets = deployment.sql("SHOW unix_socket_directories");
-    let mut pg_dump = Command::new("/usr/lib/postgresql/15/bin/pg_dump");
+    let mut pg_dump = Command::new(postgres::program("pg_dump"));
     pg_dump.args(["-h", sockets.trim(), "-p", &port_of(&deployment.postgres), "-U", "postgres", DATABASE]);
     let output = pg_dump.output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::process::{Server, free_port, private_dir};
 
-const BIN: &str = "/usr/lib/postgresql/15/bin";
+/// Where Debian puts each version, by its number.
+const VERSIONS: &str = "/usr/lib/postgresql";
 
 pub struct Postgres {
     port: u16,
@@ -31,7 +32,7 @@ impl Postgres {
         if is_root() {
             run(Command::new("chown").arg("postgres:").arg(&dir));
         }
-        let mut initdb = as_postgres(&format!("{BIN}/initdb"));
+        let mut initdb = as_postgres(&program("initdb"));
         initdb.extend(
             ["--auth=trust", "--username=postgres", "--encoding=UTF8", "--no-locale", "--no-sync"].map(Into::into),
         );
@@ -65,7 +66,7 @@ impl Postgres {
 
     /// `psql` on a database, failing on the first error.
     pub fn psql(&self, database: &str) -> Command {
-        let mut psql = Command::new(format!("{BIN}/psql"));
+        let mut psql = Command::new(program("psql"));
         psql.args(["-XqAt", "-v", "ON_ERROR_STOP=1", "-h"]).arg(&self.dir);
         psql.args(["-p", &self.port.to_string(), "-U", "postgres", "-d", database]);
         psql
@@ -110,16 +111,26 @@ impl Postgres {
     }
 }
 
+/// A program of the newest version whose server is installed.
+pub fn program(name: &str) -> String {
+    let number = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().to_str()?.parse().ok();
+    let has_server = |number: &u32| Path::new(&format!("{VERSIONS}/{number}/bin/initdb")).exists();
+    let numbers = std::fs::read_dir(VERSIONS).into_iter().flatten().filter_map(number);
+    let newest = numbers.filter(has_server).max().expect("PostgreSQL is installed (tests/run does it)");
+    format!("{VERSIONS}/{newest}/bin/{name}")
+}
+
 fn serve(dir: &Path, port: u16) -> Server {
     let (data, port_text, sockets) = (dir.join("data"), port.to_string(), dir.display().to_string());
-    let mut command = as_postgres(&format!("{BIN}/postgres"));
+    let mut command = as_postgres(&program("postgres"));
     command.extend(["-D", &data.display().to_string(), "-p", &port_text, "-k", &sockets].map(Into::into));
     for setting in ["listen_addresses=127.0.0.1", "fsync=on", "max_connections=300", "shared_buffers=64MB"] {
         command.extend(["-c", setting].map(Into::into));
     }
     let command: Vec<&str> = command.iter().map(String::as_str).collect();
     let server = Server::start(&command, &[], &dir.join("postgres.log"), None, "");
-    let ready = || Command::new(format!("{BIN}/pg_isready")).args(["-q", "-h", &sockets, "-p", &port_text]).status();
+    let pg_isready = program("pg_isready");
+    let ready = || Command::new(&pg_isready).args(["-q", "-h", &sockets, "-p", &port_text]).status();
     server.await_that("PostgreSQL is not ready", || ready().unwrap().success());
     server
 }
