@@ -180,6 +180,7 @@ async fn an_unsettled_slot_comes_back_at_its_deadline_and_not_before(limiter: Ar
     assert_eq!((promised_us(&reply), refused(&reply).exact), (deadline_us.min(reply.now.0 + window_us), false));
     let mut granted = reply;
     while granted.permits() == 0 {
+        assert!(granted.now.0 < deadline_us + 60_000_000, "nothing is granted after the deadline: {granted:?}");
         granted = caller.call(&[1]).await;
         tokio::time::sleep(Duration::from_millis(3)).await;
     }

@@ -22,8 +22,9 @@ async fn an_account_that_is_blocked_during_a_call_is_granted_nothing_by_the_next
     use_one(&gate, ask(1, hour())).await;
     let asking = gate.clone();
     let waiting = tokio::spawn(async move { asking.permit(account("mallory", ask(1, hour()))).await });
-    let before = limiter.calls();
+    let (before, deadline) = (limiter.calls(), Instant::now() + Duration::from_secs(60));
     while limiter.calls() == before {
+        assert!(Instant::now() < deadline, "the gate calls nobody");
         sleep(Duration::from_millis(1)).await;
     }
     let blocked = AccountRule { account: "mallory".into(), limit: None, rule: Rule::Blocked };
