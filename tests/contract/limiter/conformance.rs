@@ -199,7 +199,10 @@ async fn a_booked_slot_is_held_from_its_start_not_from_its_booking(limiter: Arc<
     let settled = caller.settle(vec![used(caller.number, 1, 0)], &[1]).await;
     let start_us = promised_us(&settled);
     until_us(&caller, start_us - 240_000).await;
-    assert_eq!(caller.call(&[1]).await.permits(), 1, "booked");
+    let booked = caller.call(&[1]).await;
+    // Whoever comes late books nothing and starts at once.
+    let start_us = start_us.max(booked.now.0);
+    assert_eq!((booked.permits(), booked.now.0 + booked.granted[0].wait_us), (1, start_us));
     // From here on only its deadline can give the slot back, sooner than an answer now.
     until_us(&caller, start_us + hold_us).await;
     let reply = caller.call(&[1]).await;
@@ -252,7 +255,7 @@ async fn a_repeated_call_takes_and_settles_nothing_twice(limiter: Arc<dyn Limite
 }
 
 async fn several_limits_are_taken_all_or_nothing(limiter: Arc<dyn Limiter>) {
-    let spec = spec(&[("hour", 3, 900), ("second", 2, 300)]);
+    let spec = spec(&[("hour", 3, 3_000), ("second", 2, 300)]);
     let (hour_us, second_us) = (padded_us(&spec, 0), padded_us(&spec, 1));
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     let first = caller.call(&[1, 1, 1]).await;
@@ -272,20 +275,21 @@ async fn several_limits_are_taken_all_or_nothing(limiter: Arc<dyn Limiter>) {
 async fn a_pause_holds_everybody_and_never_shortens(limiter: Arc<dyn Limiter>) {
     let mut caller = Caller::warm(&limiter, spec(&[("all", 9, 100)])).await;
     let mut other = Caller::new(&limiter, caller.spec.clone());
-    caller.pause = Some(Duration::from_millis(400));
+    caller.pause = Some(Duration::from_millis(200));
     let paused = caller.call(&[1]).await;
-    assert_eq!((paused.permits(), refused(&paused).by, refused(&paused).wait_us), (0, Refusal::Paused, 400_000));
-    caller.pause = None;
+    assert_eq!((paused.permits(), refused(&paused).by, refused(&paused).wait_us), (0, Refusal::Paused, 200_000));
+    until_us(&caller, promised_us(&paused)).await;
+    assert_eq!(other.call(&[1]).await.permits(), 1);
+    // So long that it cannot be over before the next call.
+    caller.pause = Some(3 * SECOND);
+    let paused = caller.call(&[1]).await;
     other.pause = Some(Duration::from_millis(1));
     let reply = other.call(&[1]).await;
     assert_eq!((refused(&reply).by, promised_us(&reply)), (Refusal::Paused, promised_us(&paused)));
-    other.pause = None;
-    until_us(&caller, promised_us(&paused)).await;
-    assert_eq!(other.call(&[1]).await.permits(), 1);
 }
 
 async fn peeking_takes_nothing(limiter: Arc<dyn Limiter>) {
-    let spec = spec(&[("a", 3, 900), ("b", 5, 100)]);
+    let spec = spec(&[("a", 3, 3_000), ("b", 5, 100)]);
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     caller.call(&[1, 1]).await;
     let settled = caller.settle(vec![used(caller.number, 1, 0)], &[]).await;
@@ -316,18 +320,26 @@ async fn costs_are_granted_in_line(limiter: Arc<dyn Limiter>) {
 
 async fn a_start_frees_its_slot_by_the_allowance_for_jitter(limiter: Arc<dyn Limiter>) {
     let jitter = Duration::from_millis(30);
-    let spec = QuotaSpec { grant_jitter: Some(jitter), ..spec(&[("all", 2, 400)]) };
-    let window_us = padded_us(&spec, 0);
-    let mut caller = Caller::warm(&limiter, spec).await;
+    let quota = |quota: &str, window_ms| QuotaSpec {
+        quota: ProviderName::new(quota).unwrap(),
+        grant_jitter: Some(jitter),
+        ..spec(&[("all", 2, window_ms)])
+    };
+    let free_us = |first: &Reply, spec: &QuotaSpec| (first.now.0 + 30_000).div_ceil(1_000) * 1_000 + padded_us(spec, 0);
+    // One whose slots are too far away to be booked, and one that is waited for.
+    let mut caller = Caller::warm(&limiter, quota("told", 3_000)).await;
     let first = caller.call(&[1, 1]).await;
     assert_eq!(first.permits(), 2);
-    let free_us = (first.now.0 + 30_000).div_ceil(1_000) * 1_000 + window_us;
+    let told_us = free_us(&first, &caller.spec);
     let reply = caller.call(&[1]).await;
-    assert_eq!((promised_us(&reply), refused(&reply).exact), (free_us, true));
+    assert_eq!((promised_us(&reply), refused(&reply).exact), (told_us, true));
     let call = caller.number - 1;
     let settled = caller.settle(vec![used(call, 2, 0), not_sent(call, 2, &[0])], &[1]).await;
-    assert_eq!(promised_us(&settled), free_us, "answers change nothing");
-    until_us(&caller, free_us).await;
+    assert_eq!(promised_us(&settled), told_us, "answers change nothing");
+    let mut caller = Caller::warm(&limiter, quota("waited", 400)).await;
+    let first = caller.call(&[1, 1]).await;
+    caller.settle(vec![used(caller.number, 2, 0)], &[]).await;
+    until_us(&caller, free_us(&first, &caller.spec)).await;
     assert_eq!(caller.call(&[1, 1, 1]).await.permits(), 2);
 }
 

@@ -14,7 +14,7 @@ on_every_limiter!(
 );
 
 async fn a_lowered_limit_waits_for_the_newest_uses(limiter: Arc<dyn Limiter>) {
-    let mut caller = Caller::warm(&limiter, spec(&[("all", 3, 600)])).await;
+    let mut caller = Caller::warm(&limiter, spec(&[("all", 3, 3_000)])).await;
     let window_us = padded_us(&caller.spec, 0);
     caller.call(&[1, 1, 1]).await;
     let call = caller.number;
@@ -32,7 +32,7 @@ async fn a_lowered_limit_waits_for_the_newest_uses(limiter: Arc<dyn Limiter>) {
 }
 
 async fn a_limit_lowered_and_raised_again_has_forgotten_nothing(limiter: Arc<dyn Limiter>) {
-    let mut caller = Caller::warm(&limiter, spec(&[("all", 3, 600)])).await;
+    let mut caller = Caller::warm(&limiter, spec(&[("all", 3, 3_000)])).await;
     let window_us = padded_us(&caller.spec, 0);
     caller.call(&[1, 1, 1]).await;
     let settled = caller.settle(vec![used(caller.number, 3, 0)], &[]).await;
@@ -48,7 +48,9 @@ async fn a_limit_lowered_and_raised_again_has_forgotten_nothing(limiter: Arc<dyn
     }
     let reply = caller.call(&[1]).await;
     assert_eq!((promised_us(&reply), refused(&reply).exact), (free_again_us(&settled, 0, window_us), true));
-    until_us(&caller, promised_us(&reply)).await;
+    // A shorter window counts at once, and is the one that is waited for.
+    caller.spec = QuotaSpec { version: 4, ..spec(&[("all", 5, 600)]) };
+    until_us(&caller, free_again_us(&settled, 0, padded_us(&caller.spec, 0))).await;
     assert_eq!(caller.call(&[1; 6]).await.permits(), 3, "two are in flight");
 }
 
@@ -65,7 +67,7 @@ async fn calls_in_flight_count_against_a_lowered_limit(limiter: Arc<dyn Limiter>
 }
 
 async fn a_raised_limit_grants_the_difference(limiter: Arc<dyn Limiter>) {
-    let mut caller = Caller::warm(&limiter, spec(&[("all", 2, 600)])).await;
+    let mut caller = Caller::warm(&limiter, spec(&[("all", 2, 3_000)])).await;
     caller.call(&[1, 1]).await;
     caller.settle(vec![used(caller.number, 2, 0)], &[]).await;
     caller.spec.version = 2;
@@ -114,10 +116,10 @@ async fn a_limit_that_is_new_or_grew_its_window_waits_one_window(limiter: Arc<dy
 }
 
 async fn a_shorter_window_counts_at_once(limiter: Arc<dyn Limiter>) {
-    let mut caller = Caller::warm(&limiter, spec(&[("all", 1, 5_000)])).await;
+    let mut caller = Caller::warm(&limiter, spec(&[("all", 1, 9_000)])).await;
     caller.call(&[1]).await;
     let settled = caller.settle(vec![used(caller.number, 1, 0)], &[]).await;
-    caller.spec = QuotaSpec { version: 2, ..spec(&[("all", 1, 600)]) };
+    caller.spec = QuotaSpec { version: 2, ..spec(&[("all", 1, 3_000)]) };
     let reply = caller.call(&[1]).await;
     assert_eq!(promised_us(&reply), free_again_us(&settled, 0, padded_us(&caller.spec, 0)));
 }
