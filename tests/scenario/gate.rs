@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 mod altered;
 mod order;
 mod settings;
+mod simulated;
 mod utilisation;
 
 /// A ledger that knows of no attempts.
