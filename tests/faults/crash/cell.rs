@@ -393,6 +393,17 @@ impl Worker {
         self.0.signal(name);
     }
 
+    /// SIGSTOP, and none of its threads runs any more.
+    pub async fn freezes(&self) {
+        self.signal("STOP");
+        let threads = format!("/proc/{}/task", self.0.pid);
+        let stands = |thread: std::io::Result<std::fs::DirEntry>| {
+            let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap_or_default();
+            stat.rsplit(") ").next().is_some_and(|state| state.starts_with('T'))
+        };
+        until("it is frozen", PATIENCE, self, async || std::fs::read_dir(&threads).unwrap().all(stands)).await;
+    }
+
     /// SIGTERM, and gone, whatever it had to abandon.
     pub async fn leaves(self) {
         self.0.signal("TERM");

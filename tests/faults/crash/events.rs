@@ -2,8 +2,6 @@
 //!
 //! Events that crash points and seeded bugs provoke anyway are asserted there; docs/guarantees.md lists them all.
 
-use std::time::Duration;
-
 use sluicegate::provider::simulated::FakeOptions;
 
 use super::cell::{Cell, Kind, PATIENCE, Setup, Verdict, until};
@@ -20,15 +18,16 @@ async fn outcomes(cell: &Cell) -> Vec<String> {
 /// Lease takeover and same-key replay: a worker freezes with a request on the wire and wakes up when the job is another's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_workers_job_is_taken_over_and_what_it_knows_comes_too_late() {
-    let setup = Setup::of(Kind::Deduplicates);
-    let latency = (Duration::from_millis(300), Duration::from_millis(300));
-    let setup = Setup { fake: FakeOptions { latency, ..setup.fake }, ..setup };
+    let trap = Trap::default();
+    let setup = Setup { before_provider: Some(trap.clone()), ..Setup::of(Kind::Deduplicates) };
     let mut cell = Cell::open("frozen", setup).await;
     let frozen = cell.worker(&[]).await;
     frozen.says("lane open").await;
+    trap.hold();
     cell.publish(1).await;
     until("it is on the wire", PATIENCE, &frozen, async || cell.fake.report().requests == 1).await;
-    frozen.signal("STOP");
+    frozen.freezes().await;
+    trap.let_go();
     let heir = cell.worker(&[]).await;
     heir.says("lane open").await;
     cell.end_leases().await;

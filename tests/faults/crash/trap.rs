@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::time::sleep;
 
 /// Shared by everybody who must know of it.
@@ -20,6 +21,8 @@ pub struct Trap(Arc<Inner>);
 struct Inner {
     /// Bytes to the server come this late.
     late_ms: AtomicU64,
+    /// What the server says stays here.
+    held: watch::Sender<bool>,
     /// Once these bytes have gone to the server, its answer is swallowed and the connection cut.
     bait: Vec<u8>,
     armed: AtomicBool,
@@ -35,6 +38,15 @@ impl Trap {
     /// From now on the server gets everything that much later.
     pub fn delay(&self, late: Duration) {
         self.0.late_ms.store(late.as_millis().try_into().unwrap(), Ordering::SeqCst);
+    }
+
+    /// From now on nobody hears from the server, until it is let go.
+    pub fn hold(&self) {
+        self.0.held.send_replace(true);
+    }
+
+    pub fn let_go(&self) {
+        self.0.held.send_replace(false);
     }
 
     pub fn sprung(&self) -> bool {
@@ -90,7 +102,8 @@ impl Trap {
                 self.0.sprung.store(true, Ordering::SeqCst);
                 return;
             }
-            if to.write_all(&buffer[..count]).await.is_err() {
+            let let_go = self.0.held.subscribe().wait_for(|held| !held).await.is_ok();
+            if !let_go || to.write_all(&buffer[..count]).await.is_err() {
                 return;
             }
         }
