@@ -9,7 +9,7 @@ use futures_util::{StreamExt as _, stream};
 use serde_json::json;
 use sluicegate::provider::simulated::{FakeOptions, OnLimit};
 
-use super::cell::{Cell, Kind, PATIENCE, Setup, Verdict, until};
+use super::cell::{Cell, Kind, PATIENCE, Setup, Verdict, Worker, until};
 use super::engines::Engines;
 use super::trap::Trap;
 use crate::support::rabbitmq::RabbitNode;
@@ -166,6 +166,27 @@ impl Newer {
         u64::from(self.cell.broker.ready(&self.cell.queue(NEWER)).await.unwrap_or(0))
     }
 
+    /// Waits until each message is acknowledged, or its copy was refused and is tried again.
+    async fn dealt_with(&self, worker: &Worker) {
+        until("all are dealt with", PATIENCE, worker, async || {
+            let refused = worker.log().matches("engine away, waiting for it what=\"park a job\"").count();
+            self.held().await <= refused
+        })
+        .await;
+    }
+
+    /// Messages of the lane that are not acknowledged; what `list_queues` counts is some seconds old.
+    async fn held(&self) -> usize {
+        let (vhost, queue) = (Engines::VHOST, self.cell.queue(&self.cell.name));
+        let program = format!(
+            "{{ok, Queue}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<\"{vhost}\">>, queue, <<\"{queue}\">>)), \
+             {{ok, {{_, Held}}, _}} = ra:local_query(amqqueue:get_pid(Queue), fun rabbit_fifo:query_messages_total/1), \
+             Held."
+        );
+        let held = tokio::task::spawn_blocking(move || RabbitNode::shared().ctl(&["eval", &program]));
+        held.await.unwrap().trim().parse().unwrap()
+    }
+
     /// What the broker still has once nobody holds anything. One that was handed back as its copy arrived is there twice.
     async fn verdict(&self) -> Verdict {
         let broker = &self.cell.broker;
@@ -187,7 +208,7 @@ async fn a_delay_queue_that_is_gone(armed: Armed) -> Verdict {
     newer.publish(3).await;
     until("all have been looked at", PATIENCE, &worker, async || worker.log().matches("newer format").count() >= 3)
         .await;
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    newer.dealt_with(&worker).await;
     worker.leaves().await;
     newer.verdict().await
 }
@@ -207,7 +228,7 @@ async fn a_delay_queue_that_is_full(armed: Armed) -> Verdict {
     newer.publish(4).await;
     until("all have been looked at", PATIENCE, &worker, async || worker.log().matches("newer format").count() >= 6)
         .await;
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    newer.dealt_with(&worker).await;
     worker.leaves().await;
     newer.verdict().await
 }
