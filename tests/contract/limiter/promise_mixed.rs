@@ -7,7 +7,7 @@
 use std::cell::Cell;
 
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
+use proptest::test_runner::{Config, RngSeed, TestRunner};
 use sluicegate::domain::clock_comparison::{ClockComparison, Comparison};
 use sluicegate::domain::limit::{Algorithm, Scope};
 use sluicegate::domain::provider::BOOKING_HORIZON;
@@ -281,9 +281,28 @@ fn mixed(limits: &[Limit]) -> QuotaSpec {
     }
 }
 
+/// Lives through new histories, and through some that are the same in every run: what these come to is no matter of luck.
 fn keeps_its_promises(trouble: Trouble, spec: &QuotaSpec) {
+    live_through(Config { cases: 1_000, ..Config::default() }, trouble, spec);
+    let lived = live_through(Config { cases: 400, rng_seed: RngSeed::Fixed(1), ..Config::default() }, trouble, spec);
+    // A limiter that grants nothing would keep every promise.
+    assert!(lived.requests > 1_000, "only {} requests were made", lived.requests);
+    assert!(lived.full > 100, "a limit was used in full only {} times", lived.full);
+    assert!(lived.told > 160, "a ledger was asked only {} times", lived.told);
+    assert!(lived.stepped > 100 || trouble == Trouble::LostState, "only {} steps were seen", lived.stepped);
+}
+
+/// What histories came to, together.
+struct Lived {
+    requests: usize,
+    full: u64,
+    told: u32,
+    stepped: u32,
+}
+
+fn live_through(histories: Config, trouble: Trouble, spec: &QuotaSpec) -> Lived {
     let (requests, full, told, stepped) = (Cell::new(0), Cell::new(0), Cell::new(0), Cell::new(0));
-    let mut runner = TestRunner::new(Config { cases: 1_200, failure_persistence: None, ..Config::default() });
+    let mut runner = TestRunner::new(Config { failure_persistence: None, ..histories });
     let outcome = runner.run(&prop::collection::vec(step(trouble), 1..120), |steps| {
         let mut world = World::new(spec.clone());
         for (gap_us, step) in &steps {
@@ -299,11 +318,7 @@ fn keeps_its_promises(trouble: Trouble, spec: &QuotaSpec) {
     if let Err(failure) = outcome {
         panic!("{failure}");
     }
-    // A limiter that grants nothing would keep every promise.
-    assert!(requests.get() > 3_000, "only {} requests were made", requests.get());
-    assert!(full.get() > 300, "a limit was used in full only {} times", full.get());
-    assert!(told.get() > 500, "a ledger was asked only {} times", told.get());
-    assert!(stepped.get() > 300 || trouble == Trouble::LostState, "only {} steps were seen", stepped.get());
+    Lived { requests: requests.get(), full: full.get(), told: told.get(), stepped: stepped.get() }
 }
 
 use Algorithm::{FixedWindow, Gcra, SlidingLog, SlidingWindow, TokenBucket};
