@@ -60,6 +60,27 @@ async fn until_charges(stand: &Stand, charges: u64) {
     assert_eq!(stand.providers["acme"].report().charges, charges);
 }
 
+/// Waits until the store has been asked under these settings: from then on older ones get nothing.
+async fn until_asked_under(stand: &Stand, version: u64) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        // Where the newest version is kept: lua/tallies.lua.
+        let state = stand.redis.command::<Vec<u8>>("HGET sluicegate:{acme} m");
+        let newest = state[45..51].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
+        if newest >= version {
+            return;
+        }
+        assert!(Instant::now() < deadline, "asked under version {newest} only:\n{}", stand.worker_log(1));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+fn publish(stand: &Stand, jobs: std::ops::Range<u32>) {
+    let message = |n| json!({ "id": format!("p{n}"), "amount": 100, "currency": "EUR" }).to_string();
+    let messages: Vec<_> = jobs.map(|n| json!({ "key": "acme", "body": message(n) })).collect();
+    assert_eq!(stand.publish(&messages), messages.len());
+}
+
 fn signal(stand: &Stand, worker: usize, name: &str) {
     let pid = stand.worker_pid(worker).to_string();
     assert!(std::process::Command::new("kill").args([&format!("-{name}"), &pid]).status().unwrap().success());
@@ -67,15 +88,14 @@ fn signal(stand: &Stand, worker: usize, name: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_changed_limit_is_in_force_everywhere_and_forgets_nothing() {
-    let mut stand = Stand::start();
-    let limits = vec!["8/1m".parse().unwrap()];
+    // The two seconds are a machine's that has nothing else to do.
+    let mut stand = Stand::start_alone();
+    let limits = vec!["12/1m".parse().unwrap()];
     stand.add_provider("acme", FakeOptions { limits, ..FakeOptions::default() }).await;
     stand.apply(ROWS);
     stand.add_worker();
     stand.add_worker();
-    let message = |n| json!({ "id": format!("p{n}"), "amount": 100, "currency": "EUR" }).to_string();
-    let messages: Vec<_> = (0..12).map(|n| json!({ "key": "acme", "body": message(n) })).collect();
-    assert_eq!(stand.publish(&messages), messages.len());
+    publish(&stand, 0..8);
     until_charges(&stand, 5).await;
 
     let change = commit(&stand, "UPDATE provider_limits SET max_requests = 6");
@@ -101,10 +121,15 @@ async fn a_changed_limit_is_in_force_everywhere_and_forgets_nothing() {
     in_force_in_time(&stand, change).await;
     until_charges(&stand, 8).await;
 
-    // A worker that sleeps through a lowered limit and wakes with the old one: nobody is sent more.
+    // A worker that sleeps through a lowered limit and wakes with the old one, of which four are left, and with jobs to
+    // use them up: nobody is sent more.
+    let change = commit(&stand, "UPDATE provider_limits SET max_requests = 12");
+    in_force_in_time(&stand, change).await;
     signal(&stand, 0, "STOP");
     let (version, _) = commit(&stand, "UPDATE provider_limits SET max_requests = 2");
     loaded_at_ms(&stand, 1, version).await;
+    publish(&stand, 8..12);
+    until_asked_under(&stand, version).await;
     signal(&stand, 0, "CONT");
     loaded_at_ms(&stand, 0, version).await;
     let peek: serde_json::Value =

@@ -23,7 +23,7 @@ const PYTHON: &str = "/usr/bin/python3";
 const VHOST: &str = "billing";
 const DATABASE: &str = "billing";
 
-/// How many stands share the machine; [`ALONE`] while one has it to itself, which measures how much of a limit is used.
+/// How many stands share the machine; [`ALONE`] while one has it to itself, which measures time.
 static STANDS: Mutex<i64> = Mutex::new(0);
 static ONE_WENT: Condvar = Condvar::new();
 const ALONE: i64 = -1;
