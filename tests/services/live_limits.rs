@@ -121,8 +121,9 @@ async fn a_changed_limit_is_in_force_everywhere_and_forgets_nothing() {
     in_force_in_time(&stand, change).await;
     until_charges(&stand, 8).await;
 
-    // A worker that sleeps through a lowered limit and wakes with the old one, of which four are left, and with jobs to
-    // use them up: nobody is sent more.
+    // A worker that sleeps through a lowered limit, and wakes with jobs to take and four slots of the old one: nobody is sent
+    // more. Most often it has loaded the new one before it asks; that asking by the old one gets nothing is the contract's
+    // `older_settings_get_and_settle_nothing`.
     let change = commit(&stand, "UPDATE provider_limits SET max_requests = 12");
     in_force_in_time(&stand, change).await;
     signal(&stand, 0, "STOP");
