@@ -130,7 +130,8 @@ pub struct Run {
     pub origins: Vec<SlotInstant>,
 }
 
-/// What is left of a want whose own account or reference has no slot; those behind it were served.
+/// What is left of a want whose own account, reference or kind of call has no slot, or that costs more than this worker's
+/// share; those behind it were served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PassedOver {
     pub want: usize,

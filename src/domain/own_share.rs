@@ -2,9 +2,9 @@
 //!
 //! Refuses to round up: the shares together never exceed the whole, even where that closes a limit to everybody.
 
-use super::decision::{Call, Subject};
+use super::decision::{Call, Subject, Want};
 use super::limit::Algorithm;
-use super::quota_spec::{LimitSpec, QuotaSpec};
+use super::quota_spec::{LimitSpec, PACING, QuotaSpec};
 
 impl LimitSpec {
     /// One of `of` equal shares; closed (0) when there is not one request, or no room for one at once, for each.
@@ -42,14 +42,38 @@ impl Subject {
     }
 }
 
+impl Want {
+    /// The same want under shares of a spec's limits: those of its account and reference are divided as well.
+    #[must_use]
+    pub fn share(&self, spec: &QuotaSpec, of: u32) -> Self {
+        let subjects = self.subjects.iter().map(|subject| subject.share(spec, of)).collect();
+        Self { subjects, ..self.clone() }
+    }
+
+    /// The tightest of the limits that count it and can never admit its cost. A closed one is none of them: it is waited
+    /// for by all.
+    #[must_use]
+    pub fn outgrown(&self, spec: &QuotaSpec) -> Option<usize> {
+        let provider = spec.provider_limits().into_iter().zip(spec.provider_cells());
+        let provider = provider.filter(|(_, cell)| cell.name != PACING);
+        let own = self.subjects.iter().flat_map(|subject| {
+            let indices = subject.limits.iter().map(|own| own.index);
+            indices.zip(spec.subject_cells(subject))
+        });
+        let counting = provider.chain(own).filter(|(_, cell)| !cell.shadow && cell.applies(self.kind));
+        let outgrown = counting.filter(|(_, cell)| (1..self.cost).contains(&cell.max));
+        outgrown.min_by_key(|(_, cell)| cell.max).map(|(index, _)| index)
+    }
+}
+
 impl Call {
     /// The same call under shares of a spec's limits: those of its accounts and references are divided as well.
     #[must_use]
     pub fn share(&self, spec: &QuotaSpec, of: u32) -> Self {
         let mut call = self.clone();
-        let wanted = call.wants.iter_mut().flat_map(|want| &mut want.subjects);
+        call.wants.iter_mut().for_each(|want| *want = want.share(spec, of));
         let settled = call.settlements.iter_mut().flat_map(|settlement| &mut settlement.subjects);
-        wanted.chain(settled).for_each(|subject| *subject = subject.share(spec, of));
+        settled.for_each(|subject| *subject = subject.share(spec, of));
         call
     }
 }
@@ -59,6 +83,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::domain::decision::CallKind;
+    use crate::domain::limit::{AppliesTo, Scope};
+    use crate::domain::provider::{ProviderName, StoreDown};
 
     #[test]
     fn shares_together_are_never_more_than_the_whole() {
@@ -89,6 +116,44 @@ mod tests {
             assert_eq!((one.max_requests, one.cost_max()), (share, at_once), "{case}");
             assert!(one.max_requests * of <= max && one.cost_max() * of <= limit.cost_max(), "{case}");
             assert_eq!((one.window, one.algorithm), (limit.window, limit.algorithm), "{case}");
+        }
+    }
+
+    #[test]
+    fn what_a_want_outgrows_is_the_tightest_that_counts_it() {
+        let limit = |name: &str, max| LimitSpec::sliding_log(name, max, Duration::from_secs(1));
+        let lookups = LimitSpec { applies_to: AppliesTo::Lookup, ..limit("lookups", 2) };
+        let own = LimitSpec { scope: Scope::Account, ..limit("own", 8) };
+        let shadow = LimitSpec { shadow: true, ..limit("shadow", 1) };
+        let spec = QuotaSpec {
+            quota: ProviderName::new("q").unwrap(),
+            version: 1,
+            limits: vec![limit("all", 25), limit("more", 30), lookups, own, shadow],
+            account_rules: Vec::new(),
+            even: true,
+            grant_jitter: None,
+            hold_max: Duration::from_secs(1),
+            send_budget: Duration::from_secs(1),
+            store_down: StoreDown::Wait,
+            handover: Duration::ZERO,
+        };
+        let of_account = |max_requests| {
+            let mut subjects = spec.subjects(Some("a"), None).unwrap();
+            subjects[0].limits[0].max_requests = max_requests;
+            subjects
+        };
+        for (cost, kind, subjects, outgrown) in [
+            (25, CallKind::Charge, Vec::new(), None),
+            (26, CallKind::Charge, Vec::new(), Some(0)),
+            (31, CallKind::Charge, Vec::new(), Some(0)),
+            (3, CallKind::Lookup, Vec::new(), Some(2)),
+            (8, CallKind::Charge, of_account(8), None),
+            (9, CallKind::Charge, of_account(8), Some(3)),
+            (9, CallKind::Charge, of_account(0), None),
+            (26, CallKind::Charge, of_account(0), Some(0)),
+        ] {
+            let want = Want { permits: 1, cost, kind, subjects };
+            assert_eq!(want.outgrown(&spec), outgrown, "{want:?}");
         }
     }
 

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::clock_witness::{Witness, Word};
-use crate::domain::decision::{Call, PastUse, Reply, Standing, Subject};
+use crate::domain::decision::{Call, PastUse, Reply, Standing, Subject, Want};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use crate::domain::time::Micros;
@@ -67,6 +67,12 @@ pub trait Limiter: Send + Sync {
     /// still be used: the ledger does not know of them yet.
     async fn may_rebuild(&self, _quota: &ProviderName) -> bool {
         true
+    }
+
+    /// Whether this want costs more than whoever grants now can ever admit, though the limits themselves do: passed over, it
+    /// holds nobody behind it.
+    fn outgrows_share(&self, _spec: &QuotaSpec, _want: &Want) -> bool {
+        false
     }
 
     /// Whether what this quota's store counted before somebody's first exchange with it may be judged by its clock. A store

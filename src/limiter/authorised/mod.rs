@@ -16,7 +16,7 @@ use super::authority::{Cause, Timing, Verdict};
 use super::embedded::EmbeddedLimiter;
 use super::{AuthorityRows, LimitUse, Limiter, LimiterError, LinkedLimiter, StoreReading};
 use crate::domain::clock_witness::Witness;
-use crate::domain::decision::{Call, Reply, Subject};
+use crate::domain::decision::{Call, Reply, Subject, Want};
 use crate::domain::provider::{BOOKING_HORIZON, ProviderName, StoreDown};
 use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::Micros;
@@ -128,6 +128,16 @@ impl Limiter for Authorised {
     async fn may_rebuild(&self, quota: &ProviderName) -> bool {
         let verdict = self.granting(quota).map(|granting| granting.verdict);
         matches!(verdict, Ok(Verdict::Store { may_warm: true } | Verdict::OwnShare))
+    }
+
+    fn outgrows_share(&self, spec: &QuotaSpec, want: &Want) -> bool {
+        let verdict = self.granting(&spec.quota).map(|granting| granting.verdict);
+        match (verdict, spec.store_down) {
+            (Ok(Verdict::OwnShare), StoreDown::Share { of }) => {
+                want.share(spec, of).outgrown(&spec.share(of)).is_some()
+            }
+            _ => false,
+        }
     }
 
     fn witness(&self, quota: &ProviderName, read: &StoreReading) -> Witness {

@@ -18,22 +18,20 @@ pub(super) async fn call(
 ) -> Result<Reply, LimiterError> {
     let mut own = call.share(spec, of);
     let spec = spec.share(of);
-    let too_costly = |want: &Want| {
-        let cost_max = spec.cost_max(want.kind, &want.subjects);
-        // What is closed is waited for by all.
-        cost_max > 0 && want.cost > cost_max
-    };
-    let (costly, fitting): (Vec<usize>, Vec<usize>) =
-        (0..own.wants.len()).partition(|index| own.wants.get(*index).is_some_and(too_costly));
+    let mut costly = Vec::new();
+    let mut fitting = Vec::new();
+    for (index, want) in own.wants.iter().enumerate() {
+        match want.outgrown(&spec) {
+            Some(limit) => costly.push(PassedOver { want: index, limit, wait_us: TOO_COSTLY_US, exact: false }),
+            None => fitting.push(index),
+        }
+    }
     own.wants = fitting.iter().filter_map(|index| call_want(&own, *index)).collect();
     let mut reply = shares.call(&spec, &own).await?;
     let place = |index: usize| fitting.get(index).copied().unwrap_or(usize::MAX);
     reply.granted.iter_mut().for_each(|run| run.want = place(run.want));
     reply.passed_over.iter_mut().for_each(|passed| passed.want = place(passed.want));
-    let tightest = (0..spec.limits.len()).min_by_key(|index| spec.limits.get(*index).map(|limit| limit.cost_max()));
-    let limit = tightest.unwrap_or(0);
-    let aside = |want| PassedOver { want, limit, wait_us: TOO_COSTLY_US, exact: false };
-    reply.passed_over.extend(costly.into_iter().map(aside));
+    reply.passed_over.extend(costly);
     Ok(reply)
 }
 

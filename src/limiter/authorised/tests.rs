@@ -10,6 +10,8 @@ use crate::domain::limit::Scope;
 use crate::domain::quota_spec::LimitSpec;
 use crate::limiter::{AuthorityRow, Linked};
 
+mod share;
+
 const SECOND: Duration = Duration::from_secs(1);
 const OF_TWO: StoreDown = StoreDown::Share { of: 2 };
 

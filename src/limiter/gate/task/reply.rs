@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::GateTask;
 use crate::domain::clock_comparison::Comparison;
-use crate::domain::decision::{CallKind, PassedOver, Refusal, Refused, Reply, Run};
+use crate::domain::decision::{PassedOver, Refusal, Refused, Reply, Run, Want};
 use crate::domain::limit::Scope;
 use crate::domain::quota_spec::{CellSpec, QuotaSpec};
 use crate::domain::time::Micros;
@@ -168,36 +168,36 @@ impl GateTask {
             let (Some(group), Some(places)) = (outgoing.groups.get(passed.want), places.get_mut(passed.want)) else {
                 continue;
             };
-            self.pass_over(&outgoing.spec, passed, group.of.kind(), places, arrived);
+            self.pass_over(&outgoing.spec, passed, &group.want, places, arrived);
         }
     }
 
-    /// One whose account or reference refuses steps aside; behind one whose kind of call is refused, that kind waits.
+    /// One whose account or reference refuses, or who costs more than this worker's share, steps aside; behind one whose kind
+    /// of call is refused, that kind waits.
     fn pass_over<'a>(
         &mut self,
         spec: &QuotaSpec,
         passed: &PassedOver,
-        kind: CallKind,
+        want: &Want,
         places: impl Iterator<Item = &'a Place>,
         arrived: Instant,
     ) {
         let by = RefusedBy::Limit(spec.limit_name(passed.limit).to_owned());
         let until = arrived + Duration::from_micros(passed.wait_us).max(ASK_PAUSE);
         let mut places = places.copied();
-        match spec.limits.get(passed.limit) {
-            Some(limit) if limit.scope != Scope::Provider => {
-                let counts = Some((limit.scope, limit.applies_to));
-                let aside = Aside { until, by, exact: passed.exact, counts };
-                for place in places {
-                    self.line.step_aside(place, &aside, arrived);
-                }
-            }
+        let counts = match spec.limits.get(passed.limit) {
+            // No slot that comes free is any use to it, so it need not be kept for it.
+            _ if self.parts.limiter.outgrows_share(spec, want) => None,
+            Some(limit) if limit.scope != Scope::Provider => Some((limit.scope, limit.applies_to)),
             _ => {
                 // Those of the kind that were behind the first are refused with its wait.
                 let standing = Standing::new(by, until, passed.exact, arrived).for_first(places.next());
-                self.kinds.entry(kind).or_insert(standing);
+                self.kinds.entry(want.kind).or_insert(standing);
+                return;
             }
-        }
+        };
+        let aside = Aside { until, by, exact: passed.exact, counts };
+        places.for_each(|place| self.line.step_aside(place, &aside, arrived));
     }
 
     /// What all permits of a run have in common.
