@@ -23,5 +23,6 @@ pub mod provider;
 pub mod quota;
 pub mod quota_spec;
 pub mod secret_text;
+pub mod settlement;
 pub mod time;
 pub mod write_pace;

@@ -3,7 +3,7 @@
 //! The rules are those of `limiter::gate`, with its constants. Refuses to grant: the limiter's own state machine does.
 //! Clocks agree here, so that comparing them costs nothing.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use crate::domain::decision::{
 use crate::domain::limit::Scope;
 use crate::domain::provider::BOOKING_HORIZON;
 use crate::domain::quota_spec::QuotaSpec;
+use crate::domain::settlement::{self, Ended};
 use crate::domain::time::{Micros, micros_up};
 use crate::limiter::gate::{ASK_AHEAD, ASK_PAUSE, SETTLE_AFTER};
 
@@ -389,32 +390,13 @@ fn subjects(account: Option<u32>, of_account: &[Option<OfAccount>]) -> Vec<Subje
     index.and_then(|index| of_account.get(index)?.as_ref()).map_or_else(Vec::new, |of| of.subjects.clone())
 }
 
-/// Answers of one call, account and millisecond are one settlement, with the age of the youngest; oldest answer first.
 fn settlements(settled: &[Settled], now_us: u64, of_account: &[Option<OfAccount>]) -> Vec<Settlement> {
-    let mut alike: HashMap<(u64, Option<u32>, u64), (u64, u32)> = HashMap::new();
-    let mut back: Vec<Settlement> = Vec::new();
-    let settlement = |call, account, cost, fate| {
-        let subjects = subjects(account, of_account);
-        Settlement { call, cost, kind: CallKind::Charge, subjects, fate }
-    };
-    for one in settled {
-        let cost = u32::from(one.cost);
-        match &one.fate {
-            SettledFate::Answered { at_us } => {
-                let age_us = now_us.saturating_sub(*at_us);
-                let entry = alike.entry((one.call, one.account, age_us / 1_000)).or_insert((age_us, 0));
-                *entry = (entry.0.min(age_us), entry.1 + cost);
-            }
-            SettledFate::NotSent { origins } => {
-                let fate = Fate::NotSent { origins: origins.to_vec() };
-                back.push(settlement(one.call, one.account, cost, fate));
-            }
-        }
-    }
-    let mut answers: Vec<_> = alike.into_iter().map(|((call, account, _), it)| (it.0, call, account, it.1)).collect();
-    answers.sort_unstable_by(|a, b| b.cmp(a));
-    let answers = answers.into_iter().map(|(age_us, call, account, cost)| {
-        settlement(call, account, cost, Fate::Used { age: Duration::from_micros(age_us) })
+    let ended = settled.iter().map(|one| {
+        let fate = match &one.fate {
+            SettledFate::Answered { at_us } => Fate::Used { age: Duration::from_micros(now_us.saturating_sub(*at_us)) },
+            SettledFate::NotSent { origins } => Fate::NotSent { origins: origins.to_vec() },
+        };
+        Ended { call: one.call, of: one.account, cost: u32::from(one.cost), fate }
     });
-    answers.chain(back).collect()
+    settlement::settlements(ended, |account| (CallKind::Charge, subjects(*account, of_account)))
 }

@@ -1,69 +1,29 @@
 //! Permits that were used or given back, as the settlements of one call.
 //!
-//! Answers of the same call and millisecond are one settlement, with the age of the youngest: a slot is freed no earlier.
-//! Refuses to settle for an account or reference that the settings no longer count.
-
-use std::collections::HashMap;
+//! Refuses to settle for an account or reference that the settings no longer count, and a slot of a limit that they no
+//! longer have.
 
 use tokio::time::Instant;
 
 use super::permit::{Settled, SettledFate};
-use crate::domain::decision::{Fate, Settlement, SlotInstant};
+use crate::domain::decision::{Fate, Settlement};
 use crate::domain::quota_spec::QuotaSpec;
+use crate::domain::settlement::{self, Ended};
 
-/// What permits must have in common to be settled together.
-#[derive(PartialEq, Eq, Hash)]
-struct Alike<'a> {
-    call: u64,
-    of: &'a super::line::Of,
-    fate: Same,
-}
-
-#[derive(PartialEq, Eq, Hash)]
-enum Same {
-    AgeMs(u128),
-    Origins(Vec<SlotInstant>),
-}
-
-/// The settlements of a call that departs now, oldest answer first, so that each enters the log at its own instant.
+/// The settlements of a call that departs now.
 pub(super) fn settlements(settled: &[Settled], spec: &QuotaSpec, departed: Instant) -> Vec<Settlement> {
     let names: Vec<&str> = spec.provider_limits().into_iter().map(|index| spec.limit_name(index)).collect();
-    let mut alike: HashMap<Alike<'_>, Settlement> = HashMap::new();
-    for one in settled {
-        let (same, fate) = match &one.fate {
-            SettledFate::Answered { at } => {
-                let age = departed.saturating_duration_since(*at);
-                (Same::AgeMs(age.as_millis()), Fate::Used { age })
-            }
+    let ended = settled.iter().map(|one| {
+        let fate = match &one.fate {
+            SettledFate::Answered { at } => Fate::Used { age: departed.saturating_duration_since(*at) },
             SettledFate::NotSent { origins } => {
                 let of = |name: &&str| origins.iter().find(|(known, _)| known == name).map_or(0, |(_, origin)| *origin);
-                let origins: Vec<SlotInstant> = names.iter().map(of).collect();
-                (Same::Origins(origins.clone()), Fate::NotSent { origins })
+                Fate::NotSent { origins: names.iter().map(of).collect() }
             }
         };
-        let settlement = alike.entry(Alike { call: one.call, of: &one.of, fate: same }).or_insert_with(|| Settlement {
-            call: one.call,
-            cost: 0,
-            kind: one.of.kind(),
-            subjects: one.of.subjects_to_settle(spec),
-            fate: fate.clone(),
-        });
-        settlement.cost = settlement.cost.saturating_add(one.cost);
-        if let (Fate::Used { age: youngest }, Fate::Used { age }) = (&mut settlement.fate, fate) {
-            *youngest = age.min(*youngest);
-        }
-    }
-    let mut settlements: Vec<Settlement> = alike.into_values().collect();
-    settlements.sort_by_key(|settlement| std::cmp::Reverse(order(settlement)));
-    settlements
-}
-
-/// Answers by age, then returns; calls in their order.
-fn order(settlement: &Settlement) -> (std::time::Duration, u64) {
-    match settlement.fate {
-        Fate::Used { age } => (age, settlement.call),
-        Fate::NotSent { .. } => (std::time::Duration::ZERO, settlement.call),
-    }
+        Ended { call: one.call, of: &one.of, cost: one.cost, fate }
+    });
+    settlement::settlements(ended, |of| (of.kind(), of.subjects_to_settle(spec)))
 }
 
 #[cfg(test)]
