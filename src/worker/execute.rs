@@ -24,7 +24,7 @@ use super::lane::{LaneParts, LaneSettings, patience};
 use super::meter::Returned;
 use crate::domain::decision::CallKind;
 use crate::domain::disposition::{History, MISCONFIGURED_PAUSE, Next, Step, ask_or_review, before_request};
-use crate::domain::explain::UNBUILDABLE;
+use crate::domain::explain::parked::UNBUILDABLE;
 use crate::domain::job::Job;
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::Provider;

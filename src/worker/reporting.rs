@@ -15,6 +15,7 @@ use super::Engines;
 use super::deployment::Progress;
 use super::execute::held_by;
 use super::pauses::{LaneState, Pause, Pauses};
+use crate::domain::explain::parked;
 use crate::domain::provider::ProviderName;
 use crate::fleet::report::{By, Decision, Does, Engine, FORMAT, Held, Lane, Report, Waits};
 use crate::fleet::workers::KEPT;
@@ -251,7 +252,7 @@ fn left_ms(until: Instant) -> Option<u64> {
 
 fn held(pause: Pause) -> Held {
     let Pause { until, by, cause } = pause;
-    let limit = cause.strip_prefix("waits for limit ").filter(|_| by == By::Limit).map(str::to_owned);
+    let limit = parked::limit_of(&cause).filter(|_| by == By::Limit).map(str::to_owned);
     Held { by, words: limit.unwrap_or(cause), ends_in_ms: left_ms(until) }
 }
 

@@ -7,15 +7,12 @@ use std::time::Duration;
 use super::facts::{Facts, Hand, JobFacts, LaneFacts, Place, Refused, Refuser};
 use super::open::{is_parked, later};
 use super::turn::{self, Ahead};
-use super::{StandsAt, Verdict, words};
+use super::{StandsAt, Verdict, parked, words};
 use crate::domain::decision::CallKind;
 use crate::domain::limit::{AppliesTo, Scope};
 use crate::domain::quota_spec::{LimitSpec, PACING, QuotaSpec};
 use crate::domain::time::format_duration;
 
-/// How the reason of a job begins that a limit has parked; the limit's name follows.
-pub(super) const WAITS_FOR_LIMIT: &str = "waits for limit ";
-const BLOCKED: &str = "is blocked by a rule of this provider";
 /// Below this a turn is now.
 const NOW: Duration = Duration::from_millis(20);
 
@@ -33,11 +30,11 @@ pub(super) struct Outlook {
 
 /// The limit that has parked this job, if one has.
 pub(super) fn parked_for(job: &JobFacts) -> Option<&str> {
-    job.reason.as_deref()?.strip_prefix(WAITS_FOR_LIMIT)
+    parked::limit_of(job.reason.as_deref()?)
 }
 
 pub(super) fn parked_as_blocked(job: &JobFacts) -> bool {
-    job.reason.as_deref().is_some_and(|reason| reason.ends_with(BLOCKED))
+    job.reason.as_deref().is_some_and(parked::is_by_rule)
 }
 
 fn place(facts: &Facts) -> Option<&Place> {

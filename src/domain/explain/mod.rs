@@ -12,12 +12,11 @@ mod ended;
 pub mod facts;
 mod limit;
 mod open;
+pub mod parked;
 #[cfg(test)]
 mod tests;
 pub mod turn;
 pub mod words;
-
-pub use open::UNBUILDABLE;
 
 /// The gates in the order in which they are looked at; the first that does not let the job pass is the one it stands at.
 pub const GATES: [&str; 10] =

@@ -6,21 +6,10 @@ use std::time::Duration;
 
 use super::facts::{Facts, Hand, JobFacts, LaneFacts, Refused, Refuser};
 use super::limit::Outlook;
-use super::{Explanation, StandsAt, Verdict, limit, line_up, put_down_before, recorded, words};
+use super::{Explanation, StandsAt, Verdict, limit, line_up, parked, put_down_before, recorded, words};
 use crate::domain::decision::CallKind;
 use crate::domain::disposition::{History, Next, Step, before_request};
 use crate::domain::time::EpochMs;
-
-/// Reasons for which the limiter's gate parks a job, as the ledger has them.
-const PARKED_BY_LIMITER: [&str; 4] = [
-    "the provider asked for a pause",
-    "the limiter has lost its state and waits",
-    "the limiter store is away",
-    "newer settings are being loaded",
-];
-
-/// How the reason of a job begins whose request cannot be built from its row.
-pub const UNBUILDABLE: &str = "the request cannot be built yet";
 
 pub(super) fn waits(facts: &Facts, job: &JobFacts) -> Explanation {
     let next = next_step(facts, job);
@@ -158,7 +147,7 @@ fn time(facts: &Facts, job: &JobFacts, outlook: &Outlook) -> Verdict {
     let until = words::when(job.wake_at, facts.now);
     let reason = job.reason.as_deref().unwrap_or_default();
     let by_limiter = limit::parked_for(job).is_some() || limit::parked_as_blocked(job);
-    if by_limiter || PARKED_BY_LIMITER.contains(&reason) || parked_with_its_lane(facts, reason) {
+    if by_limiter || parked::is_by_limiter(reason) || parked_with_its_lane(facts, reason) {
         return Verdict::passed(format!("parked until {until}, for what is named below"));
     }
     let words = match job.not_before {
@@ -180,7 +169,7 @@ fn time(facts: &Facts, job: &JobFacts, outlook: &Outlook) -> Verdict {
 /// Whether it is parked for what its lane rests for now: the lane's cause says more.
 fn parked_with_its_lane(facts: &Facts, reason: &str) -> bool {
     match &facts.lane {
-        LaneFacts::Stopped { cause, .. } => reason == cause || reason.starts_with(UNBUILDABLE),
+        LaneFacts::Stopped { cause, .. } => reason == cause || reason.starts_with(parked::UNBUILDABLE),
         LaneFacts::Resting { cause, .. } => reason == cause,
         LaneFacts::NotAsked | LaneFacts::Absent | LaneFacts::Running | LaneFacts::Probing { .. } => false,
     }
@@ -198,7 +187,7 @@ fn stands_for(gate: &'static str, words: impl Into<String>, wait: Duration) -> V
 
 fn lane(facts: &Facts) -> Verdict {
     let until = |ends_in: Duration| words::when(later(facts.now, ends_in), facts.now);
-    let of_the_limiter = |cause: &str| cause.starts_with(limit::WAITS_FOR_LIMIT) || PARKED_BY_LIMITER.contains(&cause);
+    let of_the_limiter = |cause: &str| parked::limit_of(cause).is_some() || parked::is_by_limiter(cause);
     match &facts.lane {
         LaneFacts::NotAsked => Verdict::passed("not known: no running process was asked"),
         LaneFacts::Absent => {
@@ -234,7 +223,7 @@ fn limiter(facts: &Facts, job: &JobFacts) -> Verdict {
         return Verdict::stands("limiter", format!("nothing is granted while the limiter cannot be asked: {why}"));
     }
     match &job.reason {
-        Some(reason) if is_parked(facts, job) && PARKED_BY_LIMITER.contains(&reason.as_str()) => {
+        Some(reason) if is_parked(facts, job) && parked::is_by_limiter(reason) => {
             let words = format!("{reason}; it is looked at again {}", words::when(job.wake_at, facts.now));
             stands_for("limiter", words, facts.until(job.wake_at))
         }

@@ -285,7 +285,7 @@ fn every_state_and_gate_has_its_words() {
                 f.lane =
                     LaneFacts::Stopped { cause: "header Authorization: no variable KEY".to_owned(), ends_in: second };
                 job(f).wake_at = EpochMs(NOW.0 + 30_000);
-                job(f).reason = Some(format!("{UNBUILDABLE}: header Authorization: no variable KEY"));
+                job(f).reason = Some(format!("{}: header Authorization: no variable KEY", parked::UNBUILDABLE));
             }),
             "lane",
             "sends nothing until 14:03:21 UTC (in 1 s): header Authorization: no variable KEY",

@@ -9,6 +9,7 @@ use super::record::{give_back, park, put_down_next};
 use super::{JobInHand, LaneParts};
 use crate::domain::decision::CallKind;
 use crate::domain::disposition::Next;
+use crate::domain::explain::parked;
 use crate::domain::job::{Job, JobId};
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::{Mode, Provider};
@@ -88,12 +89,12 @@ pub(super) async fn refused(lane: &LaneParts, job: &JobInHand, refusal: &GateRef
             let next = Next::Settle { state: FinalState::Review, reason, reference: None };
             return put_down_next(lane, job, next, reason_of(&refusal.by)).await;
         }
-        RefusedBy::Limit(name) => format!("waits for limit {name}"),
-        RefusedBy::Blocked { account } => format!("account {account} is blocked by a rule of this provider"),
-        RefusedBy::Cold => "the limiter has lost its state and waits".to_owned(),
-        RefusedBy::Paused => "the provider asked for a pause".to_owned(),
-        RefusedBy::StoreAway(_) => "the limiter store is away".to_owned(),
-        RefusedBy::StaleSettings => "newer settings are being loaded".to_owned(),
+        RefusedBy::Limit(name) => parked::by_limit(name),
+        RefusedBy::Blocked { account } => parked::by_rule(account),
+        RefusedBy::Cold => parked::COLD.to_owned(),
+        RefusedBy::Paused => parked::PAUSED.to_owned(),
+        RefusedBy::StoreAway(_) => parked::STORE_AWAY.to_owned(),
+        RefusedBy::StaleSettings => parked::STALE_SETTINGS.to_owned(),
         RefusedBy::Stopping => return give_back(lane, job).await,
     };
     // What its own account or reference refuses says nothing of the jobs behind it.

@@ -15,6 +15,7 @@ use crate::domain::company::before_start;
 use crate::domain::decision::CallKind;
 use crate::domain::disposition::finding::after_finding;
 use crate::domain::disposition::{History, Pause, after_outcome};
+use crate::domain::explain::parked;
 use crate::domain::lookup::Finding;
 use crate::domain::outcome::{Outcome, UnknownCause, Way};
 use crate::faults::{self, Point};
@@ -217,7 +218,7 @@ fn hold_others_back(lane: &LaneParts, pause: Option<Pause>, by: By) {
                 format!("the provider refused what we allowed; nothing is sent for {:.1} s", wait.as_secs_f64());
             lane.meter.decision(Decision { about: String::new(), ..Decision::new(DecisionKind::Throttled, &words) });
             lane.gate.pause(wait, rand::random());
-            lane.pauses.stop_taking(wait, By::Provider, "the provider asked for a pause");
+            lane.pauses.stop_taking(wait, By::Provider, parked::PAUSED);
         }
         Some(Pause::Lane { wait, cause }) => {
             tracing::warn!(provider = %lane.name, wait_ms = wait.as_millis(), cause, "the lane rests");

@@ -1,0 +1,63 @@
+//! Why the limiter's gate has parked a job, in the words that the ledger keeps and `explain` reads back.
+//!
+//! Refuses a second copy of them: reworded in one place alone, a job would be told of the wrong gate. A ledger keeps those of
+//! earlier versions for as long as a job is parked.
+
+pub const PAUSED: &str = "the provider asked for a pause";
+pub const COLD: &str = "the limiter has lost its state and waits";
+pub const STORE_AWAY: &str = "the limiter store is away";
+pub const STALE_SETTINGS: &str = "newer settings are being loaded";
+/// How the reason of a job begins whose request cannot be built from its row.
+pub const UNBUILDABLE: &str = "the request cannot be built yet";
+
+const LIMIT: &str = "waits for limit ";
+const BLOCKED: &str = "is blocked by a rule of this provider";
+
+#[must_use]
+pub fn by_limit(name: &str) -> String {
+    format!("{LIMIT}{name}")
+}
+
+/// The limit that the reason names, if it is a limit's.
+#[must_use]
+pub fn limit_of(reason: &str) -> Option<&str> {
+    reason.strip_prefix(LIMIT)
+}
+
+#[must_use]
+pub fn by_rule(account: &str) -> String {
+    format!("account {account} {BLOCKED}")
+}
+
+pub(super) fn is_by_rule(reason: &str) -> bool {
+    reason.ends_with(BLOCKED)
+}
+
+/// Whether the gate can grant nothing to anybody.
+pub(super) fn is_by_limiter(reason: &str) -> bool {
+    [PAUSED, COLD, STORE_AWAY, STALE_SETTINGS].contains(&reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_reason_is_read_back_as_what_wrote_it() {
+        for (reason, limit, rule, limiter) in [
+            (by_limit("per-minute"), Some("per-minute"), false, false),
+            (by_rule("shop"), None, true, false),
+            (PAUSED.to_owned(), None, false, true),
+            (COLD.to_owned(), None, false, true),
+            (STORE_AWAY.to_owned(), None, false, true),
+            (STALE_SETTINGS.to_owned(), None, false, true),
+            (UNBUILDABLE.to_owned(), None, false, false),
+        ] {
+            assert_eq!(
+                (limit_of(&reason), is_by_rule(&reason), is_by_limiter(&reason)),
+                (limit, rule, limiter),
+                "{reason}"
+            );
+        }
+    }
+}
