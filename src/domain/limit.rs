@@ -85,6 +85,24 @@ impl Algorithm {
     pub const ALL: [Self; 5] =
         [Self::SlidingLog, Self::SlidingWindow, Self::FixedWindow, Self::TokenBucket, Self::Gcra];
 
+    /// Most requests that may come at once: a token bucket's size (`burst`, or else `max_requests`), one more than the
+    /// `burst` of GCRA (0 unless given), and `max_requests` for all that count in windows. A closed limit has none.
+    #[must_use]
+    pub fn at_once(self, max_requests: u32, burst: Option<u32>) -> u32 {
+        match self {
+            _ if max_requests == 0 => 0,
+            Self::TokenBucket => burst.unwrap_or(max_requests),
+            Self::Gcra => burst.unwrap_or(0).saturating_add(1),
+            Self::SlidingLog | Self::SlidingWindow | Self::FixedWindow => max_requests,
+        }
+    }
+
+    /// The burst with which so many may come at once, of an algorithm that has one.
+    #[must_use]
+    pub fn burst_of(self, at_once: u32) -> u32 {
+        at_once.saturating_sub(u32::from(self == Self::Gcra))
+    }
+
     /// The name in the database.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -159,17 +177,10 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// Most requests that may come at once: a token bucket's size (`burst`, or else `max_requests`), one more than the
-    /// `burst` of GCRA (0 unless given), and `max_requests` for all that count in windows. A closed limit has none.
+    /// Most requests that may come at once ([`Algorithm::at_once`]).
     #[must_use]
     pub fn capacity(&self) -> u32 {
-        let max_requests = self.rate.max_requests();
-        match self.algorithm {
-            _ if max_requests == 0 => 0,
-            Algorithm::TokenBucket => self.burst.unwrap_or(max_requests),
-            Algorithm::Gcra => self.burst.unwrap_or(0).saturating_add(1),
-            Algorithm::SlidingLog | Algorithm::SlidingWindow | Algorithm::FixedWindow => max_requests,
-        }
+        self.algorithm.at_once(self.rate.max_requests(), self.burst)
     }
 
     /// Whether every charge counts against it, and is refused by it.

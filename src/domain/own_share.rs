@@ -3,7 +3,6 @@
 //! Refuses to round up: the shares together never exceed the whole, even where that closes a limit to everybody.
 
 use super::decision::{Call, Subject, Want};
-use super::limit::Algorithm;
 use super::quota_spec::{LimitSpec, PACING, QuotaSpec};
 
 impl LimitSpec {
@@ -12,11 +11,9 @@ impl LimitSpec {
     pub fn share(&self, of: u32) -> Self {
         let of = of.max(1);
         let at_once = self.cost_max() / of;
-        // GCRA lets one more come at once than its burst.
-        let beyond = u32::from(self.algorithm == Algorithm::Gcra);
         Self {
             max_requests: if at_once == 0 { 0 } else { self.max_requests / of },
-            burst: self.burst.map(|_| at_once.saturating_sub(beyond)),
+            burst: self.burst.map(|_| self.algorithm.burst_of(at_once)),
             ..self.clone()
         }
     }
@@ -84,7 +81,7 @@ mod tests {
 
     use super::*;
     use crate::domain::decision::CallKind;
-    use crate::domain::limit::{AppliesTo, Scope};
+    use crate::domain::limit::{Algorithm, AppliesTo, Scope};
     use crate::domain::provider::{ProviderName, StoreDown};
 
     #[test]

@@ -69,12 +69,7 @@ impl LimitSpec {
     /// The largest cost that this limit can ever admit.
     #[must_use]
     pub fn cost_max(&self) -> u32 {
-        match self.algorithm {
-            _ if self.max_requests == 0 => 0,
-            Algorithm::TokenBucket => self.burst.unwrap_or(self.max_requests),
-            Algorithm::Gcra => self.burst.unwrap_or(0).saturating_add(1),
-            Algorithm::SlidingLog | Algorithm::SlidingWindow | Algorithm::FixedWindow => self.max_requests,
-        }
+        self.algorithm.at_once(self.max_requests, self.burst)
     }
 
     /// What counts for this limit, with the numbers that hold for one subject or for all.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::accounts::{Carrier, account_rules};
-use crate::domain::limit::{Algorithm, Limit};
+use crate::domain::limit::Limit;
 use crate::domain::provider::{Pacing, Provider, ProviderName, SlotRelease, StoreDown};
 use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use crate::faults::{self, Bug};
@@ -106,10 +106,7 @@ fn lower_burst(one: &LimitSpec, other: &LimitSpec) -> Option<u32> {
     if one.burst.is_none() && other.burst.is_none() {
         return None;
     }
-    let at_once = |spec: &LimitSpec| {
-        spec.burst.unwrap_or(if spec.algorithm == Algorithm::TokenBucket { spec.max_requests } else { 0 })
-    };
-    Some(at_once(one).min(at_once(other)))
+    Some(one.algorithm.burst_of(one.cost_max().min(other.cost_max())))
 }
 
 #[cfg(test)]
