@@ -14,7 +14,8 @@ use super::migrations::{POSTGRES, SQLITE};
 use super::operator::Operator;
 use super::settings::Settings;
 use super::sql::engine::{Engine, to_the_end};
-use super::sql::postgres::{self, PostgresEngine};
+use super::sql::meaning::of_postgres;
+use super::sql::postgres::PostgresEngine;
 use super::sql::sqlite::{self, SqliteEngine};
 use super::sql::{SqlLedger, SqlOperator, SqlSettings};
 use super::upkeep::Upkeep;
@@ -157,8 +158,8 @@ impl Database {
         to_the_end(async move {
             match pool {
                 Pool::Postgres(pool) => {
-                    let mut connection = pool.acquire().await.map_err(|error| postgres::meaning(&error))?;
-                    schema_state(&mut *connection, &POSTGRES, postgres::meaning).await
+                    let mut connection = pool.acquire().await.map_err(|error| of_postgres(&error))?;
+                    schema_state(&mut *connection, &POSTGRES, of_postgres).await
                 }
                 Pool::Sqlite(pool) => {
                     let mut connection = sqlite::acquire(&pool).await.map_err(|error| sqlite::meaning(&error))?;
@@ -178,7 +179,7 @@ impl Database {
         let Pool::Postgres(pool) = &self.pool else { return Ok(None) };
         let pool = pool.clone();
         to_the_end(async move {
-            let away = |error: sqlx::Error| postgres::meaning(&error);
+            let away = |error: sqlx::Error| of_postgres(&error);
             let mut connection = pool.acquire().await.map_err(away)?.detach();
             let ours: bool = sqlx::query_scalar("SELECT pg_try_advisory_lock($1)")
                 .bind(RUN_LOCK)
@@ -201,7 +202,7 @@ impl Database {
 
 /// The migrator's advisory lock lets one process through at a time; the others find nothing left to do.
 async fn migrate_postgres(pool: &PgPool) -> Result<(), LedgerError> {
-    let away = |error: sqlx::Error| postgres::meaning(&error);
+    let away = |error: sqlx::Error| of_postgres(&error);
     let mut connection: PoolConnection<sqlx::Postgres> = pool.acquire().await.map_err(away)?;
     let result = migrate_connection(&mut connection).await;
     // Its limits were changed, and after an error the session may still hold the advisory lock: out of the pool with it.
@@ -210,7 +211,7 @@ async fn migrate_postgres(pool: &PgPool) -> Result<(), LedgerError> {
 }
 
 async fn migrate_connection(connection: &mut PgConnection) -> Result<(), LedgerError> {
-    let away = |error: sqlx::Error| postgres::meaning(&error);
+    let away = |error: sqlx::Error| of_postgres(&error);
     let encoding: String =
         sqlx::query_scalar("SHOW server_encoding").fetch_one(&mut *connection).await.map_err(away)?;
     if encoding != "UTF8" {
@@ -221,7 +222,7 @@ async fn migrate_connection(connection: &mut PgConnection) -> Result<(), LedgerE
     // The pool's limits are for payments. A migration may take long; another process's is waited for, but not for ever.
     let limits = sqlx::raw_sql("SET statement_timeout = 0; SET lock_timeout = '5min'");
     limits.execute(&mut *connection).await.map_err(away)?;
-    POSTGRES.run_direct(None, connection, false).await.map_err(|error| migration_failed(error, postgres::meaning))
+    POSTGRES.run_direct(None, connection, false).await.map_err(|error| migration_failed(error, of_postgres))
 }
 
 /// SQLite's migrator takes no lock, so the whole run is one transaction that holds the write lock from its first moment.

@@ -8,6 +8,8 @@ const FACES: [&str; 4] = ["queue", "ledger", "limiter", "provider"];
 /// Modules below a face that implement it.
 const IMPLEMENTATIONS: [&str; 9] =
     ["rabbitmq", "embedded", "sql", "postgres", "sqlite", "redis", "http", "simulated", "memory"];
+/// Two that implement one seam.
+const SIBLINGS: [&str; 2] = ["postgres", "sqlite"];
 /// Parts that nothing below them may know.
 const UPPER: [&str; 5] = ["worker", "ops", "cli", "app", "config"];
 /// Driver crates and the folders that may name them; `cli` and `app` wire.
@@ -115,6 +117,10 @@ fn broken(source: &Source, to: &[String]) -> Option<&'static str> {
     if implementation && target != part {
         return Some("an implementation knows no other part's implementation");
     }
+    let own = from.last().map_or("", String::as_str);
+    if SIBLINGS.contains(&own) && to.iter().any(|name| name != own && SIBLINGS.contains(&name.as_str())) {
+        return Some("an implementation does not know its sibling");
+    }
     let is_face = source.path == format!("src/{part}/mod.rs") || source.path == "src/ledger/settings.rs";
     let frozen = part == "ledger" && *to == ["provider", "FrozenRequest"];
     (is_face && target != part && target != "domain" && !frozen).then_some("a face knows domain alone")
@@ -190,6 +196,10 @@ fn each_arrow_can_be_broken() {
         ("src/ledger/mod.rs", "use crate::provider::Answer;", true),
         ("src/queue/message/write.rs", "use crate::ledger::OutcomeEvent;", false),
         ("src/queue/embedded.rs", "use crate::ledger::sql::Pool;", true),
+        ("src/ledger/sql/sqlite.rs", "use super::postgres::meaning;", true),
+        ("src/ledger/sql/postgres.rs", "use super::{engine::Engine, sqlite::open};", true),
+        ("src/ledger/sql/sqlite.rs", "use super::meaning::away_or_corrupt;", false),
+        ("src/ledger/sqlite.rs", "use super::sql::sqlite::SqliteEngine;", false),
         ("src/limiter/redis/mod.rs", "use crate::config::LimiterUrl;", true),
         ("src/worker/lane.rs", "use crate::queue::Queue;", false),
         ("src/worker/lane.rs", "use crate::queue::rabbitmq::RabbitMq;", true),

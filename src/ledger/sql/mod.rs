@@ -33,6 +33,7 @@ mod group;
 mod hints;
 mod hold;
 mod lookup;
+pub(super) mod meaning;
 mod operator;
 mod outbox;
 pub(super) mod postgres;

@@ -1,4 +1,4 @@
-//! PostgreSQL as the ledger's engine: pool, limits set on the server, and what its errors mean.
+//! PostgreSQL as the ledger's engine: pool, and limits set on the server.
 //!
 //! Refuses to judge where the server is: `config` refuses plain text off this machine before anything is opened.
 
@@ -17,23 +17,17 @@ use super::columns::{Array, columns, in_order};
 use super::dialect::{Chain, Dialect};
 use super::engine::{Args, Engine, Group, REPEATS_MAX, Sql, Step, Value, to_the_end};
 use super::hints::PostgresHints;
+use super::meaning::{of_postgres, rolled_back, sqlstate, surely_undone};
 use super::row::{Cell, Names, Row};
 use crate::ledger::LedgerError;
 use crate::ledger::settings::Hints;
-use crate::tls::{self, Authorities};
+use crate::tls::Authorities;
 
 /// A caller that gets no connection in this time is told that the database is away.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
 /// A connection that was idle longer is asked for a sign of life before use; a busy one costs no extra round trip.
 const PING_AFTER_IDLE: Duration = Duration::from_secs(1);
-/// The index that two payments settled by one charge would break.
-const ONE_PAYMENT_PER_CHARGE: &str = "jobs_one_payment_per_charge";
-
 const LOCK_NOT_AVAILABLE: &str = "55P03";
-/// The mend, for a person with a worker's URL as well as for a worker whose grants are missing.
-const RIGHTS_MISSING: &str = "the user of database.url may not do that. Limits, providers and pauses are the operator's to \
-                              change: give the command the operator's URL. Who needs which GRANT, and that they are given \
-                              after each migrate: docs/security.md, \"Least rights\"";
 
 /// What else is set for connections that write groups. A row that somebody else holds must not hold up all the others
 /// of its group: they are written one by one then. And a plan that was made while a table was small would read all of
@@ -142,7 +136,7 @@ impl Engine for PostgresEngine {
                 match transaction(&pool, &steps).await {
                     Ok(rows) => return Ok(rows),
                     Err(error) if rolled_back(&error) && repeats < REPEATS_MAX => repeats += 1,
-                    Err(error) => return Err(meaning(&error)),
+                    Err(error) => return Err(of_postgres(&error)),
                 }
             }
         })
@@ -158,7 +152,7 @@ impl Engine for PostgresEngine {
                 Err(error) if rolled_back(&error) || sqlstate(&error).as_deref() == Some(LOCK_NOT_AVAILABLE) => {
                     Ok(None)
                 }
-                Err(error) => Err(meaning(&error)),
+                Err(error) => Err(of_postgres(&error)),
             }
         });
         let rows = match rows.await? {
@@ -178,8 +172,8 @@ impl Engine for PostgresEngine {
             let rows = async { many(&mut *pool.acquire().await?, sql, columns).await }.await;
             match rows {
                 Ok(rows) => in_order(&units, rows).map(Group::Committed),
-                Err(error) if surely_undone(&error) => Ok(Group::Undone(meaning(&error))),
-                Err(error) => Err(meaning(&error)),
+                Err(error) if surely_undone(&error) => Ok(Group::Undone(of_postgres(&error))),
+                Err(error) => Err(of_postgres(&error)),
             }
         })
         .await
@@ -199,7 +193,7 @@ async fn query(pool: PgPool, sql: &Sql, args: Args) -> Result<Vec<Row>, LedgerEr
             match result {
                 Ok((rows, _)) => return Ok(rows),
                 Err(error) if rolled_back(&error) && repeats < REPEATS_MAX => repeats += 1,
-                Err(error) => return Err(meaning(&error)),
+                Err(error) => return Err(of_postgres(&error)),
             }
         }
     })
@@ -289,68 +283,6 @@ fn cell(row: &PgRow, at: usize) -> Result<Cell, sqlx::Error> {
         "BYTEA" => Cell::Bytes(row.try_get(at)?),
         _ => Cell::Text(row.try_get(at)?),
     })
-}
-
-/// The server undid everything, and the same again may work: it says so itself, or a statement that looks before it
-/// writes met another one that did the same at the same moment.
-fn rolled_back(error: &sqlx::Error) -> bool {
-    match sqlstate(error).as_deref() {
-        Some("40001" | "40P01") => true,
-        Some("23505") => {
-            let constraint = error.as_database_error().and_then(|error| error.constraint());
-            constraint.is_some_and(|name| name == ONE_PAYMENT_PER_CHARGE)
-        }
-        _ => false,
-    }
-}
-
-/// The server answered that the statement failed, and lives.
-fn surely_undone(error: &sqlx::Error) -> bool {
-    // Connection exceptions, statement completion unknown, operator intervention, system errors.
-    let doubtful = |state: &str| ["08", "40003", "57P", "58"].iter().any(|class| state.starts_with(class));
-    sqlstate(error).is_some_and(|state| !doubtful(&state))
-}
-
-fn sqlstate(error: &sqlx::Error) -> Option<String> {
-    error.as_database_error().and_then(|error| error.code()).map(|code| code.into_owned())
-}
-
-/// What an error means for the ledger's callers. Server messages name constraints and tables; details, which quote
-/// values, are left out.
-pub fn meaning(error: &sqlx::Error) -> LedgerError {
-    let Some(server) = error.as_database_error() else { return away_or_corrupt(error) };
-    let code = server.code().unwrap_or_default();
-    let text = format!("{} (SQLSTATE {code})", server.message());
-    match &*code {
-        // undefined_table, undefined_column, undefined_function
-        "42P01" | "42703" | "42883" => LedgerError::NotMigrated,
-        // query_canceled by statement_timeout, lock_not_available, read_only_sql_transaction (a demoted primary),
-        // in_failed_sql_transaction
-        "57014" | "55P03" | "25006" | "25P02" | "25P03" => LedgerError::Away(text),
-        // connection exceptions, insufficient resources, operator intervention, system errors, rolled back
-        _ if ["08", "53", "57", "58", "40"].iter().any(|class| code.starts_with(class)) => LedgerError::Away(text),
-        // insufficient_privilege
-        "42501" => LedgerError::Refused(format!("{text}: {RIGHTS_MISSING}")),
-        _ => LedgerError::Refused(text),
-    }
-}
-
-/// Errors that the server had no part in, the same for both databases.
-pub fn away_or_corrupt(error: &sqlx::Error) -> LedgerError {
-    match error {
-        sqlx::Error::ColumnDecode { index, .. } => LedgerError::Corrupt(format!("column {index} cannot be decoded")),
-        sqlx::Error::Decode(_) | sqlx::Error::ColumnNotFound(_) | sqlx::Error::TypeNotFound { .. } => {
-            LedgerError::Corrupt(error.to_string())
-        }
-        sqlx::Error::Configuration(_) | sqlx::Error::InvalidArgument(_) | sqlx::Error::Encode(_) => {
-            LedgerError::Refused(error.to_string())
-        }
-        // The server answered that it has no TLS; the driver says so in words alone.
-        sqlx::Error::Tls(cause) if cause.to_string().contains("does not support TLS") => {
-            LedgerError::Away(format!("TLS: {cause}{}", tls::NO_TLS_THERE))
-        }
-        _ => LedgerError::Away(tls::explain(error).unwrap_or_else(|| error.to_string())),
-    }
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use sqlx::{AssertSqlSafe, Column, ConnectOptions, Connection, Either, Executor, 
 
 use super::dialect::{Chain, Dialect};
 use super::engine::{Args, Engine, Group, Sql, Step, Value, to_the_end};
-use super::postgres::away_or_corrupt;
+use super::meaning::away_or_corrupt;
 use super::row::{Cell, Names, Row};
 use crate::ledger::LedgerError;
 

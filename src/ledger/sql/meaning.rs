@@ -1,0 +1,76 @@
+//! What a database's error means for the ledger's callers: away, refused, corrupt or not migrated; and whether what failed
+//! is surely undone.
+//!
+//! Refuses to repeat values: messages name constraints and tables, never what a row holds.
+
+use crate::ledger::LedgerError;
+use crate::tls;
+
+/// The index that two payments settled by one charge would break.
+const ONE_PAYMENT_PER_CHARGE: &str = "jobs_one_payment_per_charge";
+/// The mend, for a person with a worker's URL as well as for a worker whose grants are missing.
+const RIGHTS_MISSING: &str = "the user of database.url may not do that. Limits, providers and pauses are the operator's to \
+                              change: give the command the operator's URL. Who needs which GRANT, and that they are given \
+                              after each migrate: docs/security.md, \"Least rights\"";
+
+/// The server undid everything, and the same again may work: it says so itself, or a statement that looks before it
+/// writes met another one that did the same at the same moment.
+pub fn rolled_back(error: &sqlx::Error) -> bool {
+    match sqlstate(error).as_deref() {
+        Some("40001" | "40P01") => true,
+        Some("23505") => {
+            let constraint = error.as_database_error().and_then(|error| error.constraint());
+            constraint.is_some_and(|name| name == ONE_PAYMENT_PER_CHARGE)
+        }
+        _ => false,
+    }
+}
+
+/// The server answered that the statement failed, and lives.
+pub fn surely_undone(error: &sqlx::Error) -> bool {
+    // Connection exceptions, statement completion unknown, operator intervention, system errors.
+    let doubtful = |state: &str| ["08", "40003", "57P", "58"].iter().any(|class| state.starts_with(class));
+    sqlstate(error).is_some_and(|state| !doubtful(&state))
+}
+
+pub fn sqlstate(error: &sqlx::Error) -> Option<String> {
+    error.as_database_error().and_then(|error| error.code()).map(|code| code.into_owned())
+}
+
+/// What PostgreSQL answered. Server messages name constraints and tables; details, which quote
+/// values, are left out.
+pub fn of_postgres(error: &sqlx::Error) -> LedgerError {
+    let Some(server) = error.as_database_error() else { return away_or_corrupt(error) };
+    let code = server.code().unwrap_or_default();
+    let text = format!("{} (SQLSTATE {code})", server.message());
+    match &*code {
+        // undefined_table, undefined_column, undefined_function
+        "42P01" | "42703" | "42883" => LedgerError::NotMigrated,
+        // query_canceled by statement_timeout, lock_not_available, read_only_sql_transaction (a demoted primary),
+        // in_failed_sql_transaction
+        "57014" | "55P03" | "25006" | "25P02" | "25P03" => LedgerError::Away(text),
+        // connection exceptions, insufficient resources, operator intervention, system errors, rolled back
+        _ if ["08", "53", "57", "58", "40"].iter().any(|class| code.starts_with(class)) => LedgerError::Away(text),
+        // insufficient_privilege
+        "42501" => LedgerError::Refused(format!("{text}: {RIGHTS_MISSING}")),
+        _ => LedgerError::Refused(text),
+    }
+}
+
+/// Errors that the server had no part in, the same for both databases.
+pub fn away_or_corrupt(error: &sqlx::Error) -> LedgerError {
+    match error {
+        sqlx::Error::ColumnDecode { index, .. } => LedgerError::Corrupt(format!("column {index} cannot be decoded")),
+        sqlx::Error::Decode(_) | sqlx::Error::ColumnNotFound(_) | sqlx::Error::TypeNotFound { .. } => {
+            LedgerError::Corrupt(error.to_string())
+        }
+        sqlx::Error::Configuration(_) | sqlx::Error::InvalidArgument(_) | sqlx::Error::Encode(_) => {
+            LedgerError::Refused(error.to_string())
+        }
+        // The server answered that it has no TLS; the driver says so in words alone.
+        sqlx::Error::Tls(cause) if cause.to_string().contains("does not support TLS") => {
+            LedgerError::Away(format!("TLS: {cause}{}", tls::NO_TLS_THERE))
+        }
+        _ => LedgerError::Away(tls::explain(error).unwrap_or_else(|| error.to_string())),
+    }
+}
