@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::{LOOK_MAX, Sources, place_in};
+use super::facts::{LOOK_MAX, Sources, place_in};
 use crate::domain::explain::facts::{Hand, JobFacts, LaneQueue, Lanes};
 use crate::domain::job::{Job, JobId};
 use crate::domain::provider::{Provider, ProviderName};
