@@ -7,14 +7,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::buckets::{Buckets, Distribution, ms};
-use super::decisions::{Decision, DecisionKind, DecisionLine, Decisions};
+use super::buckets::{Buckets, ms};
+use super::decisions::{Decision, DecisionKind, Decisions};
 use super::tally::Tally;
 use crate::domain::job::InvalidReason;
 use crate::domain::outcome::FinalState;
 
 /// Bounds of the waits for a permit.
-const WAITS_MS: [u64; 16] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000];
+pub(super) const WAITS_MS: [u64; 16] =
+    [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000];
 const WAITS_US: [u64; 16] = ms(WAITS_MS);
 /// Bounds of requests and of what their permits hold.
 const REQUESTS_US: [u64; 13] = ms([5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000]);
@@ -85,79 +86,26 @@ impl Returned {
 /// One lane's counts; shared by all of its jobs.
 #[derive(Debug)]
 pub struct LaneMeter {
-    sent: AtomicU64,
-    throttled: AtomicU64,
-    granted: AtomicU64,
-    returned: Tally<&'static str>,
-    redelivered: AtomicU64,
-    in_flight: Arc<AtomicU64>,
-    in_hand: Arc<AtomicU64>,
-    waiting: Arc<AtomicU64>,
-    answers: Tally<&'static str>,
-    outcomes: Tally<&'static str>,
-    refused: Tally<Refused>,
-    requeues: Tally<&'static str>,
-    rejected: Tally<&'static str>,
-    permit_waits: Buckets,
-    lateness: Buckets,
-    lateness_ahead: Buckets,
-    holds: Buckets,
-    requests: Buckets,
-    jobs: Buckets,
-    decisions: Decisions,
-}
-
-/// What an overview of a lane shows, since the process began.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LaneFigures {
-    /// Requests begun.
-    pub sent_total: u64,
-    /// Those that the provider refused though we had allowed them.
-    pub throttled_total: u64,
-    /// Requests without an answer yet.
-    pub in_flight: u64,
-    /// Messages taken from the queue and not finished.
-    pub in_hand: u64,
-    pub permit_waits: Histogram,
-    /// At most 50, newest first.
-    pub decisions: Vec<DecisionLine>,
-}
-
-/// Waits by their length.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Histogram {
-    /// Upper bounds in milliseconds, ascending.
-    pub bounds_ms: &'static [u64],
-    /// One count per bound, and one of what exceeds the last; not cumulative.
-    pub counts: Vec<u64>,
-}
-
-/// Everything else that is counted, since the process began.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LaneCounts {
-    pub granted: u64,
-    /// Permits given back unused, by reason.
-    pub returned: Vec<(&'static str, u64)>,
-    pub redelivered: u64,
-    /// Jobs that wait for a permit now.
-    pub waiting: u64,
-    /// By class of status.
-    pub answers: Vec<(&'static str, u64)>,
-    /// By final state.
-    pub outcomes: Vec<(&'static str, u64)>,
-    pub refused: Vec<(Refused, u64)>,
-    /// By reason: parked for a while, or handed back to the queue.
-    pub requeues: Vec<(&'static str, u64)>,
-    /// By reason.
-    pub rejected: Vec<(&'static str, u64)>,
-    pub permit_waits: Distribution,
-    /// Of all starts.
-    pub lateness: Distribution,
-    /// Of those that lay ahead when their permit was granted; the others begin when they have been written down.
-    pub lateness_ahead: Distribution,
-    pub holds: Distribution,
-    pub requests: Distribution,
-    pub jobs: Distribution,
+    pub(super) sent: AtomicU64,
+    pub(super) throttled: AtomicU64,
+    pub(super) granted: AtomicU64,
+    pub(super) returned: Tally<&'static str>,
+    pub(super) redelivered: AtomicU64,
+    pub(super) in_flight: Arc<AtomicU64>,
+    pub(super) in_hand: Arc<AtomicU64>,
+    pub(super) waiting: Arc<AtomicU64>,
+    pub(super) answers: Tally<&'static str>,
+    pub(super) outcomes: Tally<&'static str>,
+    pub(super) refused: Tally<Refused>,
+    pub(super) requeues: Tally<&'static str>,
+    pub(super) rejected: Tally<&'static str>,
+    pub(super) permit_waits: Buckets,
+    pub(super) lateness: Buckets,
+    pub(super) lateness_ahead: Buckets,
+    pub(super) holds: Buckets,
+    pub(super) requests: Buckets,
+    pub(super) jobs: Buckets,
+    pub(super) decisions: Decisions,
 }
 
 /// Counts one thing that is under way until it is dropped.
@@ -297,43 +245,6 @@ impl LaneMeter {
 
     pub fn decision(&self, decision: Decision) {
         self.decisions.keep(decision);
-    }
-
-    /// What an overview shows.
-    #[must_use]
-    pub fn figures(&self) -> LaneFigures {
-        LaneFigures {
-            sent_total: self.sent.load(Ordering::Relaxed),
-            throttled_total: self.throttled.load(Ordering::Relaxed),
-            in_flight: self.in_flight.load(Ordering::Relaxed),
-            in_hand: self.in_hand.load(Ordering::Relaxed),
-            permit_waits: Histogram { bounds_ms: &WAITS_MS, counts: self.permit_waits.read().counts },
-            decisions: self.decisions.read(),
-        }
-    }
-
-    /// Everything else.
-    #[must_use]
-    pub fn counts(&self) -> LaneCounts {
-        // The part before the whole, so that it is never the larger one.
-        let lateness_ahead = self.lateness_ahead.read();
-        LaneCounts {
-            granted: self.granted.load(Ordering::Relaxed),
-            returned: self.returned.read(),
-            redelivered: self.redelivered.load(Ordering::Relaxed),
-            waiting: self.waiting.load(Ordering::Relaxed),
-            answers: self.answers.read(),
-            outcomes: self.outcomes.read(),
-            refused: self.refused.read(),
-            requeues: self.requeues.read(),
-            rejected: self.rejected.read(),
-            permit_waits: self.permit_waits.read(),
-            lateness: self.lateness.read(),
-            lateness_ahead,
-            holds: self.holds.read(),
-            requests: self.requests.read(),
-            jobs: self.jobs.read(),
-        }
     }
 }
 

@@ -10,13 +10,15 @@ use std::sync::{Arc, PoisonError, RwLock};
 use crate::domain::provider::ProviderName;
 
 mod buckets;
+mod counts;
 mod decisions;
 mod lane;
 mod tally;
 
 pub use buckets::Distribution;
+pub use counts::{Histogram, LaneCounts, LaneFigures};
 pub use decisions::{Decision, DecisionKind, DecisionLine};
-pub use lane::{Counted, Histogram, LaneCounts, LaneFigures, LaneMeter, Refused, Returned};
+pub use lane::{Counted, LaneMeter, Refused, Returned};
 
 /// Everything that is counted in one process.
 #[derive(Debug)]
