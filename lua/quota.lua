@@ -14,7 +14,7 @@
 --   terms       subject terms digest 8, version 6, grant jitter 6, longest hold 6, booking horizon 6, longest window 6,
 --               cold after a loss 6, cells 2, bytes of names 2; names of the provider's cells joined by "|"; so many cells
 --   cell        kind 1, applies 1, mode 1, window 7, offset or interval 7, granule in ms 4, max 4, index in the spec 2
---   more        pause 6, distrusted born 7, rebuilt born 7, past uses 2, open uses 4; only if the head says so, 0 is none
+--   more        pause 6, distrusted born 7, rebuilt born 7, past uses 2, open charges 4, open lookups 4; only if the head says so, 0 is none
 --   want        permits 4, cost 2, kind 1, subjects 1, first subject 2, second subject 2; subjects count from 1
 --   settlement  call 6, cost 4, kind 1, fate 1, subjects 1, first subject 2, second subject 2, age 6
 --   origin      instant in ms 6; behind a settlement of what was not sent, one for each of the provider's cells
@@ -47,7 +47,7 @@ local SUBJECT_KEPT_US = 1000000
 local TALLIES_MOST = 256
 local HEADER, HEADER_BYTES = '<c8c8c8I6I2I2I2I2I2I1', 41
 local TERMS, TERMS_BYTES = '<c8I6I6I6I6I6I6I2I2', 48
-local MORE, MORE_BYTES = '<I6I7I7I2I4', 26
+local MORE, MORE_BYTES = '<I6I7I7I2I4I4', 30
 local HEAD, HEAD_BYTES = '<c8c8c8I7I7I7I6I7I7I7', 72
 local SUBJECT_HEAD, SUBJECT_HEAD_BYTES = '<c8I7I7I7', 29
 local ANSWER = '<I1I1I2I6I7I6I7I4I2I6I4I2'
@@ -114,9 +114,10 @@ local function begin_anew(keys, cells_n)
   return redis.error_reply('DAMAGED what is stored does not add up; the state begins anew')
 end
 
-local function hold_lost(provider, deadline, uses)
-  redis.call('HSET', provider.key, LOST, encode('<I6I7I4', 0, 0, 0) .. encode('<I6I7I4I4', 1, deadline, uses, 0))
-  provider[1] = provider[1] + uses
+local function hold_lost(provider, deadline, charges, lookups)
+  redis.call('HSET', provider.key, LOST,
+    encode('<I6I7I4', 0, 0, 0) .. encode('<I6I7I4I4', 1, deadline, charges, lookups))
+  provider[1], provider[2] = provider[1] + charges, provider[2] + lookups
   if provider.oldest == 0 or deadline < provider.oldest then provider.oldest = deadline end
 end
 
@@ -130,10 +131,10 @@ local function quota(keys, args)
   local version, horizon, longest, cells_n = provider.version, provider.horizon, provider.longest, #provider.cells
   local before = horizon + provider.hold
   local wants_at = HEADER_BYTES + terms_n + 1
-  local pause, distrusted, rebuilt, past_n, open_uses = 0, 0, 0, 0, 0
+  local pause, distrusted, rebuilt, past_n, open_charges, open_lookups = 0, 0, 0, 0, 0, 0
   if more > 0 then
     if #text < wants_at + MORE_BYTES - 1 then return redis.error_reply('ARGUMENT not as announced: its length') end
-    pause, distrusted, rebuilt, past_n, open_uses, wants_at = decode(MORE, text, wants_at)
+    pause, distrusted, rebuilt, past_n, open_charges, open_lookups, wants_at = decode(MORE, text, wants_at)
   end
   local settlements_at = wants_at + wants_n * 12
   local past_at = settlements_at + settlements_n * 23 + returned_n * cells_n * 6
@@ -249,16 +250,20 @@ local function quota(keys, args)
   if pause > 0 then paused = max(paused, now + pause) end
   if rebuilt == born and now < warm then
     warm = now
-    if past_n == 0 and open_uses == 0 then unsure_since = 0 end
+    local open = { open_charges, open_lookups }
+    if past_n == 0 and open_charges + open_lookups == 0 then unsure_since = 0 end
     for _, cell in ipairs(provider.cells) do
       for i = 0, past_n - 1 do
         local age, cost = decode('<I6I4', text, past_at + i * 10)
         recall(cell, now, now - age, cost)
       end
       -- What counts the start has been started by now; what is held until the answer is in flight.
-      if open_uses > 0 and cell.mode ~= HELD then recall(cell, now, now, open_uses) end
+      local started = in_flight(open, cell.applies)
+      if started > 0 and cell.mode ~= HELD then recall(cell, now, now, started) end
     end
-    if open_uses > 0 and provider.held then hold_lost(provider, now + before + longest, open_uses) end
+    if open_charges + open_lookups > 0 and provider.held then
+      hold_lost(provider, now + before + longest, open_charges, open_lookups)
+    end
   end
 
   local reply

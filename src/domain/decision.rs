@@ -96,8 +96,27 @@ pub struct Rebuild {
     pub born: Micros,
     /// At most [`BATCH_MAX`]; any order.
     pub ended: Vec<PastUse>,
-    /// Cost of requests that may be on the wire now.
-    pub open: u32,
+    /// Of requests that may be on the wire now.
+    pub open: OnWire,
+}
+
+/// Cost of requests that may be on the wire, by kind: a limit on one kind must know of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OnWire {
+    pub charges: u32,
+    pub lookups: u32,
+}
+
+impl OnWire {
+    #[must_use]
+    pub fn charges(charges: u32) -> Self {
+        Self { charges, lookups: 0 }
+    }
+
+    #[must_use]
+    pub fn total(self) -> u32 {
+        self.charges.saturating_add(self.lookups)
+    }
 }
 
 /// One call: take permits, settle earlier ones, both or neither.

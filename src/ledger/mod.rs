@@ -9,6 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::domain::clock_witness::Word;
+use crate::domain::decision::OnWire;
 use crate::domain::disposition::Resend;
 use crate::domain::job::{ContentHash, Invalid, Job, JobId};
 use crate::domain::outcome::FinalState;
@@ -237,7 +238,7 @@ pub struct RecentUses {
     pub ended: Vec<(Duration, u32)>,
     /// Cost of requests that may be on the wire now: no end is written down, or no answer came and the provider may
     /// count late.
-    pub open: u32,
+    pub open: OnWire,
 }
 
 /// Who grants permits for a quota, in the whole cluster.

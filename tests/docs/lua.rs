@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 use sluicegate::domain::decision::{
-    Call, CallKind, Fate, PassedOver, PastUse, Rebuild, Refusal, Refused, Reply, Run, Settlement, Subject, Want,
+    Call, CallKind, Fate, OnWire, PassedOver, PastUse, Rebuild, Refusal, Refused, Reply, Run, Settlement, Subject, Want,
 };
 use sluicegate::domain::limit::{Algorithm, Scope};
 use sluicegate::domain::provider::{ProviderName, StoreDown};
@@ -173,7 +173,8 @@ fn a_call_with_everything_in_it_is_packed_as_the_header_says() {
     let [a, b] = ["a", "b"].map(|account| spec.subjects(Some(account), None).unwrap());
     let want = |subjects: &[Subject]| Want { subjects: subjects.to_vec(), ..Want::charges(1, 1) };
     let past = |millis, cost| PastUse { age: Duration::from_millis(millis), cost };
-    let rebuild = Rebuild { born: Micros(9), ended: vec![past(5, 1), past(70, 2)], open: 8 };
+    let rebuild =
+        Rebuild { born: Micros(9), ended: vec![past(5, 1), past(70, 2)], open: OnWire { charges: 8, lookups: 6 } };
     let settlement = Settlement {
         call: 2,
         cost: 1,
@@ -203,7 +204,7 @@ fn a_call_with_everything_in_it_is_packed_as_the_header_says() {
             // 100 ms apart, in parts of a microsecond.
             "cell: kind 2, applies 0, mode 3, window 100000, offset or interval 102400000, granule in ms 0, max 1, \
              index in the spec 3",
-            "more: pause 2000000, distrusted born 11, rebuilt born 9, past uses 2, open uses 8",
+            "more: pause 2000000, distrusted born 11, rebuilt born 9, past uses 2, open charges 8, open lookups 6",
             "want: permits 1, cost 1, kind 1, subjects 1, first subject 1, second subject 0",
             "want: permits 1, cost 1, kind 1, subjects 0, first subject 0, second subject 0",
             "want: permits 1, cost 1, kind 1, subjects 1, first subject 2, second subject 0",

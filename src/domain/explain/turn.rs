@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::domain::decision::{
-    BATCH_MAX, Call, CallKind, Fate, PERMITS_MAX, PastUse, Rebuild, Refusal, Reply, Settlement, Want,
+    BATCH_MAX, Call, CallKind, Fate, OnWire, PERMITS_MAX, PastUse, Rebuild, Refusal, Reply, Settlement, Want,
 };
 use crate::domain::quota::Quota;
 use crate::domain::quota_spec::QuotaSpec;
@@ -158,7 +158,8 @@ impl<'a> Forecast<'a> {
             ended.push(PastUse { age: Duration::ZERO, cost: past.open });
         }
         forecast.calls += 1;
-        let call = Call { rebuild: Some(Rebuild { born, ended, open: 0 }), ..forecast.plain(Vec::new()) };
+        let call =
+            Call { rebuild: Some(Rebuild { born, ended, open: OnWire::default() }), ..forecast.plain(Vec::new()) };
         forecast.quota.call(now, spec, &call);
         forecast
     }

@@ -220,7 +220,8 @@ impl State {
             return;
         }
         self.warm_us = now_us;
-        if rebuild.ended.is_empty() && rebuild.open == 0 {
+        let open = InFlight { charges: u64::from(rebuild.open.charges), lookups: u64::from(rebuild.open.lookups) };
+        if rebuild.ended.is_empty() && open == InFlight::default() {
             self.unsure_since_us = 0;
         }
         let mut ended: Vec<(u64, u64)> = rebuild
@@ -232,11 +233,11 @@ impl State {
         for cell in &mut self.provider.cells {
             ended.iter().for_each(|(instant_us, cost)| cell.recall(now_us, *instant_us, *cost));
             // What counts the start has been started by now; what is held until the answer is in flight.
-            if rebuild.open > 0 && !cell.spec.held() {
-                cell.recall(now_us, now_us, u64::from(rebuild.open));
+            let started = open.of(cell.spec.applies_to);
+            if started > 0 && !cell.spec.held() {
+                cell.recall(now_us, now_us, started);
             }
         }
-        let open = InFlight { charges: u64::from(rebuild.open), lookups: 0 };
         self.provider.lease(LOST, open, now_us + before_us + longest_us);
     }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::dialect::Dialect;
 use super::engine::{Engine, Sql, Value};
+use crate::domain::decision::OnWire;
 use crate::domain::provider::ProviderName;
 use crate::domain::time::millis_up;
 use crate::ledger::{LedgerError, RecentUses};
@@ -40,7 +41,8 @@ impl Statements {
                      SELECT job_id, kind, NULL FROM sharing {join} attempts ON attempts.provider = sharing.name \
                      WHERE ended_at IS NULL AND began_at > {after:$2}) \
                  SELECT age_ms / $3 * $3 AS least_age_ms, \
-                     CAST(sum(CASE WHEN kind = 'lookup' THEN 1 ELSE cost END) AS bigint) AS cost \
+                     CAST(sum(CASE WHEN kind = 'lookup' THEN 0 ELSE cost END) AS bigint) AS charges, \
+                     CAST(sum(CASE WHEN kind = 'lookup' THEN 1 ELSE 0 END) AS bigint) AS lookups \
                  FROM used {join} jobs ON jobs.id = used.job_id GROUP BY age_ms / $3 ORDER BY age_ms / $3",
             ),
             restored: dialect.sql(
@@ -63,10 +65,11 @@ impl Statements {
         let args: [Value; 3] = [quota.as_str().into(), (-since_ms).into(), bucket];
         let mut uses = RecentUses::default();
         for row in engine.query(&self.uses, Arc::from(args)).await? {
-            let cost = u32::try_from(row.int("cost")?).unwrap_or(u32::MAX);
+            let cost = |of: &str| Ok::<_, LedgerError>(u32::try_from(row.int(of)?).unwrap_or(u32::MAX));
+            let of_kinds = OnWire { charges: cost("charges")?, lookups: cost("lookups")? };
             match row.opt_ms("least_age_ms")? {
-                Some(age) => uses.ended.push((age, cost)),
-                None => uses.open = uses.open.saturating_add(cost),
+                Some(age) => uses.ended.push((age, of_kinds.total())),
+                None => uses.open = of_kinds,
             }
         }
         if !engine.query(&self.restored, Arc::from([(-since_ms).into()])).await?.is_empty() {

@@ -5,7 +5,7 @@ use tokio::time::{sleep, timeout};
 
 use super::*;
 use crate::domain::clock_witness::Word;
-use crate::domain::decision::{CallKind, Rebuild, Refusal, SubjectLimit, Want};
+use crate::domain::decision::{CallKind, OnWire, Rebuild, Refusal, SubjectLimit, Want};
 use crate::domain::limit::Scope;
 use crate::domain::quota_spec::LimitSpec;
 use crate::limiter::{AuthorityRow, Linked};
@@ -200,7 +200,7 @@ impl Bench {
     async fn warm(&mut self, run_id: &str) {
         let cold = self.call(Vec::new(), run_id, None).await.unwrap();
         assert_eq!(cold.refused.map(|refused| refused.by), Some(Refusal::Cold));
-        let rebuild = Rebuild { born: cold.born, ended: Vec::new(), open: 0 };
+        let rebuild = Rebuild { born: cold.born, ended: Vec::new(), open: OnWire::default() };
         assert_eq!(self.call(Vec::new(), run_id, Some(rebuild)).await.unwrap().refused, None);
     }
 

@@ -77,7 +77,8 @@ fn more(call: &Call) -> Vec<u8> {
         (call.distrust.map_or(0, |born| born.0), 7),
         (call.rebuild.as_ref().map_or(0, |rebuild| rebuild.born.0), 7),
         (call.rebuild.as_ref().map_or(0, |rebuild| wide(rebuild.ended.len())), 2),
-        (call.rebuild.as_ref().map_or(0, |rebuild| u64::from(rebuild.open)), 4),
+        (call.rebuild.as_ref().map_or(0, |rebuild| u64::from(rebuild.open.charges)), 4),
+        (call.rebuild.as_ref().map_or(0, |rebuild| u64::from(rebuild.open.lookups)), 4),
     ])
 }
 

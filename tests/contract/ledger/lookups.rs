@@ -1,5 +1,6 @@
 //! Look-ups: rows of their own, that leave their job unknown until they find something; and one charge for one payment.
 
+use sluicegate::domain::decision::OnWire;
 use sluicegate::domain::disposition::Resend;
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::ledger::{AttemptEnd, Begun, JobState, LedgerError, LookupEnd, Written};
@@ -289,19 +290,20 @@ async fn lookups_count_as_one_permit_each(kind: Kind) {
         let uses = ledger.recent_uses(&name("stripe"), Duration::from_secs(600)).await.unwrap();
         (uses.ended.iter().map(|(_, cost)| cost).sum::<u32>(), uses.open)
     };
+    let (charge, both) = (OnWire::charges(7), OnWire { charges: 7, lookups: 1 });
     let hold = fixture.unknown_in_hand(&job).await.hold;
-    assert_eq!(recent().await, (0, 7), "its end is unknown");
+    assert_eq!(recent().await, (0, charge), "its end is unknown");
     let number = fixture.begin_lookup(&hold).await;
-    assert_eq!(recent().await, (0, 8), "on the wire");
+    assert_eq!(recent().await, (0, both), "on the wire");
     assert_eq!(ledger.finish_lookup(&hold, &found(number, "not_found"), &unknown("x")).await.unwrap().0, Written::Kept);
-    assert_eq!(recent().await, (1, 7));
+    assert_eq!(recent().await, (1, charge));
     let hold = fixture.take(&job).await.hold;
     let number = fixture.begin_lookup(&hold).await;
     let silent = LookupEnd { status: None, ..found(number, "unknown") };
     assert_eq!(ledger.finish_lookup(&hold, &silent, &unknown("x")).await.unwrap().0, Written::Kept);
-    assert_eq!(recent().await, (1, 8), "no answer came: the provider may count it late");
+    assert_eq!(recent().await, (1, both), "no answer came: the provider may count it late");
     let hold = fixture.take(&job).await.hold;
     let number = fixture.begin_lookup(&hold).await;
     assert_eq!(ledger.finish_lookup(&hold, &found(number, "not_sent"), &unknown("x")).await.unwrap().0, Written::Kept);
-    assert_eq!(recent().await, (1, 8));
+    assert_eq!(recent().await, (1, both));
 }

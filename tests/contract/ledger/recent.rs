@@ -1,5 +1,6 @@
 //! What was used lately: ages and costs, by quota, and found without reading the whole ledger.
 
+use sluicegate::domain::decision::OnWire;
 use sluicegate::ledger::RecentUses;
 
 use super::*;
@@ -92,7 +93,7 @@ async fn ages_and_costs_are_exact(kind: Kind) {
     fixture.sent(kind, &requests).await;
     let uses = fixture.recent("stripe").await;
     assert_ages(&uses, &[(100, 1), (90_000, 7), (300_000, 1_000)], since);
-    assert_eq!(uses.open, 5, "p4 is too old, p5 is on the wire");
+    assert_eq!(uses.open, OnWire::charges(5), "p4 is too old, p5 is on the wire");
     // The bucket is a thousandth of what is asked for: under a second, ages are exact to a millisecond.
     let since = std::time::Instant::now();
     let exact: Sent = ("p6", "stripe", 2, 60, Some(50), "accepted", Some(200));
@@ -129,7 +130,7 @@ async fn no_answer_counts_as_open(kind: Kind) {
     ];
     fixture.sent(kind, &requests).await;
     let uses = fixture.recent("stripe").await;
-    assert_eq!(uses.open, 4);
+    assert_eq!(uses.open, OnWire::charges(4));
     assert_ages(&uses, &[(500_000, 6)], since);
 }
 
@@ -148,9 +149,9 @@ async fn a_quota_is_shared_and_others_are_not_counted(kind: Kind) {
     ];
     fixture.sent(kind, &requests).await;
     let uses = fixture.recent("acme").await;
-    assert_eq!(uses.open, 8);
+    assert_eq!(uses.open, OnWire::charges(8));
     assert_ages(&uses, &[(1_000, 1), (20_000, 2)], since);
-    assert_eq!(fixture.recent("adyen").await.open, 32);
+    assert_eq!(fixture.recent("adyen").await.open, OnWire::charges(32));
     // A name that is a quota's no longer: nothing hangs on it.
     assert_eq!(fixture.recent("stripe").await, RecentUses::default());
 }
@@ -166,11 +167,11 @@ async fn who_left_the_quota_is_remembered(kind: Kind) {
         ("p3", "own", 4, 20, None, "", None),
     ];
     fixture.sent(kind, &requests).await;
-    assert_eq!((fixture.recent("acme").await.open, fixture.recent("own").await.open), (3, 4));
+    assert_eq!((fixture.recent("acme").await.open.charges, fixture.recent("own").await.open.charges), (3, 4));
     fixture.sql("UPDATE providers SET quota = 'other' WHERE name IN ('moved', 'own')").await.unwrap();
     fixture.sql("DELETE FROM providers WHERE name = 'gone'").await.unwrap();
-    assert_eq!((fixture.recent("acme").await.open, fixture.recent("own").await.open), (3, 4));
-    assert_eq!(fixture.recent("other").await.open, 5, "and what they used counts where they are now");
+    assert_eq!((fixture.recent("acme").await.open.charges, fixture.recent("own").await.open.charges), (3, 4));
+    assert_eq!(fixture.recent("other").await.open.charges, 5, "and what they used counts where they are now");
     // Long after, nothing of theirs can count there.
     let long_ago = ago(kind, 3_600_000 + 700_000);
     fixture.sql(&format!("UPDATE settings_audit SET at = {long_ago}")).await.unwrap();
@@ -214,7 +215,7 @@ async fn close_ends_become_one_entry(kind: Kind) {
     }
     let uses = fixture.recent("stripe").await;
     let cost: u32 = uses.ended.iter().map(|(_, cost)| cost).sum();
-    assert_eq!((cost, uses.open), (40_000, 0));
+    assert_eq!((cost, uses.open), (40_000, OnWire::default()));
     assert!((800..=1_000).contains(&uses.ended.len()), "{}", uses.ended.len());
     assert!(uses.ended.is_sorted_by(|(a, _), (b, _)| a < b), "youngest first");
 }

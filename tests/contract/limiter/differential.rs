@@ -192,7 +192,7 @@ impl Life {
                         .iter()
                         .map(|age_ms| PastUse { age: Duration::from_millis(*age_ms), cost: 1 })
                         .collect(),
-                    open: *open,
+                    open: OnWire { charges: open.0, lookups: open.1 },
                 });
                 self.now.0 += u64::from(*distrust);
                 call.distrust = distrust.then_some(self.born);

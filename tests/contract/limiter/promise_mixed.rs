@@ -201,7 +201,7 @@ impl World {
                     rebuild.ended.extend((at_us - ended_us <= within_us).then_some(past));
                 }
                 // Its answer never came, or not yet.
-                _ if at_us - attempt.began_us <= within_us => rebuild.open += attempt.cost,
+                _ if at_us - attempt.began_us <= within_us => rebuild.open.charges += attempt.cost,
                 _ => {}
             }
         }

@@ -6,7 +6,7 @@ use std::cell::Cell;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use sluicegate::domain::decision::BATCH_MAX;
-use sluicegate::domain::limit::Algorithm;
+use sluicegate::domain::limit::{Algorithm, AppliesTo};
 use sluicegate::domain::quota::Quota;
 
 use super::algorithms::limit;
@@ -15,6 +15,7 @@ use super::*;
 on_every_limiter!(
     what_the_ledger_remembers_is_used,
     what_is_on_the_wire_may_end_as_late_as_it_can,
+    what_is_on_the_wire_counts_for_the_limits_on_its_kind,
     as_many_past_uses_as_a_call_can_carry_count,
     a_warm_limiter_is_told_nothing,
 );
@@ -31,12 +32,22 @@ fn of(algorithm: Algorithm) -> QuotaSpec {
 
 /// A cold limiter's next call, which tells what may still count and wants permits.
 async fn told(limiter: &Arc<dyn Limiter>, spec: &QuotaSpec, ended: Vec<PastUse>, open: u32, permits: u32) -> Reply {
+    told_of_kinds(limiter, spec, ended, OnWire::charges(open), Want::charges(permits, 1)).await
+}
+
+async fn told_of_kinds(
+    limiter: &Arc<dyn Limiter>,
+    spec: &QuotaSpec,
+    ended: Vec<PastUse>,
+    open: OnWire,
+    want: Want,
+) -> Reply {
     let mut caller = Caller::new(limiter, spec.clone());
     let born = caller.call(&[]).await.born;
     let call = Call {
         incarnation: caller.incarnation,
         number: 2,
-        wants: vec![Want::charges(permits, 1)],
+        wants: vec![want],
         settlements: Vec::new(),
         pause: None,
         rebuild: Some(Rebuild { born, ended, open }),
@@ -84,6 +95,25 @@ async fn what_is_on_the_wire_may_end_as_late_as_it_can(limiter: Arc<dyn Limiter>
     }
 }
 
+async fn what_is_on_the_wire_counts_for_the_limits_on_its_kind(limiter: Arc<dyn Limiter>) {
+    let lookups = Want { kind: CallKind::Lookup, ..Want::charges(9, 1) };
+    for (applies_to, want) in [(AppliesTo::Charge, Want::charges(9, 1)), (AppliesTo::Lookup, lookups)] {
+        for (algorithm, name) in [(Algorithm::SlidingLog, "held"), (Algorithm::SlidingWindow, "started")] {
+            for open in [OnWire::charges(4), OnWire { charges: 0, lookups: 4 }, OnWire { charges: 1, lookups: 3 }] {
+                let own = LimitSpec { applies_to, ..long(algorithm) };
+                let all = LimitSpec::sliding_log("z-all", 8, Duration::from_secs(60));
+                let quota = format!("{name}-{}-{}-{}", applies_to.name(), open.charges, open.lookups);
+                let quota = ProviderName::new(quota).unwrap();
+                let spec = QuotaSpec { quota, limits: vec![own, all], ..spec(&[]) };
+                let reply = told_of_kinds(&limiter, &spec, Vec::new(), open, want.clone()).await;
+                let of_kind = if applies_to == AppliesTo::Charge { open.charges } else { open.lookups };
+                // Six of the kind, and of all of them eight.
+                assert_eq!(reply.permits(), u64::from((6 - of_kind).min(4)), "{applies_to:?} {open:?}: {reply:?}");
+            }
+        }
+    }
+}
+
 async fn as_many_past_uses_as_a_call_can_carry_count(limiter: Arc<dyn Limiter>) {
     let spec = spec(&[("all", 1_500, 3_600_000)]);
     let ages = (0..u64::try_from(BATCH_MAX).unwrap()).map(|number| past(number * 700, 1)).collect();
@@ -101,7 +131,7 @@ async fn a_warm_limiter_is_told_nothing(limiter: Arc<dyn Limiter>) {
         wants: vec![Want::charges(2, 1)],
         settlements: Vec::new(),
         pause: None,
-        rebuild: Some(Rebuild { born, ended: vec![past(10, 3)], open: 3 }),
+        rebuild: Some(Rebuild { born, ended: vec![past(10, 3)], open: OnWire::charges(3) }),
         distrust: None,
         run_id: limiter.run_id(&caller.spec.quota).await.unwrap(),
     };
@@ -129,7 +159,7 @@ fn compare(limits: Vec<LimitSpec>, history: &[Planned], later_us: u64) -> Result
     let born = kept.call(Micros(now_us), &spec, &call(1, Vec::new(), Vec::new(), None)).born;
     kept.call(Micros(now_us), &spec, &call(2, Vec::new(), Vec::new(), Some(forgotten_nothing(born))));
     let mut ended: Vec<(u64, u32)> = Vec::new();
-    let mut open = 0;
+    let mut open = OnWire::default();
     for (gap_us, cost, answer_us) in history {
         now_us += gap_us;
         number += 1;
@@ -142,7 +172,7 @@ fn compare(limits: Vec<LimitSpec>, history: &[Planned], later_us: u64) -> Result
             number += 1;
             ended.push((now_us, *cost));
         } else {
-            open += cost;
+            open.charges += cost;
         }
     }
     let mut lost = Quota::default();

@@ -221,7 +221,7 @@ async fn after_a_lost_state_unknown_accounts_are_held(limiter: Arc<dyn Limiter>)
         wants: vec![of(&spec, 1, "a", None), Want::charges(1, 1)],
         settlements: Vec::new(),
         pause: None,
-        rebuild: Some(Rebuild { born: cold.born, ended: vec![past], open: 0 }),
+        rebuild: Some(Rebuild { born: cold.born, ended: vec![past], open: OnWire::default() }),
         distrust: None,
         run_id: limiter.run_id(&spec.quota).await.unwrap(),
     };

@@ -48,8 +48,8 @@ pub enum Step {
         wants: Vec<PlannedWant>,
         settle: Vec<(usize, Option<u64>)>,
         pause_ms: u64,
-        /// Ages of past uses, and uses that may be on the wire.
-        rebuild: Option<(Vec<u64>, u32)>,
+        /// Ages of past uses, and charges and look-ups that may be on the wire.
+        rebuild: Option<(Vec<u64>, (u32, u32))>,
         distrust: bool,
     },
     Repeat {
@@ -117,7 +117,8 @@ fn step(algorithms: &'static [Algorithm]) -> impl Strategy<Value = Step> {
     let age = prop_oneof![1 => Just(None), 4 => (0_u64..400_000).prop_map(Some)];
     let settle = prop::collection::vec((any::<usize>(), age), 0..24);
     let pause = prop_oneof![20 => Just(0_u64), 1 => 1_u64..500];
-    let told = (prop_oneof![2 => Just(Vec::new()), 1 => prop::collection::vec(0_u64..3_000, 1..9)], 0_u32..2);
+    let told =
+        (prop_oneof![2 => Just(Vec::new()), 1 => prop::collection::vec(0_u64..3_000, 1..9)], (0_u32..2, 0_u32..2));
     let rebuild = prop_oneof![1 => Just(None), 2 => told.prop_map(Some)];
     let distrust = prop_oneof![40 => Just(false), 1 => Just(true)];
     let wants = prop::collection::vec(want(), 0..5);
