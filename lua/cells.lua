@@ -4,6 +4,8 @@
 local PARTS = 1024
 local LOG, WINDOW, BUCKET = 0, 1, 2
 local STARTED, HELD, SHADOW, PACING = 0, 1, 2, 3
+-- No bucket is empty later than so long after a use, in µs: half of what the wait of a reply has room for.
+local AHEAD_MAX = 140737488355328
 local CROWD_LEAST, SPREAD_PART, SPREAD_MAX_MS = 2, 2, 500
 
 local function roll(cell, now)
@@ -18,11 +20,22 @@ local function backlog(cell, at)
   return (cell.empty - at) * PARTS + cell.part
 end
 
+-- Permits that have not drained, rounded up; exact where the backlog is not: 1024 times a number has no more digits.
+local function undrained(cell, at)
+  if at > cell.empty then return 0 end
+  local per, parts = max(1, cell.param), (cell.empty - at) * PARTS
+  local rest = fmod(parts, per)
+  return floor((parts - rest) / per + 0.5) + ceil((rest + cell.part) / per)
+end
+
+-- Says whether all of it could be counted.
 local function drain_later(cell, start, uses)
   if start > cell.empty or (start == cell.empty and cell.part == 0) then cell.empty, cell.part = start, 0 end
-  local part = cell.part + uses * cell.param
-  cell.empty = cell.empty + floor(part / PARTS)
-  cell.part = part % PARTS
+  local part = cell.part + uses * (cell.param % PARTS)
+  local empty = cell.empty + uses * floor(cell.param / PARTS) + floor(part / PARTS)
+  local fits = empty <= start + AHEAD_MAX
+  if fits then cell.empty, cell.part = empty, part % PARTS else cell.empty, cell.part = start + AHEAD_MAX, 0 end
+  return fits
 end
 
 -- Where a cost finds room: start, youngest origin in ms, and how many permits of this cost start there on the same terms
@@ -118,8 +131,8 @@ local function recall(cell, now, instant, uses)
   elseif cell.kind == WINDOW then
     roll(cell, now)
     if floor((instant - cell.param) / cell.window) >= cell.this then cell.count = cell.count + uses end
-  else
-    drain_later(cell, instant, uses)
+  elseif not drain_later(cell, instant, uses) then
+    cell.held = max(cell.held, now + AHEAD_MAX)
   end
 end
 
@@ -143,8 +156,8 @@ local function outlook(tally, cell, now)
     local windows = cell.following > 0 and 2 or cell.count > 0 and 1 or 0
     return max(0, cell.max - cell.count), max(0, begin + windows * cell.window - now)
   end
-  local full = backlog(cell, now)
-  return floor(max(0, cell.max * cell.param - full) / max(1, cell.param)), ceil(full / PARTS)
+  local drained = now > cell.empty and 0 or cell.empty - now + ceil(cell.part / PARTS)
+  return floor(max(0, cell.max * cell.param - backlog(cell, now)) / max(1, cell.param)), drained
 end
 
 -- The state of one that was never used, or whose past is not known until then.
@@ -176,13 +189,17 @@ local function adopt(cell, old, now, unknown_until)
   cell.logged, cell.tail_ms, cell.excess = old.logged, old.tail_ms, old.excess
   cell.this, cell.count, cell.following = old.this, old.count, old.following
   cell.empty, cell.part = old.empty, old.part
+  local counted = true
   if cell.kind == BUCKET and cell.param ~= old.param then
-    local uses = min(ceil(backlog(old, now) / max(1, old.param)), max(old.max, cell.max))
+    -- More than the capacity where starts are booked ahead, or where that was lowered.
+    local uses = undrained(old, now)
     cell.empty, cell.part = now, 0
-    drain_later(cell, now, uses)
+    counted = drain_later(cell, now, uses)
   elseif cell.kind == LOG and old.window < cell.window then
     cell.held = unknown_until
   end
   -- One that is new would not have to wait longer.
   cell.held = min(cell.held, unknown_until)
+  -- More was used than can be counted: under other numbers it waits as one that is new.
+  if not counted then cell.held = max(cell.held, now + AHEAD_MAX) end
 end

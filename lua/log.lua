@@ -11,11 +11,11 @@
 --   chunk       uses before it 6; then entries
 
 -- Set by the first call: while a library is loaded, Redis hides what Lua brings.
-local decode, encode, sub, find_text, ceil, floor, max, min
+local decode, encode, sub, find_text, ceil, floor, max, min, fmod
 
 local function bind()
   decode, encode, sub, find_text = struct.unpack, struct.pack, string.sub, string.find
-  ceil, floor, max, min = math.ceil, math.floor, math.max, math.min
+  ceil, floor, max, min, fmod = math.ceil, math.floor, math.max, math.min, math.fmod
 end
 
 local CHUNK_BYTES = 64

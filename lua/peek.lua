@@ -80,7 +80,7 @@ local function peek(keys, args)
       roll(cell, now)
       uses = cell.count
     else
-      uses = ceil(backlog(cell, now) / max(1, cell.param))
+      uses = undrained(cell, now)
     end
     local n = #reply
     reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = name, uses, cell.refused, cell.waited

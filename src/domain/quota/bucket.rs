@@ -7,6 +7,9 @@
 use super::cell::Found;
 use crate::domain::quota_spec::INTERVAL_PARTS;
 
+/// No bucket is empty later than so long after a use: some four years, half of what the wait of a reply has room for.
+pub(super) const AHEAD_MAX_US: u64 = 1 << 47;
+
 #[derive(Clone, Debug, Default)]
 pub(super) struct Bucket {
     /// When the bucket is empty: whole microseconds, and parts of one.
@@ -29,20 +32,25 @@ impl Bucket {
         Some(Found { start_us, origin_ms: 0, permits })
     }
 
-    pub fn take(&mut self, cost: u64, start_us: u64, interval: u64) {
+    /// Says whether all of it could be counted.
+    pub fn take(&mut self, cost: u64, start_us: u64, interval: u64) -> bool {
         if start_us > self.empty_us || (start_us == self.empty_us && self.empty_part == 0) {
             (self.empty_us, self.empty_part) = (start_us, 0);
         }
-        let part = self.empty_part + cost * interval;
-        self.empty_us += part / INTERVAL_PARTS;
-        self.empty_part = part % INTERVAL_PARTS;
+        let part = self.empty_part + cost * (interval % INTERVAL_PARTS);
+        let whole_us = cost.saturating_mul(interval / INTERVAL_PARTS).saturating_add(part / INTERVAL_PARTS);
+        let (empty_us, latest_us) = (self.empty_us.saturating_add(whole_us), start_us + AHEAD_MAX_US);
+        let fits = empty_us <= latest_us;
+        (self.empty_us, self.empty_part) = if fits { (empty_us, part % INTERVAL_PARTS) } else { (latest_us, 0) };
+        fits
     }
 
-    /// What was used keeps its size in permits when the interval changes; it was never more than the capacity.
-    pub fn rescale(&mut self, now_us: u64, old: u64, new: u64, capacity: u32) {
-        let uses = self.backlog(now_us).div_ceil(old.max(1)).min(u64::from(capacity));
+    /// What was used keeps its size in permits when the interval changes. That may be more than the capacity: starts are
+    /// booked ahead, and the capacity may have been lowered. Says whether all of it could be counted.
+    pub fn rescale(&mut self, now_us: u64, old: u64, new: u64) -> bool {
+        let uses = self.counted(now_us, old);
         (self.empty_us, self.empty_part) = (now_us, 0);
-        self.take(uses, now_us, new);
+        self.take(uses, now_us, new)
     }
 
     /// Permits that have not drained at an instant, rounded up.

@@ -2,7 +2,7 @@
 //!
 //! Refuses to know other limits; all or nothing over several is [`super::grant`]'s.
 
-use super::bucket::Bucket;
+use super::bucket::{AHEAD_MAX_US, Bucket};
 use super::crowd::Crowd;
 use super::log::Log;
 use super::window::Window;
@@ -82,23 +82,33 @@ impl Cell {
         if !same || leaves_the_shadow || cell.spec.applies_to != spec.applies_to {
             return Self::new(spec, unknown_until_us);
         }
+        let mut counted = true;
         match (&mut cell.count, cell.spec.kind, spec.kind) {
             (Count::Bucket(bucket), CellKind::Bucket { interval: was, .. }, CellKind::Bucket { interval, .. })
                 if was != interval =>
             {
-                bucket.rescale(now_us, was, interval, spec.max.max(cell.spec.max));
+                counted = bucket.rescale(now_us, was, interval);
             }
             (Count::Log(_), ..) if spec.window_us > cell.spec.window_us => cell.held_until_us = unknown_until_us,
             _ => {}
         }
         // One that is new would not have to wait longer.
         cell.held_until_us = cell.held_until_us.min(unknown_until_us);
+        if !counted {
+            cell.hold_long(now_us);
+        }
         Self { spec, ..cell }
     }
 
     /// Some of its past is not known: nothing starts until that has left the window.
     pub fn hold(&mut self, unknown_until_us: u64) {
         self.held_until_us = self.held_until_us.max(unknown_until_us + self.spec.window_us);
+    }
+
+    /// More was used than can be counted: nothing starts for longer than that could tell, and under other numbers until
+    /// a limit that is new might.
+    fn hold_long(&mut self, now_us: u64) {
+        self.held_until_us = self.held_until_us.max(now_us + AHEAD_MAX_US);
     }
 
     /// Before the first want of a call.
@@ -148,7 +158,10 @@ impl Cell {
             (Count::Window(window), CellKind::Window { offset_us }) => {
                 window.take(cost, start_us, offset_us, self.spec.window_us);
             }
-            (Count::Bucket(bucket), CellKind::Bucket { interval, .. }) => bucket.take(cost, start_us, interval),
+            (Count::Bucket(bucket), CellKind::Bucket { interval, .. }) => {
+                // What finds room can be counted.
+                bucket.take(cost, start_us, interval);
+            }
             _ => {}
         }
     }
@@ -196,7 +209,9 @@ impl Cell {
                 window.recall(instant_us, cost, offset_us, self.spec.window_us);
             }
             (Count::Bucket(bucket), CellKind::Bucket { interval, .. }) => {
-                bucket.take(cost, instant_us, interval);
+                if !bucket.take(cost, instant_us, interval) {
+                    self.hold_long(now_us);
+                }
             }
             _ => {}
         }

@@ -138,7 +138,7 @@ impl Oracle {
             if old.interval_us() == self.interval_us() {
                 return;
             }
-            let uses = old.level_us(now_us).div_ceil(old.interval_us()).min(old.max().max(self.max()));
+            let uses = old.level_us(now_us).div_ceil(old.interval_us());
             self.uses = vec![(now_us, uses)];
         } else if was.algorithm != self.limit.algorithm
             || was.algorithm == Algorithm::FixedWindow

@@ -13,6 +13,9 @@ on_every_limiter!(
     a_longer_window_or_another_algorithm_holds_what_it_cannot_know,
     a_bucket_keeps_its_level_in_permits,
     a_closed_limit_that_opens_again_has_forgotten_nothing,
+    starts_that_are_booked_are_carried_over_a_changed_rate,
+    uses_beyond_a_lowered_burst_are_carried_over_a_changed_rate,
+    what_takes_longer_to_drain_than_can_be_counted_is_not_forgotten,
 );
 
 fn before_us(spec: &QuotaSpec) -> u64 {
@@ -117,5 +120,62 @@ async fn a_closed_limit_that_opens_again_has_forgotten_nothing(limiter: Arc<dyn 
         let (reply, granted) = change(&mut caller, &mut oracle, limit.clone(), &[1; 9]).await;
         let left = usize::try_from(limit.cost_max()).unwrap() - 3;
         assert_eq!(granted, left, "{algorithm:?}: {reply:?}");
+    }
+}
+
+/// Starts are booked ahead, so a bucket may hold more than its capacity.
+async fn starts_that_are_booked_are_carried_over_a_changed_rate(limiter: Arc<dyn Limiter>) {
+    let rate = |max_requests| LimitSpec {
+        max_requests,
+        window: Duration::from_secs(1),
+        burst: Some(0),
+        ..limit(Algorithm::Gcra)
+    };
+    for (quota, even) in [("burst", false), ("even", true)] {
+        let (quota, mut oracle) = (ProviderName::new(quota).unwrap(), Oracle::new(rate(100)));
+        let mut caller = Caller::warm(&limiter, QuotaSpec { quota, even, ..only(rate(100)) }).await;
+        let reply = caller.call(&[1; 60]).await;
+        assert_eq!(oracle.holds(&reply, &[1; 60]), 26, "every 10 ms for 250 ms");
+        let (first_us, booked) = (reply.now.0, reply.permits());
+        let (reply, granted) = change(&mut caller, &mut oracle, rate(125), &[1; 60]).await;
+        let within_us = reply.now.0 + micros_up(BOOKING_HORIZON) - first_us;
+        let most = within_us / 8_000 + 1;
+        assert!(
+            booked + u64::try_from(granted).unwrap() <= most.max(booked),
+            "{granted} more, {most} in all: {reply:?}"
+        );
+    }
+}
+
+async fn uses_beyond_a_lowered_burst_are_carried_over_a_changed_rate(limiter: Arc<dyn Limiter>) {
+    let of = |max_requests, burst| LimitSpec { max_requests, burst: Some(burst), ..long(Algorithm::TokenBucket) };
+    let (mut caller, mut oracle) = half_used(&limiter, "lowered", of(6, 4)).await;
+    for (max_requests, burst, granted) in [(6, 1, 0), (2, 1, 0), (6, 4, 1)] {
+        let (reply, got) = change(&mut caller, &mut oracle, of(max_requests, burst), &[1; 5]).await;
+        assert_eq!(got, granted, "three are used: {reply:?}");
+    }
+}
+
+async fn what_takes_longer_to_drain_than_can_be_counted_is_not_forgotten(limiter: Arc<dyn Limiter>) {
+    let month = Duration::from_secs(31 * 86_400);
+    let of = |max_requests| {
+        let burst = (max_requests > 1).then_some(1_000_000);
+        LimitSpec { max_requests, window: month, burst, ..limit(Algorithm::TokenBucket) }
+    };
+    let wants = |permits, cost| [Want::charges(permits, cost)];
+    for (quota, slower) in [("closed", 0), ("slow", 1)] {
+        let quota = ProviderName::new(quota).unwrap();
+        let mut caller = Caller::warm(&limiter, QuotaSpec { quota, ..only(of(1_000_000)) }).await;
+        assert_eq!(caller.ask(&wants(10, 1_000)).await.permits(), 10);
+        caller.spec = QuotaSpec { version: 2, limits: vec![of(slower)], ..caller.spec };
+        let reply = caller.ask(&wants(1, 1)).await;
+        let refusal = refused(&reply);
+        assert_eq!((reply.permits(), reply.remaining), (0, 0), "{reply:?}");
+        assert!(refusal.wait_us >= micros_up(month) && reply.reset_us > micros_up(365 * month / 31), "{reply:?}");
+        // So many that the numbers end: how many there were is not known any more.
+        caller.spec = QuotaSpec { version: 3, limits: vec![of(1_000_000)], ..caller.spec };
+        let reply = caller.ask(&wants(1_000, 1_000)).await;
+        let held_us = before_us(&caller.spec) + caller.spec.provider_cells()[0].window_us;
+        assert_eq!((reply.permits(), refused(&reply).wait_us), (0, held_us), "{reply:?}");
     }
 }
