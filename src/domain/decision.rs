@@ -37,6 +37,8 @@ pub struct SubjectLimit {
     pub index: usize,
     pub max_requests: u32,
     pub window: Duration,
+    /// A rule lets it pass. It is counted all the same, like a shadow limit: when the rule goes, who was sent under it waits.
+    pub exempt: bool,
 }
 
 /// Permits wanted on the same terms, next to each other in line.

@@ -160,8 +160,10 @@ impl QuotaSpec {
     #[must_use]
     pub fn subject_cells(&self, subject: &Subject) -> Vec<CellSpec> {
         let held = self.grant_jitter.is_none();
-        let cell =
-            |own: &SubjectLimit| self.limits.get(own.index).map(|limit| limit.cell(held, own.max_requests, own.window));
+        let cell = |own: &SubjectLimit| {
+            let cell = self.limits.get(own.index)?.cell(held && !own.exempt, own.max_requests, own.window);
+            Some(CellSpec { shadow: cell.shadow || own.exempt, ..cell })
+        };
         subject.limits.iter().filter_map(cell).collect()
     }
 
@@ -184,20 +186,15 @@ impl QuotaSpec {
                 .iter()
                 .enumerate()
                 .filter(|(_, limit)| limit.scope == scope)
-                .filter_map(|(index, limit)| {
-                    let (max_requests, window) = match rules().filter(|_| scope == Scope::Account).find_map(|rule| {
-                        let named = rule.limit.as_deref() == Some(limit.name.as_str());
-                        named.then_some(rule.rule)
-                    }) {
-                        Some(rule) => own_rate(rule, limit)?,
-                        None if scope == Scope::Account => {
-                            let general = rules().find(|rule| rule.limit.is_none());
-                            general
-                                .map_or(Some((limit.max_requests, limit.window)), |rule| own_rate(rule.rule, limit))?
-                        }
-                        None => (limit.max_requests, limit.window),
-                    };
-                    Some(SubjectLimit { index, max_requests, window })
+                .map(|(index, limit)| {
+                    // The rule that names the limit goes first.
+                    let named = |rule: &&AccountRule| rule.limit.as_deref() == Some(limit.name.as_str());
+                    let general = |rule: &&AccountRule| rule.limit.is_none();
+                    let rule = rules().find(named).or_else(|| rules().find(general));
+                    let rule = rule.filter(|_| scope == Scope::Account).map(|rule| rule.rule);
+                    let own = rule.map_or(Some((limit.max_requests, limit.window)), |rule| own_rate(rule, limit));
+                    let (max_requests, window) = own.unwrap_or((limit.max_requests, limit.window));
+                    SubjectLimit { index, max_requests, window, exempt: own.is_none() }
                 })
                 .collect();
             if !limits.is_empty() {
@@ -278,7 +275,7 @@ impl QuotaSpec {
     }
 }
 
-/// An account's own numbers under a rule; `None` when the limit does not count it.
+/// An account's own numbers under a rule; `None` when the limit lets it pass.
 fn own_rate(rule: Rule, limit: &LimitSpec) -> Option<(u32, Duration)> {
     match rule {
         Rule::Exempt => None,

@@ -180,7 +180,7 @@ fn uses(spec: &QuotaSpec, subject: Option<&Subject>, standings: &[Standing]) -> 
             window,
             capacity: LimitSpec { max_requests, window, ..limit.clone() }.cost_max(),
             used: standing.used,
-            shadow: limit.shadow,
+            shadow: limit.shadow || own.is_some_and(|own| own.exempt),
             would_have_refused: standing.would_have_refused,
             would_have_waited: standing.would_have_waited,
         })

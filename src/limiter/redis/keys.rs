@@ -70,7 +70,7 @@ mod tests {
         };
         let subject = Subject {
             key: "account:a_1".into(),
-            limits: vec![SubjectLimit { index: 0, max_requests: 1, window: Duration::from_secs(1) }],
+            limits: vec![SubjectLimit { index: 0, max_requests: 1, window: Duration::from_secs(1), exempt: false }],
         };
         let call = Call {
             incarnation: 1,

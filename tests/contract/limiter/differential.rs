@@ -213,7 +213,9 @@ impl Life {
                     let limit = &self.current.limits[index];
                     // One of the accounts has a rule of its own.
                     let more = u32::from(*name == Some(1));
-                    SubjectLimit { index, max_requests: limit.max_requests + more, window: limit.window }
+                    // And one is exempt under every other version.
+                    let exempt = scope == Scope::Account && *name == Some(2) && self.current.version % 2 == 0;
+                    SubjectLimit { index, max_requests: limit.max_requests + more, window: limit.window, exempt }
                 })
                 .collect();
             (!limits.is_empty()).then_some(Subject { key, limits })

@@ -2,7 +2,7 @@
 //! could use.
 
 use sluicegate::domain::decision::PassedOver;
-use sluicegate::domain::limit::{AppliesTo, Scope};
+use sluicegate::domain::limit::{AccountRule, AppliesTo, Rule, Scope};
 
 use super::*;
 
@@ -19,6 +19,7 @@ on_every_limiter!(
     a_kind_is_served_in_line_behind_its_own_limit,
     after_a_lost_state_unknown_accounts_are_held,
     a_state_that_was_never_used_holds_no_account,
+    an_account_whose_exemption_ends_waits_for_what_nobody_counted,
 );
 
 /// Provider 20/9s, and per account 2, per reference 1, in the same window.
@@ -238,4 +239,24 @@ async fn a_state_that_was_never_used_holds_no_account(limiter: Arc<dyn Limiter>)
     let spec = scoped(8_000);
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     assert_eq!(caller.ask(&[of(&spec, 1, "a", Some("r"))]).await.permits(), 1);
+}
+
+async fn an_account_whose_exemption_ends_waits_for_what_nobody_counted(limiter: Arc<dyn Limiter>) {
+    let plain = scoped(8_000);
+    let rule = AccountRule { account: "a".to_owned(), limit: None, rule: Rule::Exempt };
+    let exempting = QuotaSpec { account_rules: vec![rule], ..plain.clone() };
+    let mut caller = Caller::warm(&limiter, exempting.clone()).await;
+    let reply = caller.ask(&[of(&exempting, 9, "a", None), of(&exempting, 9, "b", None)]).await;
+    assert_eq!(served(&reply, 2), [9, 2], "{reply:?}");
+    let uses = limiter.peek(&exempting, exempting.subjects(Some("a"), None).unwrap().first()).await.unwrap();
+    let own: Vec<_> = uses.iter().filter(|line| line.name == "account").map(|line| (line.used, line.shadow)).collect();
+    assert_eq!(own, [(2, true)], "as many as the limit would have let pass: {uses:?}");
+    caller.spec = QuotaSpec { version: 2, ..plain.clone() };
+    let reply = caller.ask(&[of(&plain, 1, "a", None), of(&plain, 1, "b", None), of(&plain, 1, "c", None)]).await;
+    assert_eq!(served(&reply, 3), [0, 0, 1], "{reply:?}");
+    let held_us = unknown_past_us(&plain, 0);
+    assert_eq!((reply.passed_over[0].wait_us, reply.passed_over[0].exact), (held_us, true), "{reply:?}");
+    // Exempt once more: at once, and what it was held for is not forgotten meanwhile.
+    caller.spec = QuotaSpec { version: 3, ..exempting.clone() };
+    assert_eq!(caller.ask(&[of(&exempting, 3, "a", None)]).await.permits(), 3);
 }
