@@ -3,7 +3,7 @@
 --
 -- KEYS  a hash as in quota.lua, the state or a subject's; for the state then the logs of the provider's cells
 -- ARGV  names of the cells whose logs the keys are, in their order, joined by "|"; nothing for a subject
--- REPLY  for each cell: name, uses that count now (those in flight among them), permits that a shadow limit would have
+-- REPLY  for each cell, but for one with a list of chunks and no key here: name, uses that count now (those in flight among them), permits that a shadow limit would have
 --   refused, permits that it would have made wait; nothing at all if there is no such hash
 -- EXAMPLE  100/1s, 3 answered just now and 2 in flight
 --   per-second → per-second 5 0 0
@@ -74,7 +74,9 @@ local function peek(keys, args)
     i = i + 1
     local cell, uses = tally.cells[i], 0
     cell.key = logs[name]
-    if cell.kind == LOG then
+    -- Of a limit that the caller does not know the middle of the log is out of reach, and nobody asks for it.
+    local known = cell.key or cell.chunks == 0
+    if cell.kind == LOG and known then
       uses = counted(cell, now) + (cell.mode == HELD and in_flight(tally, cell.applies) or 0)
     elseif cell.kind == WINDOW then
       roll(cell, now)
@@ -83,7 +85,7 @@ local function peek(keys, args)
       uses = undrained(cell, now)
     end
     local n = #reply
-    reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = name, uses, cell.refused, cell.waited
+    if known then reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = name, uses, cell.refused, cell.waited end
   end
   return reply
 end

@@ -66,6 +66,7 @@ on_every_limiter!(
     several_limits_are_taken_all_or_nothing,
     a_pause_holds_everybody_and_never_shortens,
     peeking_takes_nothing,
+    peeking_leaves_out_a_limit_that_the_caller_has_no_more,
     costs_are_granted_in_line,
     a_start_frees_its_slot_by_the_allowance_for_jitter,
     a_closed_limit_grants_nothing,
@@ -302,6 +303,26 @@ async fn peeking_takes_nothing(limiter: Arc<dyn Limiter>) {
     let names: Vec<String> = limiter.peek(&spec, None).await.unwrap().into_iter().map(|limit| limit.name).collect();
     assert_eq!(names, ["a", "b"]);
     assert_eq!(caller.call(&[1, 1]).await.permits(), 1);
+}
+
+/// Settings are read by each process when it hears of them: who looks may know of another name than the store does.
+async fn peeking_leaves_out_a_limit_that_the_caller_has_no_more(limiter: Arc<dyn Limiter>) {
+    let before = spec(&[("all", 200, 60_000), ("old", 200, 200)]);
+    let mut caller = Caller::warm(&limiter, before.clone()).await;
+    // Answers of so many milliseconds that the logs grow a middle, which is looked at once their beginning is over.
+    for _ in 0..3 {
+        assert_eq!(caller.call(&[1; 40]).await.permits(), 40);
+        let call = caller.number;
+        caller.settle((0..40).rev().map(|nth| used(call, 1, nth * 1_000)).collect(), &[]).await;
+    }
+    let now_us = caller.call(&[]).await.now.0;
+    until_us(&caller, now_us + padded_us(&before, 1)).await;
+    let renamed = QuotaSpec { version: 2, ..spec(&[("all", 200, 60_000), ("new", 200, 200)]) };
+    let fewer = QuotaSpec { version: 2, ..spec(&[("all", 200, 60_000)]) };
+    for (now, expected) in [(renamed, vec![120, 0]), (fewer, vec![120]), (before, vec![120, 0])] {
+        let uses: Vec<u64> = limiter.peek(&now, None).await.unwrap().iter().map(|limit| limit.used).collect();
+        assert_eq!(uses, expected);
+    }
 }
 
 async fn costs_are_granted_in_line(limiter: Arc<dyn Limiter>) {
