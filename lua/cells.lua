@@ -73,12 +73,14 @@ local function find(cell, cost, from)
 end
 
 -- Behind the latest start that the log knows. What calls before took of that one is not known.
-local function open_crowd(cell, jitter)
+local function open_crowd(cell, jitter, latest)
   cell.most = 0
   if cell.kind ~= LOG or cell.mode ~= STARTED or cell.granule ~= 1 or jitter == 0 then return end
   local spread = min(max(floor(cell.window / 1000 / SPREAD_PART), 1), SPREAD_MAX_MS)
   cell.most = max(ceil(cell.max / spread), CROWD_LEAST)
   cell.crowd_ms, cell.crowd_uses = max(0, cell.tail_ms - ceil(jitter / 1000)), 0
+  -- Logged under a larger allowance: nothing is booked so far ahead, so this is no start.
+  if cell.crowd_ms > ceil(latest / 1000) then cell.crowd_ms = 0 end
 end
 
 -- Where it starts without making a crowd, and how many permits start there.

@@ -272,8 +272,8 @@ local function quota(keys, args)
   elseif now < paused then
     reply = refuse(PAUSED, paused - now, now, version, born)
   else
-    open_cells(provider, now, provider.jitter)
-    for i = 1, subjects_n do open_cells(tallies[i], now, provider.jitter) end
+    open_cells(provider, now, provider.jitter, horizon)
+    for i = 1, subjects_n do open_cells(tallies[i], now, provider.jitter, horizon) end
     local index, wait, exact, runs_n, runs, passed_n, passed =
       serve(provider, tallies, text, wants_at, wants_n, now, horizon)
     close(provider, number, provider.hold + longest, provider.jitter)

@@ -147,14 +147,14 @@ local function expire(tally, now, mine)
 end
 
 -- Before the first want of a call.
-local function open_cells(tally, now, jitter)
+local function open_cells(tally, now, jitter, horizon)
   local cells = tally.cells
   for i = 1, #cells do
     local cell = cells[i]
     if cell.kind == LOG then
       cell.unused = cell.max - cell.logged - (cell.mode == HELD and in_flight(tally, cell.applies) or 0)
       cell.exceeds, cell.starts = false, nil
-      open_crowd(cell, jitter)
+      open_crowd(cell, jitter, now + horizon)
     elseif cell.kind == WINDOW then
       roll(cell, now)
     end

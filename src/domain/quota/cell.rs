@@ -117,7 +117,7 @@ impl Cell {
         match (&mut self.count, self.spec.kind) {
             (Count::Log(log), _) => {
                 log.open(self.spec.max, in_flight);
-                self.crowd = Crowd::behind(&self.spec, log.tail_ms(), jitter_us);
+                self.crowd = Crowd::behind(&self.spec, log.tail_ms(), jitter_us, now_us);
             }
             (Count::Window(window), CellKind::Window { offset_us }) => {
                 window.roll(now_us, offset_us, self.spec.window_us);

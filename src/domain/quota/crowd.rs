@@ -7,7 +7,9 @@
 //! Refuses to move a start that has to wait anyway: its slot was put apart when it was taken.
 
 use super::cell::Found;
+use crate::domain::provider::BOOKING_HORIZON;
 use crate::domain::quota_spec::{CellKind, CellSpec};
+use crate::domain::time::micros_up;
 
 /// So many may always share a millisecond: about what two cores send beside everything else.
 const LEAST: u64 = 2;
@@ -28,9 +30,11 @@ pub(super) struct Crowd {
 impl Crowd {
     /// Behind the latest start that the log knows, whose uses count for an allowance longer. What calls before took of its
     /// millisecond is not known.
-    pub fn behind(spec: &CellSpec, tail_ms: u64, jitter_us: u64) -> Self {
+    pub fn behind(spec: &CellSpec, tail_ms: u64, jitter_us: u64, now_us: u64) -> Self {
         let spread = spec.kind == CellKind::Log { granule_ms: 1, held: false } && !spec.shadow && jitter_us > 0;
         let ms = tail_ms.saturating_sub(jitter_us.div_ceil(1_000));
+        // Logged under a larger allowance: nothing is booked so far ahead, so this is no start.
+        let ms = if ms > (now_us + micros_up(BOOKING_HORIZON)).div_ceil(1_000) { 0 } else { ms };
         if spread { Self { most: most(spec), ms, uses: 0 } } else { Self::default() }
     }
 
@@ -80,7 +84,7 @@ mod tests {
 
     /// The latest start is so many milliseconds after now.
     fn behind(spec: &CellSpec, latest_ms: i64) -> Crowd {
-        Crowd::behind(spec, ((NOW_US + JITTER_US) / 1_000).saturating_add_signed(latest_ms), JITTER_US)
+        Crowd::behind(spec, ((NOW_US + JITTER_US) / 1_000).saturating_add_signed(latest_ms), JITTER_US, NOW_US)
     }
 
     fn started(max: u32, window_ms: u64) -> CellSpec {
@@ -156,6 +160,10 @@ mod tests {
         }
         let watched = CellSpec { shadow: true, ..started(100, 1_000) };
         assert_eq!(behind(&watched, 5).apart(now, 1, NOW_US), now);
-        assert_eq!(Crowd::behind(&started(100, 1_000), NOW_US / 1_000 + 5, 0).apart(now, 1, NOW_US), now, "no `grant`");
+        assert_eq!(
+            Crowd::behind(&started(100, 1_000), NOW_US / 1_000 + 5, 0, NOW_US).apart(now, 1, NOW_US),
+            now,
+            "no `grant`"
+        );
     }
 }

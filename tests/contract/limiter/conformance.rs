@@ -69,6 +69,7 @@ on_every_limiter!(
     peeking_leaves_out_a_limit_that_the_caller_has_no_more,
     costs_are_granted_in_line,
     a_start_frees_its_slot_by_the_allowance_for_jitter,
+    a_smaller_allowance_for_jitter_refuses_no_slot_that_is_free,
     a_closed_limit_grants_nothing,
     a_full_batch_is_one_call,
     quotas_know_nothing_of_each_other,
@@ -362,6 +363,19 @@ async fn a_start_frees_its_slot_by_the_allowance_for_jitter(limiter: Arc<dyn Lim
     caller.settle(vec![used(caller.number, 2, 0)], &[]).await;
     until_us(&caller, free_us(&first, &caller.spec)).await;
     assert_eq!(caller.call(&[1, 1, 1]).await.permits(), 2);
+}
+
+/// What was logged under the larger allowance lies further ahead than anything can have been booked.
+async fn a_smaller_allowance_for_jitter_refuses_no_slot_that_is_free(limiter: Arc<dyn Limiter>) {
+    let allowing = |jitter_ms| Some(Duration::from_millis(jitter_ms));
+    let mut caller =
+        Caller::warm(&limiter, QuotaSpec { grant_jitter: allowing(60_000), ..spec(&[("all", 20, 1_000)]) }).await;
+    assert_eq!(caller.call(&[1; 4]).await.permits(), 4);
+    caller.spec = QuotaSpec { version: 2, grant_jitter: allowing(50), ..caller.spec };
+    let reply = caller.call(&[1; 10]).await;
+    assert_eq!((reply.permits(), reply.refused), (10, None), "{reply:?}");
+    let most = reply.granted.iter().map(|run| run.permits).max();
+    assert!(most <= Some(2), "one after the other: {reply:?}");
 }
 
 async fn a_closed_limit_grants_nothing(limiter: Arc<dyn Limiter>) {
