@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use super::dialect::Dialect;
 use super::engine::{Engine, Sql, Value};
-use crate::domain::decision::OnWire;
+use crate::domain::decision::{BATCH_MAX, OnWire};
 use crate::domain::provider::ProviderName;
 use crate::domain::time::millis_up;
 use crate::ledger::{LedgerError, RecentUses};
 
-/// Into how many entries `within` is cut at most, and two more: as many as the limiter takes in one call.
-const ENTRIES: u64 = 998;
+/// Into how many entries `within` is cut at most. Its ends add two more, and the limiter takes no more in one call.
+const ENTRIES: u64 = BATCH_MAX as u64 - 2;
 
 pub struct Statements {
     uses: Sql,

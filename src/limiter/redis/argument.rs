@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use sha2::{Digest, Sha256};
 
 use super::keys::subjects;
-use crate::domain::decision::{Call, CallKind, Fate, Settlement, Subject, Want};
+use crate::domain::decision::{BATCH_MAX, Call, CallKind, Fate, Rebuild, Settlement, Subject, Want};
 use crate::domain::limit::AppliesTo;
 use crate::domain::provider::BOOKING_HORIZON;
 use crate::domain::quota_spec::{CellKind, CellSpec, QuotaSpec};
@@ -69,16 +69,17 @@ fn terms(spec: &QuotaSpec, cells: usize, names: usize) -> Vec<u8> {
 
 /// What few calls have to say.
 fn more(call: &Call) -> Vec<u8> {
-    if call.pause.is_none() && call.distrust.is_none() && call.rebuild.is_none() {
+    let rebuild = whole_rebuild(call);
+    if call.pause.is_none() && call.distrust.is_none() && rebuild.is_none() {
         return Vec::new();
     }
     packed(&[
         (call.pause.map_or(0, micros_up), 6),
         (call.distrust.map_or(0, |born| born.0), 7),
-        (call.rebuild.as_ref().map_or(0, |rebuild| rebuild.born.0), 7),
-        (call.rebuild.as_ref().map_or(0, |rebuild| wide(rebuild.ended.len())), 2),
-        (call.rebuild.as_ref().map_or(0, |rebuild| u64::from(rebuild.open.charges)), 4),
-        (call.rebuild.as_ref().map_or(0, |rebuild| u64::from(rebuild.open.lookups)), 4),
+        (rebuild.map_or(0, |rebuild| rebuild.born.0), 7),
+        (rebuild.map_or(0, |rebuild| wide(rebuild.ended.len())), 2),
+        (rebuild.map_or(0, |rebuild| u64::from(rebuild.open.charges)), 4),
+        (rebuild.map_or(0, |rebuild| u64::from(rebuild.open.lookups)), 4),
     ])
 }
 
@@ -140,9 +141,14 @@ fn packed_settlement(settlement: &Settlement, all: &Places<'_>, cells: usize) ->
     [packed(&head), packed(&tail), origins].concat()
 }
 
+/// Of a longer list no part may be forgotten, and no part of it is told.
+fn whole_rebuild(call: &Call) -> Option<&Rebuild> {
+    call.rebuild.as_ref().filter(|rebuild| rebuild.ended.len() <= BATCH_MAX)
+}
+
 /// Past uses, oldest first.
 fn past_uses(call: &Call) -> Vec<(u64, u32)> {
-    let ended = call.rebuild.iter().flat_map(|rebuild| &rebuild.ended);
+    let ended = whole_rebuild(call).into_iter().flat_map(|rebuild| &rebuild.ended);
     let mut past: Vec<(u64, u32)> = ended.map(|past| (micros_down(past.age), past.cost)).collect();
     past.sort_unstable_by(|a, b| b.cmp(a));
     past

@@ -17,6 +17,7 @@ on_every_limiter!(
     what_is_on_the_wire_may_end_as_late_as_it_can,
     what_is_on_the_wire_counts_for_the_limits_on_its_kind,
     as_many_past_uses_as_a_call_can_carry_count,
+    more_past_uses_than_a_call_can_carry_rebuild_nothing,
     a_warm_limiter_is_told_nothing,
 );
 
@@ -119,6 +120,13 @@ async fn as_many_past_uses_as_a_call_can_carry_count(limiter: Arc<dyn Limiter>) 
     let ages = (0..u64::try_from(BATCH_MAX).unwrap()).map(|number| past(number * 700, 1)).collect();
     let reply = told(&limiter, &spec, ages, 0, 1_000).await;
     assert_eq!(reply.permits(), 500);
+}
+
+async fn more_past_uses_than_a_call_can_carry_rebuild_nothing(limiter: Arc<dyn Limiter>) {
+    let spec = spec(&[("all", 1_500, 3_600_000)]);
+    let ages = (0..=u64::try_from(BATCH_MAX).unwrap()).map(|number| past(number * 700, 1)).collect();
+    let reply = told(&limiter, &spec, ages, 0, 1_000).await;
+    assert_eq!((reply.permits(), refused(&reply).by), (0, Refusal::Cold), "no part of it may be forgotten");
 }
 
 async fn a_warm_limiter_is_told_nothing(limiter: Arc<dyn Limiter>) {
