@@ -138,7 +138,9 @@ impl ClockComparison {
     /// A permit starts no earlier than this for each of its slots, and no earlier than the reply's wait after its arrival.
     /// `due` is the slot's own (its use plus the padded window) where that is known, so that one that has been due for long
     /// waits for nothing, else `now` + wait. `over` is the longest time for which what the wait depends on may have been
-    /// settled already: the padded window, and where leases run out, with the longest hold.
+    /// settled already: the padded window. A slot that comes back because its lease ran out was not settled at all, and a
+    /// hidden step forward brings that instant nearer unseen: with the longest hold in `over` that would be covered, and the
+    /// gate leaves it out.
     #[must_use]
     pub fn not_before(&self, arrived: Duration, due: Micros, over: Duration) -> Duration {
         let floor = self.floor_since(arrived.saturating_sub(over));
