@@ -40,7 +40,7 @@ mod probes;
 /// The engines of one process, each opened with its first use.
 #[derive(Default)]
 pub struct App {
-    /// An embedded database that is not there is not made either.
+    /// An embedded database that is not there is not made either, and one of an older schema is left as it is.
     only_opens: bool,
     database: OnceCell<Database>,
     queue: OnceCell<OpenQueue>,
@@ -69,7 +69,7 @@ impl App {
         Self { only_opens: true, ..Self::default() }
     }
 
-    /// The database; one that is embedded is brought to the current schema by whoever opens it.
+    /// The database; one that is embedded is brought to the current schema by the commands that may make it.
     ///
     /// # Errors
     /// When it cannot be opened.
@@ -79,7 +79,7 @@ impl App {
                 must_exist(&config.database.url)?;
             }
             let database = open_database(config)?;
-            if matches!(config.database.url, DatabaseUrl::Sqlite { .. }) {
+            if matches!(config.database.url, DatabaseUrl::Sqlite { .. }) && !self.only_opens {
                 database.migrate().await?;
             }
             if database.schema_state().await? == SchemaState::NotMigrated {
@@ -136,7 +136,8 @@ async fn run_lock(config: &Config, database: &Database) -> Result<RunLock, Comma
         },
         DatabaseUrl::Sqlite { path: None, .. } => Ok(None),
         DatabaseUrl::Sqlite { path: Some(path), .. } => {
-            let mut name = path.clone().into_os_string();
+            // By whatever name it is called: a link would be another file, and its worker a second one.
+            let mut name = path.canonicalize()?.into_os_string();
             name.push(".lock");
             let file = File::options().create(true).truncate(false).write(true).open(&name)?;
             match file.try_lock() {

@@ -9,6 +9,8 @@ use std::path::PathBuf;
 use secrecy::{ExposeSecret, SecretString};
 use url::Url;
 
+use crate::ledger::database::sqlite_file;
+
 /// A URL with credentials in it.
 #[derive(Clone)]
 pub struct SecretUrl {
@@ -67,7 +69,11 @@ impl DatabaseUrl {
             if file.is_empty() {
                 return Err(Bad::new("names no file", "Write sqlite://PATH"));
             }
-            let path = (file != ":memory:").then(|| PathBuf::from(file));
+            if file.starts_with("file:") {
+                return Err(Bad::new("names its file by a URI of SQLite's own", "Write sqlite://PATH"));
+            }
+            let path =
+                sqlite_file(text).map_err(|_| Bad::new("is no URL of a SQLite database", "Write sqlite://PATH"))?;
             return Ok(Self::Sqlite { url: text.to_owned(), path });
         }
         let url = parse_url(text, &["postgres", "postgresql"], "sqlite://PATH or postgres://USER:PASSWORD@HOST/NAME")?;

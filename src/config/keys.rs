@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 
 use toml::Value;
 
+use crate::domain::variable;
+
 /// The commented defaults, as shipped.
 pub const DEFAULTS: &str = include_str!("../../config/default.toml");
 
@@ -13,7 +15,7 @@ pub const DEFAULTS: &str = include_str!("../../config/default.toml");
 pub const SECRET_KEYS: [&str; 4] = ["database.url", "queue.url", "limiter.url", "ops.token"];
 
 /// Beginning of every variable that is ours.
-pub const VARIABLE_PREFIX: &str = "SLUICEGATE_";
+pub const VARIABLE_PREFIX: &str = variable::PREFIX;
 
 /// `section.key` → default value, which also fixes the key's type.
 #[derive(Clone, Debug)]
@@ -62,7 +64,7 @@ impl Keys {
 /// The variable that sets a key: `queue.url` → `SLUICEGATE_QUEUE__URL`.
 #[must_use]
 pub fn variable_of(key: &str) -> String {
-    format!("{VARIABLE_PREFIX}{}", key.replace('.', "__").to_ascii_uppercase())
+    format!("{VARIABLE_PREFIX}{}", key.replace('.', variable::BETWEEN).to_ascii_uppercase())
 }
 
 /// Reads the text of a variable or flag as the type that the default has. Text that fits no such type stays text, and

@@ -11,6 +11,7 @@ use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 use super::keys::{Keys, SECRET_KEYS, VARIABLE_PREFIX, typed, variable_of};
 use super::problem::{Origin, Problem};
+use crate::domain::variable;
 
 /// Names the configuration file when no flag does.
 pub const FILE_VARIABLE: &str = "SLUICEGATE_CONFIG";
@@ -86,11 +87,11 @@ impl Layers {
         for (variable, text) in variables {
             let Some(rest) = variable.strip_prefix(VARIABLE_PREFIX) else { continue };
             let origin = Origin::Variable(variable.clone());
-            if !rest.contains("__") {
+            if !rest.contains(variable::BETWEEN) {
                 self.refuse_single_underscore(rest, origin);
                 continue;
             }
-            let key = rest.replacen("__", ".", 1).to_ascii_lowercase();
+            let key = rest.replacen(variable::BETWEEN, ".", 1).to_ascii_lowercase();
             match key.strip_suffix("_file").filter(|secret| SECRET_KEYS.contains(secret)) {
                 Some(secret) => self.add_secret_file(secret, variable, PathBuf::from(text), variables),
                 None => self.lay_text(&key, text, origin, variable_of),
@@ -128,7 +129,7 @@ impl Layers {
     }
 
     fn refuse_single_underscore(&mut self, rest: &str, origin: Origin) {
-        let bare = rest.strip_suffix("_FILE").unwrap_or(rest);
+        let bare = rest.strip_suffix(variable::OF_FILE).unwrap_or(rest);
         let meant = self.keys.iter().map(|(key, _)| key).find(|key| key.replace('.', "_").eq_ignore_ascii_case(bare));
         if let Some(key) = meant.cloned() {
             let mend = format!("Write {}, with two underscores after the section", variable_of(&key));

@@ -161,6 +161,13 @@ fn hazards_stop_the_start() {
     for (sets, key, part) in [
         (vec![verified], "queue.url", "lives in a SQLite database"),
         (vec!["ops.listen=0.0.0.0:9464"], "ops.listen", "ops.token is not set"),
+        (vec!["ops.listen=0.0.0.0:9464", "ops.token=tr0ub4dor"], "ops.token", "it has 9 characters"),
+        (
+            vec!["ops.listen=0.0.0.0:9464", "ops.token=abababababababababababababababab"],
+            "ops.token",
+            "32 characters, 2 of them different",
+        ),
+        (vec!["database.url=sqlite:file:y.db"], "database.url", "a URI of SQLite's own"),
         (vec!["ops.token=AT-LEAST-32-RANDOM-CHARACTERS"], "ops.token", "placeholder"),
         (vec![broker, "database.url=postgres://app@db.example.com/pay"], "database.url", "not be verified"),
         (

@@ -25,4 +25,5 @@ pub mod quota_spec;
 pub mod secret_text;
 pub mod settlement;
 pub mod time;
+pub mod variable;
 pub mod write_pace;

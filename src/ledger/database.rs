@@ -16,6 +16,7 @@ use super::settings::Settings;
 use super::sql::engine::{Engine, to_the_end};
 use super::sql::meaning::of_postgres;
 use super::sql::postgres::PostgresEngine;
+pub use super::sql::sqlite::file_of as sqlite_file;
 use super::sql::sqlite::{self, SqliteEngine};
 use super::sql::{SqlLedger, SqlOperator, SqlSettings};
 use super::upkeep::Upkeep;

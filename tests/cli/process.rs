@@ -172,6 +172,15 @@ fn a_second_run_is_told_of_the_first_and_not_of_its_port() {
     let second = sluicegate().current_dir(dir.path()).args(["--set", &listen, "run"]).output().unwrap();
     assert_eq!(second.status.code(), Some(78));
     assert!(text(&second.stderr).contains("another `sluicegate run` uses this database"), "{}", text(&second.stderr));
+    // The same database by other names: two workers with a limiter of their own would each allow the whole limit.
+    std::os::unix::fs::symlink(dir.path().join("sluicegate.db"), dir.path().join("link.db")).unwrap();
+    for url in ["sqlite://link.db", "sqlite://sluice%67ate.db", "sqlite://./sluicegate.db"] {
+        let url = format!("database.url={url}");
+        let lines = ["--set", "ops.listen=none", "--set", &url, "run"];
+        let again = sluicegate().current_dir(dir.path()).args(lines).output().unwrap();
+        assert_eq!(again.status.code(), Some(78), "{url}");
+        assert!(text(&again.stderr).contains("another `sluicegate run` uses this database"), "{}", text(&again.stderr));
+    }
     drop(first);
     let taken = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
     let alone = sluicegate().current_dir(dir.path()).args(["--set", &listen, "run"]).output().unwrap();

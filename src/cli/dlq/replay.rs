@@ -25,7 +25,7 @@ pub struct Args {
     /// The dead ones of this provider.
     #[arg(long)]
     provider: Option<String>,
-    /// Replay all dead payments of all providers without being asked; needed where nobody can be asked.
+    /// Replay all dead payments of all providers without being asked; where nobody can be asked, nobody is.
     #[arg(long, conflicts_with_all = ["id", "provider"])]
     yes: bool,
     /// Why, for the audit; also in the job's reason.

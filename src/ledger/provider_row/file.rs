@@ -9,12 +9,18 @@ use toml::{Table, Value};
 
 use super::{AccountRow, LimitRow, ProviderRow};
 
+/// The error's own words quote the line, which may hold a secret.
+fn unreadable(text: &str, error: &toml::de::Error) -> String {
+    let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+    format!("line {}: {}", before.matches('\n').count() + 1, error.message().replace('\n', ", "))
+}
+
 /// Reads and checks a provider file.
 ///
 /// # Errors
 /// Every problem of the file, one line each, naming provider and field.
 pub fn parse_provider_file(text: &str) -> Result<Vec<ProviderRow>, Vec<String>> {
-    let mut file: Table = text.parse().map_err(|error: toml::de::Error| vec![error.to_string().trim().to_owned()])?;
+    let mut file: Table = text.parse().map_err(|error| vec![unreadable(text, &error)])?;
     let mut problems = Vec::new();
     let tables = tables(&mut file, "provider", "the file", &mut problems);
     problems
@@ -182,6 +188,14 @@ mode = "drop"
         ] {
             assert!(problems.iter().any(|problem| problem.contains(part)), "{part}: {problems:#?}");
         }
+    }
+
+    #[test]
+    fn a_file_that_is_no_toml_names_its_line_and_not_its_text() {
+        let text = "# rows\n[[provider]]\nname = \"acme\"\nheaders = { Authorization = \"Bearer sk_live_4eC39HqL }\n";
+        let problems = parse_provider_file(text).unwrap_err();
+        let [problem] = problems.as_slice() else { panic!("{problems:?}") };
+        assert!(problem.starts_with("line 4: ") && !problem.contains("sk_live"), "{problem}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Refuses a second connection: with one, statements queue in the pool instead of failing with "database is locked", and
 //! a database in memory lives as long as the pool.
 
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -30,6 +31,23 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 const OPEN_AGAIN_AFTER: Duration = Duration::from_millis(20);
 const SQLITE_BUSY: i64 = 5;
 
+/// The file that a URL names, as the driver reads it: what is looked for, what is locked and what is opened must be one.
+/// `None` is a database in memory.
+///
+/// # Errors
+/// [`LedgerError::Refused`] when the URL cannot be meant.
+pub fn file_of(url: &str) -> Result<Option<PathBuf>, LedgerError> {
+    let options = options_of(url)?;
+    let (file, parameters) = url.split_once('?').unwrap_or((url, ""));
+    let mode = parameters.split('&').filter_map(|parameter| parameter.strip_prefix("mode=")).next_back();
+    let in_memory = file.ends_with(":memory:") || mode == Some("memory");
+    Ok((!in_memory).then(|| options.get_filename().to_owned()))
+}
+
+fn options_of(url: &str) -> Result<SqliteConnectOptions, LedgerError> {
+    SqliteConnectOptions::from_str(url).map_err(|error| LedgerError::Refused(format!("database.url: {error}")))
+}
+
 pub struct SqliteEngine {
     pool: SqlitePool,
 }
@@ -40,8 +58,7 @@ impl SqliteEngine {
     /// # Errors
     /// [`LedgerError::Refused`] when the URL cannot be meant.
     pub fn open(url: &str) -> Result<Self, LedgerError> {
-        let options = SqliteConnectOptions::from_str(url)
-            .map_err(|error| LedgerError::Refused(format!("database.url: {error}")))?
+        let options = options_of(url)?
             .create_if_missing(true)
             // Readers of other processes (commands, backups) never block the worker.
             .journal_mode(SqliteJournalMode::Wal)

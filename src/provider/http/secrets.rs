@@ -4,6 +4,7 @@
 //! header and the reference, never what it held.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt;
 use std::fs::File;
 use std::io::Read as _;
@@ -14,6 +15,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 use sha2::{Digest as _, Sha256};
 
 use super::placeholder::{Part, split};
+use crate::domain::variable;
 use crate::provider::FreezeError;
 
 /// Largest secret file that is read, in bytes.
@@ -162,12 +164,24 @@ fn source(part: Part) -> Result<Source, String> {
         Part::Place(place) => place,
     };
     match place.split_once(':') {
+        Some(("env", name)) if variable::is_own(name) => Err(format!(
+            "`${{env:{name}}}` is a key of this program's own configuration: give the secret a name of its own"
+        )),
         Some(("env", name)) if !name.is_empty() && !name.contains('=') => Ok(Source::Env(name.to_owned())),
         Some(("file", path)) if Path::new(path).is_absolute() => Ok(Source::File(path.into())),
         Some(("file", _)) => Err("`${file:…}` needs an absolute path".to_owned()),
         Some(("job", "account")) => Ok(Source::JobAccount),
         _ => Err("only ${env:NAME}, ${file:PATH} and ${job:account} can stand in a header".to_owned()),
     }
+}
+
+/// Whether a key of this program's own configuration is read from this file: whoever writes rows could have it sent to an
+/// address of their own.
+fn is_own_file(path: &Path, variables: impl Iterator<Item = (OsString, OsString)>) -> bool {
+    let Ok(path) = path.canonicalize() else { return false };
+    let names_file = |name: &str| variable::is_own(name) && name.ends_with(variable::OF_FILE);
+    let own = variables.filter(|(name, _)| names_file(&name.to_string_lossy()));
+    own.map(|(_, file)| Path::new(&file).canonicalize()).any(|own| own.is_ok_and(|own| own == path))
 }
 
 fn read(source: &Source, account: &str) -> Result<SecretString, String> {
@@ -180,6 +194,9 @@ fn read(source: &Source, account: &str) -> Result<SecretString, String> {
             Err(std::env::VarError::NotPresent) => Err(format!("environment variable `{name}` is not set")),
             Err(std::env::VarError::NotUnicode(_)) => Err(format!("environment variable `{name}` is not UTF-8")),
         },
+        Source::File(path) if is_own_file(path, std::env::vars_os()) => {
+            Err(format!("file `{}` holds a key of this program's own configuration", path.display()))
+        }
         Source::File(path) => read_file(path).map_err(|problem| format!("file `{}`: {problem}", path.display())),
     }
 }
@@ -213,6 +230,27 @@ mod tests {
         templates.resolve(account).unwrap().insert_into(&mut headers).unwrap();
         assert!(headers.values().all(HeaderValue::is_sensitive));
         headers.iter().map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned())).collect()
+    }
+
+    /// Whoever writes rows must not have the worker's own secrets sent anywhere.
+    #[test]
+    fn the_programs_own_configuration_is_no_secret_of_a_provider() {
+        let refused = parse(&[("x-a", "${env:SLUICEGATE_OPS__TOKEN}")]).err().unwrap().to_string();
+        assert!(refused.contains("x-a") && refused.contains("SLUICEGATE_OPS__TOKEN"), "{refused}");
+        parse(&[("x-a", "${env:SLUICEGATE_ACME_KEY}")]).unwrap();
+
+        let dir = tempfile::tempdir().unwrap();
+        let (own, other, link) = (dir.path().join("token"), dir.path().join("acme"), dir.path().join("link"));
+        for path in [&own, &other] {
+            std::fs::write(path, "x").unwrap();
+        }
+        std::os::unix::fs::symlink(&own, &link).unwrap();
+        let is_own = |path: &Path| {
+            let variable = |name: &str, file: &Path| (OsString::from(name), file.as_os_str().to_owned());
+            let set = [variable("SLUICEGATE_OPS__TOKEN_FILE", &own), variable("ACME_FILE", &other)];
+            is_own_file(path, set.into_iter())
+        };
+        assert_eq!([&own, &link, &other].map(|path| is_own(path)), [true, true, false]);
     }
 
     #[test]
