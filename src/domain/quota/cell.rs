@@ -209,7 +209,8 @@ impl Cell {
                 window.recall(instant_us, cost, offset_us, self.spec.window_us);
             }
             (Count::Bucket(bucket), CellKind::Bucket { interval, .. }) => {
-                if !bucket.take(cost, instant_us, interval) {
+                let can_be_counted = bucket.take(cost, instant_us, interval);
+                if !can_be_counted {
                     self.hold_long(now_us);
                 }
             }
