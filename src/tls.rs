@@ -1,15 +1,30 @@
-//! Whom TLS trusts beyond what each driver brings along, and what a handshake that failed asks somebody to mend.
+//! Who may be spoken to without TLS, whom TLS trusts beyond what each driver brings along, and what a handshake that failed asks somebody to mend.
 //!
 //! Refuses to weaken anything: there is no word here, nor in any configuration key, for "do not verify".
 
 use std::error::Error;
 use std::io;
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
 use rustls::CertificateError;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
+
+/// Whether a host may be spoken to in plain text: on this machine, or where `tls.plaintext_hosts` names it.
+#[must_use]
+pub fn may_be_plain(host: &str, plaintext_hosts: &[String]) -> bool {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    is_local(host, bare) || plaintext_hosts.iter().any(|name| name.eq_ignore_ascii_case(bare))
+}
+
+/// A path is a local socket.
+fn is_local(host: &str, bare: &str) -> bool {
+    host.starts_with('/')
+        || host.eq_ignore_ascii_case("localhost")
+        || bare.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
+}
 
 /// Certificates of authorities to trust, as PEM; none by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -170,7 +170,7 @@ fn redis_limiter(config: &Config) -> Result<RedisLimiter, LimiterError> {
         LimiterUrl::Redis(url) => RedisLimiter::new(url.expose(), prefix),
         cluster => RedisLimiter::cluster(cluster.nodes().iter().map(SecretUrl::expose), prefix),
     };
-    limiter?.trusting(&config.authorities)
+    limiter?.permitting(&config.plaintext_hosts).trusting(&config.authorities)
 }
 
 fn outbound(config: &Config) -> Result<OutboundPolicy, String> {

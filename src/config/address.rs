@@ -3,7 +3,6 @@
 //! Refuses to print what could be a password: `Display` and `Debug` are redacted, and only `expose` hands the URL out.
 
 use std::fmt;
-use std::net::IpAddr;
 use std::path::PathBuf;
 
 use secrecy::{ExposeSecret, SecretString};
@@ -224,15 +223,6 @@ impl Bad {
     fn new(what: impl Into<String>, mend: impl Into<String>) -> Self {
         Self { what: what.into(), mend: mend.into() }
     }
-}
-
-/// Whether a connection to the host stays on this machine.
-#[must_use]
-pub fn is_local(host: &str) -> bool {
-    let bare = host.trim_start_matches('[').trim_end_matches(']');
-    host.starts_with('/')
-        || host.eq_ignore_ascii_case("localhost")
-        || bare.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
 }
 
 /// Scheme and host of a URL that has both.

@@ -6,8 +6,9 @@ use std::collections::BTreeSet;
 
 use secrecy::ExposeSecret as _;
 
-use super::address::{DatabaseUrl, LimiterUrl, QueueUrl, is_local, scheme_and_host};
+use super::address::{DatabaseUrl, LimiterUrl, QueueUrl, scheme_and_host};
 use super::meant::{Complaints, Ops};
+use crate::tls::may_be_plain;
 
 /// Fewest characters of an `ops.token` that other machines can try, and fewest different ones.
 const TOKEN_MIN: usize = 32;
@@ -25,8 +26,7 @@ pub struct Parts<'a> {
 impl Parts<'_> {
     /// Whether a host may be spoken to without TLS.
     fn permit(&self, host: &str) -> bool {
-        let bare = host.trim_start_matches('[').trim_end_matches(']');
-        is_local(host) || self.plaintext_hosts.iter().any(|name| name.eq_ignore_ascii_case(bare))
+        may_be_plain(host, self.plaintext_hosts)
     }
 }
 

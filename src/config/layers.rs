@@ -120,6 +120,11 @@ impl Layers {
             return self.problem(key, origin, what, "Set one of the two".to_owned());
         }
         match std::fs::read_to_string(&path) {
+            // A secret that failed to be written there must not read as none.
+            Ok(text) if text.trim().is_empty() => {
+                let mend = "Write the value into it, or unset the variable".to_owned();
+                self.problem(key, origin, "the file is empty".to_owned(), mend);
+            }
             Ok(text) => self.lay_text(key, text.trim_end_matches(['\r', '\n']), origin, variable_of),
             Err(error) => {
                 let mend = "Check the path and that this process's user may read it".to_owned();

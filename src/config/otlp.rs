@@ -2,9 +2,9 @@
 //!
 //! Refuses what such a build cannot do, and plain text to other machines: spans tell who pays whom when.
 
-use super::address::is_local;
 use super::meant::Complaints;
 use super::written::Telemetry;
+use crate::tls::may_be_plain;
 
 const KEY: &str = "telemetry.otlp_endpoint";
 
@@ -31,8 +31,7 @@ pub fn translate(
         complaints.add(KEY, "is no address of a collector", "Write http://127.0.0.1:4318 or https://HOST, or `none`");
         return None;
     };
-    let bare = host.trim_start_matches('[').trim_end_matches(']');
-    if scheme == "http" && !is_local(host) && !plaintext_hosts.iter().any(|name| name.eq_ignore_ascii_case(bare)) {
+    if scheme == "http" && !may_be_plain(host, plaintext_hosts) {
         let what = format!("the connection to {host} would be plain text");
         complaints.add(KEY, what, format!("Use https://; or add \"{host}\" to tls.plaintext_hosts at your own risk"));
         return None;

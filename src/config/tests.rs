@@ -138,6 +138,10 @@ fn secrets_come_from_files_and_are_never_shown() {
 
     let both = [("SLUICEGATE_OPS__TOKEN_FILE", path), ("SLUICEGATE_OPS__TOKEN", TOKEN)];
     assert!(refused(&both, &[]).contains("ops.token (SLUICEGATE_OPS__TOKEN_FILE"), "{}", refused(&both, &[]));
+    let empty = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(empty.path(), "\n").unwrap();
+    let text = refused(&[("SLUICEGATE_OPS__TOKEN_FILE", empty.path().to_str().unwrap())], &[]);
+    assert!(text.contains("ops.token (SLUICEGATE_OPS__TOKEN_FILE") && text.contains("the file is empty"), "{text}");
     let text = refused(&[("SLUICEGATE_QUEUE__URL_FILE", "/nonexistent")], &[]);
     assert!(text.contains("queue.url (SLUICEGATE_QUEUE__URL_FILE = /nonexistent)"), "{text}");
     for bad in ["postgres://app:hunter2@[db/pay", "mysql://app:hunter2@db/pay", "hunter2"] {

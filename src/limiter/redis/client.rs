@@ -78,6 +78,12 @@ impl RedisLimiter {
         Ok(Self { links: self.links.trusting(authorities)?, prefix: self.prefix })
     }
 
+    /// Nodes that a cluster names may be spoken to without TLS on these hosts, and on this machine.
+    #[must_use]
+    pub fn permitting(self, plaintext_hosts: &[String]) -> Self {
+        Self { links: self.links.permitting(plaintext_hosts), ..self }
+    }
+
     fn on(links: Links, prefix: &str) -> Self {
         Self { links, prefix: prefix.to_owned() }
     }

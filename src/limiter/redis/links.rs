@@ -17,7 +17,7 @@ use super::fault::{Topology, ends_link, fault};
 use super::slots::{Endpoint, SlotMap, slot_of};
 use crate::domain::provider::ProviderName;
 use crate::limiter::{LimiterError, Linked};
-use crate::tls::Authorities;
+use crate::tls::{Authorities, may_be_plain};
 
 /// Longest wait for one answer. Far above a round trip. It eats into the send budget: of the default of 500 ms an answer
 /// that comes last of all leaves a fifth, and a row with a budget below this loses the permits of such an answer unused.
@@ -47,6 +47,8 @@ type Place = Arc<tokio::sync::Mutex<Option<Link>>>;
 
 pub(super) struct Links {
     seeds: Vec<Node>,
+    /// Where a node may be that a cluster names and that is spoken to without TLS; this machine and the seeds beside them.
+    plaintext_hosts: Vec<String>,
     topology: Topology,
     /// By host and port.
     places: Mutex<HashMap<String, Place>>,
@@ -111,7 +113,33 @@ impl Links {
     }
 
     fn new(seeds: Vec<Node>, topology: Topology) -> Self {
-        Self { seeds, topology, places: Mutex::default(), map: Mutex::default(), asking: tokio::sync::Mutex::default() }
+        Self {
+            seeds,
+            plaintext_hosts: Vec::new(),
+            topology,
+            places: Mutex::default(),
+            map: Mutex::default(),
+            asking: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// These hosts may be spoken to without TLS.
+    pub fn permitting(self, plaintext_hosts: &[String]) -> Self {
+        Self { plaintext_hosts: plaintext_hosts.to_vec(), ..self }
+    }
+
+    /// Nobody judged a node that a cluster names: without this its password could go to any host, for all to read.
+    fn permits(&self, node: &Node) -> Result<(), LimiterError> {
+        let is_tcp = matches!(node.info.addr(), ConnectionAddr::Tcp(..));
+        let is_seed = self.seeds.iter().any(|seed| seed.host() == node.host());
+        if !is_tcp || is_seed || may_be_plain(node.host(), &self.plaintext_hosts) {
+            return Ok(());
+        }
+        Err(LimiterError::Refused(
+            "the cluster names this node, and the connection to it would be plain text: use rediss+cluster://, or add its \
+             host to tls.plaintext_hosts at your own risk"
+                .to_owned(),
+        ))
     }
 
     /// Trusts these authorities, and for `rediss` no others.
@@ -204,6 +232,7 @@ impl Links {
     }
 
     async fn connect(&self, node: &Node) -> Result<Link, LimiterError> {
+        self.permits(node)?;
         let fault = |error: RedisError| fault(&error, self.topology);
         // Our own time limits hold; the library's would only blur which one fired.
         let config = redis::AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
@@ -302,6 +331,22 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_node_that_a_cluster_names_is_not_spoken_to_in_plain_text_unless_that_is_permitted() {
+        let listed = ["10.0.0.7".to_owned()];
+        for (seed, host, permitted) in [
+            ("redis://127.0.0.1:7000", "127.0.0.1", true),
+            ("redis://127.0.0.1:7000", "10.0.0.7", true),
+            ("redis://127.0.0.1:7000", "10.0.0.8", false),
+            ("redis://10.0.0.9:7000", "10.0.0.9", true),
+            ("rediss://127.0.0.1:7000", "10.0.0.8", true),
+        ] {
+            let links = Links::cluster([seed]).unwrap().permitting(&listed);
+            let node = links.seed().unwrap().sibling(&Endpoint { host: host.to_owned(), port: 7001 });
+            assert_eq!(links.permits(&node).is_ok(), permitted, "{seed} names {host}");
+        }
+    }
 
     #[test]
     fn no_packet_is_held_back_for_company() {
