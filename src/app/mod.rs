@@ -261,6 +261,10 @@ impl Engines for App {
         row.meant(0)
     }
 
+    fn problems(&self, provider: &Provider) -> Vec<String> {
+        HttpProvider::problems(provider).iter().map(ToString::to_string).collect()
+    }
+
     fn usable(&self, provider: &Provider, config: &Config) -> Result<(), String> {
         HttpProvider::new(provider, &outbound(config)?).map(drop).map_err(|error| error.to_string())
     }

@@ -70,6 +70,9 @@ pub trait Engines: Send + Sync {
     /// What a row means.
     fn meant(&self, row: &ProviderRow) -> Result<Provider, BadRow>;
 
+    /// What no worker could use of a row that can be meant, one line each; where its requests may go is none of it.
+    fn problems(&self, provider: &Provider) -> Vec<String>;
+
     /// Whether a worker of this configuration could call the provider; the error holds no secret.
     fn usable(&self, provider: &Provider, config: &Config) -> Result<(), String>;
 

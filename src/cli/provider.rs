@@ -2,24 +2,26 @@
 //!
 //! Refuses to apply half a file: every row is checked before the first is written, and the write is one transaction.
 
-use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Subcommand;
 use serde::Serialize;
 use serde_json::json;
-use tokio::io::AsyncReadExt as _;
 
 use super::connect::Engines;
 use super::jobs::by;
 use super::rows::{PROVIDER_HEADER, provider_cells};
-use super::{CommandError, Console, Exit, stdin};
+use super::{CommandError, Console, Exit};
 use crate::config::Config;
 use crate::domain::provider::ProviderName;
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::{Change, Settings};
 use crate::ops::{NotChanged, change};
 pub(super) use crate::worker::send_again::lanes as names;
+
+mod file;
+
+pub(super) use file::checked_rows;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -93,7 +95,10 @@ pub async fn run(
 ) -> Result<Exit, CommandError> {
     match &args.action {
         Action::Apply { file, dry_run, because, json } => {
-            let rows = checked_rows(&read(file).await?, file, engines)?;
+            let rows = checked_rows(&file::read(file).await?, file, engines)?;
+            for warning in file::warnings(&rows, config, engines) {
+                console.message(&format!("warning: {warning}"))?;
+            }
             let settings = engines.settings(config).await?;
             let changes = match dry_run {
                 true => settings.apply(&rows, true).await?,
@@ -113,42 +118,6 @@ pub async fn run(
         Action::Pause(which) => set_paused(engines.settings(config).await?.as_ref(), which, true, console).await,
         Action::Resume(which) => set_paused(engines.settings(config).await?.as_ref(), which, false, console).await,
     }
-}
-
-async fn read(file: &Path) -> Result<String, CommandError> {
-    let read = async {
-        if file != Path::new("-") {
-            return tokio::fs::read_to_string(file).await;
-        }
-        let mut text = String::new();
-        stdin::open()?.read_to_string(&mut text).await?;
-        Ok(text)
-    };
-    read.await.map_err(|error| CommandError::Configuration(format!("{}: {error}", file.display())))
-}
-
-/// Rows of a file in which every row can be meant; used by `check` as well.
-pub(super) fn checked_rows(text: &str, file: &Path, engines: &dyn Engines) -> Result<Vec<ProviderRow>, CommandError> {
-    let rows = engines.parse_provider_file(text).map_err(|problems| unmeant(file, &problems))?;
-    let mut problems = Vec::new();
-    let mut names = BTreeSet::new();
-    for row in &rows {
-        if !names.insert(row.name.as_str()) {
-            problems.push(format!("provider `{}`: stands in the file twice", row.name));
-        }
-        if let Err(bad) = engines.meant(row) {
-            problems.extend(bad.problems.iter().map(|problem| format!("provider `{}`: {problem}", bad.provider)));
-        }
-    }
-    if rows.is_empty() {
-        problems.push("names no provider: write [[provider]] tables".to_owned());
-    }
-    if problems.is_empty() { Ok(rows) } else { Err(unmeant(file, &problems)) }
-}
-
-fn unmeant(file: &Path, problems: &[String]) -> CommandError {
-    let lines: Vec<String> = problems.iter().map(|problem| format!("  {problem}")).collect();
-    CommandError::Configuration(format!("{}: nothing was applied:\n{}", file.display(), lines.join("\n")))
 }
 
 fn print_changes(changes: &[Change], dry_run: bool, json: bool, console: &mut Console) -> Result<(), CommandError> {

@@ -55,7 +55,7 @@ pub struct Answer<T = Outcome> {
 }
 
 /// Why a request could not be built. The text names the header or field and the mend, never a secret.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum FreezeError {
     #[error("header `{header}`: {problem}")]
     Header { header: String, problem: String },

@@ -165,6 +165,10 @@ impl Engines for Engine {
         }
     }
 
+    fn problems(&self, _: &Provider) -> Vec<String> {
+        Vec::new()
+    }
+
     fn usable(&self, _: &Provider, _: &Config) -> Result<(), String> {
         Ok(())
     }

@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod apply;
 mod asked;
 mod bad_lines;
 mod bench;

@@ -3,6 +3,7 @@
 //! Refuses retries, redirects and proxies (`client`), targets that nobody allowed (`outbound`) and secrets in print
 //! (`secrets`). The meaning of an answer is a pure function (`classify`).
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
@@ -61,9 +62,7 @@ impl HttpProvider {
     /// [`FreezeError`] naming what cannot be meant, with the mend.
     pub fn new(provider: &Provider, outbound: &OutboundPolicy) -> Result<Self, FreezeError> {
         let target = outbound.admit(&provider.url)?;
-        let mut headers = provider.headers.clone();
-        let content_type = headers.keys().find(|name| name.eq_ignore_ascii_case("content-type")).cloned();
-        let content_type = content_type.and_then(|name| headers.remove(&name));
+        let (headers, content_type) = headers_of(provider);
         let plan = RequestPlan::parse(&provider.request, content_type.as_deref())?;
         let headers = HeaderTemplates::parse(&headers, &plan.key_header)?;
         let pointer = provider.request.reference_pointer.as_deref().unwrap_or(REFERENCE_POINTER);
@@ -83,6 +82,17 @@ impl HttpProvider {
             connections: provider.workers,
             client,
         })
+    }
+
+    /// What no worker could use of a row, wherever its requests may go: one error per header, and one of the request.
+    #[must_use]
+    pub fn problems(provider: &Provider) -> Vec<FreezeError> {
+        let (headers, content_type) = headers_of(provider);
+        let plan = RequestPlan::parse(&provider.request, content_type.as_deref());
+        let key_header =
+            plan.as_ref().map_or(HeaderName::from_static(request::KEY_HEADER), |plan| plan.key_header.clone());
+        let alone = |(name, value)| HeaderTemplates::parse(&BTreeMap::from([(name, value)]), &key_header).err();
+        plan.as_ref().err().cloned().into_iter().chain(headers.into_iter().filter_map(alone)).collect()
     }
 
     /// What of its secrets this process cannot read now, one error per header, without any value.
@@ -123,6 +133,14 @@ impl HttpProvider {
         }
         client::build(target, self.timeout, self.connections)
     }
+}
+
+/// The row's headers, and apart from them the content type, which is frozen with a request.
+fn headers_of(provider: &Provider) -> (BTreeMap<String, String>, Option<String>) {
+    let mut headers = provider.headers.clone();
+    let content_type = headers.keys().find(|name| name.eq_ignore_ascii_case("content-type")).cloned();
+    let content_type = content_type.and_then(|name| headers.remove(&name));
+    (headers, content_type)
 }
 
 #[async_trait]

@@ -15,7 +15,7 @@ use crate::provider::FreezeError;
 
 const JSON: &str = "application/json";
 const FORM: &str = "application/x-www-form-urlencoded";
-const KEY_HEADER: &str = "idempotency-key";
+pub(super) const KEY_HEADER: &str = "idempotency-key";
 
 /// How one provider wants to be asked.
 #[derive(Clone, Debug)]

@@ -1,0 +1,62 @@
+//! A provider file on its way into the database: read, checked as a whole, and held against what stands there.
+//!
+//! Refuses a file of which one row cannot be used, with every problem of it.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use tokio::io::AsyncReadExt as _;
+
+use crate::cli::connect::Engines;
+use crate::cli::{CommandError, stdin};
+use crate::config::Config;
+use crate::ledger::provider_row::ProviderRow;
+
+pub(super) async fn read(file: &Path) -> Result<String, CommandError> {
+    let read = async {
+        if file != Path::new("-") {
+            return tokio::fs::read_to_string(file).await;
+        }
+        let mut text = String::new();
+        stdin::open()?.read_to_string(&mut text).await?;
+        Ok(text)
+    };
+    read.await.map_err(|error| CommandError::Configuration(format!("{}: {error}", file.display())))
+}
+
+/// Rows of a file in which every row can be meant.
+pub fn checked_rows(text: &str, file: &Path, engines: &dyn Engines) -> Result<Vec<ProviderRow>, CommandError> {
+    let rows = engines.parse_provider_file(text).map_err(|problems| unmeant(file, &problems))?;
+    let mut problems = Vec::new();
+    let mut names = BTreeSet::new();
+    for row in &rows {
+        if !names.insert(row.name.as_str()) {
+            problems.push(format!("provider `{}`: stands in the file twice", row.name));
+        }
+        let found = engines.meant(row).map_or_else(|bad| bad.problems, |provider| engines.problems(&provider));
+        problems.extend(found.iter().map(|problem| format!("provider `{}`: {problem}", row.name)));
+    }
+    if rows.is_empty() {
+        problems.push("names no provider: write [[provider]] tables".to_owned());
+    }
+    if problems.is_empty() { Ok(rows) } else { Err(unmeant(file, &problems)) }
+}
+
+/// What may be otherwise where the workers run: what this configuration lets requests reach, and secrets.
+pub(super) fn warnings(rows: &[ProviderRow], config: &Config, engines: &dyn Engines) -> Vec<String> {
+    let of = |row: &ProviderRow| {
+        let Some(provider) = engines.meant(row).ok().filter(|provider| provider.enabled) else { return Vec::new() };
+        let unreachable = engines.usable(&provider, config).err();
+        let unreachable = unreachable.map(|it| format!("{it}; a worker with this configuration has no lane for it"));
+        let unreadable = engines.unreadable(&provider, config).into_iter();
+        let unreadable = unreadable.map(|it| format!("not readable here: {it}; its workers must be able to read it"));
+        let all = unreachable.into_iter().chain(unreadable);
+        all.map(|warning| format!("provider `{}`: {warning}", row.name)).collect::<Vec<_>>()
+    };
+    rows.iter().flat_map(of).collect()
+}
+
+fn unmeant(file: &Path, problems: &[String]) -> CommandError {
+    let lines: Vec<String> = problems.iter().map(|problem| format!("  {problem}")).collect();
+    CommandError::Configuration(format!("{}: nothing was applied:\n{}", file.display(), lines.join("\n")))
+}

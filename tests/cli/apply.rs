@@ -1,0 +1,57 @@
+//! `provider apply` on the embedded engines: rows that no worker could use, and pauses that a file does not mention.
+
+use sluicegate::cli::Exit;
+
+use crate::jobs::{Desk, exit};
+
+const LIMIT: &str = "[[provider.limit]]\nname = \"per-second\"\nmax_requests = 100\nwindow_ms = 1000\n";
+
+/// A file with one provider `acme` that has these lines too.
+fn acme(desk: &Desk, lines: &str) -> String {
+    let url = if lines.contains("url = ") { "" } else { "url = \"https://x.example/\"\n" };
+    desk.file(&format!("[[provider]]\nname = \"acme\"\n{url}{lines}\n{LIMIT}"))
+}
+
+#[tokio::test]
+async fn rows_that_no_worker_could_use_are_not_applied() {
+    let desk = Desk::open().await;
+    for (lines, words) in [
+        ("headers = { A = \"${job:amount}\" }", "header `A`: only ${env:NAME}, ${file:PATH} and ${job:account}"),
+        ("headers = { A = \"x${\" }", "header `A`: a `${` is never closed"),
+        ("headers = { A = \"${env:}\" }", "header `A`: only ${env:NAME}"),
+        ("headers = { Host = \"x\" }", "header `Host`: is set by the client"),
+        ("headers = { 'Idempotency-Key' = \"x\" }", "header `Idempotency-Key`: is set by the client"),
+        ("headers = { 'Content-Type' = \"${env:X}\" }", "header `content-type`: must be plain text"),
+        ("request = { template = { a = \"${nothing}\" } }", "request template: "),
+        // Where requests may not go here is no excuse for a header that is wrong everywhere.
+        ("url = \"http://10.0.0.1/c\"\nheaders = { Host = \"x\" }", "header `Host`: is set by the client"),
+    ] {
+        for rest in [&[][..], &["--dry-run"]] {
+            let ran = desk.run(&[&["provider", "apply", &acme(&desk, lines)], rest].concat()).await;
+            let (error, code) = ran.failure();
+            assert_eq!(code, Exit::BadConfiguration, "{lines}: {error}");
+            assert!(error.contains("provider `acme`: ") && error.contains(words), "{lines}: {error}");
+        }
+    }
+    let both = acme(&desk, "headers = { A = \"x${\", Host = \"x\" }");
+    let (error, _) = desk.run(&["provider", "apply", &both]).await.failure();
+    assert!(error.contains("header `A`") && error.contains("header `Host`"), "every problem at once: {error}");
+    assert_eq!(desk.run(&["provider", "show", "acme", "--json"]).await.json()["headers"], serde_json::json!({}));
+}
+
+#[tokio::test]
+async fn what_the_workers_machine_may_have_is_a_warning() {
+    let desk = Desk::open().await;
+    for (lines, words) in [
+        ("headers = { A = \"${env:SLUICEGATE_NO_SUCH_VARIABLE}\" }", "`SLUICEGATE_NO_SUCH_VARIABLE` is not set"),
+        ("headers = { A = \"${file:/nowhere/key}\" }", "file `/nowhere/key`"),
+        ("url = \"http://10.0.0.1/c\"", "plain http: use https, or add `http://10.0.0.1:80` to outbound.allow"),
+    ] {
+        let ran = desk.run(&["provider", "apply", &acme(&desk, lines)]).await;
+        assert_eq!(exit(&ran), Exit::Fine, "{lines}: {:?}", ran.result);
+        assert!(ran.err.contains("warning: provider `acme`: ") && ran.err.contains(words), "{lines}: {}", ran.err);
+        assert!(ran.out.contains("acme: changed ") && !ran.out.contains("warning"), "{lines}: {}", ran.out);
+    }
+    let fine = desk.run(&["provider", "apply", &acme(&desk, "headers = { A = \"${env:PATH}\" }")]).await;
+    assert!(!fine.err.contains("warning"), "{}", fine.err);
+}
