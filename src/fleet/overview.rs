@@ -372,7 +372,10 @@ fn warnings(evidence: &Evidence) -> Vec<String> {
     let mut warnings = evidence.away.clone();
     warnings.extend(evidence.database_away.iter().map(|problem| format!("database: {problem}")));
     for bad in &evidence.bad {
-        let kept = evidence.providers.keys().any(|name| name.as_str() == bad.provider);
+        // One that can be meant and that no worker could ever call has no last good one either.
+        let nobody_says = !evidence.workers.iter().any(Worker::is_live);
+        let used = nobody_says || lanes(&evidence.workers, &bad.provider).any(|(worker, _)| worker.is_live());
+        let kept = used && evidence.providers.keys().any(|name| name.as_str() == bad.provider);
         let what = if kept { "the last good one counts" } else { "nothing is sent" };
         let problem = bad.problems.first().map_or("it cannot be meant", String::as_str);
         warnings.push(format!("row of {} is bad, and {what}: {problem}", bad.provider));

@@ -187,6 +187,12 @@ fn the_row_and_the_engines_hide_what_lanes_say() {
         picture.warnings,
         ["row of acme is bad, and the last good one counts: limit per-second: window_ms is 0"]
     );
+    // One that can be meant and that no worker could ever call.
+    for worker in &mut with.workers {
+        worker.report.as_mut().unwrap().lanes.clear();
+    }
+    assert_eq!(told(&with), (State::Misconfigured, "no lane: limit per-second: window_ms is 0".to_owned(), None));
+    assert_eq!(overview(&with).warnings, ["row of acme is bad, and nothing is sent: limit per-second: window_ms is 0"]);
 }
 
 #[test]

@@ -9,6 +9,7 @@ use crate::cli::console::{Shape, render_table, width, wrapped};
 use crate::domain::limit::AppliesTo;
 use crate::domain::time::format_duration;
 use crate::fleet::overview::{LimitOverview, ProviderOverview};
+use crate::fleet::standing::NO_LANE;
 use crate::fleet::{Overview, State};
 
 use super::table::{Column, lines};
@@ -203,7 +204,9 @@ fn note(of: &ProviderOverview) -> Option<String> {
     let refused = (of.refused_by_provider > 0)
         .then(|| format!("the provider refused {} requests that were allowed", grouped(of.refused_by_provider)));
     let good = fullest(&of.limits).map(|limit| format!(" ({} {})", limit.name, rate(limit))).unwrap_or_default();
-    let problems = of.problems.iter().map(|problem| format!("bad row, the last good one counts{good}: {problem}"));
+    let none = of.version == 0 || of.cause.as_ref().is_some_and(|cause| cause.starts_with(NO_LANE));
+    let counts = if none { "nothing is sent by it".to_owned() } else { format!("the last good one counts{good}") };
+    let problems = of.problems.iter().map(|problem| format!("bad row, {counts}: {problem}"));
     let parts: Vec<String> =
         cause.into_iter().chain(ends).chain(refused).chain(problems).chain(drain_depends(of)).collect();
     (!parts.is_empty()).then(|| parts.join("; "))

@@ -50,8 +50,12 @@ function badRow(provider) {
   const [first, ...more] = provider.problems ?? [];
   if (!first || provider.cause?.includes(first)) return null;
   const others = more.length > 0 ? ` (and ${count(more.length)} more)` : "";
-  return h("p", { class: "cause bad-row" }, `Its row cannot be used, and the last good one counts: ${first}${others}`);
+  return h("p", { class: "cause bad-row" }, `Its row cannot be used, and ${whatCounts(provider)}: ${first}${others}`);
 }
+
+/** Of a row that cannot be used: one that no worker ever could has no good one before it. */
+export const whatCounts = (provider) =>
+  provider.version > 0 && !provider.cause?.startsWith("no lane: ") ? "the last good one counts" : "nothing is sent by it";
 
 /** Whose payments wait decides, and the queue does not say: so much in words, beside the figure. */
 export function depends(provider) {

@@ -6,7 +6,7 @@ import { ago, count, rate } from "../format.js";
 import { Histories } from "../history.js";
 import { empty, figure, figures } from "../parts.js";
 import { laneState } from "../words.js";
-import { card, counted } from "./card.js";
+import { card, counted, whatCounts } from "./card.js";
 
 const TROUBLE = ["breaker_open", "misconfigured", "engine_away", "no_worker", "paused_by_provider"];
 
@@ -106,7 +106,7 @@ function conservation(known) {
 function warnings(known) {
   const told = known.warnings ?? [];
   const untold = (problem) => !told.some((words) => words.includes(problem));
-  const rows = known.providers.flatMap((p) => (p.problems ?? []).filter(untold).map((problem) => `${p.name}: ${problem}. Its last good row counts.`));
+  const rows = known.providers.flatMap((p) => (p.problems ?? []).filter(untold).map((problem) => `${p.name}: ${problem}; ${whatCounts(p)}`));
   const all = [...told, ...rows];
   if (all.length === 0) return null;
   return h("section", { class: "notice warn", "aria-label": "Warnings" }, h("ul", {}, all.map((words) => h("li", { key: words }, words))));

@@ -9,7 +9,7 @@ import { Histories } from "../history.js";
 import { button, chip, empty, figure, figures, limitBar, section, table, unasked } from "../parts.js";
 import { histogram } from "../histogram.js";
 import { algorithm, decision, laneState, spelled } from "../words.js";
-import { cause, counted, depends, numbers } from "./card.js";
+import { cause, counted, depends, numbers, whatCounts } from "./card.js";
 import { changeLimit } from "./change_limit.js";
 import { pauseButton } from "./pause.js";
 import { rowWords } from "./row.js";
@@ -103,7 +103,7 @@ const scope = (limit) => {
 function problems(known) {
   const all = known.problems ?? [];
   if (all.length === 0) return null;
-  return h("div", { class: "notice warn", role: "alert" }, h("strong", {}, "Its row cannot be meant; the last good one counts."), h("ul", {}, all.map((words) => h("li", {}, words))));
+  return h("div", { class: "notice warn", role: "alert" }, h("strong", {}, `Its row cannot be used; ${whatCounts(known)}.`), h("ul", {}, all.map((words) => h("li", {}, words))));
 }
 
 function told(all) {
