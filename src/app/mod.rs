@@ -17,7 +17,7 @@ use crate::ledger::LedgerError;
 use crate::ledger::database::{Database, SchemaState};
 use crate::ledger::fleet::Fleet;
 use crate::ledger::operator::Operator;
-use crate::ledger::provider_row::{ProviderRow, parse_provider_file};
+use crate::ledger::provider_row::{ProviderRow, note_unsaid_pauses, parse_provider_file};
 use crate::ledger::settings::{BadRow, Settings};
 use crate::ledger::upkeep::Upkeep;
 use crate::limiter::authorised::Authorised;
@@ -254,7 +254,9 @@ impl Engines for App {
     }
 
     fn parse_provider_file(&self, text: &str) -> Result<Vec<ProviderRow>, Vec<String>> {
-        parse_provider_file(text)
+        let mut rows = parse_provider_file(text)?;
+        note_unsaid_pauses(text, &mut rows);
+        Ok(rows)
     }
 
     fn meant(&self, row: &ProviderRow) -> Result<Provider, BadRow> {

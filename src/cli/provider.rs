@@ -100,11 +100,17 @@ pub async fn run(
                 console.message(&format!("warning: {warning}"))?;
             }
             let settings = engines.settings(config).await?;
+            let paused = file::still_paused(&rows, settings.as_ref()).await?;
             let changes = match dry_run {
                 true => settings.apply(&rows, true).await?,
                 false => settings.apply_by(&rows, &by(because.as_deref())).await?,
             };
             print_changes(&changes, *dry_run, *json, console)?;
+            for name in paused {
+                console.message(&format!(
+                    "{name} stays paused, of which the file says nothing: `sluicegate provider resume {name}` resumes it"
+                ))?;
+            }
             if !dry_run {
                 declare(config, engines, settings.as_ref()).await?;
             }

@@ -112,8 +112,8 @@ pub trait Settings: Send + Sync {
     async fn rows(&self, provider: Option<&ProviderName>) -> Result<Vec<ProviderRow>, LedgerError>;
 
     /// Makes the database say what the rows say, in one transaction: inserts, updates, and deletes limits and account
-    /// rules that the row no longer lists. Providers that are not named stay. Returns what changed (or would, in a dry
-    /// run).
+    /// rules that the row no longer lists. Providers that are not named stay, and so does a pause of which a row says nothing
+    /// (`pause_unsaid`). Returns what changed (or would, in a dry run).
     async fn apply(&self, rows: &[ProviderRow], dry_run: bool) -> Result<Vec<Change>, LedgerError>;
 
     /// Changes a limit's rate, keeping everything else; returns what it was. `None` when the limit does not exist.

@@ -55,3 +55,31 @@ async fn what_the_workers_machine_may_have_is_a_warning() {
     let fine = desk.run(&["provider", "apply", &acme(&desk, "headers = { A = \"${env:PATH}\" }")]).await;
     assert!(!fine.err.contains("warning"), "{}", fine.err);
 }
+
+#[tokio::test]
+async fn a_pause_outlives_a_file_that_does_not_mention_it() {
+    let desk = Desk::open().await;
+    let paused = async || desk.run(&["provider", "show", "acme", "--json"]).await.json()["paused"] == true;
+    let file = acme(&desk, "workers = 8");
+    assert_eq!(exit(&desk.run(&["provider", "pause", "acme", "--because", "incident 77"]).await), Exit::Fine);
+    for (rest, out) in
+        [(&["--dry-run"][..], "acme: changed workers 32 → 8\n"), (&[], "acme: changed workers 32 → 8\n"), (&[], "")]
+    {
+        let ran = desk.run(&[&["provider", "apply", &file], rest].concat()).await;
+        assert_eq!((exit(&ran), ran.out.as_str()), (Exit::Fine, out), "{}", ran.err);
+        let words = "acme stays paused, of which the file says nothing: `sluicegate provider resume acme` resumes it";
+        assert!(ran.err.contains(words), "{}", ran.err);
+        assert!(paused().await);
+    }
+    // What the file says counts.
+    let ran = desk.run(&["provider", "apply", &acme(&desk, "workers = 8\npaused = false")]).await;
+    assert_eq!(ran.out, "acme: changed paused true → false\n");
+    assert!(!ran.err.contains("stays paused") && !paused().await, "{}", ran.err);
+    let ran = desk.run(&["provider", "apply", &acme(&desk, "workers = 8\npaused = true")]).await;
+    assert_eq!(ran.out, "acme: changed paused false → true\n");
+    assert!(!ran.err.contains("stays paused") && paused().await, "{}", ran.err);
+    // A row that was not there begins as the default has it.
+    let new = desk.file(&format!("[[provider]]\nname = \"new\"\nurl = \"https://x.example/\"\n{LIMIT}"));
+    assert!(!desk.run(&["provider", "apply", &new]).await.err.contains("stays paused"));
+    assert_eq!(desk.run(&["provider", "show", "new", "--json"]).await.json()["paused"], false);
+}

@@ -7,10 +7,13 @@ use std::path::Path;
 
 use tokio::io::AsyncReadExt as _;
 
+use super::parse_name;
 use crate::cli::connect::Engines;
 use crate::cli::{CommandError, stdin};
 use crate::config::Config;
+use crate::domain::provider::ProviderName;
 use crate::ledger::provider_row::ProviderRow;
+use crate::ledger::settings::Settings;
 
 pub(super) async fn read(file: &Path) -> Result<String, CommandError> {
     let read = async {
@@ -40,6 +43,21 @@ pub fn checked_rows(text: &str, file: &Path, engines: &dyn Engines) -> Result<Ve
         problems.push("names no provider: write [[provider]] tables".to_owned());
     }
     if problems.is_empty() { Ok(rows) } else { Err(unmeant(file, &problems)) }
+}
+
+/// Providers that somebody paused, of which the file does not say that they shall go on.
+pub(super) async fn still_paused(
+    rows: &[ProviderRow],
+    settings: &dyn Settings,
+) -> Result<Vec<ProviderName>, CommandError> {
+    let mut paused = Vec::new();
+    for row in rows.iter().filter(|row| row.pause_unsaid) {
+        let name = parse_name(&row.name)?;
+        if settings.rows(Some(&name)).await?.iter().any(|there| there.paused) {
+            paused.push(name);
+        }
+    }
+    Ok(paused)
 }
 
 /// What may be otherwise where the workers run: what this configuration lets requests reach, and secrets.

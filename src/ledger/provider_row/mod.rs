@@ -14,10 +14,12 @@ mod limits;
 mod lookup;
 mod meant;
 mod no_secrets;
+mod pause;
 mod statuses;
 mod words;
 
 pub use file::parse_provider_file;
+pub use pause::note_unsaid_pauses;
 
 /// A JSON column: an object.
 pub type Object = Map<String, Value>;
@@ -33,6 +35,9 @@ pub struct ProviderRow {
     pub quota: Option<String>,
     pub enabled: bool,
     pub paused: bool,
+    /// No column: of a file that does not mention `paused`, so that a row that is there keeps what it has.
+    #[serde(skip)]
+    pub pause_unsaid: bool,
     pub url: String,
     pub mode: String,
     pub slot_release: String,
@@ -76,6 +81,7 @@ impl Default for ProviderRow {
             quota: None,
             enabled: true,
             paused: false,
+            pause_unsaid: false,
             url: String::new(),
             mode: "blocking".to_owned(),
             slot_release: "response".to_owned(),

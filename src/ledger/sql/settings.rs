@@ -206,7 +206,9 @@ impl SqlSettings {
                 .filter(|(name, _)| named(name))
                 .map(|(_, row)| row.map(|(row, _)| row))
                 .collect::<Result<_, _>>()?;
-            let (changes, mut writes) = self.writes.difference(&present, rows);
+            let over = |row: &ProviderRow| row.over(present.iter().find(|there| there.name == row.name));
+            let wanted: Vec<ProviderRow> = rows.iter().map(over).collect();
+            let (changes, mut writes) = self.writes.difference(&present, &wanted);
             if dry_run || changes.is_empty() {
                 return Ok(changes);
             }
@@ -244,6 +246,7 @@ fn provider_row(row: &Row, limits: &[&Row], accounts: &[&Row]) -> Result<(Provid
         quota: row.opt_text("quota")?,
         enabled: row.bool("enabled")?,
         paused: row.bool("paused")?,
+        pause_unsaid: false,
         url: row.text("url")?,
         mode: row.text("mode")?,
         slot_release: row.text("slot_release")?,
