@@ -14,6 +14,7 @@ use super::{CommandError, Console, Exit, ops_client};
 use crate::config::{Config, LimiterUrl};
 use crate::domain::job::Token;
 use crate::domain::limit::Rate;
+use crate::ledger::said;
 use crate::ledger::settings::Settings;
 use crate::ops::{LimitUsed, PeekError, change, peek};
 use crate::worker::settings_watch::Known;
@@ -51,7 +52,7 @@ enum Action {
         /// N/DURATION, like 200/1s or 600/1m; 0/1s closes it.
         rate: Rate,
         /// Why, for the audit.
-        #[arg(long, value_name = "TEXT")]
+        #[arg(long, value_name = "TEXT", value_parser = said::because)]
         because: Option<String>,
         /// Print JSON.
         #[arg(long)]

@@ -15,6 +15,7 @@ use super::{CommandError, Console, Exit};
 use crate::config::Config;
 use crate::domain::provider::ProviderName;
 use crate::ledger::provider_row::ProviderRow;
+use crate::ledger::said;
 use crate::ledger::settings::{Change, Settings};
 use crate::ops::{NotChanged, change};
 pub(super) use crate::worker::send_again::lanes as names;
@@ -47,7 +48,7 @@ enum Action {
         #[arg(long)]
         dry_run: bool,
         /// Why, for the audit.
-        #[arg(long, value_name = "TEXT")]
+        #[arg(long, value_name = "TEXT", value_parser = said::because)]
         because: Option<String>,
         /// Print JSON.
         #[arg(long)]
@@ -76,7 +77,7 @@ enum Action {
 struct Which {
     name: String,
     /// Why, for the audit.
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = said::because)]
     because: Option<String>,
     /// Print JSON.
     #[arg(long)]

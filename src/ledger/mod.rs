@@ -23,6 +23,7 @@ pub mod fleet;
 mod migrations;
 pub mod operator;
 pub mod provider_row;
+pub mod said;
 pub mod settings;
 pub mod sql;
 pub mod surroundings;

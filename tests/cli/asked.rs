@@ -52,3 +52,41 @@ async fn a_list_of_a_provider_that_is_none_says_so() {
         assert_eq!((exit(&ran), ran.err.as_str()), (Exit::Fine, "no such payments\n"));
     }
 }
+
+/// What a person says of a payment is kept whole, or not taken.
+#[tokio::test]
+async fn what_a_person_says_is_never_cut_or_dropped() {
+    use clap::Parser as _;
+    let desk = Desk::open().await;
+    desk.payment("p1", "acme", "review").await;
+    let (long, because) = ("x".repeat(256), "x".repeat(501));
+    for line in [
+        &["jobs", "resolve", "p1", "--as", "declined", "--reference", "ch_1"][..],
+        &["jobs", "resolve", "p1", "--as", "resend", "--reference", "ch_1"],
+        &["jobs", "resolve", "p1", "--as", "succeeded", "--reference", &long],
+        &["jobs", "resolve", "p1", "--as", "succeeded", "--reference", " "],
+        &["jobs", "resolve", "p1", "--as", "succeeded", "--reference", "ch\u{1b}1"],
+        &["jobs", "resolve", "p1", "--as", "succeeded", "--because", &because],
+        &["jobs", "cancel", "p1", "--because", &because],
+        &["dlq", "discard", "p1", "--yes", "--because", &because],
+        &["dlq", "replay", "p1", "--because", &because],
+        &["provider", "pause", "acme", "--because", &because],
+        &["limits", "set", "acme", "per-second", "5/1s", "--because", &because],
+        &["provider", "apply", "file", "--because", &because],
+    ] {
+        let refused = match sluicegate::cli::Cli::try_parse_from(["sluicegate"].iter().chain(line)) {
+            Err(error) => (error.exit_code(), error.to_string()),
+            Ok(_) => {
+                let (error, exit) = desk.run(line).await.failure();
+                (i32::from(exit.code()), error)
+            }
+        };
+        assert_eq!(refused.0, 2, "{line:?}: {}", refused.1);
+        let words = ["--reference", "--because"].iter().find(|flag| line.contains(*flag)).unwrap();
+        assert!(refused.1.contains(words) && !refused.1.contains('\u{1b}'), "{line:?}: {}", refused.1);
+    }
+    assert_eq!(desk.state("p1").await, "review");
+    let line = ["jobs", "resolve", "p1", "--as", "succeeded", "--reference", &long[1..], "--because", &because[1..]];
+    assert_eq!(exit(&desk.run(&line).await), Exit::Fine);
+    assert_eq!(desk.run(&["jobs", "show", "p1", "--json"]).await.json()["provider_reference"], long[1..]);
+}

@@ -11,6 +11,7 @@ use super::{CommandError, Console, Exit};
 use crate::config::Config;
 use crate::domain::job::JobId;
 use crate::ledger::operator::Verdict;
+use crate::ledger::said;
 
 mod replay;
 
@@ -44,7 +45,7 @@ enum Action {
         #[arg(long, required = true)]
         yes: bool,
         /// Why, for the audit; also in the job's reason and its outcome event.
-        #[arg(long, value_name = "TEXT")]
+        #[arg(long, value_name = "TEXT", value_parser = said::because)]
         because: Option<String>,
         /// Print JSON.
         #[arg(long)]

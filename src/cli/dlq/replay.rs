@@ -16,6 +16,7 @@ use crate::config::Config;
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::ledger::operator::{Filter, Operator, Verdict};
+use crate::ledger::said;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -29,7 +30,7 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["id", "provider"])]
     yes: bool,
     /// Why, for the audit; also in the job's reason.
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = said::because)]
     because: Option<String>,
     #[command(flatten)]
     pace: Pace,

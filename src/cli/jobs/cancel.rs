@@ -12,6 +12,7 @@ use super::{Ids, by, list};
 use crate::config::Config;
 use crate::domain::job::JobId;
 use crate::ledger::operator::{Refusal, Verdict};
+use crate::ledger::said;
 
 /// A message of it may be in a queue, where nobody sees it.
 const NOT_YET_KNOWN: &str = "the ledger has no such job; if its message may still come, name its --provider: then it is \
@@ -26,7 +27,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME")]
     provider: Option<String>,
     /// Why, for the audit; also in the job's reason and its outcome event.
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = said::because)]
     because: Option<String>,
     /// Print JSON.
     #[arg(long)]

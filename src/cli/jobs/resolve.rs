@@ -13,6 +13,7 @@ use super::{Ids, by};
 use crate::config::Config;
 use crate::domain::job::JobId;
 use crate::ledger::operator::Verdict;
+use crate::ledger::said;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -25,7 +26,7 @@ pub struct Args {
     #[arg(long, value_name = "TEXT", conflicts_with = "file")]
     reference: Option<String>,
     /// Why, for the audit; also in the job's reason and its outcome event.
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = said::because)]
     because: Option<String>,
     #[command(flatten)]
     pace: Pace,
@@ -54,18 +55,21 @@ pub async fn run(
     engines: &dyn Engines,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
+    let verdict = match args.finding {
+        Finding::Succeeded => Verdict::Succeeded { reference: None },
+        Finding::Declined => Verdict::Declined,
+        Finding::Resend => Verdict::Resend,
+    };
+    let verdict = said::with_reference(verdict, args.reference.clone())
+        .map_err(|why| CommandError::Usage(format!("--reference: {why}")))?;
     let by = by(args.because.as_deref());
     let operator = engines.operator(config).await?;
     let operator = operator.as_ref();
     let mut source = Source::of(&args.ids).await?;
-    let verdict = match args.finding {
-        Finding::Resend => {
-            let order = Order { verdict: Verdict::Resend, by, pace: &args.pace, json: args.json };
-            return again::run(order, source, operator, config, engines, console).await;
-        }
-        Finding::Succeeded => Verdict::Succeeded { reference: args.reference.clone() },
-        Finding::Declined => Verdict::Declined,
-    };
+    if verdict.sends_again() {
+        let order = Order { verdict, by, pace: &args.pace, json: args.json };
+        return again::run(order, source, operator, config, engines, console).await;
+    }
     let report = Report::new(&verdict, args.pace.dry_run, args.json);
     let settle = |id: JobId| {
         let (verdict, by) = (&verdict, &by);

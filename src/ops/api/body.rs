@@ -11,11 +11,10 @@ use serde::de::{DeserializeOwned, DeserializeSeed, Error as _, IntoDeserializer 
 use serde_json::{Map, Value};
 
 use super::problem::Problem;
+use crate::ledger::said;
 
 /// Longest body.
 const BYTES_MAX: usize = 16 * 1024;
-/// Longest reason, in characters: it stands in the audit, the job's reason and its outcome event.
-const BECAUSE_CHARS_MAX: usize = 500;
 
 /// A body that was read and checked.
 pub struct Body<T>(pub T);
@@ -70,12 +69,7 @@ impl<'de> MapAccess<'de> for Fields {
 /// When it is too long.
 pub fn because(given: Option<String>) -> Result<Option<String>, Problem> {
     let Some(text) = given.filter(|text| !text.trim().is_empty()) else { return Ok(None) };
-    let chars = text.chars().count();
-    if chars > BECAUSE_CHARS_MAX {
-        let words = format!("`because`: has {chars} characters: write at most {BECAUSE_CHARS_MAX}");
-        return Err(Problem::bad(words));
-    }
-    Ok(Some(text))
+    said::because(&text).map(Some).map_err(|why| Problem::bad(format!("`because`: {why}")))
 }
 
 #[cfg(test)]
@@ -107,7 +101,6 @@ mod tests {
             assert_eq!(asked(body).unwrap_err(), words);
         }
         assert_eq!(because(Some("  ".to_owned())).unwrap(), None);
-        assert!(because(Some("ä".repeat(BECAUSE_CHARS_MAX))).unwrap().is_some());
-        assert!(because(Some("a".repeat(BECAUSE_CHARS_MAX + 1))).unwrap_err().1.contains("at most 500"));
+        assert!(because(Some("a".repeat(501))).unwrap_err().1.contains("`because`: has 501 characters"));
     }
 }

@@ -16,12 +16,10 @@ use super::problem::{ErrorBody, Problem};
 use super::{Desk, by};
 use crate::domain::job::JobId;
 use crate::ledger::operator::{By, Verdict};
+use crate::ledger::said;
 use crate::ops::OpsState;
 use crate::ops::guard::Caller;
 use crate::worker::send_again::{NotSent, SendAgain, lanes};
-
-/// Longest reference of a provider, in characters.
-const REFERENCE_CHARS_MAX: usize = 255;
 
 /// What the provider's own records say of a payment in `review`.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -89,15 +87,13 @@ pub async fn resolve(
 ) -> Result<Response, Problem> {
     let Resolution { finding, reference, because: why } = asked;
     let reference = reference.filter(|text| !text.trim().is_empty());
-    if reference.as_ref().is_some_and(|text| text.chars().count() > REFERENCE_CHARS_MAX) {
-        return Err(Problem::bad(format!("`reference`: write at most {REFERENCE_CHARS_MAX} characters")));
-    }
-    let verdict = match (finding, reference) {
-        (Finding::Succeeded, reference) => Verdict::Succeeded { reference },
-        (_, Some(_)) => return Err(Problem::bad("`reference`: only a payment that `succeeded` has one: leave it out")),
-        (Finding::Declined, None) => Verdict::Declined,
-        (Finding::Resend, None) => Verdict::Resend,
+    let verdict = match finding {
+        Finding::Succeeded => Verdict::Succeeded { reference: None },
+        Finding::Declined => Verdict::Declined,
+        Finding::Resend => Verdict::Resend,
     };
+    let verdict =
+        said::with_reference(verdict, reference).map_err(|why| Problem::bad(format!("`reference`: {why}")))?;
     decide(&ops.desk, id, verdict, by(&caller, because(why)?)).await
 }
 

@@ -1,0 +1,63 @@
+//! What a person says with a decision: why, and what the provider calls the charge.
+//!
+//! Refuses what the ledger would not keep as it was said, so that nothing is cut or dropped.
+
+use super::operator::Verdict;
+
+/// Longest reason, in characters: it stands in the audit, the job's reason and its outcome event.
+const BECAUSE_CHARS_MAX: usize = 500;
+/// Longest reference of a provider, in characters.
+const REFERENCE_CHARS_MAX: usize = 255;
+
+/// A reason as it is kept.
+///
+/// # Errors
+/// When it is too long.
+pub fn because(text: &str) -> Result<String, String> {
+    let chars = text.chars().count();
+    if chars > BECAUSE_CHARS_MAX {
+        return Err(format!("has {chars} characters: write at most {BECAUSE_CHARS_MAX}"));
+    }
+    Ok(text.to_owned())
+}
+
+/// The verdict, with the reference that was given beside it.
+///
+/// # Errors
+/// When the reference cannot be kept, or the verdict has none.
+pub fn with_reference(verdict: Verdict, reference: Option<String>) -> Result<Verdict, String> {
+    let Some(text) = reference else { return Ok(verdict) };
+    if !matches!(verdict, Verdict::Succeeded { .. }) {
+        return Err("only a payment that `succeeded` has one: leave it out".to_owned());
+    }
+    if text.trim().is_empty() {
+        return Err("is empty: leave it out, or write what the provider calls the charge".to_owned());
+    }
+    if text.chars().any(char::is_control) {
+        return Err("holds control characters: write what the provider calls the charge".to_owned());
+    }
+    if text.chars().count() > REFERENCE_CHARS_MAX {
+        return Err(format!("write at most {REFERENCE_CHARS_MAX} characters"));
+    }
+    Ok(Verdict::Succeeded { reference: Some(text) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_is_kept_whole_or_not_taken() {
+        assert_eq!(because(&"ä".repeat(500)), Ok("ä".repeat(500)));
+        assert_eq!(because(&"a".repeat(501)).unwrap_err(), "has 501 characters: write at most 500");
+        let succeeded = |text: &str| with_reference(Verdict::Succeeded { reference: None }, Some(text.to_owned()));
+        assert_eq!(succeeded(&"ä".repeat(255)), Ok(Verdict::Succeeded { reference: Some("ä".repeat(255)) }));
+        for (text, words) in [(" ", "is empty"), ("ch\n1", "control characters"), (&"x".repeat(256), "at most 255")] {
+            assert!(succeeded(text).unwrap_err().contains(words), "{text:?}");
+        }
+        for verdict in [Verdict::Declined, Verdict::Resend] {
+            assert_eq!(with_reference(verdict.clone(), None), Ok(verdict.clone()));
+            assert!(with_reference(verdict, Some("ch_1".to_owned())).unwrap_err().contains("`succeeded`"));
+        }
+    }
+}
