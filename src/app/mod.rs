@@ -40,7 +40,7 @@ mod probes;
 /// The engines of one process, each opened with its first use.
 #[derive(Default)]
 pub struct App {
-    /// An embedded database that is not there is not made either, and one of an older schema is left as it is.
+    /// An embedded database that is not there is not made either, and one that is there is not migrated.
     only_opens: bool,
     database: OnceCell<Database>,
     queue: OnceCell<OpenQueue>,
@@ -69,7 +69,7 @@ impl App {
         Self { only_opens: true, ..Self::default() }
     }
 
-    /// The database; one that is embedded is brought to the current schema by the commands that may make it.
+    /// The database; one that is embedded is brought to the current schema by whoever may make one.
     ///
     /// # Errors
     /// When it cannot be opened.
@@ -79,7 +79,13 @@ impl App {
                 must_exist(&config.database.url)?;
             }
             let database = open_database(config)?;
-            if matches!(config.database.url, DatabaseUrl::Sqlite { .. }) && !self.only_opens {
+            // Whoever only opens one leaves its schema alone; one in memory begins with this process.
+            let migrates = match config.database.url {
+                DatabaseUrl::Sqlite { path: Some(_), .. } => !self.only_opens,
+                DatabaseUrl::Sqlite { path: None, .. } => true,
+                DatabaseUrl::Postgres(_) => false,
+            };
+            if migrates {
                 database.migrate().await?;
             }
             if database.schema_state().await? == SchemaState::NotMigrated {

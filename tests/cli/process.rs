@@ -124,6 +124,33 @@ fn only_what_needs_a_database_makes_one() {
     assert!(sluicegate().current_dir(dir.path()).args(["jobs", "list"]).output().unwrap().status.success());
 }
 
+/// Who only looks, or changes a row, leaves the schema to whom it belongs to.
+#[test]
+fn only_what_may_make_a_database_migrates_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let database = dir.path().join("sluicegate.db");
+    std::fs::write(&database, "").unwrap();
+    for line in [
+        vec!["check"],
+        vec!["status"],
+        vec!["jobs", "list"],
+        vec!["dlq", "replay", "p1"],
+        vec!["provider", "list"],
+        vec!["enqueue", "--provider", "acme", "--amount", "1", "--currency", "EUR"],
+    ] {
+        let set = ["--set", "ops.listen=none"];
+        let output = sluicegate().current_dir(dir.path()).args(set).args(&line).output().unwrap();
+        let all = format!("{}{}", text(&output.stdout), text(&output.stderr));
+        assert_eq!(output.status.code(), Some(1), "{line:?}: {all}");
+        assert!(all.contains("not at this program's schema: run `sluicegate migrate`"), "{line:?}: {all}");
+    }
+    // What is in memory alone is nobody's to keep.
+    let memory = ["--set", "database.url=sqlite::memory:", "--set", "ops.listen=none", "provider", "list"];
+    assert!(sluicegate().args(memory).output().unwrap().status.success());
+    assert!(sluicegate().current_dir(dir.path()).arg("migrate").output().unwrap().status.success());
+    assert!(sluicegate().current_dir(dir.path()).args(["jobs", "list"]).output().unwrap().status.success());
+}
+
 #[test]
 fn a_migration_needs_its_database_alone() {
     let url = format!("postgres://owner@127.0.0.1:{}/billing", free_port());
