@@ -13,6 +13,7 @@ use super::Purpose;
 use super::address::{Bad, DatabaseUrl, LimiterUrl, QueueUrl};
 use super::hazards;
 use super::written::Written;
+use crate::provider::outbound;
 pub use crate::queue::message::CardNumbers;
 use crate::tls::Authorities;
 
@@ -146,6 +147,8 @@ pub fn translate(written: &Written, purpose: Purpose, complaints: &mut Complaint
     {
         if items.iter().any(|item| item.trim().is_empty() || item.contains('*')) {
             complaints.add(key, "has an empty entry or a wildcard", "Name each entry in full");
+        } else if key == "outbound.allow" {
+            translate_targets(items, complaints);
         }
     }
     let authorities = translate_authorities(&written.tls.ca_file, complaints);
@@ -212,6 +215,13 @@ fn translate_ops(written: &super::written::Ops, complaints: &mut Complaints) -> 
 fn placeholder(token: &str) -> Option<&'static str> {
     let lower = token.to_ascii_lowercase();
     PLACEHOLDERS.iter().any(|words| lower.contains(words)).then_some("is the placeholder of an example")
+}
+
+fn translate_targets(entries: &[String], complaints: &mut Complaints) {
+    if let Err(problems) = outbound::judge(entries) {
+        let mend = "Write each as loopback, host:port, a CIDR like 10.0.0.0/8, or http://host:port";
+        complaints.add("outbound.allow", problems.join("; "), mend);
+    }
 }
 
 fn translate_authorities(path: &str, complaints: &mut Complaints) -> Option<Authorities> {

@@ -193,6 +193,10 @@ fn hazards_stop_the_start() {
         (vec![broker, "database.url=postgres:///pay"], "database.url", "names no host"),
         #[cfg(not(feature = "otlp"))]
         (vec!["telemetry.otlp_endpoint=http://127.0.0.1:4318"], "telemetry.otlp_endpoint", "has no OpenTelemetry"),
+        (vec!["outbound.allow=loopback,bogus"], "outbound.allow", "`bogus` is neither"),
+        (vec!["outbound.allow=10.0.0.0/99"], "outbound.allow", "`10.0.0.0/99` is not a CIDR"),
+        (vec!["outbound.allow=https://x.example:443"], "outbound.allow", "write host:port for https"),
+        (vec!["outbound.allow=x.example:99999"], "outbound.allow", "Write each as loopback, host:port"),
         (vec!["tls.ca_file=/nowhere/authorities.pem"], "tls.ca_file", "/nowhere/authorities.pem cannot be read"),
     ] {
         let text = refused(&[], &sets);

@@ -13,6 +13,7 @@ use crate::domain::outcome::Outcome;
 use crate::domain::provider::Provider;
 
 pub mod http;
+pub mod outbound;
 pub mod simulated;
 
 /// What the first attempt fixes for ever: every later attempt sends these bytes to this address under this key.

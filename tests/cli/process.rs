@@ -152,6 +152,17 @@ fn only_what_may_make_a_database_migrates_one() {
 }
 
 #[test]
+fn a_list_of_targets_that_cannot_be_meant_is_told_by_check() {
+    for entry in ["bogus", "10.0.0.0/99", "https://x.example:443", "host:99999"] {
+        let set = format!("outbound.allow=loopback,{entry}");
+        let output = sluicegate().args(["check", "--no-connect", "--set", &set]).output().unwrap();
+        let out = text(&output.stdout);
+        assert_eq!(output.status.code(), Some(78), "{entry}: {out}");
+        assert!(out.contains("outbound.allow") && out.contains(entry) && out.contains("--set"), "{entry}: {out}");
+    }
+}
+
+#[test]
 fn a_migration_needs_its_database_alone() {
     let url = format!("postgres://owner@127.0.0.1:{}/billing", free_port());
     let output = sluicegate().arg("migrate").env("SLUICEGATE_DATABASE__URL", &url).output().unwrap();
