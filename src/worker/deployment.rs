@@ -237,7 +237,7 @@ fn start_lane(worker: &Worker, quotas: &Quotas, row: &Arc<Provider>) -> Result<O
         settings: settings_rx,
         gate,
         pool: pool.clone(),
-        pauses: Arc::default(),
+        pauses: Arc::new(Pauses::of(&row.name)),
         repeats: Repeats::default(),
         stop: stop.clone(),
     });

@@ -15,6 +15,7 @@ use crate::domain::disposition::MISCONFIGURED_PAUSE;
 use crate::domain::job::JobId;
 use crate::domain::late_row::{LATE_REST, LateRow};
 use crate::domain::outcome::Outcome;
+use crate::domain::provider::ProviderName;
 use crate::fleet::report::By;
 
 /// So many answers in a row that need a person say that the set-up is wrong, not the jobs.
@@ -45,6 +46,8 @@ pub enum LaneState {
 /// The two ways in which a lane rests: taking no more, and sending no more either.
 #[derive(Debug)]
 pub struct Pauses {
+    /// Whose lane it is, for the log.
+    provider: String,
     intake: watch::Sender<Option<Pause>>,
     sending: watch::Sender<Option<Pause>>,
     rejected_in_a_row: AtomicU32,
@@ -74,6 +77,7 @@ impl Turn {
 impl Default for Pauses {
     fn default() -> Self {
         Self {
+            provider: String::new(),
             intake: watch::Sender::new(None),
             sending: watch::Sender::new(None),
             rejected_in_a_row: AtomicU32::new(0),
@@ -88,6 +92,12 @@ impl Default for Pauses {
 }
 
 impl Pauses {
+    /// Of this provider's lane.
+    #[must_use]
+    pub fn of(provider: &ProviderName) -> Self {
+        Self { provider: provider.to_string(), ..Self::default() }
+    }
+
     /// Takes no more for this long; jobs in hand go on.
     pub fn stop_taking(&self, wait: Duration, by: By, cause: &str) {
         prolong(&self.intake, wait, by, cause);
@@ -175,12 +185,16 @@ impl Pauses {
         match change {
             Some(Change::Opens { rest }) => {
                 let cause = format!("the provider is down: {}", failure(outcome));
-                tracing::error!(rest_ms = rest.as_millis(), cause, "the lane's circuit breaker opens");
+                let provider = &self.provider;
+                tracing::error!(provider, rest_ms = rest.as_millis(), cause, "the lane's circuit breaker opens");
                 self.stop_sending(rest, By::Breaker, &cause);
                 self.probing.send_replace(Some(cause));
             }
             Some(Change::Closes) => {
-                tracing::info!("the provider answers again; the lane's circuit breaker closes");
+                tracing::info!(
+                    provider = self.provider,
+                    "the provider answers again; the lane's circuit breaker closes"
+                );
                 *self.ebb_until() = Some(Instant::now());
                 self.probing.send_replace(None);
             }
@@ -289,5 +303,43 @@ mod tests {
         assert_eq!((pause.by, pauses.sending_paused()), (By::Engine, None));
         tokio::time::advance(LATE_REST).await;
         assert_eq!(pauses.state(), LaneState::Running);
+    }
+
+    /// What was logged meanwhile.
+    #[derive(Clone, Default)]
+    struct Page(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Page {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_circuit_breaker_says_whose_it_is() {
+        let page = Page::default();
+        let writer = page.clone();
+        let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+        let _kept = tracing::subscriber::set_default(lines);
+        let pauses = Pauses::of(&ProviderName::new("acme").unwrap());
+        let down = Outcome::NotSent { cause: "refused".to_owned() };
+        let up = Outcome::Declined { reason: "402".to_owned() };
+        for (outcome, change) in [(&down, "opens"), (&up, "closes")] {
+            let mut changed = false;
+            for number in 0..50 {
+                let job = JobId::new(format!("p{number}")).unwrap();
+                changed |= pauses.observe(&job, outcome, Instant::now(), 1.0).is_some();
+                tokio::time::advance(Duration::from_secs(60)).await;
+            }
+            assert!(changed, "{change}");
+        }
+        let log = String::from_utf8(page.0.lock().unwrap().clone()).unwrap();
+        let of_breaker: Vec<&str> = log.lines().filter(|line| line.contains("circuit breaker")).collect();
+        assert!(of_breaker.len() >= 2 && of_breaker.iter().all(|line| line.contains("acme")), "{log}");
     }
 }
