@@ -90,3 +90,15 @@ async fn what_a_person_says_is_never_cut_or_dropped() {
     assert_eq!(exit(&desk.run(&line).await), Exit::Fine);
     assert_eq!(desk.run(&["jobs", "show", "p1", "--json"]).await.json()["provider_reference"], long[1..]);
 }
+
+/// Of a payment that a person settled, nothing is unknown any more.
+#[tokio::test]
+async fn a_settled_payment_is_not_said_to_be_charged_perhaps() {
+    let desk = Desk::open().await;
+    desk.payment("p1", "acme", "review").await;
+    desk.sql("UPDATE jobs SET maybe_charged = 1 WHERE id = 'p1'").await;
+    assert!(desk.run(&["jobs", "show", "p1"]).await.out.contains("an outcome is unknown"));
+    assert_eq!(exit(&desk.run(&["jobs", "resolve", "p1", "--as", "declined"]).await), Exit::Fine);
+    let shown = desk.run(&["jobs", "show", "p1"]).await.out;
+    assert!(shown.contains("declined") && !shown.contains("maybe charged"), "{shown}");
+}

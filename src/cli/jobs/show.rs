@@ -58,13 +58,15 @@ fn fields(story: &JobStory) -> Vec<Vec<String>> {
     let request =
         story.request.as_ref().map(|r| format!("{} {} ({}, {})", r.method, r.url, r.content_type, digest(&r.body)));
     let open = ["waiting", "sending", "unknown"].contains(&line.state.as_str());
+    // A final state says what came of it.
+    let undecided = open || line.state == "review";
     let all: [(&str, Option<String>); 23] = [
         ("id", Some(line.id.clone())),
         ("provider", Some(line.provider.clone())),
         ("state", Some(line.state.clone())),
         ("reason", line.reason.clone()),
         ("provider reference", line.provider_reference.clone()),
-        ("maybe charged", story.maybe_charged.then(|| "yes: an outcome is unknown".to_owned())),
+        ("maybe charged", (story.maybe_charged && undecided).then(|| "yes: an outcome is unknown".to_owned())),
         ("amount", Some(format!("{} {} (minor units)", line.amount, line.currency))),
         ("account", line.account.clone()),
         ("reference", story.reference.clone()),
