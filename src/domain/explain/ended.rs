@@ -32,7 +32,7 @@ pub(super) fn ended(facts: &Facts, job: &JobFacts) -> Explanation {
         "cancelled" => format!("cancelled {since}, {requests}{because}{by_hand}; surely not charged"),
         "dead" => format!(
             "given up {since}, {requests}{because}; surely not charged: `sluicegate dlq replay {id}` tries again, \
-             `sluicegate dlq discard {id}` ends it"
+             `sluicegate dlq discard {id} --yes` ends it"
         ),
         "review" if job.requests.is_empty() => format!(
             "waits for a person since {since}, {requests}{because}; surely not charged: mend what that names and then \

@@ -382,6 +382,7 @@ fn what_has_ended_or_is_on_the_wire_says_since_when_and_what_to_do() {
         ("succeeded", 1, "charged, 14:03:18 UTC (2 s ago), after 1 request: why", None),
         ("declined", 2, "after 2 requests: why; nothing was charged", None),
         ("dead", 3, "`sluicegate dlq replay inv-7` tries again", None),
+        ("dead", 3, "`sluicegate dlq discard inv-7 --yes` ends it", None),
         ("expired", 0, "nothing was ever sent: why; surely not charged", None),
         ("cancelled", 0, "cancelled 14:03:18 UTC", None),
         ("review", 1, "`sluicegate jobs resolve inv-7 --as succeeded`", Some("outcome")),
