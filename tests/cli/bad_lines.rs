@@ -22,7 +22,7 @@ const LINES: [(i32, &str, &str); 49] = [
     (2, "0 is not in 1..=1000000", "demo --jobs 0"),
     (2, "write N/DURATION, like 100/1s", "demo --limit 100"),
     (2, "between 1 ms and 31 days", "demo --limit 1/0s"),
-    (78, "--limit 0/… is closed", "demo --limit 0/1s"),
+    (2, "--limit 0/… is closed", "demo --limit 0/1s"),
     (2, "[possible values: blocking, requeue]", "demo --mode maybe"),
     (2, "'--seed <SEED>'", "demo --seed x"),
     (2, "'--no-connect'", "check --no-connect=1"),

@@ -39,6 +39,7 @@ fn usage_errors_exit_with_2_and_help_with_0() {
         vec!["dlq", "replay", "p1", "--provider", "acme"],
         vec!["dlq", "replay", "--rate", "0"],
         vec!["limits", "peek", "acme", "--account", "a b"],
+        vec!["demo", "--limit", "0/1s"],
         vec!["--set", "log.level=warn", "migrate", "--set", "log.format=json"],
         vec!["--config=a", "migrate", "--config", "b"],
     ] {

@@ -143,7 +143,11 @@ fn what_cannot_be_meant_is_named() {
         assert!(err.contains(words), "{line:?}: {err}");
     }
     let (code, _, err) = desk.run(&["--provider", "other", "--burst", "1"]);
-    assert!(code == 1 && err.contains("other"), "{code} {err}");
+    let words = "there is no provider `other` in providers.toml: it has acme";
+    assert!(code == 2 && err.contains(words), "{code} {err}");
+    desk.put("providers.toml", &format!("{ROWS}{}", ROWS.replace("acme", "bolt")));
+    let (code, _, err) = desk.run(&["--burst", "1"]);
+    assert!(code == 2 && err.contains("say which with --provider: acme, bolt"), "{code} {err}");
     for line in [&["--rate", "5/s"][..], &[], &["--history", "today"], &["--burst", "x"]] {
         assert_eq!(desk.run(line).0, 2, "{line:?}");
     }

@@ -71,7 +71,7 @@ enum DemoMode {
 /// When a part cannot start. A promise that was broken is no error but exit code 1.
 pub async fn run(args: &Args, engines: &dyn Engines, console: &mut Console) -> Result<Exit, CommandError> {
     if args.limit.max_requests() == 0 {
-        return Err(CommandError::Configuration("--limit 0/… is closed: nothing would ever be sent".to_owned()));
+        return Err(CommandError::Usage("--limit 0/… is closed: nothing would ever be sent".to_owned()));
     }
     let config = in_memory()?;
     let (worker, _lock) = engines.worker(&config).await?;

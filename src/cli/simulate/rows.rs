@@ -2,12 +2,14 @@
 //!
 //! Refuses to guess which provider is meant when there are several.
 
+use std::path::Path;
+
 use super::Args;
 use crate::cli::CommandError;
 use crate::cli::connect::Engines;
-use crate::cli::provider::unknown;
 use crate::config::Config;
 use crate::ledger::provider_row::ProviderRow;
+use crate::ops::NotChanged;
 
 /// All rows, and the index of the one whose lane is rehearsed.
 pub(super) async fn load(
@@ -28,7 +30,10 @@ pub(super) async fn load(
         None => engines.settings(config).await?.rows(None).await?,
     };
     let index = match (&args.provider, rows.len()) {
-        (Some(name), _) => rows.iter().position(|row| row.name == *name).ok_or_else(|| unknown(name))?,
+        (Some(name), _) => rows
+            .iter()
+            .position(|row| row.name == *name)
+            .ok_or_else(|| nobody(name, args.providers.as_deref(), &rows))?,
         (None, 1) => 0,
         (None, 0) => {
             let text = "no providers yet: `sluicegate provider apply FILE` adds some, or name a file with --providers";
@@ -37,8 +42,16 @@ pub(super) async fn load(
         (None, _) => {
             let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
             let text = format!("say which with --provider: {}", names.join(", "));
-            return Err(CommandError::Configuration(text));
+            return Err(CommandError::Usage(text));
         }
     };
     Ok((rows, index))
+}
+
+/// Names the place that the rows came from.
+fn nobody(name: &str, file: Option<&Path>, rows: &[ProviderRow]) -> CommandError {
+    let Some(file) = file else { return CommandError::Usage(NotChanged::NoProvider(name.to_owned()).to_string()) };
+    let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
+    let has = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+    CommandError::Usage(format!("there is no provider `{name}` in {}: it has {has}", file.display()))
 }
