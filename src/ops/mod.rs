@@ -5,6 +5,7 @@
 
 use std::sync::{Arc, OnceLock};
 
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, Request, State};
 use axum::http::StatusCode;
 use axum::middleware::{from_fn, from_fn_with_state};
@@ -13,14 +14,13 @@ use axum::routing::get;
 use axum::{Json, Router};
 use secrecy::SecretString;
 use serde::Deserialize;
-use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 use utoipa::IntoParams;
 
-use self::api::problem::ErrorBody;
+use self::api::problem::{ErrorBody, Problem};
 pub use self::change::NotChanged;
 use self::connections::BoundedListener;
 pub use self::conservation::Conserved;
@@ -100,8 +100,28 @@ fn router(state: OpsState) -> Router {
         .route("/api/v1/openapi.json", get(openapi::show))
         .merge(api::routes())
         .merge(page::router())
+        .method_not_allowed_fallback(no_such_method)
         .route_layer(from_fn_with_state(state.clone(), guard::authorised));
-    Router::new().route("/livez", get(alive)).route("/readyz", get(readyz)).merge(guarded).with_state(state)
+    Router::new()
+        .route("/livez", get(alive))
+        .route("/readyz", get(readyz))
+        .merge(guarded)
+        .fallback(nowhere)
+        .with_state(state)
+}
+
+/// Programs read why they were refused, whatever they asked; of anything but the API the status says it all.
+async fn nowhere(request: Request) -> Response {
+    refused(&request, StatusCode::NOT_FOUND, "there is no such address: see /api/v1/openapi.json")
+}
+
+async fn no_such_method(request: Request) -> Response {
+    refused(&request, StatusCode::METHOD_NOT_ALLOWED, "this address has no such method: see /api/v1/openapi.json")
+}
+
+fn refused(request: &Request, status: StatusCode, words: &str) -> Response {
+    let is_of_programs = request.uri().path().starts_with("/api/");
+    if is_of_programs { Problem(status, words.to_owned()).into_response() } else { status.into_response() }
 }
 
 async fn alive() -> &'static str {
@@ -145,24 +165,23 @@ struct PeekQuery {
 async fn limits(
     State(state): State<OpsState>,
     Path(provider): Path<String>,
-    Query(query): Query<PeekQuery>,
-) -> Response {
+    query: Result<Query<PeekQuery>, QueryRejection>,
+) -> Result<Response, Problem> {
+    let account = query?.0.account;
     let known = state.progress.borrow().known.clone();
     let used = match ProviderName::new(provider) {
-        Ok(name) => peek(state.limiter.as_ref(), &known, &name, query.account.as_deref()).await,
+        Ok(name) => peek(state.limiter.as_ref(), &known, &name, account.as_deref()).await,
         Err(_) => Err(PeekError::NothingCounts),
     };
-    match used {
-        Ok(used) => Json(used).into_response(),
-        Err(error) => {
-            let status = match error {
-                PeekError::NothingCounts => StatusCode::NOT_FOUND,
-                PeekError::BadAccount(_) | PeekError::NoAccountLimits | PeekError::Blocked => StatusCode::BAD_REQUEST,
-                PeekError::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
-            };
-            (status, Json(json!({ "error": error.to_string() }))).into_response()
-        }
-    }
+    let refused = |error: PeekError| {
+        let status = match error {
+            PeekError::NothingCounts => StatusCode::NOT_FOUND,
+            PeekError::BadAccount(_) | PeekError::NoAccountLimits | PeekError::Blocked => StatusCode::BAD_REQUEST,
+            PeekError::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        Problem(status, error.to_string())
+    };
+    used.map(|used| Json(used).into_response()).map_err(refused)
 }
 
 /// What each lane of this process does now, and why.
@@ -315,7 +334,36 @@ mod tests {
         ] {
             let (status, body) = asked(rest).await;
             assert!(status == wanted && body.contains(words), "{rest}: {status} {body}");
+            assert!(body.starts_with(r#"{"error":""#), "{rest}: {body}");
         }
+        stop.cancel();
+    }
+
+    /// Whoever reads JSON reads it from every refusal.
+    #[tokio::test]
+    async fn every_refusal_of_the_api_is_an_error_in_words() {
+        let (address, _progress, stop) = start(None).await;
+        let json = |request: reqwest::RequestBuilder| request.header("content-type", "application/json");
+        for (method, path, wanted) in [
+            ("GET", "/api/v1/limits/acme?acount=a", 400),
+            ("GET", "/api/v1/providers/acme/history?seconds=x", 400),
+            ("GET", "/api/v1/jobs?limit=x", 400),
+            ("GET", "/api/v1/nowhere", 404),
+            ("GET", "/api/nowhere", 404),
+            ("POST", "/api/v1/nowhere", 404),
+            ("POST", "/api/v1/overview", 405),
+            ("DELETE", "/api/v1/jobs/p1", 405),
+            ("GET", "/api/v1/jobs/p1/cancel", 405),
+        ] {
+            let method = method.parse().unwrap();
+            let answer = json(client().request(method, format!("{address}{path}"))).send().await.unwrap();
+            assert_eq!(answer.status().as_u16(), wanted, "{path}");
+            let body: serde_json::Value = answer.json().await.unwrap_or_else(|error| panic!("{path}: {error}"));
+            assert!(body["error"].as_str().is_some_and(|words| words.len() > 10), "{path}: {body}");
+        }
+        // What is none of the API's stays as it was.
+        let page = get(&format!("{address}/nowhere"), None).await;
+        assert_eq!((page.status().as_u16(), page.text().await.unwrap().as_str()), (404, ""));
         stop.cancel();
     }
 }

@@ -3,16 +3,15 @@
 //! Refuses to work per page: what is asked is gathered once for everybody who asks within two seconds ([`Lookout`]), and an
 //! engine that is away leaves its numbers out and says so, instead of an error.
 
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
-use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use utoipa::{IntoParams, ToSchema};
 
 use super::OpsState;
-use super::api::problem::ErrorBody;
+use super::api::problem::{ErrorBody, Problem};
 use crate::domain::provider::ProviderName;
 use crate::fleet::lately::{DecisionLine, decisions, waits};
 use crate::fleet::overview::{Overview, ProviderOverview};
@@ -115,9 +114,9 @@ pub(super) async fn show(State(state): State<OpsState>) -> Response {
         (status = 404, description = "There is no such provider", body = ErrorBody),
     )
 )]
-pub(super) async fn provider(State(state): State<OpsState>, Path(name): Path<String>) -> Response {
+pub(super) async fn provider(State(state): State<OpsState>, Path(name): Path<String>) -> Result<Response, Problem> {
     let (overview, evidence) = (state.lookout.overview().await, state.lookout.evidence().await);
-    let Some(found) = overview.providers.iter().find(|provider| provider.name == name) else { return nobody() };
+    let Some(found) = overview.providers.iter().find(|provider| provider.name == name) else { return Err(nobody()) };
     let audit = match ProviderName::new(name.as_str()) {
         Ok(name) => state.desk.settings.audit(Some(&name), AUDIT_MAX).await.ok(),
         Err(_) => None,
@@ -129,7 +128,7 @@ pub(super) async fn provider(State(state): State<OpsState>, Path(name): Path<Str
         waits: waits(&evidence.workers, &name),
         decisions: decisions(&evidence.workers, &name),
     };
-    Json(page).into_response()
+    Ok(Json(page).into_response())
 }
 
 /// Rate, limit and backlog over the last minutes, oldest first.
@@ -147,18 +146,17 @@ pub(super) async fn provider(State(state): State<OpsState>, Path(name): Path<Str
 pub(super) async fn past(
     State(state): State<OpsState>,
     Path(name): Path<String>,
-    Query(since): Query<Since>,
-) -> Response {
-    let seconds = since.seconds.unwrap_or(HISTORY_DEFAULT_S);
+    since: Result<Query<Since>, QueryRejection>,
+) -> Result<Response, Problem> {
+    let seconds = since?.0.seconds.unwrap_or(HISTORY_DEFAULT_S);
     if !(1..=HISTORY_MAX_S).contains(&seconds) {
-        let error = format!("seconds must lie between 1 and {HISTORY_MAX_S}");
-        return (StatusCode::BAD_REQUEST, Json(json!({ "error": error }))).into_response();
+        return Err(Problem::bad(format!("seconds must lie between 1 and {HISTORY_MAX_S}")));
     }
     let known = state.lookout.overview().await.providers.iter().any(|provider| provider.name == name);
     let step_ms = u64::try_from(lookout::SAMPLE_EVERY.as_millis()).unwrap_or(u64::MAX);
     match state.lookout.history(&name, seconds) {
-        points if points.is_empty() && !known => nobody(),
-        points => Json(History { step_ms, points }).into_response(),
+        points if points.is_empty() && !known => Err(nobody()),
+        points => Ok(Json(History { step_ms, points }).into_response()),
     }
 }
 
@@ -180,8 +178,8 @@ impl From<AuditedChange> for ChangeLine {
     }
 }
 
-fn nobody() -> Response {
-    (StatusCode::NOT_FOUND, Json(json!({ "error": "no such provider" }))).into_response()
+fn nobody() -> Problem {
+    Problem::unknown("no such provider")
 }
 
 #[cfg(test)]
