@@ -169,7 +169,12 @@ fn the_row_and_the_engines_hide_what_lanes_say() {
         let (said, why, _) = with(change);
         assert_eq!((said, why.as_str()), (state, cause));
     }
-    // A row that cannot be meant: without a last good one nothing runs; with one, what it does is told, and the problems.
+}
+
+/// Without a last good one nothing runs; with one, what it does is told, and the problems.
+#[test]
+fn a_row_that_cannot_be_meant_is_told_with_what_counts_instead() {
+    let cold = || vec![worker("a", json!({"gate": held("cold", "lost its state", 7_000)}))];
     let bad = BadRow {
         provider: "acme".to_owned(),
         quota: "acme".to_owned(),
