@@ -85,7 +85,8 @@ impl Front {
 /// # Errors
 /// When the listener fails.
 pub async fn serve(listener: TcpListener, front: Front, stop: CancellationToken) -> std::io::Result<()> {
-    let service = Router::new().fallback(move |request| front.clone().answer(request)).layer(from_fn(guard::bounded));
+    let answers = Router::new().fallback(move |request| front.clone().answer(request));
+    let service = answers.layer(from_fn(api::refused::in_words)).layer(from_fn(guard::bounded));
     axum::serve(BoundedListener::new(listener), service).with_graceful_shutdown(stop.cancelled_owned()).await
 }
 
@@ -100,28 +101,8 @@ fn router(state: OpsState) -> Router {
         .route("/api/v1/openapi.json", get(openapi::show))
         .merge(api::routes())
         .merge(page::router())
-        .method_not_allowed_fallback(no_such_method)
         .route_layer(from_fn_with_state(state.clone(), guard::authorised));
-    Router::new()
-        .route("/livez", get(alive))
-        .route("/readyz", get(readyz))
-        .merge(guarded)
-        .fallback(nowhere)
-        .with_state(state)
-}
-
-/// Programs read why they were refused, whatever they asked; of anything but the API the status says it all.
-async fn nowhere(request: Request) -> Response {
-    refused(&request, StatusCode::NOT_FOUND, "there is no such address: see /api/v1/openapi.json")
-}
-
-async fn no_such_method(request: Request) -> Response {
-    refused(&request, StatusCode::METHOD_NOT_ALLOWED, "this address has no such method: see /api/v1/openapi.json")
-}
-
-fn refused(request: &Request, status: StatusCode, words: &str) -> Response {
-    let is_of_programs = request.uri().path().starts_with("/api/");
-    if is_of_programs { Problem(status, words.to_owned()).into_response() } else { status.into_response() }
+    Router::new().route("/livez", get(alive)).route("/readyz", get(readyz)).merge(guarded).with_state(state)
 }
 
 async fn alive() -> &'static str {
@@ -348,6 +329,7 @@ mod tests {
             ("GET", "/api/v1/limits/acme?acount=a", 400),
             ("GET", "/api/v1/providers/acme/history?seconds=x", 400),
             ("GET", "/api/v1/jobs?limit=x", 400),
+            ("GET", "/api/v1/jobs/%ff", 400),
             ("GET", "/api/v1/nowhere", 404),
             ("GET", "/api/nowhere", 404),
             ("POST", "/api/v1/nowhere", 404),
@@ -361,6 +343,8 @@ mod tests {
             let body: serde_json::Value = answer.json().await.unwrap_or_else(|error| panic!("{path}: {error}"));
             assert!(body["error"].as_str().is_some_and(|words| words.len() > 10), "{path}: {body}");
         }
+        let answer = client().get(format!("{address}/api/v1/jobs/p1/cancel")).send().await.unwrap();
+        assert_eq!(answer.headers()["allow"], "POST");
         // What is none of the API's stays as it was.
         let page = get(&format!("{address}/nowhere"), None).await;
         assert_eq!((page.status().as_u16(), page.text().await.unwrap().as_str()), (404, ""));

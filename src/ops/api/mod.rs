@@ -18,6 +18,7 @@ use crate::queue::message::CardNumbers;
 pub mod body;
 pub mod jobs;
 pub mod problem;
+pub mod refused;
 pub mod settings;
 #[cfg(test)]
 mod tests;
