@@ -2,17 +2,9 @@
 //!
 //! Refuses to warn where it can refuse: what stands here stops the start.
 
-use std::collections::BTreeSet;
-
-use secrecy::ExposeSecret as _;
-
 use super::address::{DatabaseUrl, LimiterUrl, QueueUrl, scheme_and_host};
 use super::meant::{Complaints, Ops};
 use crate::tls::may_be_plain;
-
-/// Fewest characters of an `ops.token` that other machines can try, and fewest different ones.
-const TOKEN_MIN: usize = 32;
-const TOKEN_DIFFERENT_MIN: usize = 8;
 
 /// What could be meant; `None` has its own complaint already.
 pub struct Parts<'a> {
@@ -42,25 +34,8 @@ pub fn find(parts: &Parts<'_>, complaints: &mut Complaints) {
         let what = format!("{listen} is reachable from other machines, and ops.token is not set");
         complaints.add("ops.listen", what, "Set ops.token (SLUICEGATE_OPS__TOKEN_FILE), or listen on 127.0.0.1");
     }
-    if let Some(Ops { listen: Some(listen), token: Some(token) }) = parts.ops
-        && !listen.ip().is_loopback()
-        && let Some(what) = guessable(token.expose_secret())
-    {
-        complaints.add("ops.token", what, "Use what `openssl rand -hex 24` writes");
-    }
     find_in_database(parts, complaints);
     find_plaintext(parts, complaints);
-}
-
-/// Why others could guess a token, if they could.
-fn guessable(token: &str) -> Option<String> {
-    let different = token.bytes().collect::<BTreeSet<u8>>().len();
-    (token.len() < TOKEN_MIN || different < TOKEN_DIFFERENT_MIN).then(|| {
-        format!(
-            "can be guessed by whoever reaches it: it has {} characters, {different} of them different",
-            token.len()
-        )
-    })
 }
 
 /// Adds a complaint per host of the database that would be spoken to in plain text, or unverified.

@@ -87,6 +87,22 @@ async fn what_costs_or_risks_something_is_a_warning_with_a_mend() {
     assert!(ran.json().as_array().unwrap().iter().all(|f| f["level"] == "ok" || f["mend"].is_string()));
 }
 
+#[tokio::test]
+async fn a_token_that_other_machines_could_guess_is_a_warning() {
+    let engine = Engine::default();
+    for (listen, token, wanted) in [
+        ("0.0.0.0:9464", "tr0ub4dor", vec!["warning"]),
+        ("0.0.0.0:9464", "abababababababababababababababab", vec!["warning"]),
+        ("0.0.0.0:9464", "0123456789abcdef0123456789abcdef", vec![]),
+        ("127.0.0.1:9464", "tr0ub4dor", vec![]),
+    ] {
+        let (listen, set) = (format!("ops.listen={listen}"), format!("ops.token={token}"));
+        let ran = engine.run(&["check", "--json", "--set", &listen, "--set", &set]).await;
+        assert_eq!(levels(&ran.json(), "configuration ops.token"), wanted, "{listen} {token}");
+        assert!(!ran.out.contains(token));
+    }
+}
+
 /// A request that leaves at the last moment must be answered before the drain is over.
 #[tokio::test]
 async fn a_drain_must_be_longer_than_any_request() {

@@ -2,7 +2,10 @@
 //!
 //! Refuses what `config` refuses already: a configuration with a hazard never gets here.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
+
+use secrecy::ExposeSecret as _;
 
 use super::Finding;
 use crate::config::{CardNumbers, Config, DatabaseUrl, LimiterUrl, QueueUrl};
@@ -14,6 +17,10 @@ use crate::worker::lane::patience;
 /// How long RabbitMQ waits for an acknowledgement before it closes the channel and delivers the message to another.
 /// <https://www.rabbitmq.com/docs/consumers#acknowledgement-timeout>
 const DELIVERY_TIMEOUT_DEFAULT: Duration = Duration::from_secs(1_800);
+
+/// Fewest characters of an `ops.token` that other machines can try, and fewest different ones.
+const TOKEN_MIN: usize = 32;
+const TOKEN_DIFFERENT_MIN: usize = 8;
 
 /// What a bad row means for workers.
 pub const MEND_ROW: &str =
@@ -39,6 +46,9 @@ pub fn configuration(config: &Config) -> Vec<Finding> {
         let what = format!("{host} is spoken to without TLS: passwords and payments are readable on the way");
         warn("tls.plaintext_hosts", &what, "Use TLS, or keep that network private");
     }
+    if let Some(what) = exposed_token(config) {
+        warn("ops.token", &what, "Use what `openssl rand -hex 24` writes");
+    }
     if config.ops.listen.is_none() {
         warn("ops.listen", "no health, metrics, API or web page", "Set ops.listen to IP:PORT");
     }
@@ -50,6 +60,16 @@ pub fn configuration(config: &Config) -> Vec<Finding> {
         findings.push(Finding::ok("configuration", "is safe as it stands"));
     }
     findings
+}
+
+/// Why whoever reaches the ops server could guess its token, if others reach it at all.
+fn exposed_token(config: &Config) -> Option<String> {
+    let listen = config.ops.listen.filter(|listen| !listen.ip().is_loopback())?;
+    let token = config.ops.token.as_ref()?.expose_secret();
+    let (length, different) = (token.chars().count(), token.chars().collect::<BTreeSet<char>>().len());
+    (length < TOKEN_MIN || different < TOKEN_DIFFERENT_MIN).then(|| {
+        format!("can be guessed by whoever reaches {listen}: it has {length} characters, {different} of them different")
+    })
 }
 
 /// Findings about the providers in the database.
