@@ -4,12 +4,14 @@
 //! in the databases and stores, and [`overview`] is the same whoever asks.
 
 pub mod conserved;
+mod counted;
 pub mod drain;
 pub mod lately;
 mod limits;
 pub mod overview;
 pub mod report;
 pub mod standing;
+mod warnings;
 pub mod workers;
 
 pub use conserved::Conserved;

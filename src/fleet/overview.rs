@@ -5,17 +5,17 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::Conserved;
-use super::drain::{Used, drained_at, drained_in, leaked_in, limit_per_second, on_each};
+use super::counted::Counted;
+use super::drain::{Used, drained_at, limit_per_second, on_each};
 use super::lately::lanes;
 pub use super::limits::LimitOverview;
 use super::limits::{in_force, limits};
-use super::report::problem_of;
 use super::standing::{RowSays, Standing, State, Subject, standing};
+use super::warnings::warnings;
 use super::workers::Worker;
 use crate::domain::limit::{Limit, Rule};
 use crate::domain::provider::{Provider, ProviderName};
@@ -23,11 +23,6 @@ use crate::ledger::operator::At;
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::BadRow;
 use crate::limiter::LimitUse;
-
-/// Time over which `sent_10s` counts.
-const RATE_WINDOW_S: f64 = 10.0;
-/// A lost worker is worth a warning for so long; its row stays for a day.
-const LOST_WARNED_MAX: Duration = Duration::from_secs(10 * 60);
 
 /// What was gathered; a source that could not be asked is empty, and in `away`.
 #[derive(Clone, Debug, Default)]
@@ -120,72 +115,6 @@ pub struct ProviderOverview {
     pub sending: u64,
     /// 429s to permits that we gave, since the processes started.
     pub refused_by_provider: u64,
-}
-
-/// Everything of one provider that is counted by whoever asks.
-struct Counted<'a> {
-    evidence: &'a Evidence,
-    account: Option<&'a Conserved>,
-    queued: Option<u64>,
-    in_hand: u64,
-    in_flight: u64,
-    sent_10s: u64,
-    lanes: u32,
-}
-
-impl<'a> Counted<'a> {
-    fn of(evidence: &'a Evidence, name: &str) -> Self {
-        let accounts = evidence.accounts.as_deref().unwrap_or_default();
-        let account = accounts.iter().find(|account| account.provider == name);
-        let live = || lanes(&evidence.workers, name).filter(|(worker, _)| worker.is_live()).map(|(_, lane)| lane);
-        let told = live().next().is_some();
-        Self {
-            evidence,
-            account,
-            queued: evidence.depths.get(name).copied(),
-            // Without a worker to ask, leases that still run tell.
-            in_hand: if told { live().map(|lane| lane.in_hand).sum() } else { account.map_or(0, |it| it.in_hand) },
-            in_flight: live().map(|lane| lane.in_flight).sum(),
-            sent_10s: live().map(|lane| lane.sent_10s).sum(),
-            lanes: u32::try_from(live().count()).unwrap_or(u32::MAX),
-        }
-    }
-
-    /// By what the limits allow and what the buckets let out, whichever is slower.
-    fn through(&self, provider: &Provider, backlog: u64, used: &[Used]) -> Option<Duration> {
-        let limits = drained_in(provider, backlog, used, self.hold(provider))?;
-        Some(limits.max(leaked_in(provider, backlog, self.lanes)?))
-    }
-
-    /// A due job's message is in the queue, and the queue may hold more that the ledger has not seen.
-    fn waiting(&self) -> u64 {
-        let (parked, due) = self.account.map_or((0, 0), |account| (account.parked, account.due));
-        parked + due.max(self.queued.unwrap_or(0)) + self.in_hand.saturating_sub(self.in_flight)
-    }
-
-    /// Nothing but parked jobs waits.
-    fn only_parked(&self) -> bool {
-        self.account.is_some_and(|account| account.parked > 0 && account.parked == self.waiting())
-    }
-
-    #[allow(clippy::cast_precision_loss, reason = "counts of requests are far below 2^53")]
-    fn rate_per_s(&self) -> f64 {
-        self.sent_10s as f64 / RATE_WINDOW_S
-    }
-
-    /// How long a request is on its way, by Little's law: what is in flight over what is begun.
-    #[allow(clippy::cast_precision_loss, reason = "counts of requests are far below 2^53")]
-    fn hold(&self, provider: &Provider) -> Duration {
-        if self.sent_10s == 0 {
-            return Duration::ZERO;
-        }
-        let seconds = self.in_flight as f64 / self.rate_per_s();
-        Duration::try_from_secs_f64(seconds).unwrap_or_default().min(provider.hold_max())
-    }
-
-    fn in_state(&self, state: &str) -> u64 {
-        self.account.map_or(0, |account| account.in_state(state))
-    }
 }
 
 /// The whole picture.
@@ -366,47 +295,6 @@ fn drained_ms(
 fn about_ms(evidence: &Evidence, name: &str, counted: &Counted<'_>, least_ms: u64) -> Option<u64> {
     let through = drained_at(*evidence.lately_per_s.get(name)?, counted.waiting())?;
     Some(u64::try_from(through.as_millis()).unwrap_or(u64::MAX).max(least_ms))
-}
-
-fn warnings(evidence: &Evidence) -> Vec<String> {
-    let mut warnings = evidence.away.clone();
-    warnings.extend(evidence.database_away.iter().map(|problem| format!("database: {problem}")));
-    for bad in &evidence.bad {
-        // One that can be meant and that no worker could ever call has no last good one either.
-        let nobody_says = !evidence.workers.iter().any(Worker::is_live);
-        let used = nobody_says || lanes(&evidence.workers, &bad.provider).any(|(worker, _)| worker.is_live());
-        let kept = used && evidence.providers.keys().any(|name| name.as_str() == bad.provider);
-        let what = if kept { "the last good one counts" } else { "nothing is sent" };
-        let problem = bad.problems.first().map_or("it cannot be meant", String::as_str);
-        warnings.push(format!("row of {} is bad, and {what}: {problem}", bad.provider));
-    }
-    for worker in &evidence.workers {
-        let place = worker.place();
-        match &worker.report {
-            _ if !worker.is_live() && worker.age <= LOST_WARNED_MAX => {
-                let silent_s = worker.age.as_secs();
-                warnings.push(format!("worker {place} is lost: it has not reported for {silent_s} s"));
-            }
-            _ if !worker.is_live() => {}
-            None => warnings.push(format!("worker {place} reports in a format that this program does not read")),
-            Some(report) => {
-                let away = report.engines.iter().filter(|(_, engine)| !engine.ok);
-                warnings.extend(away.map(|(name, engine)| {
-                    let problem = engine.problem.as_deref().unwrap_or("does not answer");
-                    format!("worker {place}: {}", problem_of(name, problem))
-                }));
-                warnings.extend(report.warnings.iter().map(|warning| format!("worker {place}: {warning}")));
-            }
-        }
-    }
-    let live = evidence.workers.iter().filter(|worker| worker.is_live());
-    let mut versions: Vec<&str> = live.map(|worker| worker.version.as_str()).collect();
-    versions.sort_unstable();
-    versions.dedup();
-    if versions.len() > 1 {
-        warnings.push(format!("workers run different versions: {}", versions.join(", ")));
-    }
-    warnings
 }
 
 #[cfg(test)]

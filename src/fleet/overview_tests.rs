@@ -1,5 +1,7 @@
 //! One provider, one row, and what workers say of it: every state with its cause, and which hides which.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use super::*;

@@ -1,0 +1,55 @@
+//! What somebody should look at, in words: the warnings of the overview.
+//!
+//! Refuses to stay silent about what could not be asked.
+
+use std::time::Duration;
+
+use super::lately::lanes;
+use super::overview::Evidence;
+use super::report::problem_of;
+use super::workers::Worker;
+
+/// A lost worker is worth a warning for so long; its row stays for a day.
+const LOST_WARNED_MAX: Duration = Duration::from_secs(10 * 60);
+
+/// One line each.
+pub(super) fn warnings(evidence: &Evidence) -> Vec<String> {
+    let mut warnings = evidence.away.clone();
+    warnings.extend(evidence.database_away.iter().map(|problem| format!("database: {problem}")));
+    for bad in &evidence.bad {
+        // One that can be meant and that no worker could ever call has no last good one either.
+        let nobody_says = !evidence.workers.iter().any(Worker::is_live);
+        let used = nobody_says || lanes(&evidence.workers, &bad.provider).any(|(worker, _)| worker.is_live());
+        let kept = used && evidence.providers.keys().any(|name| name.as_str() == bad.provider);
+        let what = if kept { "the last good one counts" } else { "nothing is sent" };
+        let problem = bad.problems.first().map_or("it cannot be meant", String::as_str);
+        warnings.push(format!("row of {} is bad, and {what}: {problem}", bad.provider));
+    }
+    for worker in &evidence.workers {
+        let place = worker.place();
+        match &worker.report {
+            _ if !worker.is_live() && worker.age <= LOST_WARNED_MAX => {
+                let silent_s = worker.age.as_secs();
+                warnings.push(format!("worker {place} is lost: it has not reported for {silent_s} s"));
+            }
+            _ if !worker.is_live() => {}
+            None => warnings.push(format!("worker {place} reports in a format that this program does not read")),
+            Some(report) => {
+                let away = report.engines.iter().filter(|(_, engine)| !engine.ok);
+                warnings.extend(away.map(|(name, engine)| {
+                    let problem = engine.problem.as_deref().unwrap_or("does not answer");
+                    format!("worker {place}: {}", problem_of(name, problem))
+                }));
+                warnings.extend(report.warnings.iter().map(|warning| format!("worker {place}: {warning}")));
+            }
+        }
+    }
+    let live = evidence.workers.iter().filter(|worker| worker.is_live());
+    let mut versions: Vec<&str> = live.map(|worker| worker.version.as_str()).collect();
+    versions.sort_unstable();
+    versions.dedup();
+    if versions.len() > 1 {
+        warnings.push(format!("workers run different versions: {}", versions.join(", ")));
+    }
+    warnings
+}
