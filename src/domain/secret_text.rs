@@ -1,4 +1,5 @@
-//! Text that is obviously a credential: by the marks that their issuers gave keys and tokens so that they can be found.
+//! Text that is obviously a credential: by the marks that their issuers gave keys and tokens so that they can be found, or
+//! by the name under which it is sent.
 //!
 //! Refuses to guess by randomness alone: a reference is as random as a key, and a payment must not stop for it.
 
@@ -26,6 +27,21 @@ const MARKS: [(&str, usize); 17] = [
 const BEARER_CHARS_MIN: usize = 16;
 /// No shorter text is one: a message has many words, and most are short.
 const SECRET_BYTES_MIN: usize = 16;
+
+/// Headers that carry credentials, whatever stands in them.
+const CREDENTIAL_NAMES: [&str; 3] = ["authorization", "proxy-authorization", "cookie"];
+/// Last words of other names under which credentials are sent.
+const CREDENTIAL_WORDS: [&str; 5] = ["key", "apikey", "token", "secret", "password"];
+
+/// Whether a header or parameter of this name carries a credential.
+#[must_use]
+pub fn names_credential(name: &str) -> bool {
+    let name = name.to_ascii_lowercase().replace('_', "-");
+    let last = name.rsplit('-').next().unwrap_or_default();
+    // That key tells payments apart and opens nothing.
+    let tells_apart = name.ends_with("idempotency-key");
+    !tells_apart && (CREDENTIAL_NAMES.contains(&name.as_str()) || CREDENTIAL_WORDS.contains(&last))
+}
 
 /// Whether a text holds what is obviously a secret.
 #[must_use]
@@ -65,6 +81,22 @@ mod tests {
     fn no_mark_and_its_secret_are_shorter_than_the_shortest() {
         let shortest = MARKS.iter().map(|(mark, least)| mark.len() + least).min();
         assert_eq!(shortest, Some(SECRET_BYTES_MIN));
+    }
+
+    #[test]
+    fn credentials_are_known_by_their_names() {
+        for name in ["Authorization", "proxy-authorization", "Cookie", "X-API-Key", "apikey", "api_key", "key"] {
+            assert!(names_credential(name), "{name}");
+        }
+        for name in ["X-Auth-Token", "client_secret", "PASSWORD", "Ocp-Apim-Subscription-Key"] {
+            assert!(names_credential(name), "{name}");
+        }
+        for name in ["Idempotency-Key", "X-Idempotency-Key", "idempotency_key", "Stripe-Account", "X-Keyboard"] {
+            assert!(!names_credential(name), "{name}");
+        }
+        for name in ["monkey", "key-id", "Accept", ""] {
+            assert!(!names_credential(name), "{name}");
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod bad_lines;
 mod bench;
 mod bench_engines;
 mod check;
+mod credentials;
 mod enqueue;
 mod explain;
 mod fakes;

@@ -11,6 +11,7 @@ use super::Finding;
 use crate::config::{CardNumbers, Config, DatabaseUrl, LimiterUrl, QueueUrl};
 use crate::domain::limit::Algorithm;
 use crate::domain::provider::{Provider, SlotRelease, StoreDown};
+use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::Snapshot;
 use crate::worker::lane::patience;
 
@@ -85,6 +86,14 @@ pub fn snapshot(snapshot: &Snapshot, config: &Config) -> Vec<Finding> {
         }
     };
     snapshot.providers.iter().flat_map(judge).collect()
+}
+
+/// Findings about a row that only its writing shows; what it means is right.
+pub fn written(row: &ProviderRow) -> Vec<Finding> {
+    let mend =
+        "Mend the row: it goes on working, and the database, its audit and its back-ups show it to whoever reads them";
+    let warning = |problem: String| Finding::warning(format!("provider {}", row.name), problem, mend);
+    row.literal_credentials().into_iter().map(warning).collect()
 }
 
 /// Findings about one provider.

@@ -140,7 +140,9 @@ async fn database(config: &Config, engines: &dyn Engines) -> (Vec<Finding>, Opti
         settings.version().await?;
         let answered = started.elapsed();
         let snapshot = settings.load().await?;
-        Ok::<_, CommandError>((answered, snapshot))
+        // They are read all together or not at all, and one that cannot be read is named in the snapshot already.
+        let rows = settings.rows(None).await.unwrap_or_default();
+        Ok::<_, CommandError>((answered, snapshot, rows))
     };
     match tokio::time::timeout(PROBE_TIMEOUT, reached).await {
         Err(_) => (vec![silent(subject)], None),
@@ -154,9 +156,10 @@ async fn database(config: &Config, engines: &dyn Engines) -> (Vec<Finding>, Opti
             let mend = "Do what it says, or check that it runs and database.url";
             (vec![Finding::error(subject, error.to_string(), mend)], None)
         }
-        Ok(Ok((answered, snapshot))) => {
+        Ok(Ok((answered, snapshot, rows))) => {
             let mut findings = vec![Finding::ok(subject, format!("answers in {} ms", answered.as_millis()))];
             findings.extend(judge::snapshot(&snapshot, config));
+            findings.extend(rows.iter().flat_map(judge::written));
             let meant = snapshot.providers.iter().filter_map(|row| row.as_ref().ok());
             for provider in meant {
                 findings.extend(unusable(provider, config, engines));

@@ -37,7 +37,8 @@ pub fn checked_rows(text: &str, file: &Path, engines: &dyn Engines) -> Result<Ve
             problems.push(format!("provider `{}`: stands in the file twice", row.name));
         }
         let found = engines.meant(row).map_or_else(|bad| bad.problems, |provider| engines.problems(&provider));
-        problems.extend(found.iter().map(|problem| format!("provider `{}`: {problem}", row.name)));
+        let found = row.literal_credentials().into_iter().chain(found);
+        problems.extend(found.map(|problem| format!("provider `{}`: {problem}", row.name)));
     }
     if rows.is_empty() {
         problems.push("names no provider: write [[provider]] tables".to_owned());

@@ -102,10 +102,18 @@ fn keys<T: DeserializeOwned + Default>(table: Table, at: &str, problems: &mut Ve
             Ok(_) => {
                 good.insert(key, value);
             }
-            Err(error) => problems.push(format!("{at}: `{key}`: {}", error.message())),
+            Err(error) => problems.push(format!("{at}: `{key}`: {}", without_quotation(error.message()))),
         }
     }
     good.try_into().unwrap_or_default()
+}
+
+/// Words of an error that quotes a text, which may be a secret, without it.
+fn without_quotation(message: &str) -> String {
+    match (message.find('"'), message.rfind('"')) {
+        (Some(from), Some(to)) if from < to => format!("{}{}", message[..from].trim_end(), &message[to + 1..]),
+        _ => message.to_owned(),
+    }
 }
 
 fn holds_date(value: &Value) -> bool {
@@ -196,6 +204,17 @@ mode = "drop"
         let problems = parse_provider_file(text).unwrap_err();
         let [problem] = problems.as_slice() else { panic!("{problems:?}") };
         assert!(problem.starts_with("line 4: ") && !problem.contains("sk_live"), "{problem}");
+    }
+
+    #[test]
+    fn a_text_where_none_may_be_is_named_by_its_key_and_not_repeated() {
+        let text = "[[provider]]\nname = \"acme\"\nheaders = \"Bearer \\\"hunter2\\\"\"\nworkers = \"hunter2\"\n";
+        let problems = parse_provider_file(text).unwrap_err();
+        let headers =
+            problems.iter().any(|problem| problem.starts_with("provider `acme`: `headers`: invalid type: string, "));
+        let workers =
+            problems.iter().any(|problem| problem.starts_with("provider `acme`: `workers`: invalid type: string, "));
+        assert!(headers && workers && !problems.concat().contains("hunter2"), "{problems:#?}");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 mod accounts;
 mod file;
 mod limits;
+mod literal;
 mod lookup;
 mod meant;
 mod no_secrets;

@@ -1,0 +1,99 @@
+//! Credentials without a mark: known by the name of the header or parameter that they stand in, where a reference must be.
+//!
+//! Refuses them in rows that somebody writes. Those that are there already are read as ever, because a lane must not stop
+//! for a stricter rule; `check` names them.
+
+use serde_json::Value;
+
+use super::ProviderRow;
+use crate::domain::secret_text::names_credential;
+
+/// What a header may hold beside its text.
+const REFERENCES: [&str; 3] = ["${env:", "${file:", "${job:account}"];
+
+impl ProviderRow {
+    /// One problem per header and parameter that carries a credential and refers to none; says where, never what.
+    #[must_use]
+    pub fn literal_credentials(&self) -> Vec<String> {
+        let headers = self.headers.iter().filter_map(|(name, value)| {
+            let text = value.as_str()?;
+            let is_literal = names_credential(name) && !REFERENCES.iter().any(|reference| text.contains(reference));
+            is_literal.then(|| {
+                let mend = "put it into a variable or a file, replace it at its issuer, and refer to the new one by \
+                            ${env:NAME} or ${file:PATH}";
+                format!("headers: the value of `{}` is a credential in the row itself: {mend}", name.escape_debug())
+            })
+        });
+        let lookup = self.lookup.as_ref().and_then(|lookup| lookup.get("url")).and_then(Value::as_str);
+        let urls = [("url", Some(self.url.as_str())), ("lookup.url", lookup)];
+        let parameters = urls.into_iter().flat_map(|(column, url)| {
+            let found = url.into_iter().flat_map(credential_parameters);
+            found.map(move |name| {
+                let mend = "send it in `headers` by ${env:NAME} or ${file:PATH}, and replace it at its issuer";
+                format!("{column}: the parameter `{}` is a credential in the row itself: {mend}", name.escape_debug())
+            })
+        });
+        headers.chain(parameters).collect()
+    }
+}
+
+/// Names of parameters that carry a credential and no part of a job.
+fn credential_parameters(url: &str) -> Vec<String> {
+    let query = url.split_once('?').map_or("", |(_, query)| query);
+    let query = query.split_once('#').map_or(query, |(query, _)| query);
+    url::form_urlencoded::parse(query.as_bytes())
+        .filter(|(name, value)| names_credential(name) && !value.contains("${job:"))
+        .map(|(name, _)| name.into_owned())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::tests::{good, with};
+
+    #[test]
+    fn a_credential_without_a_mark_is_known_by_where_it_stands() {
+        for (columns, place) in [
+            (json!({"headers": {"Authorization": "Basic aHVudGVyMg=="}}), "headers: the value of `Authorization`"),
+            (json!({"headers": {"authorization": "Bearer hunter2"}}), "headers: the value of `authorization`"),
+            (json!({"headers": {"X-API-Key": "hunter2"}}), "headers: the value of `X-API-Key`"),
+            (json!({"headers": {"Cookie": "session=hunter2"}}), "headers: the value of `Cookie`"),
+            (json!({"headers": {"X-Auth-Token": "${job:id} hunter2"}}), "headers: the value of `X-Auth-Token`"),
+            (json!({"url": "https://api.example.com/?a=b&api_key=hunter2"}), "url: the parameter `api_key`"),
+            (
+                json!({"lookup": {"url": "https://api.example.com/${job:id}?access%5Ftoken=hunter2#x"}}),
+                "lookup.url: the parameter `access_token`",
+            ),
+        ] {
+            let row = with(columns);
+            let found = row.literal_credentials();
+            assert_eq!(found.len(), 1, "{found:?}");
+            assert!(found[0].starts_with(place) && found[0].contains("${env:NAME}"), "{found:?}");
+            assert!(!found[0].contains("hunter2") && !found[0].contains("aHVudGVyMg"), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn references_and_other_names_are_let_be() {
+        let row = with(json!({
+            "url": "https://api.example.com/charges?version=3",
+            "headers": {
+                "Authorization": "Bearer ${env:KEY}",
+                "X-API-Key": "${file:/run/secrets/sluicegate/key}",
+                "X-Account-Key": "acct_${job:account}",
+                "X-Version": "2026-01-01",
+                "Stripe-Account": "acct_1",
+            },
+            "lookup": {"url": "https://api.example.com/charges?idempotency_key=${job:idempotency_key}&key=${job:id}"},
+        }));
+        assert_eq!(row.literal_credentials(), [""; 0]);
+        assert_eq!(good().literal_credentials(), [""; 0]);
+    }
+
+    #[test]
+    fn a_row_that_is_there_is_read_as_ever() {
+        assert!(with(json!({"headers": {"Authorization": "Basic aHVudGVyMg=="}})).meant(1).is_ok());
+    }
+}

@@ -1,0 +1,84 @@
+//! Credentials in provider rows and files, by the program itself: refused or named, and never repeated.
+
+use assert_cmd::Command;
+use sluicegate::ledger::database::Database;
+use sluicegate::ledger::provider_row::ProviderRow;
+
+const SECRET: &str = "aHVudGVyMg";
+
+fn sluicegate(dir: &tempfile::TempDir) -> Command {
+    let mut command = Command::cargo_bin("sluicegate").unwrap();
+    command.env_clear().env("PATH", "/usr/bin:/bin").current_dir(dir.path());
+    command
+}
+
+fn file(more: &str) -> String {
+    let limit = "[[provider.limit]]\nname = \"all\"\nmax_requests = 5\nwindow_ms = 1000\n";
+    format!("[[provider]]\nname = \"acme\"\nurl = \"https://api.example.com/charges\"\n{more}\n{limit}")
+}
+
+/// Exit and everything that was printed, whatever the width of its columns.
+fn told(mut command: Command) -> (Option<i32>, String) {
+    let output = command.output().unwrap();
+    let printed = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+    (output.status.code(), printed.split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+/// `apply` and `check --providers` of a file.
+fn judged(dir: &tempfile::TempDir, text: &str) -> [(Option<i32>, String); 2] {
+    std::fs::write(dir.path().join("providers.toml"), text).unwrap();
+    let with = |line: &[&str]| {
+        let mut command = sluicegate(dir);
+        command.args(line);
+        told(command)
+    };
+    [with(&["provider", "apply", "providers.toml"]), with(&["check", "--no-connect", "--providers", "providers.toml"])]
+}
+
+#[test]
+fn a_literal_credential_is_applied_nowhere() {
+    let dir = tempfile::tempdir().unwrap();
+    for (more, place) in [
+        (format!("headers = {{ Authorization = \"Basic {SECRET}\" }}"), "the value of `Authorization`"),
+        (format!("headers = {{ X-API-Key = \"{SECRET}\" }}"), "the value of `X-API-Key`"),
+        (
+            format!("lookup = {{ url = \"https://a.example/${{job:id}}?token={SECRET}\" }}"),
+            "lookup.url: the parameter `token`",
+        ),
+    ] {
+        for (exit, told) in judged(&dir, &file(&more)) {
+            assert_eq!(exit, Some(78), "{told}");
+            assert!(
+                told.contains("provider `acme`: ") && told.contains(place) && told.contains("${file:PATH}"),
+                "{told}"
+            );
+            assert!(!told.contains(SECRET), "{told}");
+        }
+    }
+    assert!(!dir.path().join("sluicegate.db").exists());
+    for (exit, told) in judged(&dir, &file("headers = { Authorization = \"Basic ${env:ACME}\", X-Version = \"3\" }")) {
+        assert_eq!(exit, Some(0), "{told}");
+    }
+}
+
+#[tokio::test]
+async fn a_credential_that_is_there_is_named_and_goes_on_working() {
+    let dir = tempfile::tempdir().unwrap();
+    let database = Database::open(&format!("sqlite://{}/sluicegate.db", dir.path().display()), 1).unwrap();
+    database.migrate().await.unwrap();
+    let row: ProviderRow = serde_json::from_value(serde_json::json!({
+        "name": "acme",
+        "url": "https://api.example.com/charges",
+        "headers": { "Cookie": format!("session={SECRET}") },
+        "limit": [{ "name": "all", "max_requests": 5, "window_ms": 1000 }],
+    }))
+    .unwrap();
+    database.settings().apply(&[row], false).await.unwrap();
+    assert!(database.settings().load().await.unwrap().providers[0].is_ok());
+    database.close().await;
+    let mut check = sluicegate(&dir);
+    check.arg("check");
+    let (exit, told) = told(check);
+    assert_eq!(exit, Some(0), "{told}");
+    assert!(told.contains("warning provider acme headers: the value of `Cookie`") && !told.contains(SECRET), "{told}");
+}
