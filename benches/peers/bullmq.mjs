@@ -1,4 +1,4 @@
-// BullMQ with its limiter: takes jobs from Redis, makes one HTTP call for each, and prints what the provider saw as JSON.
+// BullMQ with its limiter: takes jobs from Redis, or from PostgreSQL, makes one HTTP call for each, and prints what the provider saw as JSON.
 //
 // Beside `sluicegate bench path` and `bench fidelity`. It keeps no ledger and promises no window (README.md).
 import http from 'node:http';
@@ -8,7 +8,8 @@ import { parseArgs } from 'node:util';
 const { values } = parseArgs({
   options: {
     modules: { type: 'string' }, // directory with node_modules
-    redis: { type: 'string' }, // port on loopback
+    redis: { type: 'string' }, // port on loopback; or
+    postgres: { type: 'string' }, // postgres://…
     provider: { type: 'string' }, // http://127.0.0.1:PORT
     jobs: { type: 'string' },
     seconds: { type: 'string' },
@@ -24,10 +25,13 @@ const number = (name) => {
   return value;
 };
 const require = createRequire(`${values.modules}/`);
-const { Queue, Worker } = require('bullmq');
+const { Queue, Worker, createPostgresBackend } = require('bullmq');
 const [jobs, workers, concurrency] = ['jobs', 'workers', 'concurrency'].map(number);
 const provider = new URL(values.provider);
-const connection = { host: '127.0.0.1', port: number('redis'), maxRetriesPerRequest: null };
+const connection = values.postgres
+  ? { connectionString: values.postgres, migrate: true }
+  : { host: '127.0.0.1', port: number('redis'), maxRetriesPerRequest: null };
+const backend = values.postgres ? createPostgresBackend : undefined;
 const name = `peer-${process.pid}`;
 const agent = new http.Agent({ keepAlive: true, maxSockets: concurrency * workers });
 
@@ -58,7 +62,7 @@ async function charge(job) {
   if (status !== 200) throw new Error(`answered ${status}`);
 }
 
-const queue = new Queue(name, { connection });
+const queue = new Queue(name, { connection }, backend);
 for (let from = 0; from < jobs; from += 1000) {
   const some = Array.from({ length: Math.min(1000, jobs - from) }, (_, at) => ({
     name: 'charge',
@@ -71,7 +75,7 @@ for (let from = 0; from < jobs; from += 1000) {
 const limiter = { max: number('max'), duration: number('window') };
 let completed = 0;
 let failed = 0;
-const crew = Array.from({ length: workers }, () => new Worker(name, charge, { connection, concurrency, limiter }));
+const crew = Array.from({ length: workers }, () => new Worker(name, charge, { connection, concurrency, limiter }, backend));
 await new Promise((resolve) => {
   const over = setTimeout(resolve, number('seconds') * 1000);
   for (const worker of crew) {

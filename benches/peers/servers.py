@@ -57,11 +57,12 @@ def process(command, log, environment=None, ending=signal.SIGTERM):
 
 
 @contextlib.contextmanager
-def redis(directory):
+def redis(directory, persistent=False):
+    """In memory alone; or with a log of all writes on disk, synced every second."""
     directory.mkdir()
     port = free_port()
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory), "--save", ""]
-    command += ["--appendonly", "no", "--maxmemory-policy", "noeviction", "--daemonize", "no"]
+    command += ["--appendonly", "yes" if persistent else "no", "--appendfsync", "everysec", "--maxmemory-policy", "noeviction", "--daemonize", "no"]
     with process(command, directory / "log") as child:
         await_port(port, child, directory / "log")
         yield port
