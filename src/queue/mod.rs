@@ -40,7 +40,7 @@ pub fn delay_step(wait: Duration) -> Option<Duration> {
     DELAY_STEPS.into_iter().rev().find(|step| *step <= wait)
 }
 
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum QueueError {
     /// The broker cannot be reached or the connection ended. Work resumes when the supervisor has rebuilt it.
     #[error("broker away: {0}")]

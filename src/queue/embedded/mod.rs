@@ -22,6 +22,7 @@ mod dead;
 mod find;
 mod lane;
 mod store;
+mod together;
 
 use lane::EmbeddedLane;
 use store::Store;
@@ -32,8 +33,8 @@ const PREFIX: &str = "payments";
 pub struct EmbeddedQueue {
     store: Store,
     signals: Signals,
-    /// The tasks behind lanes; they end after giving back what their lane still held.
-    lanes: TaskTracker,
+    /// Those behind lanes, which end after giving back what their lane still held, and commits under way.
+    tasks: TaskTracker,
 }
 
 /// Wakes the lanes of a queue when something in it changed within this process.
@@ -51,7 +52,8 @@ impl EmbeddedQueue {
     /// Works on table `queue_messages`, which `sluicegate migrate` creates.
     #[must_use]
     pub fn new(pool: SqlitePool) -> Self {
-        Self { store: Store::new(pool), signals: Signals::default(), lanes: TaskTracker::new() }
+        let tasks = TaskTracker::new();
+        Self { store: Store::new(pool, tasks.clone()), signals: Signals::default(), tasks }
     }
 
     /// Gives back everything that a process before this one had taken; returns how many messages. Only for `run`, at
@@ -65,8 +67,8 @@ impl EmbeddedQueue {
 
     /// Waits until every dropped lane has given back what it held. Lanes still open keep it waiting.
     pub async fn close(&self) {
-        self.lanes.close();
-        self.lanes.wait().await;
+        self.tasks.close();
+        self.tasks.wait().await;
     }
 }
 
@@ -86,7 +88,7 @@ impl Queue for EmbeddedQueue {
         let queue = names::lane_queue(PREFIX, provider)?;
         self.ping().await?;
         let signal = self.signals.of(&queue);
-        Ok(Box::new(EmbeddedLane::open(self.store.clone(), queue, signal, places, &self.lanes)))
+        Ok(Box::new(EmbeddedLane::open(self.store.clone(), queue, signal, places, &self.tasks)))
     }
 
     async fn publish(&self, message: Outgoing) -> Result<(), QueueError> {
@@ -102,7 +104,7 @@ impl Queue for EmbeddedQueue {
             Destination::Invalid { .. } => (format!("{PREFIX}.invalid"), 0),
             Destination::Outcomes { .. } => (format!("{PREFIX}.outcomes"), 0),
         };
-        let id = self.store.insert(&queue, &message.body, &properties, delay_ms).await?;
+        let id = self.store.insert(&queue, message.body, &properties, delay_ms).await?;
         if matches!(message.destination, Destination::Outcomes { .. }) {
             self.store.trim(&queue, id).await?;
         }

@@ -6,9 +6,12 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use sqlx::{AssertSqlSafe, Row as _, SqlitePool};
+use tokio_util::task::TaskTracker;
 
+use super::together::{Together, Write};
 use crate::queue::{Properties, QueueError};
 
 /// Outcome events kept.
@@ -28,6 +31,7 @@ const GIVE_BACK: &str = "UPDATE queue_messages SET taken = 0, redelivered = 1, \
 #[derive(Clone)]
 pub(super) struct Store {
     pub(super) pool: SqlitePool,
+    together: Together,
 }
 
 /// One message, taken.
@@ -72,8 +76,8 @@ fn read_properties(text: &str) -> Result<Properties, serde_json::Error> {
 }
 
 impl Store {
-    pub fn new(pool: SqlitePool) -> Self {
-        Self { pool }
+    pub fn new(pool: SqlitePool, tasks: TaskTracker) -> Self {
+        Self { together: Together::new(pool.clone(), tasks), pool }
     }
 
     /// SQLite's version, if there is a queue.
@@ -88,7 +92,7 @@ impl Store {
     pub async fn insert(
         &self,
         queue: &str,
-        body: &[u8],
+        body: Bytes,
         properties: &Properties,
         delay_ms: u64,
     ) -> Result<i64, QueueError> {
@@ -97,16 +101,7 @@ impl Store {
         // One more, because the clock's reading is rounded down and a delay must not be short.
         let delay_ms = if delay_ms == 0 { 0 } else { delay_ms.saturating_add(1) };
         let visible_at_ms = now_ms().saturating_add(i64::try_from(delay_ms).unwrap_or(i64::MAX));
-        let sql = "INSERT INTO queue_messages (queue, body, properties, visible_at_ms) VALUES (?1, ?2, ?3, ?4)";
-        let done = sqlx::query(sql)
-            .bind(queue)
-            .bind(body)
-            .bind(properties)
-            .bind(visible_at_ms)
-            .execute(&self.pool)
-            .await
-            .map_err(explain)?;
-        Ok(done.last_insert_rowid())
+        self.together.write(Write::Insert { queue: queue.to_owned(), body, properties, visible_at_ms }).await
     }
 
     /// Deletes the oldest messages of a queue beyond [`OUTCOMES_KEPT`], now and then.
@@ -148,8 +143,7 @@ impl Store {
 
     /// Deletes a message that this lane holds; false when it holds it no more.
     pub async fn finish(&self, id: i64, lane: i64) -> Result<bool, QueueError> {
-        let sql = "DELETE FROM queue_messages WHERE id = ?1 AND taken = ?2";
-        self.changed(sqlx::query(sql).bind(id).bind(lane)).await.map(|rows| rows > 0)
+        self.together.write(Write::Finish { id, lane }).await.map(|rows| rows > 0)
     }
 
     /// Gives back a message that this lane holds; false when it holds it no more.

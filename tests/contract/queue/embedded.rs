@@ -1,8 +1,12 @@
 //! The embedded queue: the promises of all queues, and its own.
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures_util::future::join_all;
+use futures_util::poll;
 use sluicegate::domain::job::Token;
 use sluicegate::domain::provider::ProviderName;
 use sluicegate::ledger::database::Database;
@@ -12,7 +16,7 @@ use sqlx::{Row as _, SqlitePool};
 
 use super::{
     PATIENCE, assert_invalid_headers, bodies, conformance, invalid_message, invalid_with_all_properties, provider,
-    publish_all, set, take, take_many,
+    publish_all, set, take, take_many, to_lane,
 };
 
 struct Bench {
@@ -202,4 +206,67 @@ async fn a_job_is_found_in_its_lane_with_those_before_it() {
     let Search::Found(third) = find("third").await else { panic!("not found") };
     assert!(third.taken, "{third:?}");
     assert!(matches!(find("last").await, Search::Found(Found { taken: false, before: 0, .. })));
+}
+
+/// How often the queue's one connection commits from now on.
+async fn count_commits(pool: &SqlitePool) -> Arc<AtomicUsize> {
+    let commits = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&commits);
+    let mut connection = pool.acquire().await.unwrap();
+    connection.lock_handle().await.unwrap().set_commit_hook(move || {
+        counter.fetch_add(1, Ordering::SeqCst);
+        true
+    });
+    commits
+}
+
+/// 300 are one, 128, 128 and 43: the first finds nobody writing, and the others those who come meanwhile.
+const COMMITS_OF_300: usize = 4;
+
+#[tokio::test]
+async fn those_who_come_while_somebody_writes_are_committed_together() {
+    let bench = bench("").await;
+    let commits = count_commits(&bench.pool).await;
+    let numbers: Vec<String> = (0..300).map(|number| number.to_string()).collect();
+    let published = numbers.iter().map(|number| bench.queue.publish(to_lane("stripe", number)));
+    join_all(published).await.into_iter().for_each(Result::unwrap);
+    assert_eq!(commits.swap(0, Ordering::SeqCst), COMMITS_OF_300);
+    let mut lane = bench.queue.open_lane(&provider("stripe"), 300).await.unwrap();
+    let taken = take_many(&mut *lane, 300).await;
+    assert_eq!(bodies(&taken).len(), 300);
+    commits.store(0, Ordering::SeqCst);
+    let finished = taken.into_iter().map(|delivery| delivery.receipt.ack());
+    join_all(finished).await.into_iter().for_each(Result::unwrap);
+    assert_eq!(commits.swap(0, Ordering::SeqCst), COMMITS_OF_300);
+    let left: i64 = sqlx::query_scalar("SELECT count(*) FROM queue_messages").fetch_one(&bench.pool).await.unwrap();
+    assert_eq!(left, 0);
+}
+
+/// What a lane lost is told to its own receipt, whoever else is written with it.
+#[tokio::test]
+async fn each_is_answered_for_itself() {
+    let bench = bench("").await;
+    publish_all(&*bench.queue, "stripe", &["a", "b", "c"]).await;
+    let mut lane = bench.queue.open_lane(&provider("stripe"), 3).await.unwrap();
+    let taken = take_many(&mut *lane, 3).await;
+    sqlx::query("DELETE FROM queue_messages WHERE body = ?1").bind(&b"b"[..]).execute(&bench.pool).await.unwrap();
+    let names: Vec<String> = taken.iter().map(|delivery| String::from_utf8(delivery.body.to_vec()).unwrap()).collect();
+    let answers = join_all(taken.into_iter().map(|delivery| delivery.receipt.ack())).await;
+    for (name, answer) in names.iter().zip(answers) {
+        assert_eq!(answer.is_err(), name == "b", "{name}");
+    }
+}
+
+#[tokio::test]
+async fn what_nobody_waits_for_any_more_is_not_begun() {
+    let bench = bench("").await;
+    let mut first = pin!(bench.queue.publish(to_lane("stripe", "first")));
+    assert!(poll!(&mut first).is_pending());
+    {
+        let dropped = pin!(bench.queue.publish(to_lane("stripe", "dropped")));
+        assert!(poll!(dropped).is_pending());
+    }
+    first.await.unwrap();
+    publish_all(&*bench.queue, "stripe", &["last"]).await;
+    assert_eq!(bench.queue.depth(&provider("stripe")).await.unwrap(), Some(2));
 }
