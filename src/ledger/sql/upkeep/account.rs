@@ -13,7 +13,7 @@ use super::super::engine::{Args, Engine, Sql};
 use super::super::reports::LANES;
 use super::super::row::{Row, corrupt};
 use super::OPEN;
-use super::settled::{NOT_FOR_GOOD, UNSUMMED};
+use super::settled::{NOT_FOR_GOOD, unsummed};
 use crate::ledger::LedgerError;
 use crate::ledger::upkeep::{Account, Checked};
 
@@ -120,7 +120,8 @@ fn from_the_sum() -> Vec<String> {
         ),
         format!(
             "SELECT min(provider) AS provider, 'state' AS place, min(state) AS state, count(*) AS jobs, {NOT_OF_OPEN} \
-             FROM jobs WHERE {UNSUMMED} GROUP BY provider || '', state || ''"
+             FROM jobs WHERE {} GROUP BY provider || '', state || ''",
+            unsummed()
         ),
     ]
 }

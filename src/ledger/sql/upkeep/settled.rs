@@ -1,8 +1,8 @@
 //! How many jobs have settled for good: a sum that is kept, so that no account need count them all.
 //!
 //! Refuses to cost a payment anything: what settled since is added once a minute, found by the index of what settled lately.
-//! Refuses to be believed for ever: SQL may change what settled long ago, and a clock be set back, so all are counted anew
-//! from time to time, for at most a hundredth of the time.
+//! Refuses to be believed for ever: SQL may change what settled long ago, so all are counted anew from time to time, for at
+//! most a hundredth of the time, and at once when the clock was set back.
 
 use std::sync::Arc;
 
@@ -14,24 +14,33 @@ use crate::ledger::LedgerError;
 const FOR_GOOD: &str = "state IN ('succeeded', 'declined', 'expired', 'cancelled')";
 /// All other states.
 pub const NOT_FOR_GOOD: &str = "('waiting', 'sending', 'unknown', 'review', 'dead')";
-/// Those of [`FOR_GOOD`] that the sum may not hold yet, by the condition of index `jobs_settled_by_update`. Nothing is
-/// scrubbed within a day. The end, a year ahead, is for PostgreSQL, which takes what is open at one side for a third of all.
-pub const UNSUMMED: &str = "scrubbed_at IS NULL AND state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled') \
-     AND state <> 'dead' AND updated_at >= (SELECT counted_before FROM settled_mark WHERE only_row) \
-     AND updated_at < {after:31536000000}";
+/// The same by the condition of index `jobs_settled_by_update`. Nothing is scrubbed within a day.
+const FOR_GOOD_LATELY: &str = "scrubbed_at IS NULL \
+     AND state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled') AND state <> 'dead'";
 
 /// The sum ends so long ago. A job says when it settled before anybody can see it: by far shorter, since a statement is
 /// ended after ten seconds.
 const LAG_MS: u32 = 120_000;
-/// A sum that ends longer ago than this was kept by nobody: adding what is missing could take longer than a statement may.
-const LEFT_MS: u32 = 900_000;
+/// A sum that nobody kept is brought up to now by so much at a time: adding all at once could take longer than a statement may.
+const STEP_MS: u32 = 300_000;
 /// All are counted anew after so long, and after so many times as long as that takes.
 const ANEW_MS: u32 = 600_000;
 const ANEW_FACTOR: u32 = 100;
-/// Counting anew is the one question that may take long: a second per million jobs, and nobody waits for it.
+/// Counting anew is the one question that may take long: a second per million jobs. On PostgreSQL nobody waits for it; on
+/// SQLite, which has one connection, all do.
 const PATIENT: &str = "SELECT set_config('statement_timeout', '30min', true) AS patient";
 
 const WITH_SUM: &str = "ON CONFLICT (provider, state) DO UPDATE SET";
+
+fn of_mark(column: &str) -> String {
+    format!("(SELECT {column} FROM settled_mark WHERE only_row)")
+}
+
+/// Those settled for good that the sum does not hold yet. The end, a year ahead, is for PostgreSQL, which takes what is open
+/// at one side for a third of all.
+pub fn unsummed() -> String {
+    format!("{FOR_GOOD_LATELY} AND updated_at >= {} AND updated_at < {{after:31536000000}}", of_mark("counted_before"))
+}
 
 pub struct Statements {
     anew: Vec<Step>,
@@ -42,22 +51,26 @@ impl Statements {
     pub fn new(dialect: Dialect) -> Self {
         let none: Args = Arc::from([]);
         let step = |sql: Sql, must_affect| Step { sql, args: none.clone(), must_affect };
+        let lagging = format!("{{after:(0 - {LAG_MS})}}");
         // Whoever has the row counts, for minutes perhaps; the others leave it to them.
         let mark = |sets: &str, due: &str| {
             dialect.sql(&format!(
-                "UPDATE settled_mark SET {sets}, counted_before = {{after:(0 - {LAG_MS})}} \
+                "UPDATE settled_mark SET {sets} \
                  WHERE only_row IN (SELECT only_row FROM settled_mark WHERE {due} {{unlocked}}) RETURNING only_row"
             ))
         };
-        let due = format!("recount_after <= {{now}} OR counted_before <= {{after:(0 - {LEFT_MS})}}");
-        // An instant that is known when the statement is planned, far enough back, keeps it to the index.
-        let recent = format!("updated_at >= {{after:(0 - {LEFT_MS} - {LAG_MS})}}");
+        // A mark is at least the lag behind when it is set: one that is not was set before the clock went back, and what
+        // settles now has an instant before it.
+        let due = format!("recount_after <= {{now}} OR counted_before > {{after:(0 - {LAG_MS} / 2)}}");
+        let unsummed = unsummed();
+        // An instant that is known when the statement is planned keeps it to the index; the mark has just been set.
+        let recent = format!("updated_at >= {{after:(0 - 2 * {LAG_MS})}}");
         let all = format!(
             "INSERT INTO settled_jobs (provider, state, jobs) \
              SELECT provider, state, sum(jobs) FROM ( \
                  SELECT provider, state, count(*) AS jobs FROM jobs WHERE {FOR_GOOD} GROUP BY provider, state \
                  UNION ALL \
-                 SELECT provider, state, -count(*) FROM jobs WHERE {UNSUMMED} AND {recent} \
+                 SELECT provider, state, -count(*) FROM jobs WHERE {unsummed} AND {recent} \
                  GROUP BY provider || '', provider, state) AS counted \
              WHERE true GROUP BY provider, state {WITH_SUM} jobs = excluded.jobs"
         );
@@ -66,22 +79,31 @@ impl Statements {
                  WHEN {{now}} + {ANEW_FACTOR} * ({{now}} - counted_at) > {{after:{ANEW_MS}}} \
                  THEN {{now}} + {ANEW_FACTOR} * ({{now}} - counted_at) ELSE {{after:{ANEW_MS}}} END"
         );
-        let lately = UNSUMMED.replace("counted_before", "counted_from");
         let since = format!(
             "INSERT INTO settled_jobs (provider, state, jobs) \
              SELECT min(provider), min(state), count(*) FROM jobs \
-             WHERE {lately} AND {recent} AND updated_at < (SELECT counted_before FROM settled_mark WHERE only_row) \
-             GROUP BY provider || '', state || '' {WITH_SUM} jobs = settled_jobs.jobs + excluded.jobs"
+             WHERE {FOR_GOOD_LATELY} AND updated_at >= {} AND updated_at < {} \
+             GROUP BY provider || '', state || '' {WITH_SUM} jobs = settled_jobs.jobs + excluded.jobs",
+            of_mark("counted_from"),
+            of_mark("counted_before"),
         );
         let patient = (dialect == Dialect::Postgres).then(|| step(dialect.sql(PATIENT), false));
         let anew = [
-            step(mark("counted_from = counted_before, counted_at = {now}", &due), true),
+            step(
+                mark(&format!("counted_from = counted_before, counted_at = {{now}}, counted_before = {lagging}"), &due),
+                true,
+            ),
             step(dialect.sql("UPDATE settled_jobs SET jobs = 0"), false),
             step(dialect.sql(&all), false),
             step(dialect.sql(&next), false),
         ];
-        let passed = format!("counted_before < {{after:(0 - {LAG_MS})}}");
-        let add = vec![step(mark("counted_from = counted_before", &passed), true), step(dialect.sql(&since), false)];
+        let passed = format!("counted_before < {lagging}");
+        let further = format!(
+            "counted_from = counted_before, counted_before = CASE \
+                 WHEN counted_before < {{after:(0 - {LAG_MS} - {STEP_MS})}} \
+                 THEN counted_before + ({{after:{STEP_MS}}} - {{now}}) ELSE {lagging} END"
+        );
+        let add = vec![step(mark(&further, &passed), true), step(dialect.sql(&since), false)];
         Self { anew: patient.into_iter().chain(anew).collect(), add }
     }
 

@@ -5,7 +5,8 @@ use super::*;
 on_every_database!(
     an_account_from_the_sum_is_one_of_all_jobs,
     the_sum_is_taken_and_not_counted,
-    all_are_counted_anew_when_the_sum_was_left,
+    a_sum_that_was_left_is_brought_up_to_now_step_by_step,
+    a_clock_that_was_set_back_hides_nothing_for_longer_than_a_minute,
     several_sum_up_once,
     what_sql_changed_long_after_is_counted_in_time,
 );
@@ -111,14 +112,30 @@ async fn the_sum_is_taken_and_not_counted(kind: Kind) {
     assert_eq!((fixture.agree("scrubbed").await, fixture.summed().await), (6, "4".to_owned()));
 }
 
-async fn all_are_counted_anew_when_the_sum_was_left(kind: Kind) {
+async fn a_sum_that_was_left_is_brought_up_to_now_step_by_step(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.sum_up().await;
-    fixture.settled_ago("meanwhile", 3_600).await;
-    fixture.mark_back("counted_before", 86_400).await;
-    assert_eq!(fixture.agree("left").await, 6);
+    fixture.mark_back("counted_before", 600).await;
+    for (run, ago_s) in [("early", 500), ("late", 200), ("young", 0)] {
+        fixture.settled_ago(run, ago_s).await;
+    }
+    // From 720 seconds ago to 420, to 120.
+    for summed in ["4", "8", "8"] {
+        fixture.sum_up().await;
+        assert_eq!((fixture.agree("step by step").await, fixture.summed().await), (18, summed.to_owned()));
+    }
+}
+
+async fn a_clock_that_was_set_back_hides_nothing_for_longer_than_a_minute(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.settled_ago("before", 0).await;
     fixture.sum_up().await;
-    assert_eq!((fixture.agree("counted anew").await, fixture.summed().await), (6, "4".to_owned()));
+    // An hour ago by the clock's new time, the sum was kept until what is an hour ahead.
+    fixture.mark_back("counted_before", -3_600).await;
+    fixture.mark_back("recount_after", -3_600).await;
+    fixture.settled_ago("after", 0).await;
+    fixture.sum_up().await;
+    assert_eq!(fixture.agree("set back").await, 12);
 }
 
 async fn several_sum_up_once(kind: Kind) {
