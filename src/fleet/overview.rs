@@ -82,8 +82,11 @@ pub struct ProviderOverview {
     pub state: State,
     pub cause: Option<String>,
     pub ends_in_ms: Option<u64>,
-    /// What is wrong with its row while the last good one counts.
+    /// What is wrong with its row.
     pub problems: Vec<String>,
+    /// A row counts: the written one or, while that is bad, the last good one. Without any nothing is sent.
+    #[serde(default)]
+    pub has_good_row: bool,
     /// Those in force: of a bad row, the last good one's.
     pub limits: Vec<LimitOverview>,
     /// Requests begun in the last ten seconds, over ten; all workers.
@@ -178,6 +181,7 @@ fn with_row(evidence: &Evidence, row: &ProviderRow) -> ProviderOverview {
         mode: row.mode.clone(),
         version,
         problems: problems.to_vec(),
+        has_good_row: has_good_row(evidence, &row.name),
         limits,
         limit_per_s: meant.and_then(|provider| limit_per_second(provider)),
         drained_in_ms,
@@ -185,6 +189,13 @@ fn with_row(evidence: &Evidence, row: &ProviderRow) -> ProviderOverview {
         drained_about_ms,
         ..counts(&row.name, &counted, told)
     }
+}
+
+/// Whether workers go by a row of it. One that can be meant and that no worker could ever call has no good one before it.
+pub(super) fn has_good_row(evidence: &Evidence, name: &str) -> bool {
+    let nobody_says = !evidence.workers.iter().any(Worker::is_live);
+    let used = nobody_says || lanes(&evidence.workers, name).any(|(worker, _)| worker.is_live());
+    used && evidence.providers.keys().any(|meant| meant.as_str() == name)
 }
 
 fn without_row(evidence: &Evidence, name: &str) -> ProviderOverview {
@@ -218,6 +229,7 @@ fn counts(name: &str, counted: &Counted<'_>, told: Standing) -> ProviderOverview
         cause: told.cause,
         ends_in_ms: told.ends_in_ms,
         problems: Vec::new(),
+        has_good_row: false,
         limits: Vec::new(),
         rate_per_s: counted.rate_per_s(),
         limit_per_s: None,

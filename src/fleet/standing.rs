@@ -80,9 +80,6 @@ impl Standing {
     }
 }
 
-/// Begins the cause where no worker has a row that it could use.
-pub const NO_LANE: &str = "no lane: ";
-
 /// What is known of one provider, beside its lanes.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject<'a> {
@@ -137,7 +134,7 @@ pub fn standing(of: &Subject<'_>, workers: &[Worker]) -> Standing {
     }
     if !of.in_force {
         let problem = of.problems.first().map_or("its row cannot be meant", String::as_str);
-        return Standing::because(State::Misconfigured, format!("{NO_LANE}{problem}"));
+        return Standing::because(State::Misconfigured, format!("no lane: {problem}"));
     }
     let reports = live.iter().filter_map(|worker| worker.report.as_ref());
     let lanes = reports.clone().filter_map(|report| report.lanes.get(of.name).map(|lane| (report, lane)));
@@ -169,7 +166,7 @@ fn without_lane<'a>(of: &Subject<'_>, mut reports: impl Iterator<Item = &'a Repo
     let knows = |report: &Report| report.ready && !report.draining && report.settings_version >= version;
     let known = reports.any(knows);
     if let Some(problem) = of.problems.first().filter(|_| known) {
-        return Standing::because(State::Misconfigured, format!("{NO_LANE}{problem}"));
+        return Standing::because(State::Misconfigured, format!("no lane: {problem}"));
     }
     if known {
         return Standing::because(State::Misconfigured, "no worker can make a lane of its row: its log says why");

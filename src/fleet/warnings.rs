@@ -4,10 +4,8 @@
 
 use std::time::Duration;
 
-use super::lately::lanes;
-use super::overview::Evidence;
+use super::overview::{Evidence, has_good_row};
 use super::report::problem_of;
-use super::workers::Worker;
 
 /// A lost worker is worth a warning for so long; its row stays for a day.
 const LOST_WARNED_MAX: Duration = Duration::from_secs(10 * 60);
@@ -17,10 +15,7 @@ pub(super) fn warnings(evidence: &Evidence) -> Vec<String> {
     let mut warnings = evidence.away.clone();
     warnings.extend(evidence.database_away.iter().map(|problem| format!("database: {problem}")));
     for bad in &evidence.bad {
-        // One that can be meant and that no worker could ever call has no last good one either.
-        let nobody_says = !evidence.workers.iter().any(Worker::is_live);
-        let used = nobody_says || lanes(&evidence.workers, &bad.provider).any(|(worker, _)| worker.is_live());
-        let kept = used && evidence.providers.keys().any(|name| name.as_str() == bad.provider);
+        let kept = has_good_row(evidence, &bad.provider);
         let what = if kept { "the last good one counts" } else { "nothing is sent" };
         let problem = bad.problems.first().map_or("it cannot be meant", String::as_str);
         warnings.push(format!("row of {} is bad, and {what}: {problem}", bad.provider));

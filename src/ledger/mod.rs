@@ -325,6 +325,9 @@ pub trait Ledger: Send + Sync {
         next: &JobState,
     ) -> Result<(Written, Option<FinalState>), LedgerError>;
 
+    /// What a request came to, as its row says: `None` while it is open, and when there is none of this number.
+    async fn outcome_of(&self, job: &JobId, number: u32) -> Result<Option<String>, LedgerError>;
+
     /// Commits where a job stands without an attempt: parked, expired, handed to a person.
     async fn put_down(&self, hold: &Hold, next: &JobState) -> Result<Written, LedgerError>;
 

@@ -45,7 +45,7 @@ pub enum QueueError {
     /// The broker cannot be reached or the connection ended. Work resumes when the supervisor has rebuilt it.
     #[error("broker away: {0}")]
     Away(String),
-    /// The broker took the message but no queue did: the topology is incomplete.
+    /// The broker took the message but no queue did, or has no such exchange: the topology is incomplete.
     #[error("no queue takes messages for `{0}`: run `sluicegate provider apply` or restart `run`")]
     Unroutable(String),
     /// The broker refused the message (nack) or did not confirm in time; it is not published as far as we know.

@@ -190,12 +190,12 @@ async fn publish_batch(worker: &Worker, events: Vec<OutcomeEvent>) -> Sent {
     if let Some(Err(error)) = results.iter().find(|result| result.is_err()) {
         tracing::warn!(%error, left = events.len() - sequences.len(), "outcome events not published, will try again");
     }
-    // Once for all of them: a queue that somebody deleted is back before they are published again.
+    // Once for all of them: an exchange that somebody deleted is back before they are published again.
     let returned = events.iter().zip(&results).find(|(_, result)| matches!(result, Err(QueueError::Unroutable(_))));
     if let Some((event, _)) = returned
         && let Err(error) = worker.engines.queue.declare(std::slice::from_ref(&event.provider)).await
     {
-        tracing::warn!(%error, "the queue of outcome events is not declared again");
+        tracing::warn!(%error, "the exchange of outcome events is not declared again");
     }
     Sent { all: sequences.len() == events.len(), sequences }
 }

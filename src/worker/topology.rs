@@ -52,7 +52,8 @@ pub async fn keep_declared(worker: Worker, mut known: watch::Receiver<Arc<Known>
     }
 }
 
-/// Publishes; a queue that somebody deleted is declared anew, because whoever has the message would wait for it for ever.
+/// Publishes; a queue or exchange that somebody deleted is declared anew, because whoever has the message would wait for it
+/// for ever.
 ///
 /// # Errors
 /// As of publishing, and of declaring.
@@ -60,7 +61,7 @@ pub async fn publish(worker: &Worker, provider: &ProviderName, message: &Outgoin
     let queue = &worker.engines.queue;
     match queue.publish(message.clone()).await {
         Err(QueueError::Unroutable(_)) => {
-            tracing::warn!(%provider, "a message was returned; its queue is declared again");
+            tracing::warn!(%provider, "no queue takes a message; its queues and exchanges are declared again");
             queue.declare(std::slice::from_ref(provider)).await?;
             queue.publish(message.clone()).await
         }

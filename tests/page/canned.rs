@@ -166,7 +166,7 @@ fn peculiar(state: &str) -> Value {
 
 fn provider(name: &str, state: &str) -> Value {
     let mut provider = json!({
-        "name": name, "quota": name, "enabled": true, "paused": state == "paused", "mode": "blocking", "version": 17,
+        "name": name, "quota": name, "enabled": true, "paused": state == "paused", "mode": "blocking", "version": 17, "has_good_row": true,
         "state": state, "cause": HOSTILE, "ends_in_ms": 12_400, "problems": if state == "misconfigured" { json!([HOSTILE]) } else { json!([]) },
         "limits": [
             limit("free", Some(10), json!({})), limit("near", Some(80), json!({})), limit("full", Some(100), json!({})),

@@ -6,6 +6,7 @@ mod support;
 
 mod billing_day;
 mod decisions;
+mod deleted;
 mod drain;
 mod fleet;
 mod huge;

@@ -9,7 +9,9 @@ use super::connect::{Engines, Probe};
 use super::{CommandError, Console, Exit};
 use crate::config::{Config, Problems};
 use crate::domain::provider::{Provider, ProviderName};
-use crate::ledger::settings::Snapshot;
+use crate::ledger::LedgerError;
+use crate::ledger::provider_row::ProviderRow;
+use crate::ledger::settings::{Settings, Snapshot};
 use crate::queue::Queue;
 
 mod finding;
@@ -101,8 +103,11 @@ fn provider_file(file: &std::path::Path, config: &Config, engines: &dyn Engines)
             let meant = rows.iter().filter_map(|row| engines.meant(row).ok());
             let mut findings = vec![Finding::ok(subject, format!("{} providers", rows.len()))];
             findings.extend(meant.flat_map(|provider| {
-                let unusable = unusable(&provider, config, engines);
                 // Whoever judges a file before it is deployed need not have what the workers have.
+                let unusable = unusable(&provider, config, engines).map(|(subject, problem)| {
+                    let mend = "Nothing, if the workers' configuration allows it";
+                    Finding::warning(subject, problem, mend)
+                });
                 let unreadable = unreadable(&provider, config, engines, Finding::warning);
                 judge::provider(&provider, config).into_iter().chain(unusable).chain(unreadable)
             }));
@@ -111,10 +116,9 @@ fn provider_file(file: &std::path::Path, config: &Config, engines: &dyn Engines)
     }
 }
 
-/// A row that can be meant and that a worker of this configuration cannot call for all that.
-fn unusable(provider: &Provider, config: &Config, engines: &dyn Engines) -> Option<Finding> {
-    let problem = engines.usable(provider, config).err()?;
-    Some(Finding::error(format!("provider {}", provider.name), problem, judge::MEND_ROW))
+/// A row that can be meant and that a worker of this configuration cannot call for all that: its subject, and why.
+fn unusable(provider: &Provider, config: &Config, engines: &dyn Engines) -> Option<(String, String)> {
+    Some((format!("provider {}", provider.name), engines.usable(provider, config).err()?))
 }
 
 /// Secrets that an enabled provider needs and that cannot be read by this process.
@@ -140,8 +144,7 @@ async fn database(config: &Config, engines: &dyn Engines) -> (Vec<Finding>, Opti
         settings.version().await?;
         let answered = started.elapsed();
         let snapshot = settings.load().await?;
-        // They are read all together or not at all, and one that cannot be read is named in the snapshot already.
-        let rows = settings.rows(None).await.unwrap_or_default();
+        let rows = written(settings.as_ref(), &snapshot).await?;
         Ok::<_, CommandError>((answered, snapshot, rows))
     };
     match tokio::time::timeout(PROBE_TIMEOUT, reached).await {
@@ -162,12 +165,25 @@ async fn database(config: &Config, engines: &dyn Engines) -> (Vec<Finding>, Opti
             findings.extend(rows.iter().flat_map(judge::written));
             let meant = snapshot.providers.iter().filter_map(|row| row.as_ref().ok());
             for provider in meant {
-                findings.extend(unusable(provider, config, engines));
+                let unusable = unusable(provider, config, engines);
+                findings.extend(unusable.map(|(subject, problem)| Finding::error(subject, problem, judge::MEND_ROW)));
                 findings.extend(unreadable(provider, config, engines, Finding::error));
             }
             (findings, Some(snapshot))
         }
     }
+}
+
+/// The rows as they are written. All are read at once, unless one of them cannot be read: it is named in the snapshot.
+async fn written(settings: &dyn Settings, snapshot: &Snapshot) -> Result<Vec<ProviderRow>, LedgerError> {
+    if let Ok(rows) = settings.rows(None).await {
+        return Ok(rows);
+    }
+    let mut rows = Vec::new();
+    for provider in snapshot.providers.iter().flatten() {
+        rows.extend(settings.rows(Some(&provider.name)).await?);
+    }
+    Ok(rows)
 }
 
 async fn queue(config: &Config, engines: &dyn Engines, providers: &[&Provider]) -> Vec<Finding> {

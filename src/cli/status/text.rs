@@ -9,7 +9,6 @@ use crate::cli::console::{Shape, render_table, width, wrapped};
 use crate::domain::limit::AppliesTo;
 use crate::domain::time::format_duration;
 use crate::fleet::overview::{LimitOverview, ProviderOverview};
-use crate::fleet::standing::NO_LANE;
 use crate::fleet::{Overview, State};
 
 use super::table::{Column, lines};
@@ -204,8 +203,10 @@ fn note(of: &ProviderOverview) -> Option<String> {
     let refused = (of.refused_by_provider > 0)
         .then(|| format!("the provider refused {} requests that were allowed", grouped(of.refused_by_provider)));
     let good = fullest(&of.limits).map(|limit| format!(" ({} {})", limit.name, rate(limit))).unwrap_or_default();
-    let none = of.version == 0 || of.cause.as_ref().is_some_and(|cause| cause.starts_with(NO_LANE));
-    let counts = if none { "nothing is sent by it".to_owned() } else { format!("the last good one counts{good}") };
+    let counts = match of.has_good_row {
+        true => format!("the last good one counts{good}"),
+        false => "nothing is sent by it".to_owned(),
+    };
     let problems = of.problems.iter().map(|problem| format!("bad row, {counts}: {problem}"));
     let parts: Vec<String> =
         cause.into_iter().chain(ends).chain(refused).chain(problems).chain(drain_depends(of)).collect();

@@ -59,7 +59,6 @@ mod tests {
             (json!({"headers": {"Authorization": "Basic aHVudGVyMg=="}}), "headers: the value of `Authorization`"),
             (json!({"headers": {"authorization": "Bearer hunter2"}}), "headers: the value of `authorization`"),
             (json!({"headers": {"X-API-Key": "hunter2"}}), "headers: the value of `X-API-Key`"),
-            (json!({"headers": {"Cookie": "session=hunter2"}}), "headers: the value of `Cookie`"),
             (json!({"headers": {"X-Auth-Token": "${job:id} hunter2"}}), "headers: the value of `X-Auth-Token`"),
             (json!({"url": "https://api.example.com/?a=b&api_key=hunter2"}), "url: the parameter `api_key`"),
             (
@@ -82,7 +81,7 @@ mod tests {
             "headers": {
                 "Authorization": "Bearer ${env:KEY}",
                 "X-API-Key": "${file:/run/secrets/sluicegate/key}",
-                "X-Account-Key": "acct_${job:account}",
+                "X-Account-Token": "acct_${job:account}",
                 "X-Version": "2026-01-01",
                 "Stripe-Account": "acct_1",
             },

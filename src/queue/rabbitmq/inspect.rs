@@ -3,6 +3,7 @@
 //! Refuses to create: what is not there is told, and only what is there is held against its declaration. Bindings cannot be
 //! asked for by AMQP; a lane without one returns what is published to it, and its publisher says so.
 
+use futures_util::{FutureExt as _, StreamExt as _, TryStreamExt as _, stream};
 use lapin::Connection;
 use lapin::options::{ExchangeDeclareOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
@@ -12,28 +13,32 @@ use super::failure::limited;
 use super::topology::Declaration;
 use crate::queue::QueueError;
 
+/// Looks at once: each takes some round trips, and a broker may be far away.
+const AT_ONCE: usize = 16;
+
 /// One line for each exchange and queue that is not as it would be declared.
 pub(super) async fn unfit(connection: &Connection, declarations: &[Declaration]) -> Result<Vec<String>, QueueError> {
-    let mut lines = Vec::new();
-    for declaration in declarations {
-        let what = match declaration {
-            Declaration::Exchange { name, .. } => format!("exchange `{name}`"),
-            Declaration::Queue { name, .. } => format!("queue `{name}`"),
-            Declaration::Binding { .. } => continue,
-        };
-        if !is_there(connection, declaration, &what).await? {
-            lines.push(format!("{what} is not there"));
-            continue;
-        }
-        // An error closes a channel, so each look has one of its own. What is there and the same is left as it is.
-        let channel = open_channel(connection).await?;
-        match declare(&channel, declaration).await {
-            Ok(()) => {}
-            Err(failure) if failure.is_different() => lines.push(explain(declaration, failure).to_string()),
-            Err(failure) => return Err(failure.into_error(&format!("look at {what}"))),
-        }
+    let looks = declarations.iter().map(|declaration| look(connection, declaration).boxed()).collect::<Vec<_>>();
+    let lines: Vec<Option<String>> = stream::iter(looks).buffered(AT_ONCE).try_collect().await?;
+    Ok(lines.into_iter().flatten().collect())
+}
+
+async fn look(connection: &Connection, declaration: &Declaration) -> Result<Option<String>, QueueError> {
+    let what = match declaration {
+        Declaration::Exchange { name, .. } => format!("exchange `{name}`"),
+        Declaration::Queue { name, .. } => format!("queue `{name}`"),
+        Declaration::Binding { .. } => return Ok(None),
+    };
+    if !is_there(connection, declaration, &what).await? {
+        return Ok(Some(format!("{what} is not there")));
     }
-    Ok(lines)
+    // An error closes a channel, so each look has one of its own. What is there and the same is left as it is.
+    let channel = open_channel(connection).await?;
+    match declare(&channel, declaration).await {
+        Ok(()) => Ok(None),
+        Err(failure) if failure.is_different() => Ok(Some(explain(declaration, failure).to_string())),
+        Err(failure) => Err(failure.into_error(&format!("look at {what}"))),
+    }
 }
 
 async fn is_there(connection: &Connection, declaration: &Declaration, what: &str) -> Result<bool, QueueError> {

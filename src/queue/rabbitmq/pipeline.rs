@@ -45,7 +45,24 @@ impl Parcel {
     }
 }
 
-type Answer = Result<Verdict, String>;
+/// Why nothing is known of a message.
+#[derive(Clone, Debug)]
+pub(super) enum Ended {
+    /// There is no such exchange: the broker ends the channel of whoever publishes to it.
+    NoExchange,
+    Otherwise(String),
+}
+
+impl From<lapin::Error> for Ended {
+    fn from(error: lapin::Error) -> Self {
+        match Failure::Broker(error) {
+            failure if failure.is_not_found() => Self::NoExchange,
+            failure => Self::Otherwise(failure.describe("publish")),
+        }
+    }
+}
+
+type Answer = Result<Verdict, Ended>;
 
 struct Wanted {
     parcel: Parcel,
@@ -87,9 +104,10 @@ impl Pipeline {
     /// # Errors
     /// Why nothing is known of the message.
     pub async fn publish(&self, parcel: Parcel) -> Answer {
+        let gone = || Ended::Otherwise("publish: the channel is gone".to_owned());
         let (answer, judged) = oneshot::channel();
-        self.wanted.send(Wanted { parcel, answer }).map_err(|_| "the channel is gone".to_owned())?;
-        judged.await.unwrap_or_else(|_| Err("the channel is gone".to_owned()))
+        self.wanted.send(Wanted { parcel, answer }).map_err(|_| gone())?;
+        judged.await.unwrap_or_else(|_| Err(gone()))
     }
 }
 
@@ -105,6 +123,11 @@ async fn run(channel: Channel, mut wanted: mpsc::UnboundedReceiver<Wanted>) {
                 _ => batch.drain(..).for_each(|wanted| flight.send(&channel, wanted)),
             },
             told = flight.confirms(), if !idle => if let Err(why) = told {
+                // Nobody comes after this, and whoever came too late to be sent is told the same.
+                wanted.close();
+                while let Ok(late) = wanted.try_recv() {
+                    late.answer.send(Err(why.clone())).unwrap_or_default();
+                }
                 return flight.end(&why);
             },
         }
@@ -133,7 +156,7 @@ impl Flight {
     ///
     /// # Errors
     /// Why nothing can be told any more.
-    async fn confirms(&mut self) -> Result<(), String> {
+    async fn confirms(&mut self) -> Result<(), Ended> {
         let mut came = Vec::new();
         std::future::poll_fn(|context| {
             // Polled again until nothing is new: whoever was confirmed before any that we know of is known then.
@@ -157,10 +180,13 @@ impl Flight {
             let (accepted, returned) = match confirmation {
                 Ok(Confirmation::Ack(returned)) => (true, returned),
                 Ok(Confirmation::Nack(returned)) => (false, returned),
-                Ok(Confirmation::NotRequested) => return Err("publisher confirms are off".to_owned()),
-                // The others of its time may be certain all the same.
+                Ok(Confirmation::NotRequested) => {
+                    return Err(Ended::Otherwise("publish: publisher confirms are off".to_owned()));
+                }
+                // The others of its time may be certain all the same. The first says why the channel ended, and what is
+                // written to it after that only that it has.
                 Err(error) => {
-                    ended = Err(error.to_string());
+                    ended = ended.and(Err(error.into()));
                     continue;
                 }
             };
@@ -168,7 +194,8 @@ impl Flight {
             if let Some(returned) = returned {
                 let alike = |parcel: &Option<Parcel>| parcel.as_ref().map_or(0, |parcel| parcel.alike(&returned));
                 if !self.accounts.returned(alike) {
-                    return Err("a message came back that is none of those in flight".to_owned());
+                    let stranger = "publish: a message came back that is none of those in flight";
+                    return Err(Ended::Otherwise(stranger.to_owned()));
                 }
             }
         }
@@ -178,9 +205,9 @@ impl Flight {
         ended
     }
 
-    fn end(self, why: &str) {
+    fn end(self, why: &Ended) {
         for answer in self.answers.into_values() {
-            answer.send(Err(why.to_owned())).unwrap_or_default();
+            answer.send(Err(why.clone())).unwrap_or_default();
         }
     }
 

@@ -10,7 +10,7 @@ use tokio::sync::{Mutex, Semaphore};
 
 use super::accounts::Verdict;
 use super::failure::{Failure, limited_with_body};
-use super::pipeline::{Parcel, Pipeline};
+use super::pipeline::{Ended, Parcel, Pipeline};
 use super::supervisor::{Generation, Link};
 use super::topology::{Route, Topology};
 use super::wire;
@@ -59,7 +59,8 @@ impl Publisher {
         let publishing = async { Ok(pipeline.publish(parcel).await) };
         match limited_with_body(message.body.len(), publishing).await {
             Ok(Ok(verdict)) => judge(verdict, &message.destination, &route),
-            Ok(Err(why)) => Err(QueueError::NotConfirmed(format!("publish: {why}"))),
+            Ok(Err(Ended::NoExchange)) => Err(unroutable(&message.destination, &route)),
+            Ok(Err(Ended::Otherwise(why))) => Err(QueueError::NotConfirmed(why)),
             Err(failure) => {
                 pipeline.give_up();
                 Err(QueueError::NotConfirmed(failure.describe("publish")))
@@ -97,10 +98,14 @@ impl Way {
 fn judge(verdict: Verdict, destination: &Destination, route: &Route) -> Result<(), QueueError> {
     match verdict {
         Verdict::Delivered => Ok(()),
-        Verdict::Returned => Err(QueueError::Unroutable(match destination {
-            Destination::Lane(provider) | Destination::Delay { provider, .. } => provider.to_string(),
-            Destination::Invalid { .. } | Destination::Outcomes { .. } => route.routing_key.clone(),
-        })),
+        Verdict::Returned => Err(unroutable(destination, route)),
         Verdict::Refused => Err(QueueError::NotConfirmed("the broker refused the message (nack)".to_owned())),
     }
+}
+
+fn unroutable(destination: &Destination, route: &Route) -> QueueError {
+    QueueError::Unroutable(match destination {
+        Destination::Lane(provider) | Destination::Delay { provider, .. } => provider.to_string(),
+        Destination::Invalid { .. } | Destination::Outcomes { .. } => route.routing_key.clone(),
+    })
 }

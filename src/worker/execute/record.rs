@@ -52,6 +52,13 @@ impl Closing {
         }
     }
 
+    fn number(&self) -> u32 {
+        match self {
+            Self::Charge(end) => end.number,
+            Self::Lookup(end) => end.number,
+        }
+    }
+
     /// The word for it, and the status it came with.
     fn answer(&self) -> (&'static str, Option<u16>) {
         match self {
@@ -106,7 +113,10 @@ pub(super) async fn write_end(
     faults::crash(Point::AfterOutcome);
     let (end, unwritten) = match written {
         Ok((Written::Kept, settled)) => return kept(lane, job, (&state, settled), why),
-        Ok((Written::Lost, _)) if tries > 1 => (End::HandBack, Unwritten::Perhaps),
+        Ok((Written::Lost, _)) if tries > 1 && stands(lane, job, closing).await => {
+            tracing::debug!(job = %job.job.id, "the outcome was written before the database went away");
+            return End::HandBack;
+        }
         Ok((Written::Lost, _)) => (End::HandBack, Unwritten::TakenOver),
         Err(GivenUp::Stopped) => (End::HandBack, Unwritten::Leaving),
         Err(GivenUp::Failed(error)) => (End::Refused, Unwritten::Refused(error)),
@@ -115,13 +125,19 @@ pub(super) async fn write_end(
     end
 }
 
+/// Whether the ledger has this answer: the first try was committed, and only its reply was lost.
+async fn stands(lane: &LaneParts, job: &JobInHand, closing: &Closing) -> bool {
+    let ledger = &lane.worker.engines.ledger;
+    let (id, number) = (&job.job.id, closing.number());
+    let found = until_back("read an outcome", &lane.worker.abandon, || ledger.outcome_of(id, number)).await;
+    found.is_ok_and(|outcome| outcome.as_deref() == Some(closing.answer().0))
+}
+
 /// Why an answer is in no ledger, as far as this worker knows.
 #[derive(Debug, thiserror::Error)]
 enum Unwritten {
     #[error("another worker has taken this job over; what it comes to must agree with this answer")]
     TakenOver,
-    #[error("written before the database went away, or taken over by another worker since")]
-    Perhaps,
     #[error("the database was away until this worker left; the ledger says the request is open")]
     Leaving,
     #[error("outcome not written down; the ledger says the request is open: {0}")]
@@ -136,8 +152,7 @@ impl Unwritten {
             JobState::Final { reference, .. } => reference.as_deref(),
             JobState::Waiting { .. } | JobState::Unknown { .. } => None,
         };
-        let of_money = matches!(outcome, "accepted" | "declined") && !matches!(self, Self::Perhaps);
-        if of_money || matches!(self, Self::Refused(_)) {
+        if matches!(outcome, "accepted" | "declined") || matches!(self, Self::Refused(_)) {
             tracing::error!(job = %id, outcome, status, reference, "{self}");
         } else {
             tracing::warn!(job = %id, outcome, status, reference, "{self}");

@@ -19,6 +19,7 @@ use crate::queue::{Destination, Outgoing, Properties};
 use crate::worker::Worker;
 use crate::worker::deployment::Progress;
 use crate::worker::settings_watch::Known;
+use crate::worker::topology;
 
 /// Jobs that no queue has are published so long before they are due: a worker then waits for the exact instant.
 const AHEAD: Duration = Duration::from_secs(30);
@@ -80,7 +81,7 @@ async fn publish(worker: &Worker, lane: &ProviderName, recorded: Recorded) -> Re
         ..Properties::default()
     };
     let message = Outgoing { destination: Destination::Lane(lane.clone()), body, properties };
-    worker.engines.queue.publish(message).await?;
+    topology::publish(worker, lane, &message).await?;
     faults::crash(Point::SweeperAfterPublish);
     Ok(())
 }

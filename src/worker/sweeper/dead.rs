@@ -14,6 +14,7 @@ use crate::worker::Worker;
 use crate::worker::intake::{NEWER_VERSION_WAIT, rejection};
 use crate::worker::park::Copy;
 use crate::worker::reading::read;
+use crate::worker::topology::publish;
 
 /// How often a message is published again. Each round is a thousand deliveries, so that one which comes back after
 /// three of them is not the victim of an outage.
@@ -103,7 +104,7 @@ async fn carry_out(worker: &Worker, letter: &DeadLetter) -> Result<bool, Trouble
         Err(DecodeError::NewerVersion(version)) => {
             tracing::error!(provider = %lane, version, "dead message of a newer format waits for a newer worker");
             let step = NEWER_VERSION_WAIT;
-            return publish(worker, letter, Destination::Delay { provider: lane.clone(), step }, rounds).await;
+            return again(worker, letter, (lane, Destination::Delay { provider: lane.clone(), step }), rounds).await;
         }
     };
     let id = &decoded.job.id;
@@ -112,7 +113,7 @@ async fn carry_out(worker: &Worker, letter: &DeadLetter) -> Result<bool, Trouble
         Verdict::Done => Ok(true),
         Verdict::Again(round) => {
             tracing::error!(job = %id, provider = %lane, round, "the broker gave up on a message; it is published again");
-            publish(worker, letter, Destination::Lane(lane.clone()), round).await
+            again(worker, letter, (lane, Destination::Lane(lane.clone())), round).await
         }
         Verdict::Review => {
             tracing::error!(job = %id, provider = %lane, GIVEN_UP);
@@ -125,12 +126,17 @@ async fn carry_out(worker: &Worker, letter: &DeadLetter) -> Result<bool, Trouble
     }
 }
 
-async fn publish(worker: &Worker, letter: &DeadLetter, destination: Destination, round: u32) -> Result<bool, Trouble> {
+async fn again(
+    worker: &Worker,
+    letter: &DeadLetter,
+    (lane, destination): (&ProviderName, Destination),
+    round: u32,
+) -> Result<bool, Trouble> {
     let mut properties = letter.properties.clone();
     if round > 0 {
         properties.headers.insert(headers::DEAD_ROUNDS.to_owned(), round.to_string());
     }
-    worker.engines.queue.publish(Outgoing { destination, body: letter.body.clone(), properties }).await?;
+    publish(worker, lane, &Outgoing { destination, body: letter.body.clone(), properties }).await?;
     Ok(true)
 }
 
@@ -139,7 +145,7 @@ async fn reject(worker: &Worker, letter: &DeadLetter, invalid: &Invalid, id: Opt
     let Some(provider) = letter.lane.clone().or_else(|| ProviderName::new("dead").ok()) else { return Ok(false) };
     let copy = Copy { provider, body: letter.body.clone(), properties: letter.properties.clone() };
     let (outgoing, row) = rejection(&copy, invalid, id);
-    worker.engines.queue.publish(outgoing).await?;
+    publish(worker, &copy.provider, &outgoing).await?;
     worker.engines.ledger.reject(&row).await?;
     if let Some(lane) = letter.lane.as_ref().and_then(|lane| worker.meter.find(lane)) {
         lane.rejected(invalid.reason.code());

@@ -109,6 +109,12 @@ async fn a_lost_workers_attempt_becomes_unknown(kind: Kind) {
     let late = fixture.ledger().finish_attempt(&lost, &end(1, "accepted", true), &done).await.unwrap();
     assert_eq!(late, Written::Lost);
     assert_eq!(fixture.ledger().begin_attempt(&claimed.hold, &request("p1")).await.unwrap(), Begun::Attempt(2));
+    // Which it can tell from an answer of its own that was committed before the reply to that was lost.
+    let mut outcomes = Vec::new();
+    for number in 1..=3 {
+        outcomes.push(fixture.ledger().outcome_of(&job.id, number).await.unwrap());
+    }
+    assert_eq!(outcomes, [Some("unknown".to_owned()), None, None]);
 }
 
 async fn an_unknown_job_stays_unknown(kind: Kind) {

@@ -76,7 +76,6 @@ export function because(state, { required = false } = {}) {
     h("input", {
       type: "text",
       name: "because",
-      maxlength: 200,
       autocomplete: "off",
       required,
       oninput: (event) => (state.because = event.target.value),

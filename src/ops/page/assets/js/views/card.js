@@ -55,7 +55,7 @@ function badRow(provider) {
 
 /** Of a row that cannot be used: one that no worker ever could has no good one before it. */
 export const whatCounts = (provider) =>
-  provider.version > 0 && !provider.cause?.startsWith("no lane: ") ? "the last good one counts" : "nothing is sent by it";
+  provider.has_good_row ? "the last good one counts" : "nothing is sent by it";
 
 /** Whose payments wait decides, and the queue does not say: so much in words, beside the figure. */
 export function depends(provider) {

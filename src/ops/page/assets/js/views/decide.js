@@ -33,7 +33,7 @@ export function resolve(job, context) {
             h("span", {}, h("strong", {}, title), h("small", {}, words))))),
       state.as === "succeeded"
         ? h("label", { class: "field" }, h("span", {}, "The provider's reference (optional)"),
-            h("input", { type: "text", name: "reference", value: job.provider_reference ?? "", autocomplete: "off", maxlength: 200, oninput: (event) => (state.reference = event.target.value) }))
+            h("input", { type: "text", name: "reference", value: job.provider_reference ?? "", autocomplete: "off", oninput: (event) => (state.reference = event.target.value) }))
         : null,
       because(state),
     ],
