@@ -126,6 +126,19 @@ local function take(cell, uses, start)
   end
 end
 
+-- No more than the bucket holds: uses under another interval or of another limit would else pile up for hours. Says
+-- whether all that it holds could be counted.
+local function recall_drained(cell, instant, uses)
+  local empty, part = cell.empty, cell.part
+  local full = { empty = 0, part = 0, param = cell.param }
+  local counted = drain_later(cell, instant, uses)
+  local can_be_full = drain_later(full, instant, cell.mode == PACING and max(uses, cell.max) or cell.max)
+  local function later(at, at_part) return at > full.empty or (at == full.empty and at_part > full.part) end
+  if not later(cell.empty, cell.part) then return counted end
+  if later(empty, part) then cell.empty, cell.part = empty, part else cell.empty, cell.part = full.empty, full.part end
+  return can_be_full
+end
+
 -- A request that the ledger remembers, for a state that was lost.
 local function recall(cell, now, instant, uses)
   if cell.kind == LOG then
@@ -133,7 +146,7 @@ local function recall(cell, now, instant, uses)
   elseif cell.kind == WINDOW then
     roll(cell, now)
     if floor((instant - cell.param) / cell.window) >= cell.this then cell.count = cell.count + uses end
-  elseif not drain_later(cell, instant, uses) then
+  elseif not recall_drained(cell, instant, uses) then
     cell.held = max(cell.held, now + AHEAD_MAX)
   end
 end

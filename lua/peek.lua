@@ -76,16 +76,18 @@ local function peek(keys, args)
     cell.key = logs[name]
     -- Of a limit that the caller does not know the middle of the log is out of reach, and nobody asks for it.
     local known = cell.key or cell.chunks == 0
-    if cell.kind == LOG and known then
-      uses = counted(cell, now) + (cell.mode == HELD and in_flight(tally, cell.applies) or 0)
-    elseif cell.kind == WINDOW then
-      roll(cell, now)
-      uses = cell.count
-    else
-      uses = undrained(cell, now)
+    if known then
+      if cell.kind == LOG then
+        uses = counted(cell, now) + (cell.mode == HELD and in_flight(tally, cell.applies) or 0)
+      elseif cell.kind == WINDOW then
+        roll(cell, now)
+        uses = cell.count
+      else
+        uses = undrained(cell, now)
+      end
+      local n = #reply
+      reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = name, uses, cell.refused, cell.waited
     end
-    local n = #reply
-    if known then reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = name, uses, cell.refused, cell.waited end
   end
   return reply
 end

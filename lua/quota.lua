@@ -18,7 +18,7 @@
 --   want        permits 4, cost 2, kind 1, subjects 1, first subject 2, second subject 2; subjects count from 1
 --   settlement  call 6, cost 4, kind 1, fate 1, subjects 1, first subject 2, second subject 2, age 6
 --   origin      instant in ms 6; behind a settlement of what was not sent, one for each of the provider's cells
---   past use    age 6, cost 4; oldest first
+--   past use    age 6, cost of charges 4, of lookups 4; oldest first
 --   subject     limits digest 8, bytes of names 2, cells 2; names and cells as in the terms
 --
 -- CODES  kind of a cell: 0 log, 1 window, 2 bucket
@@ -48,6 +48,7 @@ local TALLIES_MOST = 256
 local HEADER, HEADER_BYTES = '<c8c8c8I6I2I2I2I2I2I1', 41
 local TERMS, TERMS_BYTES = '<c8I6I6I6I6I6I6I2I2', 48
 local MORE, MORE_BYTES = '<I6I7I7I2I4I4', 30
+local PAST, PAST_BYTES = '<I6I4I4', 14
 local HEAD, HEAD_BYTES = '<c8c8c8I7I7I7I6I7I7I7', 72
 local SUBJECT_HEAD, SUBJECT_HEAD_BYTES = '<c8I7I7I7', 29
 local ANSWER = '<I1I1I2I6I7I6I7I4I2I6I4I2'
@@ -138,7 +139,7 @@ local function quota(keys, args)
   end
   local settlements_at = wants_at + wants_n * 12
   local past_at = settlements_at + settlements_n * 23 + returned_n * cells_n * 6
-  local subjects_at = past_at + past_n * 10
+  local subjects_at = past_at + past_n * PAST_BYTES
   local subjects = EMPTY
   if subjects_n > 0 then subjects = subjects_in(text, subjects_at, subjects_n) end
   if not subjects or (subjects_n == 0 and #text ~= subjects_at - 1) or #keys ~= 1 + cells_n + subjects_n or number == 0
@@ -254,8 +255,9 @@ local function quota(keys, args)
     if past_n == 0 and open_charges + open_lookups == 0 then unsure_since = 0 end
     for _, cell in ipairs(provider.cells) do
       for i = 0, past_n - 1 do
-        local age, cost = decode('<I6I4', text, past_at + i * 10)
-        recall(cell, now, now - age, cost)
+        local age, charges, lookups = decode(PAST, text, past_at + i * PAST_BYTES)
+        local uses = in_flight({ charges, lookups }, cell.applies)
+        if uses > 0 then recall(cell, now, now - age, uses) end
       end
       -- What counts the start has been started by now; what is held until the answer is in flight.
       local started = in_flight(open, cell.applies)

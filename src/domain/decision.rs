@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use super::limit::AppliesTo;
 use super::time::Micros;
 
 /// Most groups of wants, most settlements, and most past uses in one call.
@@ -83,12 +84,12 @@ pub enum Fate {
 /// When a slot was last answered, in milliseconds of the limiter's clock; 0 for a slot that needs no wait.
 pub type SlotInstant = u64;
 
-/// A request that the ledger knows of.
+/// Requests that the ledger knows of, which ended together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PastUse {
-    /// Since its end, rounded down.
+    /// Since their end, rounded down.
     pub age: Duration,
-    pub cost: u32,
+    pub cost: ByKind,
 }
 
 /// What may still count at the provider, by the ledger, for a limiter that lost its state.
@@ -99,25 +100,30 @@ pub struct Rebuild {
     /// At most [`BATCH_MAX`]; any order.
     pub ended: Vec<PastUse>,
     /// Of requests that may be on the wire now.
-    pub open: OnWire,
+    pub open: ByKind,
 }
 
-/// Cost of requests that may be on the wire, by kind: a limit on one kind must know of its own.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OnWire {
+/// Cost of requests, by kind: a limit on one kind counts its own alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ByKind {
     pub charges: u32,
     pub lookups: u32,
 }
 
-impl OnWire {
+impl ByKind {
     #[must_use]
     pub fn charges(charges: u32) -> Self {
         Self { charges, lookups: 0 }
     }
 
+    /// What a limit counts.
     #[must_use]
-    pub fn total(self) -> u32 {
-        self.charges.saturating_add(self.lookups)
+    pub fn of(self, applies_to: AppliesTo) -> u32 {
+        match applies_to {
+            AppliesTo::All => self.charges.saturating_add(self.lookups),
+            AppliesTo::Charge => self.charges,
+            AppliesTo::Lookup => self.lookups,
+        }
     }
 }
 

@@ -28,7 +28,9 @@ impl QuotaSpec {
 }
 
 impl Subject {
-    fn share(&self, spec: &QuotaSpec, of: u32) -> Self {
+    /// The same with its share of what it may do under a spec's limits.
+    #[must_use]
+    pub fn share(&self, spec: &QuotaSpec, of: u32) -> Self {
         let mut own = self.clone();
         for one in &mut own.limits {
             if let Some(limit) = spec.limits.get(one.index) {

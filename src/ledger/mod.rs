@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::domain::clock_witness::Word;
-use crate::domain::decision::OnWire;
+use crate::domain::decision::ByKind;
 use crate::domain::disposition::Resend;
 use crate::domain::job::{ContentHash, Invalid, Job, JobId};
 use crate::domain::outcome::FinalState;
@@ -236,10 +236,10 @@ pub struct StateCount {
 pub struct RecentUses {
     /// Age of the end of each request that has ended, with its cost; youngest first. Requests that ended close together
     /// are one entry, with the age of the youngest: an age is never more than the true one.
-    pub ended: Vec<(Duration, u32)>,
+    pub ended: Vec<(Duration, ByKind)>,
     /// Cost of requests that may be on the wire now: no end is written down, or no answer came and the provider may
     /// count late.
-    pub open: OnWire,
+    pub open: ByKind,
 }
 
 /// Who grants permits for a quota, in the whole cluster.

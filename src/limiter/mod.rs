@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::clock_witness::{Witness, Word};
-use crate::domain::decision::{Call, OnWire, PastUse, Reply, Standing, Subject, Want};
+use crate::domain::decision::{ByKind, Call, PastUse, Reply, Standing, Subject, Want};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use crate::domain::time::Micros;
@@ -164,7 +164,7 @@ pub trait RecentAttempts: Send + Sync {
     ///
     /// # Errors
     /// Text for a person: the ledger cannot say.
-    async fn recent_uses(&self, quota: &ProviderName, within: Duration) -> Result<(Vec<PastUse>, OnWire), String>;
+    async fn recent_uses(&self, quota: &ProviderName, within: Duration) -> Result<(Vec<PastUse>, ByKind), String>;
 }
 
 /// Puts counts beside the limits that they belong to.

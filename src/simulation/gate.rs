@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::event::JobIndex;
 use crate::domain::decision::{
-    BATCH_MAX, Call, CallKind, Fate, OnWire, PERMITS_MAX, PassedOver, Rebuild, Refusal, Reply, Settlement, SlotInstant,
+    BATCH_MAX, ByKind, Call, CallKind, Fate, PERMITS_MAX, PassedOver, Rebuild, Refusal, Reply, Settlement, SlotInstant,
     Subject, Want,
 };
 use crate::domain::limit::Scope;
@@ -378,7 +378,7 @@ pub(super) fn warming(now_us: u64) -> Call {
 }
 
 fn unused(born: Micros) -> Rebuild {
-    Rebuild { born, ended: Vec::new(), open: OnWire::default() }
+    Rebuild { born, ended: Vec::new(), open: ByKind::default() }
 }
 
 fn refused(job: JobIndex, wait_us: u64, of_its_own: bool) -> Verdict {

@@ -13,7 +13,7 @@ use tokio_util::task::TaskTracker;
 
 use super::settings_watch::{Known, StoreVersion};
 use crate::domain::clock_witness::Word;
-use crate::domain::decision::{OnWire, PastUse};
+use crate::domain::decision::{ByKind, PastUse};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::QuotaSpec;
 use crate::ledger::{Authority, Ledger};
@@ -137,7 +137,7 @@ struct Witness(Arc<dyn Ledger>);
 
 #[async_trait]
 impl RecentAttempts for Witness {
-    async fn recent_uses(&self, quota: &ProviderName, within: Duration) -> Result<(Vec<PastUse>, OnWire), String> {
+    async fn recent_uses(&self, quota: &ProviderName, within: Duration) -> Result<(Vec<PastUse>, ByKind), String> {
         let uses = self.0.recent_uses(quota, within).await.map_err(|error| error.to_string())?;
         let ended = uses.ended.into_iter().map(|(age, cost)| PastUse { age, cost });
         Ok((ended.collect(), uses.open))

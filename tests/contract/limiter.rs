@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sluicegate::domain::decision::{
-    Call, CallKind, Fate, OnWire, PastUse, Rebuild, Refusal, Refused, Reply, Settlement, Subject, Want,
+    ByKind, Call, CallKind, Fate, PastUse, Rebuild, Refusal, Refused, Reply, Settlement, Subject, Want,
 };
 use sluicegate::domain::provider::{BOOKING_HORIZON, ProviderName, StoreDown};
 use sluicegate::domain::quota_spec::{LimitSpec, QuotaSpec};
@@ -157,7 +157,7 @@ fn wants(costs: &[u32]) -> Vec<Want> {
 
 /// What a ledger tells that knows of no recent request.
 fn forgotten_nothing(born: Micros) -> Rebuild {
-    Rebuild { born, ended: Vec::new(), open: OnWire::default() }
+    Rebuild { born, ended: Vec::new(), open: ByKind::default() }
 }
 
 /// Each permit of a reply: its cost, its wait and its slots' instants.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sluicegate::domain::decision::PastUse;
+use sluicegate::domain::decision::{ByKind, PastUse};
 use sluicegate::domain::explain::facts::{
     Before, Facts, Hand, JobFacts, LaneFacts, LimitUsed, LimiterFacts, Refused, Refuser, Rejected, Request, RowFacts,
 };
@@ -71,7 +71,7 @@ fn facts() -> Facts {
         limiter: LimiterFacts {
             uses: vec![used("per-minute", 600, 600), used("per-account", 0, 5)],
             past: Some(Past {
-                ended: vec![PastUse { age: Duration::from_millis(47_600), cost: 600 }],
+                ended: vec![PastUse { age: Duration::from_millis(47_600), cost: ByKind::charges(600) }],
                 ..Past::default()
             }),
             ..LimiterFacts::default()

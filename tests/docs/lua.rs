@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 use sluicegate::domain::decision::{
-    Call, CallKind, Fate, OnWire, PassedOver, PastUse, Rebuild, Refusal, Refused, Reply, Run, Settlement, Subject, Want,
+    ByKind, Call, CallKind, Fate, PassedOver, PastUse, Rebuild, Refusal, Refused, Reply, Run, Settlement, Subject, Want,
 };
 use sluicegate::domain::limit::{Algorithm, Scope};
 use sluicegate::domain::provider::{ProviderName, StoreDown};
@@ -172,9 +172,13 @@ fn a_call_with_everything_in_it_is_packed_as_the_header_says() {
     let spec = spec_of_all_kinds();
     let [a, b] = ["a", "b"].map(|account| spec.subjects(Some(account), None).unwrap());
     let want = |subjects: &[Subject]| Want { subjects: subjects.to_vec(), ..Want::charges(1, 1) };
-    let past = |millis, cost| PastUse { age: Duration::from_millis(millis), cost };
-    let rebuild =
-        Rebuild { born: Micros(9), ended: vec![past(5, 1), past(70, 2)], open: OnWire { charges: 8, lookups: 6 } };
+    let past =
+        |millis, charges, lookups| PastUse { age: Duration::from_millis(millis), cost: ByKind { charges, lookups } };
+    let rebuild = Rebuild {
+        born: Micros(9),
+        ended: vec![past(5, 1, 4), past(70, 2, 0)],
+        open: ByKind { charges: 8, lookups: 6 },
+    };
     let settlement = Settlement {
         call: 2,
         cost: 1,
@@ -209,8 +213,8 @@ fn a_call_with_everything_in_it_is_packed_as_the_header_says() {
             "want: permits 1, cost 1, kind 1, subjects 0, first subject 0, second subject 0",
             "want: permits 1, cost 1, kind 1, subjects 1, first subject 2, second subject 0",
             "settlement: call 2, cost 1, kind 1, fate 0, subjects 1, first subject 2, second subject 0, age 0",
-            "past use: age 70000, cost 2",
-            "past use: age 5000, cost 1",
+            "past use: age 70000, cost of charges 2, of lookups 0",
+            "past use: age 5000, cost of charges 1, of lookups 4",
             "subject: bytes of names 4, cells 1",
             "names mine",
             mine,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use sluicegate::domain::decision::{CallKind, OnWire, PastUse};
+use sluicegate::domain::decision::{ByKind, CallKind, PastUse};
 use sluicegate::domain::job::{Job, Token};
 use sluicegate::domain::outcome::Outcome;
 use sluicegate::domain::provider::{Provider, ProviderName, StoreDown};
@@ -37,8 +37,8 @@ struct NoAttempts;
 
 #[async_trait]
 impl RecentAttempts for NoAttempts {
-    async fn recent_uses(&self, _: &ProviderName, _: Duration) -> Result<(Vec<PastUse>, OnWire), String> {
-        Ok((Vec::new(), OnWire::default()))
+    async fn recent_uses(&self, _: &ProviderName, _: Duration) -> Result<(Vec<PastUse>, ByKind), String> {
+        Ok((Vec::new(), ByKind::default()))
     }
 }
 

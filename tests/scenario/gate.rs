@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use rand::{Rng, SeedableRng, rngs::StdRng};
-use sluicegate::domain::decision::{Call, CallKind, OnWire, PastUse, Reply, Subject};
+use sluicegate::domain::decision::{ByKind, Call, CallKind, PastUse, Reply, Subject};
 use sluicegate::domain::provider::{ProviderName, StoreDown};
 use sluicegate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use sluicegate::limiter::embedded::EmbeddedLimiter;
@@ -32,8 +32,8 @@ struct NoAttempts;
 
 #[async_trait]
 impl RecentAttempts for NoAttempts {
-    async fn recent_uses(&self, _: &ProviderName, _: Duration) -> Result<(Vec<PastUse>, OnWire), String> {
-        Ok((Vec::new(), OnWire::default()))
+    async fn recent_uses(&self, _: &ProviderName, _: Duration) -> Result<(Vec<PastUse>, ByKind), String> {
+        Ok((Vec::new(), ByKind::default()))
     }
 }
 

@@ -16,7 +16,7 @@ use super::contender::Quota;
 use super::meter::Meter;
 use super::ours;
 use super::report::{FigureName, Median};
-use crate::domain::decision::{CallKind, OnWire, PastUse};
+use crate::domain::decision::{ByKind, CallKind, PastUse};
 use crate::domain::limit::Algorithm;
 use crate::domain::provider::ProviderName;
 use crate::limiter::RecentAttempts;
@@ -36,8 +36,8 @@ struct NoAttempts;
 
 #[async_trait]
 impl RecentAttempts for NoAttempts {
-    async fn recent_uses(&self, _: &ProviderName, _: Duration) -> Result<(Vec<PastUse>, OnWire), String> {
-        Ok((Vec::new(), OnWire::default()))
+    async fn recent_uses(&self, _: &ProviderName, _: Duration) -> Result<(Vec<PastUse>, ByKind), String> {
+        Ok((Vec::new(), ByKind::default()))
     }
 }
 

@@ -8,7 +8,7 @@ use redis::Value;
 
 use super::BenchError;
 use super::contender::{Ask, Caller, Contender, Granted, Program, Quota};
-use crate::domain::decision::{Call, CallKind, Fate, OnWire, Rebuild, Refusal, Run, Settlement, Want};
+use crate::domain::decision::{ByKind, Call, CallKind, Fate, Rebuild, Refusal, Run, Settlement, Want};
 use crate::domain::limit::Algorithm;
 use crate::domain::provider::{ProviderName, StoreDown};
 use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
@@ -108,7 +108,7 @@ impl OurCaller {
             wants: if permits > 0 { vec![Want::charges(permits, 1)] } else { Vec::new() },
             settlements: if self.taken > 0 { vec![taken] } else { Vec::new() },
             pause: None,
-            rebuild: self.born.take().map(|born| Rebuild { born, ended: Vec::new(), open: OnWire::default() }),
+            rebuild: self.born.take().map(|born| Rebuild { born, ended: Vec::new(), open: ByKind::default() }),
             distrust: None,
             run_id: self.quota.run_id.clone(),
         };

@@ -5,7 +5,7 @@ use super::facts::*;
 use super::turn::Past;
 use super::*;
 use crate::domain::backoff::BackoffPolicy;
-use crate::domain::decision::PastUse;
+use crate::domain::decision::{ByKind, PastUse};
 use crate::domain::limit::{AccountRule, Algorithm, Rule, Scope};
 use crate::domain::lookup::WhenNotFound;
 use crate::domain::provider::{Mode, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StoreDown};
@@ -41,8 +41,8 @@ fn spec(limits: &[(&str, Algorithm, u32, u64, Option<u32>)]) -> QuotaSpec {
 }
 
 fn past(ended: &[(u64, u32)], hold_ms: u64) -> Past {
-    let ended = ended.iter().map(|(age_ms, cost)| PastUse { age: ms(*age_ms), cost: *cost }).collect();
-    Past { ended, open: 0, hold: ms(hold_ms) }
+    let ended = ended.iter().map(|(age_ms, cost)| PastUse { age: ms(*age_ms), cost: ByKind::charges(*cost) }).collect();
+    Past { ended, open: ByKind::default(), hold: ms(hold_ms) }
 }
 
 fn provider() -> Provider {

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::domain::decision::{
-    BATCH_MAX, Call, CallKind, Fate, OnWire, PERMITS_MAX, PastUse, Rebuild, Refusal, Reply, Settlement, Want,
+    BATCH_MAX, ByKind, Call, CallKind, Fate, PERMITS_MAX, PastUse, Rebuild, Refusal, Reply, Settlement, Want,
 };
 use crate::domain::quota::Quota;
 use crate::domain::quota_spec::QuotaSpec;
@@ -26,7 +26,7 @@ const RUN_ID: &str = "forecast";
 pub struct Past {
     pub ended: Vec<PastUse>,
     /// Cost of requests that may be on the wire now; reckoned to be answered at once.
-    pub open: u32,
+    pub open: ByKind,
     /// From a request's start to its answer.
     pub hold: Duration,
 }
@@ -152,14 +152,14 @@ impl<'a> Forecast<'a> {
         let born = forecast.call(Vec::new()).born;
         let mut ended = past.ended.clone();
         ended.truncate(BATCH_MAX);
-        if past.open > 0 {
+        if past.open != ByKind::default() {
             // What is on the wire is over soon: as if it were now.
             ended.truncate(BATCH_MAX - 1);
             ended.push(PastUse { age: Duration::ZERO, cost: past.open });
         }
         forecast.calls += 1;
         let call =
-            Call { rebuild: Some(Rebuild { born, ended, open: OnWire::default() }), ..forecast.plain(Vec::new()) };
+            Call { rebuild: Some(Rebuild { born, ended, open: ByKind::default() }), ..forecast.plain(Vec::new()) };
         forecast.quota.call(now, spec, &call);
         forecast
     }

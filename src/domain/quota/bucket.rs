@@ -10,7 +10,8 @@ use crate::domain::quota_spec::INTERVAL_PARTS;
 /// No bucket is empty later than so long after a use: some four years, half of what the wait of a reply has room for.
 pub(super) const AHEAD_MAX_US: u64 = 1 << 47;
 
-#[derive(Clone, Debug, Default)]
+/// In the order of when they are empty.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Bucket {
     /// When the bucket is empty: whole microseconds, and parts of one.
     empty_us: u64,
@@ -43,6 +44,19 @@ impl Bucket {
         let fits = empty_us <= latest_us;
         (self.empty_us, self.empty_part) = if fits { (empty_us, part % INTERVAL_PARTS) } else { (latest_us, 0) };
         fits
+    }
+
+    /// A use that somebody remembers; `most`: what the bucket holds. Uses under another interval or of another limit would
+    /// else pile up for hours. Says whether all that it holds could be counted.
+    pub fn recall(&mut self, cost: u64, instant_us: u64, interval: u64, most: u64) -> bool {
+        let (before, mut full) = (*self, Self::default());
+        let counted = self.take(cost, instant_us, interval);
+        let can_be_full = full.take(most, instant_us, interval);
+        if *self <= full {
+            return counted;
+        }
+        *self = full.max(before);
+        can_be_full
     }
 
     /// What was used keeps its size in permits when the interval changes. That may be more than the capacity: starts are

@@ -208,9 +208,11 @@ impl Cell {
                 window.roll(now_us, offset_us, self.spec.window_us);
                 window.recall(instant_us, cost, offset_us, self.spec.window_us);
             }
-            (Count::Bucket(bucket), CellKind::Bucket { interval, .. }) => {
-                let can_be_counted = bucket.take(cost, instant_us, interval);
-                if !can_be_counted {
+            (Count::Bucket(bucket), CellKind::Bucket { interval, debt }) => {
+                // The provider's bucket was never more than full. With debt one start may be.
+                let max = u64::from(self.spec.max);
+                let most = if debt { cost.max(max) } else { max };
+                if !bucket.recall(cost, instant_us, interval, most) {
                     self.hold_long(now_us);
                 }
             }

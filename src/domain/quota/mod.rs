@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use super::decision::{
-    BATCH_MAX, Call, Incarnation, PERMITS_MAX, Rebuild, Refusal, Refused, Reply, Standing, Subject, Want,
+    BATCH_MAX, ByKind, Call, Incarnation, PERMITS_MAX, Rebuild, Refusal, Refused, Reply, Standing, Subject, Want,
 };
 use super::provider::BOOKING_HORIZON;
 use super::quota_spec::QuotaSpec;
@@ -224,14 +224,16 @@ impl State {
         if rebuild.ended.is_empty() && open == InFlight::default() {
             self.unsure_since_us = 0;
         }
-        let mut ended: Vec<(u64, u64)> = rebuild
-            .ended
-            .iter()
-            .map(|past| (now_us.saturating_sub(micros_down(past.age)), u64::from(past.cost)))
-            .collect();
+        let mut ended: Vec<(u64, ByKind)> =
+            rebuild.ended.iter().map(|past| (now_us.saturating_sub(micros_down(past.age)), past.cost)).collect();
         ended.sort_unstable();
         for cell in &mut self.provider.cells {
-            ended.iter().for_each(|(instant_us, cost)| cell.recall(now_us, *instant_us, *cost));
+            for (instant_us, cost) in &ended {
+                let uses = cost.of(cell.spec.applies_to);
+                if uses > 0 {
+                    cell.recall(now_us, *instant_us, u64::from(uses));
+                }
+            }
             // What counts the start has been started by now; what is held until the answer is in flight.
             let started = open.of(cell.spec.applies_to);
             if started > 0 && !cell.spec.held() {

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::domain::decision::{CallKind, Fate, OnWire, Settlement};
+use crate::domain::decision::{ByKind, CallKind, Fate, Settlement};
 use crate::domain::limit::{Algorithm, Scope};
 use crate::domain::provider::{ProviderName, StoreDown};
 use crate::domain::quota_spec::LimitSpec;
@@ -25,7 +25,7 @@ fn spec(version: i64, max_requests: u32, window: Duration) -> QuotaSpec {
 
 fn call(number: u64, wants: u32, settlements: Vec<Settlement>) -> Call {
     let wants = vec![Want::charges(wants, 1)];
-    let rebuild = Some(Rebuild { born: START, ended: Vec::new(), open: OnWire::default() });
+    let rebuild = Some(Rebuild { born: START, ended: Vec::new(), open: ByKind::default() });
     Call { incarnation: 1, number, wants, settlements, pause: None, rebuild, distrust: None, run_id: "run".into() }
 }
 
@@ -157,7 +157,7 @@ fn a_window_that_was_lengthened_by_mistake_can_be_undone() {
 fn one_request_on_the_wire_at_a_loss_costs_one_slot() {
     let spec = spec(1, 10, SECOND);
     let mut quota = Quota::default();
-    let lost = Rebuild { born: START, ended: Vec::new(), open: OnWire::charges(1) };
+    let lost = Rebuild { born: START, ended: Vec::new(), open: ByKind::charges(1) };
     quota.call(START, &spec, &Call { rebuild: Some(lost), ..call(1, 0, Vec::new()) });
     for (turn, number) in (2..20).step_by(2).enumerate() {
         let now = START.plus(SECOND * 2 * u32::try_from(turn).unwrap());

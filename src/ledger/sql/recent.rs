@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::dialect::Dialect;
 use super::engine::{Engine, Sql, Value};
-use crate::domain::decision::{BATCH_MAX, OnWire};
+use crate::domain::decision::{BATCH_MAX, ByKind};
 use crate::domain::provider::ProviderName;
 use crate::domain::time::millis_up;
 use crate::ledger::{LedgerError, RecentUses};
@@ -66,9 +66,9 @@ impl Statements {
         let mut uses = RecentUses::default();
         for row in engine.query(&self.uses, Arc::from(args)).await? {
             let cost = |of: &str| Ok::<_, LedgerError>(u32::try_from(row.int(of)?).unwrap_or(u32::MAX));
-            let of_kinds = OnWire { charges: cost("charges")?, lookups: cost("lookups")? };
+            let of_kinds = ByKind { charges: cost("charges")?, lookups: cost("lookups")? };
             match row.opt_ms("least_age_ms")? {
-                Some(age) => uses.ended.push((age, of_kinds.total())),
+                Some(age) => uses.ended.push((age, of_kinds)),
                 None => uses.open = of_kinds,
             }
         }

@@ -116,7 +116,10 @@ impl Limiter for Authorised {
     async fn peek(&self, spec: &QuotaSpec, subject: Option<&Subject>) -> Result<Vec<LimitUse>, LimiterError> {
         let verdict = self.granting(&spec.quota).map(|granting| granting.verdict);
         match (verdict, spec.store_down) {
-            (Ok(Verdict::OwnShare), StoreDown::Share { of }) => self.shares.peek(&spec.share(of), subject).await,
+            (Ok(Verdict::OwnShare), StoreDown::Share { of }) => {
+                let subject = subject.map(|subject| subject.share(spec, of));
+                self.shares.peek(&spec.share(of), subject.as_ref()).await
+            }
             _ => self.store.peek(spec, subject).await,
         }
     }

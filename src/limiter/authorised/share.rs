@@ -7,8 +7,9 @@ use crate::domain::quota_spec::QuotaSpec;
 use crate::limiter::embedded::EmbeddedLimiter;
 use crate::limiter::{Limiter as _, LimiterError};
 
-/// How long a job that costs more than a share stands aside before it is looked at again, in microseconds.
-const TOO_COSTLY_US: u64 = 1_000_000;
+/// How long a job that costs more than a share stands aside before it is looked at again, in microseconds: shares last for a
+/// minute at least, and each look costs a job that is parked a round through the queue.
+const TOO_COSTLY_US: u64 = 15_000_000;
 
 pub(super) async fn call(
     shares: &EmbeddedLimiter,

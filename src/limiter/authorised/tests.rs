@@ -5,7 +5,7 @@ use tokio::time::{sleep, timeout};
 
 use super::*;
 use crate::domain::clock_witness::Word;
-use crate::domain::decision::{CallKind, OnWire, Rebuild, Refusal, SubjectLimit, Want};
+use crate::domain::decision::{ByKind, CallKind, Rebuild, Refusal, SubjectLimit, Want};
 use crate::domain::limit::Scope;
 use crate::domain::quota_spec::LimitSpec;
 use crate::limiter::{AuthorityRow, Linked};
@@ -200,7 +200,7 @@ impl Bench {
     async fn warm(&mut self, run_id: &str) {
         let cold = self.call(Vec::new(), run_id, None).await.unwrap();
         assert_eq!(cold.refused.map(|refused| refused.by), Some(Refusal::Cold));
-        let rebuild = Rebuild { born: cold.born, ended: Vec::new(), open: OnWire::default() };
+        let rebuild = Rebuild { born: cold.born, ended: Vec::new(), open: ByKind::default() };
         assert_eq!(self.call(Vec::new(), run_id, Some(rebuild)).await.unwrap().refused, None);
     }
 
@@ -311,6 +311,8 @@ async fn a_share_is_what_the_limits_allow_divided() {
     assert_eq!(reply.refused.map(|refused| refused.by), Some(Refusal::Limit { index: 0 }));
     let peeked = bench.authorised.peek(&bench.spec, None).await.unwrap();
     assert_eq!((peeked[0].max_requests, peeked[0].used), (5, 5));
+    let peeked = bench.authorised.peek(&bench.spec, Some(&subject(1, 6))).await.unwrap();
+    assert_eq!((peeked[1].max_requests, peeked[1].used), (3, 3), "its share as well: {peeked:?}");
     // The store is back: for a minute nobody trusts it, then it holds again and begins cold.
     bench.links.turn(Some("b"));
     let since = Instant::now();

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use sha2::{Digest, Sha256};
 
 use super::keys::subjects;
-use crate::domain::decision::{BATCH_MAX, Call, CallKind, Fate, Rebuild, Settlement, Subject, Want};
+use crate::domain::decision::{BATCH_MAX, ByKind, Call, CallKind, Fate, Rebuild, Settlement, Subject, Want};
 use crate::domain::limit::AppliesTo;
 use crate::domain::provider::BOOKING_HORIZON;
 use crate::domain::quota_spec::{CellKind, CellSpec, QuotaSpec};
@@ -33,7 +33,9 @@ pub fn argument(spec: &QuotaSpec, call: &Call) -> Vec<u8> {
     argument.extend(more);
     argument.extend(call.wants.iter().flat_map(|want| packed_want(want, &places)));
     argument.extend(call.settlements.iter().flat_map(|settlement| packed_settlement(settlement, &places, cells.len())));
-    argument.extend(past_uses(call).iter().flat_map(|(age_us, cost)| packed(&[(*age_us, 6), (u64::from(*cost), 4)])));
+    argument.extend(past_uses(call).iter().flat_map(|(age_us, cost)| {
+        packed(&[(*age_us, 6), (u64::from(cost.charges), 4), (u64::from(cost.lookups), 4)])
+    }));
     argument.extend(subjects.into_iter().flat_map(|subject| packed_subject(spec, subject)));
     argument
 }
@@ -147,9 +149,9 @@ fn whole_rebuild(call: &Call) -> Option<&Rebuild> {
 }
 
 /// Past uses, oldest first.
-fn past_uses(call: &Call) -> Vec<(u64, u32)> {
+fn past_uses(call: &Call) -> Vec<(u64, ByKind)> {
     let ended = whole_rebuild(call).into_iter().flat_map(|rebuild| &rebuild.ended);
-    let mut past: Vec<(u64, u32)> = ended.map(|past| (micros_down(past.age), past.cost)).collect();
+    let mut past: Vec<(u64, ByKind)> = ended.map(|past| (micros_down(past.age), past.cost)).collect();
     past.sort_unstable_by(|a, b| b.cmp(a));
     past
 }

@@ -207,7 +207,7 @@ async fn limiter(
     match sources.operator.recent_uses(&spec.quota, within).await {
         Ok(uses) => {
             let ended = uses.ended.into_iter().map(|(age, cost)| PastUse { age, cost }).collect();
-            facts.past = Some(Past { ended, open: uses.open.total(), hold: hold.unwrap_or_default() });
+            facts.past = Some(Past { ended, open: uses.open, hold: hold.unwrap_or_default() });
         }
         Err(error) => tracing::debug!(%error, "no turn can be reckoned: the ledger cannot tell what was used"),
     }

@@ -1,6 +1,6 @@
 //! Look-ups: rows of their own, that leave their job unknown until they find something; and one charge for one payment.
 
-use sluicegate::domain::decision::OnWire;
+use sluicegate::domain::decision::ByKind;
 use sluicegate::domain::disposition::Resend;
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::ledger::{AttemptEnd, Begun, JobState, LedgerError, LookupEnd, Written};
@@ -288,22 +288,23 @@ async fn lookups_count_as_one_permit_each(kind: Kind) {
     fixture.sql("INSERT INTO providers (name, url) VALUES ('stripe', 'https://x.example/')").await.unwrap();
     let recent = async || {
         let uses = ledger.recent_uses(&name("stripe"), Duration::from_secs(600)).await.unwrap();
-        (uses.ended.iter().map(|(_, cost)| cost).sum::<u32>(), uses.open)
+        (uses.ended.iter().map(|(_, cost)| *cost).collect::<Vec<_>>(), uses.open)
     };
-    let (charge, both) = (OnWire::charges(7), OnWire { charges: 7, lookups: 1 });
+    let (charge, both) = (ByKind::charges(7), ByKind { charges: 7, lookups: 1 });
     let hold = fixture.unknown_in_hand(&job).await.hold;
-    assert_eq!(recent().await, (0, charge), "its end is unknown");
+    assert_eq!(recent().await, (vec![], charge), "its end is unknown");
     let number = fixture.begin_lookup(&hold).await;
-    assert_eq!(recent().await, (0, both), "on the wire");
+    assert_eq!(recent().await, (vec![], both), "on the wire");
     assert_eq!(ledger.finish_lookup(&hold, &found(number, "not_found"), &unknown("x")).await.unwrap().0, Written::Kept);
-    assert_eq!(recent().await, (1, charge));
+    let lookup = || vec![ByKind { charges: 0, lookups: 1 }];
+    assert_eq!(recent().await, (lookup(), charge));
     let hold = fixture.take(&job).await.hold;
     let number = fixture.begin_lookup(&hold).await;
     let silent = LookupEnd { status: None, ..found(number, "unknown") };
     assert_eq!(ledger.finish_lookup(&hold, &silent, &unknown("x")).await.unwrap().0, Written::Kept);
-    assert_eq!(recent().await, (1, both), "no answer came: the provider may count it late");
+    assert_eq!(recent().await, (lookup(), both), "no answer came: the provider may count it late");
     let hold = fixture.take(&job).await.hold;
     let number = fixture.begin_lookup(&hold).await;
     assert_eq!(ledger.finish_lookup(&hold, &found(number, "not_sent"), &unknown("x")).await.unwrap().0, Written::Kept);
-    assert_eq!(recent().await, (1, both));
+    assert_eq!(recent().await, (lookup(), both));
 }

@@ -1,6 +1,7 @@
 //! What was used lately: ages and costs, by quota, and found without reading the whole ledger.
 
-use sluicegate::domain::decision::OnWire;
+use sluicegate::domain::decision::ByKind;
+use sluicegate::domain::limit::AppliesTo;
 use sluicegate::ledger::RecentUses;
 
 use super::*;
@@ -72,7 +73,7 @@ fn assert_ages(uses: &RecentUses, expected: &[(u64, u32)], since: std::time::Ins
     assert_eq!(uses.ended.len(), expected.len(), "{uses:?}");
     for ((age, cost), (age_ms, expected_cost)) in uses.ended.iter().zip(expected) {
         let written = Duration::from_millis(*age_ms);
-        assert_eq!(cost, expected_cost, "{uses:?}");
+        assert_eq!(*cost, ByKind::charges(*expected_cost), "{uses:?}");
         assert!(*age <= written + late && *age + bucket >= written, "{age:?} for {written:?}, {late:?} ago");
     }
 }
@@ -93,7 +94,7 @@ async fn ages_and_costs_are_exact(kind: Kind) {
     fixture.sent(kind, &requests).await;
     let uses = fixture.recent("stripe").await;
     assert_ages(&uses, &[(100, 1), (90_000, 7), (300_000, 1_000)], since);
-    assert_eq!(uses.open, OnWire::charges(5), "p4 is too old, p5 is on the wire");
+    assert_eq!(uses.open, ByKind::charges(5), "p4 is too old, p5 is on the wire");
     // The bucket is a thousandth of what is asked for: under a second, ages are exact to a millisecond.
     let since = std::time::Instant::now();
     let exact: Sent = ("p6", "stripe", 2, 60, Some(50), "accepted", Some(200));
@@ -102,7 +103,7 @@ async fn ages_and_costs_are_exact(kind: Kind) {
     let uses = fixture.ledger().recent_uses(&name("stripe"), within).await.unwrap();
     let (age, cost) = uses.ended[0];
     let true_age = Duration::from_millis(50) + since.elapsed();
-    assert_eq!(cost, 2, "{uses:?}");
+    assert_eq!(cost, ByKind::charges(2), "{uses:?}");
     assert!(age >= Duration::from_millis(48) && age <= true_age, "{age:?}, truly at most {true_age:?}");
 }
 
@@ -130,7 +131,7 @@ async fn no_answer_counts_as_open(kind: Kind) {
     ];
     fixture.sent(kind, &requests).await;
     let uses = fixture.recent("stripe").await;
-    assert_eq!(uses.open, OnWire::charges(4));
+    assert_eq!(uses.open, ByKind::charges(4));
     assert_ages(&uses, &[(500_000, 6)], since);
 }
 
@@ -149,9 +150,9 @@ async fn a_quota_is_shared_and_others_are_not_counted(kind: Kind) {
     ];
     fixture.sent(kind, &requests).await;
     let uses = fixture.recent("acme").await;
-    assert_eq!(uses.open, OnWire::charges(8));
+    assert_eq!(uses.open, ByKind::charges(8));
     assert_ages(&uses, &[(1_000, 1), (20_000, 2)], since);
-    assert_eq!(fixture.recent("adyen").await.open, OnWire::charges(32));
+    assert_eq!(fixture.recent("adyen").await.open, ByKind::charges(32));
     // A name that is a quota's no longer: nothing hangs on it.
     assert_eq!(fixture.recent("stripe").await, RecentUses::default());
 }
@@ -214,8 +215,8 @@ async fn close_ends_become_one_entry(kind: Kind) {
         fixture.sql(&statement).await.unwrap();
     }
     let uses = fixture.recent("stripe").await;
-    let cost: u32 = uses.ended.iter().map(|(_, cost)| cost).sum();
-    assert_eq!((cost, uses.open), (40_000, OnWire::default()));
+    let cost: u32 = uses.ended.iter().map(|(_, cost)| cost.of(AppliesTo::All)).sum();
+    assert_eq!((cost, uses.open), (40_000, ByKind::default()));
     assert!((800..=1_000).contains(&uses.ended.len()), "{}", uses.ended.len());
     assert!(uses.ended.is_sorted_by(|(a, _), (b, _)| a < b), "youngest first");
 }
@@ -238,7 +239,7 @@ async fn a_rebuild_reads_by_index() {
     // More often than the five custom plans after which PostgreSQL may settle for one that knows no arguments.
     for _ in 0..8 {
         let uses = database.ledger().recent_uses(&name("acme"), WITHIN).await.unwrap();
-        let cost: u32 = uses.ended.iter().map(|(_, cost)| cost).sum();
+        let cost: u32 = uses.ended.iter().map(|(_, cost)| cost.of(AppliesTo::All)).sum();
         // 150,000 and 20,000 over five days: 208 and 27 of them in ten minutes, at cost 2; fewer, the longer ago they were
         // made.
         let left = WITHIN.saturating_sub(begun.elapsed()).as_secs_f64() / WITHIN.as_secs_f64();

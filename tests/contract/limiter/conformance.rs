@@ -310,8 +310,11 @@ async fn peeking_takes_nothing(limiter: Arc<dyn Limiter>) {
 async fn peeking_leaves_out_a_limit_that_the_caller_has_no_more(limiter: Arc<dyn Limiter>) {
     let before = spec(&[("all", 200, 60_000), ("old", 200, 200)]);
     let mut caller = Caller::warm(&limiter, before.clone()).await;
-    // Answers of so many milliseconds that the logs grow a middle, which is looked at once their beginning is over.
+    // Answers of so many milliseconds that the logs grow a middle, which is looked at once their beginning is over. Those
+    // that are older than the last one are logged with it.
     for _ in 0..3 {
+        let now_us = caller.call(&[]).await.now.0;
+        until_us(&caller, now_us + 45_000).await;
         assert_eq!(caller.call(&[1; 40]).await.permits(), 40);
         let call = caller.number;
         caller.settle((0..40).rev().map(|nth| used(call, 1, nth * 1_000)).collect(), &[]).await;

@@ -190,9 +190,15 @@ impl Life {
                     born: self.born,
                     ended: ages_ms
                         .iter()
-                        .map(|age_ms| PastUse { age: Duration::from_millis(*age_ms), cost: 1 })
+                        .map(|age_ms| PastUse {
+                            age: Duration::from_millis(*age_ms),
+                            cost: ByKind {
+                                charges: 1 + u32::from(age_ms % 5 == 0),
+                                lookups: u32::from(age_ms % 3 == 0),
+                            },
+                        })
                         .collect(),
-                    open: OnWire { charges: open.0, lookups: open.1 },
+                    open: ByKind { charges: open.0, lookups: open.1 },
                 });
                 self.now.0 += u64::from(*distrust);
                 call.distrust = distrust.then_some(self.born);

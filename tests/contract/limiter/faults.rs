@@ -268,7 +268,10 @@ async fn a_missing_or_malformed_argument_writes_nothing() {
         wants: wants(&[1, 2]),
         settlements: vec![used(caller.number - 1, 1, 5), not_sent(caller.number - 1, 1, &[0, 0])],
         pause: Some(SECOND),
-        rebuild: Some(Rebuild { ended: vec![PastUse { age: SECOND, cost: 1 }], ..forgotten_nothing(Micros(1)) }),
+        rebuild: Some(Rebuild {
+            ended: vec![PastUse { age: SECOND, cost: ByKind::charges(1) }],
+            ..forgotten_nothing(Micros(1))
+        }),
         distrust: None,
         run_id: limiter.run_id(&caller.spec.quota).await.unwrap(),
     };

@@ -185,8 +185,8 @@ struct Nobody;
 
 #[async_trait]
 impl RecentAttempts for Nobody {
-    async fn recent_uses(&self, _: &ProviderName, _: Duration) -> Result<(Vec<PastUse>, OnWire), String> {
-        Ok((Vec::new(), OnWire::default()))
+    async fn recent_uses(&self, _: &ProviderName, _: Duration) -> Result<(Vec<PastUse>, ByKind), String> {
+        Ok((Vec::new(), ByKind::default()))
     }
 }
 

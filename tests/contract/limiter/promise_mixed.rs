@@ -197,7 +197,8 @@ impl World {
         for attempt in self.attempts.iter().filter(|attempt| attempt.began_us <= at_us) {
             match attempt.ended_us {
                 Some(ended_us) if ended_us <= at_us => {
-                    let past = PastUse { age: Duration::from_micros(at_us - ended_us), cost: attempt.cost };
+                    let age = Duration::from_micros(at_us - ended_us);
+                    let past = PastUse { age, cost: ByKind::charges(attempt.cost) };
                     rebuild.ended.extend((at_us - ended_us <= within_us).then_some(past));
                 }
                 // Its answer never came, or not yet.

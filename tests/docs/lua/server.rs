@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sluicegate::domain::decision::{Call, CallKind, Fate, OnWire, Rebuild, Reply, Settlement, Want};
+use sluicegate::domain::decision::{ByKind, Call, CallKind, Fate, Rebuild, Reply, Settlement, Want};
 use sluicegate::domain::quota_spec::QuotaSpec;
 use sluicegate::limiter::redis::answer::parse_reply;
 use sluicegate::limiter::redis::argument::argument;
@@ -39,7 +39,7 @@ impl Caller {
     /// Has the ledger vouch that nothing counts.
     fn warm(&mut self) {
         let born = self.call(call(Vec::new(), Vec::new())).born;
-        let rebuild = Some(Rebuild { born, ended: Vec::new(), open: OnWire::default() });
+        let rebuild = Some(Rebuild { born, ended: Vec::new(), open: ByKind::default() });
         let reply = self.call(Call { rebuild, ..call(Vec::new(), Vec::new()) });
         assert_eq!(reply.refused, None);
     }

@@ -48,7 +48,7 @@ fn turns_are_what_one_reckons_by_hand() {
         // The first call is a microsecond's rounding away.
         assert!(wait_ms.abs_diff(wanted.0) <= 1 && by == wanted.1, "{case}: {wait_ms} ms by {by}, not {wanted:?}");
     }
-    let open = Past { open: 600, ..nothing };
+    let open = Past { open: ByKind::charges(600), ..nothing };
     assert_eq!(turn_of(&minute, &open, 0, None).unwrap().0, 60_032, "what is on the wire is answered now");
     assert_eq!(turn_of(&spec(&[("shut", SlidingLog, 0, 1_000, None)]), &burst, 0, None), None);
     assert_eq!(used(&minute, Micros(0), &Past::default()), [(0, 0)]);

@@ -1,7 +1,7 @@
 //! A gate over this worker's own share: who costs more than a share waits alone.
 
 use super::*;
-use crate::domain::decision::{OnWire, PastUse};
+use crate::domain::decision::{ByKind, PastUse};
 use crate::domain::limit::AppliesTo;
 use crate::limiter::RecentAttempts;
 use crate::limiter::gate::{Ask, Gate, GateParts, Grant, RefusedBy};
@@ -13,8 +13,8 @@ struct NoAttempts;
 
 #[async_trait]
 impl RecentAttempts for NoAttempts {
-    async fn recent_uses(&self, _: &ProviderName, _: Duration) -> Result<(Vec<PastUse>, OnWire), String> {
-        Ok((Vec::new(), OnWire::default()))
+    async fn recent_uses(&self, _: &ProviderName, _: Duration) -> Result<(Vec<PastUse>, ByKind), String> {
+        Ok((Vec::new(), ByKind::default()))
     }
 }
 

@@ -16,6 +16,8 @@ on_every_limiter!(
     what_the_ledger_remembers_is_used,
     what_is_on_the_wire_may_end_as_late_as_it_can,
     what_is_on_the_wire_counts_for_the_limits_on_its_kind,
+    what_was_used_counts_for_the_limits_on_its_kind,
+    a_bucket_is_told_of_no_more_than_it_holds,
     as_many_past_uses_as_a_call_can_carry_count,
     more_past_uses_than_a_call_can_carry_rebuild_nothing,
     a_warm_limiter_is_told_nothing,
@@ -33,14 +35,14 @@ fn of(algorithm: Algorithm) -> QuotaSpec {
 
 /// A cold limiter's next call, which tells what may still count and wants permits.
 async fn told(limiter: &Arc<dyn Limiter>, spec: &QuotaSpec, ended: Vec<PastUse>, open: u32, permits: u32) -> Reply {
-    told_of_kinds(limiter, spec, ended, OnWire::charges(open), Want::charges(permits, 1)).await
+    told_of_kinds(limiter, spec, ended, ByKind::charges(open), Want::charges(permits, 1)).await
 }
 
 async fn told_of_kinds(
     limiter: &Arc<dyn Limiter>,
     spec: &QuotaSpec,
     ended: Vec<PastUse>,
-    open: OnWire,
+    open: ByKind,
     want: Want,
 ) -> Reply {
     let mut caller = Caller::new(limiter, spec.clone());
@@ -59,7 +61,7 @@ async fn told_of_kinds(
 }
 
 fn past(age_ms: u64, cost: u32) -> PastUse {
-    PastUse { age: Duration::from_millis(age_ms), cost }
+    PastUse { age: Duration::from_millis(age_ms), cost: ByKind::charges(cost) }
 }
 
 async fn what_the_ledger_remembers_is_used(limiter: Arc<dyn Limiter>) {
@@ -88,8 +90,8 @@ async fn what_is_on_the_wire_may_end_as_late_as_it_can(limiter: Arc<dyn Limiter>
         let (waits_us, exact) = match algorithm {
             // In flight: the earliest is an answer now.
             Algorithm::SlidingLog => (padded_us(&spec, 0), false),
-            // Six were started by now, of which three must have drained.
-            _ => (3 * 900_000_000, true),
+            // Six were started by now, and no more than four can be in the bucket, of which one must have drained.
+            _ => (900_000_000, true),
         };
         let refusal = refused(&reply);
         assert_eq!((reply.permits(), refusal.wait_us, refusal.exact), (0, waits_us, exact), "{algorithm:?}: {reply:?}");
@@ -100,7 +102,7 @@ async fn what_is_on_the_wire_counts_for_the_limits_on_its_kind(limiter: Arc<dyn 
     let lookups = Want { kind: CallKind::Lookup, ..Want::charges(9, 1) };
     for (applies_to, want) in [(AppliesTo::Charge, Want::charges(9, 1)), (AppliesTo::Lookup, lookups)] {
         for (algorithm, name) in [(Algorithm::SlidingLog, "held"), (Algorithm::SlidingWindow, "started")] {
-            for open in [OnWire::charges(4), OnWire { charges: 0, lookups: 4 }, OnWire { charges: 1, lookups: 3 }] {
+            for open in [ByKind::charges(4), ByKind { charges: 0, lookups: 4 }, ByKind { charges: 1, lookups: 3 }] {
                 let own = LimitSpec { applies_to, ..long(algorithm) };
                 let all = LimitSpec::sliding_log("z-all", 8, Duration::from_secs(60));
                 let quota = format!("{name}-{}-{}-{}", applies_to.name(), open.charges, open.lookups);
@@ -113,6 +115,32 @@ async fn what_is_on_the_wire_counts_for_the_limits_on_its_kind(limiter: Arc<dyn 
             }
         }
     }
+}
+
+async fn what_was_used_counts_for_the_limits_on_its_kind(limiter: Arc<dyn Limiter>) {
+    let lookups = Want { kind: CallKind::Lookup, ..Want::charges(9, 1) };
+    let cost = ByKind { charges: 2, lookups: 1 };
+    for (applies_to, want) in [(AppliesTo::Charge, Want::charges(9, 1)), (AppliesTo::Lookup, lookups)] {
+        for algorithm in [Algorithm::SlidingLog, Algorithm::SlidingWindow, Algorithm::TokenBucket, Algorithm::Gcra] {
+            let own = LimitSpec { applies_to, ..long(algorithm) };
+            let left = own.cost_max() - cost.of(applies_to);
+            let quota = format!("used-{}-{}", applies_to.name(), algorithm.name().replace('_', "-"));
+            let spec = QuotaSpec { quota: ProviderName::new(quota).unwrap(), limits: vec![own], ..spec(&[]) };
+            let past = PastUse { age: Duration::from_millis(50), cost };
+            let reply = told_of_kinds(&limiter, &spec, vec![past], ByKind::default(), want.clone()).await;
+            assert_eq!(reply.permits(), u64::from(left), "{applies_to:?} {algorithm:?}: {reply:?}");
+        }
+    }
+}
+
+/// Its rate may have been lowered since: what was fair then would else shut it for hours.
+async fn a_bucket_is_told_of_no_more_than_it_holds(limiter: Arc<dyn Limiter>) {
+    // Six of them, one in a quarter of an hour.
+    let spec = of(Algorithm::TokenBucket);
+    let lately = (1..=60).map(|seconds| past(seconds * 1_000, 10)).collect();
+    let reply = told(&limiter, &spec, lately, 0, 1).await;
+    let (youngest_us, one_us) = (1_000_000, 900_000_000);
+    assert_eq!((reply.permits(), refused(&reply).wait_us), (0, one_us - youngest_us), "{reply:?}");
 }
 
 async fn as_many_past_uses_as_a_call_can_carry_count(limiter: Arc<dyn Limiter>) {
@@ -139,7 +167,7 @@ async fn a_warm_limiter_is_told_nothing(limiter: Arc<dyn Limiter>) {
         wants: vec![Want::charges(2, 1)],
         settlements: Vec::new(),
         pause: None,
-        rebuild: Some(Rebuild { born, ended: vec![past(10, 3)], open: OnWire::charges(3) }),
+        rebuild: Some(Rebuild { born, ended: vec![past(10, 3)], open: ByKind::charges(3) }),
         distrust: None,
         run_id: limiter.run_id(&caller.spec.quota).await.unwrap(),
     };
@@ -167,7 +195,7 @@ fn compare(limits: Vec<LimitSpec>, history: &[Planned], later_us: u64) -> Result
     let born = kept.call(Micros(now_us), &spec, &call(1, Vec::new(), Vec::new(), None)).born;
     kept.call(Micros(now_us), &spec, &call(2, Vec::new(), Vec::new(), Some(forgotten_nothing(born))));
     let mut ended: Vec<(u64, u32)> = Vec::new();
-    let mut open = OnWire::default();
+    let mut open = ByKind::default();
     for (gap_us, cost, answer_us) in history {
         now_us += gap_us;
         number += 1;
@@ -189,7 +217,7 @@ fn compare(limits: Vec<LimitSpec>, history: &[Planned], later_us: u64) -> Result
     now_us += micros_up(BOOKING_HORIZON + spec.send_budget);
     let ended: Vec<PastUse> = ended
         .into_iter()
-        .map(|(ended_us, cost)| PastUse { age: Duration::from_micros(now_us - ended_us), cost })
+        .map(|(ended_us, cost)| PastUse { age: Duration::from_micros(now_us - ended_us), cost: ByKind::charges(cost) })
         .collect();
     let rebuild = Some(Rebuild { born, ended, open });
     let ask = |quota: &mut Quota, at_us, number, rebuild| {

@@ -215,14 +215,14 @@ async fn after_a_lost_state_unknown_accounts_are_held(limiter: Arc<dyn Limiter>)
     let mut caller = Caller::new(&limiter, spec.clone());
     let cold = caller.call(&[]).await;
     // The ledger knows of a request, and not of whose account it was.
-    let past = PastUse { age: Duration::from_millis(500), cost: 1 };
+    let past = PastUse { age: Duration::from_millis(500), cost: ByKind::charges(1) };
     let call = Call {
         incarnation: caller.incarnation,
         number: 2,
         wants: vec![of(&spec, 1, "a", None), Want::charges(1, 1)],
         settlements: Vec::new(),
         pause: None,
-        rebuild: Some(Rebuild { born: cold.born, ended: vec![past], open: OnWire::default() }),
+        rebuild: Some(Rebuild { born: cold.born, ended: vec![past], open: ByKind::default() }),
         distrust: None,
         run_id: limiter.run_id(&spec.quota).await.unwrap(),
     };

@@ -87,10 +87,10 @@ impl Attempts {
 
 #[async_trait]
 impl RecentAttempts for Attempts {
-    async fn recent_uses(&self, _: &ProviderName, within: Duration) -> Result<(Vec<PastUse>, OnWire), String> {
+    async fn recent_uses(&self, _: &ProviderName, within: Duration) -> Result<(Vec<PastUse>, ByKind), String> {
         let (sending, ended) = &*self.0.lock().unwrap();
         let ages = ended.iter().map(Instant::elapsed).filter(|age| *age < within);
-        Ok((ages.map(|age| PastUse { age, cost: 1 }).collect(), OnWire::charges(*sending)))
+        Ok((ages.map(|age| PastUse { age, cost: ByKind::charges(1) }).collect(), ByKind::charges(*sending)))
     }
 }
 
