@@ -320,7 +320,8 @@ async fn peeking_leaves_out_a_limit_that_the_caller_has_no_more(limiter: Arc<dyn
         caller.settle((0..40).rev().map(|nth| used(call, 1, nth * 1_000)).collect(), &[]).await;
     }
     let now_us = caller.call(&[]).await.now.0;
-    until_us(&caller, now_us + padded_us(&before, 1)).await;
+    // Instants are logged in whole milliseconds, rounded up.
+    until_us(&caller, now_us + padded_us(&before, 1) + 1_000).await;
     let renamed = QuotaSpec { version: 2, ..spec(&[("all", 200, 60_000), ("new", 200, 200)]) };
     let fewer = QuotaSpec { version: 2, ..spec(&[("all", 200, 60_000)]) };
     for (now, expected) in [(renamed, vec![120, 0]), (fewer, vec![120]), (before, vec![120, 0])] {
