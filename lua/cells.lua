@@ -188,6 +188,8 @@ end
 -- Takes over what another counted for the same limit. One that counted otherwise says nothing of the past. Uses beyond a
 -- lowered limit stay: they still count, and would count again if the limit were raised.
 local function adopt(cell, old, now, unknown_until)
+  local unchanged = old ~= nil and old.kind == cell.kind and old.applies == cell.applies and old.mode == cell.mode
+    and old.window == cell.window and old.param == cell.param and old.granule == cell.granule and old.max == cell.max
   local same = old ~= nil and old.kind == cell.kind and old.applies == cell.applies
   -- A shadow left out what it would have refused.
   if same and old.mode == SHADOW and cell.mode ~= SHADOW then same = false end
@@ -204,6 +206,7 @@ local function adopt(cell, old, now, unknown_until)
   cell.logged, cell.tail_ms, cell.excess = old.logged, old.tail_ms, old.excess
   cell.this, cell.count, cell.following = old.this, old.count, old.following
   cell.empty, cell.part = old.empty, old.part
+  if unchanged then return end
   local counted = true
   if cell.kind == BUCKET and cell.param ~= old.param then
     -- More than the capacity where starts are booked ahead, or where that was lowered.

@@ -48,6 +48,7 @@ local TALLIES_MOST = 256
 local HEADER, HEADER_BYTES = '<c8c8c8I6I2I2I2I2I2I1', 41
 local TERMS, TERMS_BYTES = '<c8I6I6I6I6I6I6I2I2', 48
 local MORE, MORE_BYTES = '<I6I7I7I2I4I4', 30
+local WINDOWS = '<I7I7I7'
 local PAST, PAST_BYTES = '<I6I4I4', 14
 local HEAD, HEAD_BYTES = '<c8c8c8I7I7I7I6I7I7I7', 72
 local SUBJECT_HEAD, SUBJECT_HEAD_BYTES = '<c8I7I7I7', 29
@@ -149,8 +150,8 @@ local function quota(keys, args)
 
   local state_key = keys[1]
   local clock = clock_us()
-  local kept = redis.call('HMGET', state_key, 'm', mine)
-  local m, own = kept[1], kept[2]
+  local kept = redis.call('HMGET', state_key, 'm', mine, 'w')
+  local m, own, windows = kept[1], kept[2], kept[3]
   damaged = false
 
   -- State: as it was, or begun anew when it is missing, of another server, or not to be trusted.
@@ -163,7 +164,7 @@ local function quota(keys, args)
     m = nil
   end
   if not m then
-    own = nil
+    own, windows = nil, nil
     born, warm, last, known_version, paused = clock, clock + provider.cold, clock, version, 0
     known_subjects, unsure_since, unsure_until = provider.subjects, clock, warm - longest
   end
@@ -190,6 +191,12 @@ local function quota(keys, args)
   end
   last = now
   known_version = version
+  local known_longest, known_within, unknown_until = longest, longest, 0
+  if windows then known_longest, known_within, unknown_until = decode(WINDOWS, windows) end
+  if longest > known_longest then
+    known_within = unknown_until + known_longest > now and min(known_within, known_longest) or known_longest
+    unknown_until = now + before
+  end
   if known_subjects ~= provider.subjects then unsure_since, unsure_until = now, max(unsure_until, now + before) end
 
   -- The provider's tally, whose limits are as the caller knows them.
@@ -201,6 +208,8 @@ local function quota(keys, args)
     redis.call('DEL', state_key)
     begin(provider, 0)
   end
+  local windows_now = encode(WINDOWS, longest, known_within, unknown_until)
+  if windows_now ~= windows then redis.call('HSET', state_key, 'w', windows_now) end
 
   -- And those of the subjects. What is older than all its uses would have expired; what is of an older state says nothing
   -- of what this one lost.
@@ -225,6 +234,10 @@ local function quota(keys, args)
       if state then redis.call('DEL', key) end
       begin(tally, 0)
       touched = 0
+      -- Dropped when no window was so long that its uses could count still.
+      for _, cell in ipairs(tally.cells) do
+        if cell.window > known_within then cell.held = max(cell.held, unknown_until + cell.window) end
+      end
     end
     -- What was not counted since may have been used meanwhile.
     if touched < unsure_since then

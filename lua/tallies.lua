@@ -1,7 +1,8 @@
 -- What is counted together: cells, and leases of permits in flight; the third part of the limiter's library.
 -- Specification: src/domain/quota/tally.rs.
 --
--- HASH  packed as in quota.lua; its fields are m, s, and one named by the 8 bytes of each incarnation that has called
+-- HASH  packed as in quota.lua; its fields are m, s, of the state w, and one named by the 8 bytes of each incarnation that
+-- has called
 --   m           of the state: state, tally, cells; of a subject: owner, tally, cells
 --   state       run id digest 8, terms digest 8, subject terms digest 8, born 7, warm 7, last call 7, version 6,
 --               paused until 7, unsure since 7, unsure until 7
@@ -13,6 +14,8 @@
 --   a, b, c     of a log: uses, last ms, excess until. Of a window: its number, uses, uses of the next. Of a bucket: the
 --               instant at which it is empty, and 1/1024 µs beyond it
 --   s           bytes of names 2, cells 2; names and cells as the argument had them: what m was written under
+--   w           longest window 7, known of every subject up to windows of 7, unknown until 7; a longer one waits for itself
+--               from then
 --   caller      number of the last call 6, its instant 7, bytes of reply 4; then the reply, then leases
 --   lease       call 6, deadline 7, charges 4, lookups 4
 

@@ -69,6 +69,9 @@ impl Cell {
     /// Uses beyond a lowered limit stay: they still count, and would count again if the limit were raised.
     pub fn adopt(self, spec: CellSpec, now_us: u64, unknown_until_us: u64) -> Self {
         let mut cell = self;
+        if cell.spec == spec {
+            return cell;
+        }
         let same = match (cell.spec.kind, spec.kind) {
             (CellKind::Log { held: was, .. }, CellKind::Log { held, .. }) => was == held,
             (CellKind::Window { offset_us: was }, CellKind::Window { offset_us }) => {

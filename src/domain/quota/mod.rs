@@ -18,6 +18,7 @@ mod cell;
 mod crowd;
 mod grant;
 mod log;
+mod memory;
 mod own;
 mod tally;
 #[cfg(test)]
@@ -26,6 +27,7 @@ pub mod throttle;
 mod window;
 
 use grant::{Grants, Tallies, Terms};
+use memory::Memory;
 use own::{Own, Owns};
 use tally::{InFlight, Tally};
 
@@ -57,6 +59,7 @@ struct State {
     unsure_since_us: u64,
     /// When the last of such uses may begin to count.
     unsure_until_us: u64,
+    memory: Memory,
     provider: Tally,
     subjects: BTreeMap<String, Tally>,
     /// So many subjects were left when those without uses were dropped last.
@@ -113,6 +116,7 @@ impl State {
             subject_terms: spec.subject_terms(),
             unsure_since_us: now_us,
             unsure_until_us: warm_us - spec.longest_us(),
+            memory: Memory::of(spec.longest_us()),
             provider: Tally::new(spec.provider_cells(), now_us),
             subjects: BTreeMap::new(),
             subjects_kept: 0,
@@ -138,6 +142,7 @@ impl State {
         self.version = spec.version;
         let before_us = micros_up(BOOKING_HORIZON) + micros_up(spec.hold_max);
         self.provider.adopt(spec.provider_cells(), now_us, before_us);
+        self.memory.adopt(spec.longest_us(), now_us, before_us);
         let subject_terms = spec.subject_terms();
         if subject_terms != self.subject_terms {
             self.subject_terms = subject_terms;
@@ -192,6 +197,9 @@ impl State {
                 }
                 None => (false, Tally::new(cells, now_us)),
             };
+            if !known {
+                self.memory.hold(&mut tally);
+            }
             if counted_since_us < self.unsure_since_us {
                 tally.cells.iter_mut().for_each(|cell| cell.hold(self.unsure_until_us));
             }

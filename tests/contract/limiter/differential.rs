@@ -7,7 +7,7 @@ use std::cell::Cell;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use sluicegate::domain::decision::SubjectLimit;
-use sluicegate::domain::limit::{Algorithm, AppliesTo, Scope};
+use sluicegate::domain::limit::{AccountRule, Algorithm, AppliesTo, Rule, Scope};
 use sluicegate::domain::quota::Quota;
 use sluicegate::limiter::redis::answer::parse_reply;
 use sluicegate::limiter::redis::argument::argument;
@@ -121,8 +121,15 @@ fn spec_of(version: i64, limits: &[PlannedLimit], plan: &Plan) -> QuotaSpec {
         limits,
         grant_jitter: plan.jitter.then_some(Duration::from_millis(30)),
         hold_max: Duration::from_millis(500),
+        handover: Duration::from_millis(40),
+        account_rules: if version % 3 == 0 { vec![slow("1")] } else { Vec::new() },
         ..spec(&[])
     }
+}
+
+/// A rule that looks back further than most limits do.
+fn slow(account: &str) -> AccountRule {
+    AccountRule { account: account.to_owned(), limit: None, rule: Rule::Limit("3/31s".parse().unwrap()) }
 }
 
 impl Life {
@@ -217,7 +224,11 @@ impl Life {
                 .filter(|index| self.current.limits[*index].scope == scope)
                 .map(|index| {
                     let limit = &self.current.limits[index];
-                    // One of the accounts has a rule of its own.
+                    let ruled = scope == Scope::Account && *name == Some(1) && !self.current.account_rules.is_empty();
+                    if ruled {
+                        return SubjectLimit { index, max_requests: 3, window: 31 * SECOND, exempt: false };
+                    }
+                    // One of the accounts may always do more.
                     let more = u32::from(*name == Some(1));
                     // And one is exempt under every other version.
                     let exempt = scope == Scope::Account && *name == Some(2) && self.current.version % 2 == 0;

@@ -3,6 +3,7 @@
 
 use sluicegate::domain::decision::PassedOver;
 use sluicegate::domain::limit::{AccountRule, AppliesTo, Rule, Scope};
+use sluicegate::domain::quota::SUBJECT_KEPT_US;
 
 use super::*;
 
@@ -20,6 +21,7 @@ on_every_limiter!(
     after_a_lost_state_unknown_accounts_are_held,
     a_state_that_was_never_used_holds_no_account,
     an_account_whose_exemption_ends_waits_for_what_nobody_counted,
+    an_account_that_was_idle_waits_when_its_window_grows,
 );
 
 /// Provider 20/9s, and per account 2, per reference 1, in the same window.
@@ -259,4 +261,39 @@ async fn an_account_whose_exemption_ends_waits_for_what_nobody_counted(limiter: 
     // Exempt once more: at once, and what it was held for is not forgotten meanwhile.
     caller.spec = QuotaSpec { version: 3, ..exempting.clone() };
     assert_eq!(caller.ask(&[of(&exempting, 3, "a", None)]).await.permits(), 3);
+}
+
+/// Who is idle for longer than the longest window is dropped, and a rule that looks back further must not take him for unused.
+async fn an_account_that_was_idle_waits_when_its_window_grows(limiter: Arc<dyn Limiter>) {
+    let mut plain = spec(&[("account", 2, 100), ("all", 20, 100)]);
+    plain.limits[0].scope = Scope::Account;
+    plain.hold_max = Duration::from_millis(50);
+    let mut caller = Caller::warm(&limiter, plain.clone()).await;
+    assert_eq!(caller.ask(&[of(&plain, 2, "a", None)]).await.permits(), 2);
+    let call = caller.number;
+    caller.settlements = vec![for_account(&plain, "a", used(call, 2, 0))];
+    let settled = caller.ask(&[]).await;
+    caller.settlements.clear();
+    let before_us = micros_up(BOOKING_HORIZON) + micros_up(plain.hold_max);
+    let dropped_us = settled.now.0 + before_us + plain.longest_us() + SUBJECT_KEPT_US;
+    until_us(&caller, dropped_us).await;
+    let rule = |account: &str| AccountRule {
+        account: account.to_owned(),
+        limit: None,
+        rule: Rule::Limit("2/1h".parse().unwrap()),
+    };
+    let ruled = QuotaSpec { account_rules: vec![rule("a")], version: 2, ..plain.clone() };
+    caller.spec = ruled.clone();
+    let reply = caller.ask(&[of(&ruled, 1, "a", None), of(&ruled, 1, "b", None)]).await;
+    assert_eq!(served(&reply, 2), [0, 1], "{reply:?}");
+    let until = reply.now.0 + reply.passed_over[0].wait_us;
+    let window_us = ruled.subject_cells(&ruled.subjects(Some("a"), None).unwrap()[0])[0].window_us;
+    assert_eq!(until, reply.now.0 + before_us + window_us);
+    // For as long as the rule's window takes, and not for longer; nor does another account's rule begin it anew.
+    let more = QuotaSpec { account_rules: vec![rule("a"), rule("c")], version: 3, ..plain };
+    caller.spec = more.clone();
+    let reply = caller.ask(&[of(&more, 1, "a", None), of(&more, 1, "c", None)]).await;
+    assert_eq!(served(&reply, 2), [0, 0], "{reply:?}");
+    let untils: Vec<u64> = reply.passed_over.iter().map(|passed| reply.now.0 + passed.wait_us).collect();
+    assert_eq!(untils, [until; 2]);
 }
