@@ -1,8 +1,7 @@
 -- What is counted together: cells, and leases of permits in flight; the third part of the limiter's library.
 -- Specification: src/domain/quota/tally.rs.
 --
--- HASH  packed as in quota.lua; its fields are m, s, of the state w, and one named by the 8 bytes of each incarnation that
--- has called
+-- HASH  packed as in quota.lua; its fields are m, s, of the state w, and one named by the 8 bytes of each caller's incarnation
 --   m           of the state: state, tally, cells; of a subject: owner, tally, cells
 --   state       run id digest 8, terms digest 8, subject terms digest 8, born 7, warm 7, last call 7, version 6,
 --               paused until 7, unsure since 7, unsure until 7

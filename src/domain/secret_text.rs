@@ -36,7 +36,7 @@ const CREDENTIAL_WORDS: [&str; 6] = ["authorization", "apikey", "api-key", "toke
 pub fn names_credential(name: &str) -> bool {
     let name = name.to_ascii_lowercase().replace('_', "-");
     let ends_in = |word: &&str| name.strip_suffix(word).is_some_and(|rest| rest.is_empty() || rest.ends_with('-'));
-    CREDENTIAL_WORDS.iter().any(|word| ends_in(&word))
+    CREDENTIAL_WORDS.iter().any(ends_in)
 }
 
 /// Whether a text holds what is obviously a secret.

@@ -312,7 +312,7 @@ fn every_layout_of_a_header_is_one_of_the_code() {
             layouts += 1;
         }
     }
-    assert_eq!(layouts, 9 + 3 + 8 + 2);
+    assert_eq!(layouts, 9 + 3 + 9 + 2);
 }
 
 #[test]
