@@ -1,9 +1,13 @@
-//! Keeps a producer's headers from nesting without end on their way into lapin.
+//! Keeps what lapin's parser would not survive in a producer's message from reaching it.
 //!
-//! lapin's parser (amq-protocol-types 10.6.3, `parsing.rs`) calls itself for each array and table within another, so one
-//! message whose headers nest 26,000 levels (five bytes each, in a frame of 128 KiB) would overflow the stack and end
-//! every worker that is given it. Refuses to judge anything else: beyond [`DEPTH_MAX`] an array or a table is called a byte
-//! array, which is laid out alike; every other byte passes as it came.
+//! The parser (amq-protocol-types 10.6.3, `parsing.rs`) calls itself for each array and table within another, so one message
+//! whose headers nest 26,000 levels (five bytes each, in a frame of 128 KiB) would overflow the stack and end every worker
+//! that is given it. And it takes a short string that is not UTF-8, which the broker passes on, for the end of the whole
+//! connection: that one message would be the first again on the next. Refuses to judge anything else: beyond [`DEPTH_MAX`]
+//! an array or a table is called a byte array, which is laid out alike; a short string is mended ([`super::utf8`]); every
+//! other byte passes as it came.
+
+use super::utf8::Utf8;
 
 /// Deepest nesting of arrays and tables that passes as such; rabbitmq-c draws the line at 100, our own JSON at 128.
 pub const DEPTH_MAX: usize = 64;
@@ -11,24 +15,56 @@ pub const DEPTH_MAX: usize = 64;
 /// `x`: length and bytes, like an array (`A`) and a table (`F`).
 const BYTE_ARRAY: u8 = b'x';
 /// Frame types: method, content header, body, heartbeat. <https://www.rabbitmq.com/resources/specs/amqp0-9-1.pdf>, 4.2.3
-const FRAME_TYPES: [u8; 4] = [1, CONTENT_HEADER, 3, 8];
+const FRAME_TYPES: [u8; 4] = [METHOD, CONTENT_HEADER, 3, 8];
+const METHOD: u8 = 1;
 const CONTENT_HEADER: u8 = 2;
 /// Type, channel and size of a frame.
 const FRAME_HEAD_BYTES: u64 = 7;
 /// Class, weight, size of the body and property flags.
 const CONTENT_HEAD_BYTES: u64 = 14;
-/// Properties come in the order of these flags; the two before the headers are short strings.
-const HEADERS: u64 = 1 << 13;
-const STRINGS_BEFORE: u64 = 0b11 << 14;
+/// Class and number of a method.
+const METHOD_HEAD_BYTES: u64 = 4;
 /// More flags follow. Nobody writes them, and lapin knows none.
 const MORE_FLAGS: u64 = 1;
+
+/// A part of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Text,
+    Table,
+    Bytes(u64),
+}
+
+/// Properties, each there if its flag is, from the highest bit down.
+/// <https://www.rabbitmq.com/resources/specs/amqp0-9-1.extended.xml>, class basic
+const PROPERTIES: [Part; 14] = {
+    use Part::{Bytes, Table, Text};
+    // Content type and encoding, headers, delivery mode, priority, correlation id, reply to, expiration, message id,
+    // timestamp, type, user id, app id, cluster id.
+    [Text, Text, Table, Bytes(1), Bytes(1), Text, Text, Text, Text, Bytes(8), Text, Text, Text, Text]
+};
+
+/// What a method that comes with a message begins with.
+fn parts_of(method: u64) -> &'static [Part] {
+    use Part::{Bytes, Text};
+    match (method >> 16, method & 0xffff) {
+        // Return: code, text, exchange, routing key.
+        (60, 50) => &[Bytes(2), Text, Text, Text],
+        // Deliver: consumer tag, delivery tag and whether redelivered, exchange, routing key.
+        (60, 60) => &[Text, Bytes(9), Text, Text],
+        // Get-ok: the same without a consumer.
+        (60, 71) => &[Bytes(9), Text, Text],
+        _ => &[],
+    }
+}
 
 /// What the number that is being read is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Number {
     FrameHead,
+    MethodHead,
     ContentHead,
-    /// Of a short string before the headers.
+    /// Of a short string outside of a table.
     StringLength,
     KeyLength,
     Type,
@@ -55,11 +91,15 @@ pub struct Flattener {
     /// The number so far, and its bytes to come.
     number: u64,
     missing: u64,
-    /// Bytes that pass unread.
+    /// Bytes of a short string that come first.
+    text: u64,
+    utf8: Utf8,
+    /// Bytes that pass unread behind them.
     skip: u64,
     /// Bytes of this frame to come, its end mark among them.
     left: u64,
-    strings: u32,
+    /// Parts of this frame that have not begun, the next one last.
+    parts: Vec<Part>,
     open: Vec<Open>,
     /// What comes is not AMQP: lapin will say so.
     is_blind: bool,
@@ -68,18 +108,24 @@ pub struct Flattener {
 impl Default for Flattener {
     fn default() -> Self {
         let reading = Number::FrameHead;
-        let (number, missing, skip, left, strings) = (0, FRAME_HEAD_BYTES, 0, 0, 0);
-        Self { reading, number, missing, skip, left, strings, open: Vec::new(), is_blind: false }
+        let (number, missing, text, skip, left) = (0, FRAME_HEAD_BYTES, 0, 0, 0);
+        let (utf8, parts, open) = (Utf8::default(), Vec::new(), Vec::new());
+        Self { reading, number, missing, text, utf8, skip, left, parts, open, is_blind: false }
     }
 }
 
 impl Flattener {
-    /// Looks at the next bytes, and changes those that would nest too deep.
+    /// Looks at the next bytes, and changes those that would nest too deep or are no text.
     pub fn pass(&mut self, mut bytes: &mut [u8]) {
         while !self.is_blind && !bytes.is_empty() {
-            let unread = usize::try_from(self.skip).unwrap_or(usize::MAX).min(bytes.len());
+            let is_text = self.text > 0;
+            let ahead = if is_text { &mut self.text } else { &mut self.skip };
+            let unread = usize::try_from(*ahead).unwrap_or(usize::MAX).min(bytes.len());
             if unread > 0 {
-                self.skip -= unread as u64;
+                *ahead -= unread as u64;
+                if is_text {
+                    self.utf8.mend(&mut bytes[..unread], self.text);
+                }
                 self.left = self.left.saturating_sub(unread as u64);
                 bytes = &mut std::mem::take(&mut bytes)[unread..];
                 continue;
@@ -100,21 +146,24 @@ impl Flattener {
         let number = std::mem::take(&mut self.number);
         match self.reading {
             Number::FrameHead => self.frame(number),
+            Number::MethodHead => {
+                self.parts.extend(parts_of(number).iter().rev());
+                self.next_part();
+            }
             Number::ContentHead => {
                 let flags = number & 0xffff;
-                if flags & HEADERS == 0 || flags & MORE_FLAGS != 0 {
-                    self.end_frame();
-                } else {
-                    self.strings = (flags & STRINGS_BEFORE).count_ones();
-                    self.properties();
+                if flags & MORE_FLAGS == 0 {
+                    let there = |place: &usize| flags & (1 << (15 - place)) != 0;
+                    self.parts.extend((0..PROPERTIES.len()).rev().filter(there).map(|place| PROPERTIES[place]));
                 }
+                self.next_part();
             }
             Number::StringLength => {
-                self.skip = number;
-                self.properties();
+                self.text(number);
+                self.next_part();
             }
             Number::KeyLength => {
-                self.skip = number;
+                self.text(number);
                 self.read(Number::Type, 1);
             }
             Number::Type => return self.value(number.to_le_bytes()[0]),
@@ -138,7 +187,7 @@ impl Flattener {
 
     /// Of this frame; one that ends before is left to lapin.
     fn read(&mut self, number: Number, bytes: u64) {
-        if self.skip + bytes > self.left {
+        if self.text + self.skip + bytes > self.left {
             return self.end_frame();
         }
         (self.reading, self.missing) = (number, bytes);
@@ -149,26 +198,34 @@ impl Flattener {
         self.is_blind = !FRAME_TYPES.contains(&kind);
         // The end mark follows on the payload.
         self.left = (head & 0xffff_ffff) + 1;
-        if kind == CONTENT_HEADER && self.left > CONTENT_HEAD_BYTES {
-            self.read(Number::ContentHead, CONTENT_HEAD_BYTES);
-        } else {
-            self.end_frame();
+        match kind {
+            METHOD if self.left > METHOD_HEAD_BYTES => self.read(Number::MethodHead, METHOD_HEAD_BYTES),
+            CONTENT_HEADER if self.left > CONTENT_HEAD_BYTES => self.read(Number::ContentHead, CONTENT_HEAD_BYTES),
+            _ => self.end_frame(),
         }
     }
 
     /// Nothing more of this frame matters.
     fn end_frame(&mut self) {
         self.open.clear();
-        self.skip = self.left;
+        self.parts.clear();
+        self.text = if self.text <= self.left { self.text } else { 0 };
+        self.skip = self.left - self.text;
         (self.reading, self.missing) = (Number::FrameHead, FRAME_HEAD_BYTES);
     }
 
-    fn properties(&mut self) {
-        if self.strings > 0 {
-            self.strings -= 1;
-            self.read(Number::StringLength, 1);
-        } else {
-            self.read(Number::Length { of_table: true }, 4);
+    fn text(&mut self, bytes: u64) {
+        (self.text, self.utf8) = (bytes, Utf8::default());
+    }
+
+    fn next_part(&mut self) {
+        while let Some(Part::Bytes(bytes)) = self.parts.pop_if(|part| matches!(part, Part::Bytes(_))) {
+            self.skip += bytes;
+        }
+        match self.parts.pop() {
+            Some(Part::Text) => self.read(Number::StringLength, 1),
+            Some(Part::Table) => self.read(Number::Length { of_table: true }, 4),
+            Some(Part::Bytes(_)) | None => self.end_frame(),
         }
     }
 
@@ -179,7 +236,7 @@ impl Flattener {
         match self.open.last() {
             Some(Open { is_table: true, .. }) => self.read(Number::KeyLength, 1),
             Some(Open { is_table: false, .. }) => self.read(Number::Type, 1),
-            None => self.end_frame(),
+            None => self.next_part(),
         }
     }
 
@@ -259,6 +316,35 @@ mod tests {
             // Frame, content head, content type, table, key, and the levels above: each is a letter and a length.
             let at = 7 + 14 + 5 + 4 + 2 + 5 * (DEPTH_MAX - 1);
             assert_eq!((changed, stream[at], passed[at]), (vec![at], b'A', BYTE_ARRAY));
+        }
+    }
+
+    fn short(text: &[u8]) -> Vec<u8> {
+        [&[u8::try_from(text.len()).unwrap()][..], text].concat()
+    }
+
+    /// A delivery with this text wherever a short string can be, and these bytes wherever none is.
+    fn delivery(text: &[u8], other: &[u8; 8]) -> Vec<u8> {
+        let (text, kind, number) = (short(text), b"S", sized(other));
+        let deliver = [&[0, 60, 0, 60][..], &text, other, &other[..1], &text, &text].concat();
+        let head = [&[0, 60, 0, 0][..], other, &[0xff, 0xfc]].concat();
+        let headers = sized(&[&text[..], kind, &number].concat());
+        let behind = [&other[..2], &text, &text, &text, &text, other, &text, &text, &text, &text].concat();
+        let content = [&head[..], &text, &text, &headers, &behind].concat();
+        [frame(METHOD, &deliver), frame(CONTENT_HEADER, &content), frame(3, other)].concat()
+    }
+
+    #[test]
+    fn every_short_string_becomes_text_and_nothing_else_changes() {
+        let other = b"\xff\xc3\x28\x80\xe9\xce\xff\xff";
+        for (text, instead) in
+            [(&b"\xff\xfe"[..], &b"??"[..]), (b"caf\xe9", b"caf?"), ("caf\u{e9}".as_bytes(), "caf\u{e9}".as_bytes())]
+        {
+            let stream = [delivery(text, other), delivery(text, other)].concat();
+            let expected = [delivery(instead, other), delivery(instead, other)].concat();
+            for piece in [1, 3, 4_096] {
+                assert_eq!(passed(&stream, piece), expected, "in pieces of {piece}");
+            }
         }
     }
 

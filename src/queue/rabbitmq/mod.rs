@@ -28,6 +28,7 @@ mod settings;
 mod supervisor;
 mod tags;
 mod topology;
+mod utf8;
 mod wire;
 
 pub use settings::Settings;

@@ -35,9 +35,14 @@ impl Hand {
 
     /// Publishes to a queue, with a table of headers byte for byte; returns once the broker has confirmed.
     fn publish(&mut self, queue: &str, headers: &[u8], body: &[u8]) {
+        self.publish_with(queue, [0x20, 0], &long(headers), body);
+    }
+
+    /// The same with the properties of these flags, byte for byte.
+    fn publish_with(&mut self, queue: &str, flags: [u8; 2], properties: &[u8], body: &[u8]) {
         self.method(1, 60, 40, &[&[0; 2][..], &short(""), &short(queue), &[0]].concat());
         let size = (body.len() as u64).to_be_bytes();
-        self.frame(HEADER, 1, &[&[0, 60, 0, 0][..], &size, &[0x20, 0], &long(headers)].concat());
+        self.frame(HEADER, 1, &[&[0, 60, 0, 0][..], &size, &flags, properties].concat());
         self.frame(BODY, 1, body);
         self.expect(60, 80);
     }
@@ -61,8 +66,9 @@ impl Hand {
     }
 }
 
-fn short(text: &str) -> Vec<u8> {
-    [&[text.len() as u8][..], text.as_bytes()].concat()
+fn short(text: impl AsRef<[u8]>) -> Vec<u8> {
+    let text = text.as_ref();
+    [&[text.len() as u8][..], text].concat()
 }
 
 fn long(bytes: &[u8]) -> Vec<u8> {
@@ -95,6 +101,30 @@ async fn headers_nested_without_end_are_read_and_passed_by() {
         let delivery = take(&mut *lane).await;
         assert_eq!(delivery.body, expected);
         delivery.receipt.ack().await.unwrap();
+    }
+}
+
+/// The broker passes on what it is given, and lapin would end the connection of all lanes with each of these.
+#[tokio::test(flavor = "multi_thread")]
+async fn short_strings_that_are_no_text_cost_no_connection() {
+    let name = "short_strings_that_are_no_text_cost_no_connection";
+    let bench = bench(name).await;
+    bench.queue.declare(&[provider("stripe")]).await.unwrap();
+    let mut hand = Hand::open(name);
+    let mut lane = bench.queue.open_lane(&provider("stripe"), 1).await.unwrap();
+    let named = [&short(b"caf\xe9")[..], b"t\x01"].concat();
+    for (what, flags, properties) in [
+        ("a correlation id", [0x04, 0], short(b"\x01\xff\xfe\x80")),
+        ("a header's name", [0x20, 0], long(&named)),
+        ("a type behind headers", [0x20, 0x20], [long(&named), short(b"\xe9")].concat()),
+    ] {
+        hand.publish_with("payments.stripe", flags, &properties, what.as_bytes());
+        publish_all(&*bench.queue, "stripe", &["plain"]).await;
+        for expected in [what, "plain"] {
+            let delivery = take(&mut *lane).await;
+            assert_eq!((&delivery.body[..], delivery.redelivered), (expected.as_bytes(), false));
+            delivery.receipt.ack().await.unwrap();
+        }
     }
 }
 
