@@ -33,6 +33,7 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0014_words_judged_cheaply",
         "0015_charge_found_by_reference_and_provider",
         "0016_settled_jobs",
+        "0017_credential_of_what_may_be_charged",
     ])
 });
 
@@ -54,6 +55,7 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
         "0014_last_wait",
         "0015_charge_found_by_reference_and_provider",
         "0016_settled_jobs",
+        "0017_credential_of_what_may_be_charged",
     ])
 });
 

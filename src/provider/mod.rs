@@ -64,6 +64,9 @@ pub enum FreezeError {
     Template(String),
     #[error("url `{url}` is refused: {problem}")]
     Url { url: String, problem: String },
+    /// Of a request that was frozen with other header values, or another header for its key.
+    #[error("the credential has changed since this request was written down")]
+    CredentialChanged,
 }
 
 /// One provider row, ready to be called. Built anew when the row changes.

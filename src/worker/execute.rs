@@ -157,7 +157,8 @@ fn next_call(settings: &LaneSettings, job: &JobInHand) -> Result<Result<Call, Ne
             let fresh = settings.client.freeze(&job.job)?;
             let Some((frozen, _)) = &job.claimed.frozen else { return Ok(Ok(Call::Charge(fresh))) };
             let Some(difference) = difference(frozen, &fresh, job.claimed.unknown) else {
-                return Ok(Ok(Call::Charge(frozen.clone())));
+                let credential_fingerprint = fresh.credential_fingerprint;
+                return Ok(Ok(Call::Charge(FrozenRequest { credential_fingerprint, ..frozen.clone() })));
             };
             if !job.claimed.unknown {
                 let reason = format!("surely not charged; {difference}");

@@ -281,7 +281,9 @@ async fn secrets_are_read_late_and_never_printed() {
     let frozen = provider.freeze(&job("pay-1")).unwrap();
     let answer = provider.send(&frozen).await;
     std::fs::write(&path, "hunter3\n").unwrap();
-    provider.send(&frozen).await;
+    let changed = provider.send(&frozen).await;
+    assert!(matches!(&changed.outcome, Outcome::NotSent { cause } if cause.contains("credential")), "{changed:?}");
+    provider.send(&provider.freeze(&job("pay-1")).unwrap()).await;
     let sent: Vec<String> = server.requests().into_iter().map(|bytes| String::from_utf8(bytes).unwrap()).collect();
     assert!(sent[0].contains("Bearer hunter2\r\n") && sent[1].contains("Bearer hunter3\r\n"), "{sent:?}");
     assert_ne!(provider.credential_fingerprint(None).unwrap(), frozen.credential_fingerprint);

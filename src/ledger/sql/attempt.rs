@@ -93,7 +93,8 @@ impl Statements {
                          AND (frozen_method IS NULL \
                               OR (frozen_method = $3 AND frozen_url = $4 AND frozen_key = $5 \
                                   AND frozen_content_type = $6 AND frozen_body = $7 \
-                                  AND frozen_account IS NOT DISTINCT FROM $8 AND frozen_fingerprint = $9))",
+                                  AND frozen_account IS NOT DISTINCT FROM $8 \
+                                  AND (frozen_fingerprint = $9 OR NOT maybe_charged)))",
             kept: KEPT,
             then: &[OPEN_ATTEMPT],
             returning: Returning::Job("last_attempt"),

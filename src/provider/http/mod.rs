@@ -101,7 +101,7 @@ impl HttpProvider {
         self.headers.unreadable()
     }
 
-    /// The frozen request with today's header values. Nothing is sent.
+    /// The frozen request with today's header values, which are those that it was written down with. Nothing is sent.
     fn outgoing(&self, request: &FrozenRequest) -> Result<Outgoing, FreezeError> {
         let header = |name: &HeaderName, value: &str| {
             HeaderValue::from_str(value).map_err(|_| FreezeError::Header {
@@ -111,7 +111,12 @@ impl HttpProvider {
         };
         let key = &self.plan.key_header;
         let mut headers = client::base_headers(Some(header(&reqwest::header::CONTENT_TYPE, &request.content_type)?));
-        self.headers.resolve(request.account.as_deref())?.insert_into(&mut headers)?;
+        let resolved = self.headers.resolve(request.account.as_deref())?;
+        // What was written down is what a re-send after an unknown outcome is compared with.
+        if resolved.fingerprint(key) != request.credential_fingerprint {
+            return Err(FreezeError::CredentialChanged);
+        }
+        resolved.insert_into(&mut headers)?;
         headers.insert(key, header(key, &request.idempotency_key)?);
         if faults::bug(Bug::NewKeyPerAttempt) {
             headers.insert(key, header(key, &uuid::Uuid::now_v7().to_string())?);
@@ -159,7 +164,7 @@ impl PaymentProvider for HttpProvider {
     }
 
     fn credential_fingerprint(&self, account: Option<&str>) -> Result<String, FreezeError> {
-        Ok(self.headers.resolve(account)?.fingerprint())
+        Ok(self.headers.resolve(account)?.fingerprint(&self.plan.key_header))
     }
 
     async fn send(&self, request: &FrozenRequest) -> Answer {

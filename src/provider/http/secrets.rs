@@ -15,6 +15,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 use sha2::{Digest as _, Sha256};
 
 use super::placeholder::{Part, split};
+use super::request;
 use crate::domain::variable;
 use crate::provider::FreezeError;
 
@@ -114,9 +115,14 @@ impl HeaderTemplates {
 }
 
 impl ResolvedHeaders {
-    /// First 16 hex digits of SHA-256 over names and values.
-    pub(super) fn fingerprint(&self) -> String {
+    /// First 16 hex digits of SHA-256 over names and values, and over the name of the header with the idempotency key if it
+    /// is not the usual one: a provider that is given the key under another name does not know it again.
+    pub(super) fn fingerprint(&self, key_header: &HeaderName) -> String {
         let mut hash = Sha256::new();
+        if key_header != request::KEY_HEADER {
+            hash.update(key_header.as_str());
+            hash.update([b'\n']);
+        }
         for (name, value) in &self.0 {
             // Neither byte can occur in a name or a value, so two lists never run into the same bytes.
             hash.update(name.as_str());
@@ -263,12 +269,14 @@ mod tests {
         let path_now = std::env::var("PATH").unwrap();
         let wanted = [("authorization", "Bearer hunter2"), ("x-path", &path_now)];
         assert_eq!(values(&templates, None), wanted.map(|(n, v)| (n.to_owned(), v.to_owned())));
-        let before = templates.resolve(None).unwrap().fingerprint();
+        let before = templates.resolve(None).unwrap().fingerprint(&KEY);
         std::fs::write(&path, "hunter3").unwrap();
         assert_eq!(values(&templates, None)[0].1, "Bearer hunter3");
         assert!(templates.unreadable().is_empty());
-        let after = templates.resolve(None).unwrap().fingerprint();
+        let after = templates.resolve(None).unwrap().fingerprint(&KEY);
         assert!(before != after && before.len() == 16, "{before} {after}");
+        let under_another_name = HeaderName::from_static("x-key");
+        assert_ne!(templates.resolve(None).unwrap().fingerprint(&under_another_name), after);
     }
 
     #[test]
@@ -276,7 +284,7 @@ mod tests {
         let templates = parse(&[("stripe-account", "acct_${job:account}"), ("x-fixed", "1")]).unwrap();
         assert_eq!(values(&templates, Some("7"))[0].1, "acct_7");
         assert_eq!(values(&templates, None), [("x-fixed".to_owned(), "1".to_owned())]);
-        let fingerprint = |account| templates.resolve(account).unwrap().fingerprint();
+        let fingerprint = |account| templates.resolve(account).unwrap().fingerprint(&KEY);
         assert_ne!(fingerprint(Some("7")), fingerprint(Some("8")));
     }
 

@@ -7,6 +7,7 @@ use super::*;
 
 on_every_database!(
     an_attempt_freezes_its_request,
+    the_credential_is_that_of_the_last_request_until_one_may_be_charged,
     what_was_frozen_never_changes,
     a_lost_workers_attempt_becomes_unknown,
     an_unknown_job_stays_unknown,
@@ -50,7 +51,6 @@ async fn an_attempt_freezes_its_request(kind: Kind) {
     for different in [
         FrozenRequest { body: b"{}".to_vec(), ..request("p1") },
         FrozenRequest { account: None, ..request("p1") },
-        FrozenRequest { credential_fingerprint: "other".to_owned(), ..request("p1") },
         FrozenRequest { idempotency_key: "other".to_owned(), ..request("p1") },
     ] {
         let error = ledger.begin_attempt(&claimed.hold, &different).await.unwrap_err();
@@ -72,6 +72,29 @@ async fn an_attempt_freezes_its_request(kind: Kind) {
     assert_eq!(rows, ["1|throttled|-|throttled detail", "2|declined|402|declined detail"]);
     let job = "SELECT state || '|' || attempts || '|' || reason FROM jobs";
     assert_eq!(fixture.one(job).await, "declined|1|no funds");
+}
+
+/// A re-send after an unknown outcome is compared with it: it must be of the request that may have been charged, which need
+/// not be the first.
+async fn the_credential_is_that_of_the_last_request_until_one_may_be_charged(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let with = |credential: &str| FrozenRequest { credential_fingerprint: credential.to_owned(), ..request("p1") };
+    fixture.attempt(&job("p1"), "throttled", &waiting()).await;
+    let by_hand = "UPDATE jobs SET frozen_fingerprint = 'mine' WHERE id = 'p1'";
+    let error = fixture.sql(by_hand).await.unwrap_err();
+    assert!(error.contains("frozen request of a job never changes"), "{error}");
+    let hold = fixture.take(&job("p1")).await.hold;
+    assert_eq!(fixture.ledger().begin_attempt(&hold, &with("second")).await.unwrap(), Begun::Attempt(2));
+    let lost = end(2, "unknown", true);
+    assert_eq!(fixture.ledger().finish_attempt(&hold, &lost, &unknown()).await.unwrap(), Written::Kept);
+    let claimed = fixture.take(&job("p1")).await;
+    assert_eq!((claimed.unknown, claimed.frozen.unwrap().0), (true, with("second")));
+    for other in ["third", &request("p1").credential_fingerprint] {
+        let error = fixture.ledger().begin_attempt(&claimed.hold, &with(other)).await.unwrap_err();
+        assert!(matches!(error, LedgerError::Refused(_)), "{error}");
+    }
+    let again = fixture.ledger().begin_attempt(&claimed.hold, &with("second")).await.unwrap();
+    assert_eq!(again, Begun::Attempt(3));
 }
 
 async fn what_was_frozen_never_changes(kind: Kind) {

@@ -305,6 +305,41 @@ async fn an_unknown_outcome_is_not_re_sent_with_another_credential() {
     assert_eq!(bench.script.sent().len(), 1);
 }
 
+/// The credential that counts is that of the request which may have been charged, not of the first one.
+#[tokio::test]
+async fn a_credential_that_came_back_is_not_that_of_what_may_be_charged() {
+    let slow = ProviderRow { backoff_base_ms: 2_000, backoff_max_ms: 2_000, ..row("acme") };
+    let with = |credential: &str| {
+        let headers = serde_json::Map::from_iter([("authorization".to_owned(), credential.into())]);
+        ProviderRow { headers, ..slow.clone() }
+    };
+    let bench = Bench::open(&[with("a")]).await;
+    bench.script.plan("job", [Act::Answer(Outcome::Misconfigured { status: 401 }), Act::ChargeAndLose]);
+    bench.pay("acme", "job").await;
+    bench.until_put_down("job", "401").await;
+    bench.apply(&[with("b")]).await;
+    bench.until_state("job", "unknown").await;
+    bench.apply(&[with("a")]).await;
+    let job = bench.until_state("job", "review").await;
+    assert!(job.reason.contains("credential"), "{job:?}");
+    let sent: Vec<String> = bench.script.sent().iter().map(|one| one.request.credential_fingerprint.clone()).collect();
+    assert_eq!((sent, bench.script.charges("acme", "job")), (vec!["h-a".to_owned(), "h-b".to_owned()], 1));
+}
+
+/// And while that one is still sent with, the payment is re-sent, though the first was refused with another.
+#[tokio::test]
+async fn a_mended_credential_is_re_sent_with_after_an_unknown_outcome() {
+    let quick = ProviderRow { backoff_base_ms: 50, backoff_max_ms: 50, ..row("acme") };
+    let bench = Bench::open(std::slice::from_ref(&quick)).await;
+    bench.script.plan("job", [Act::Answer(Outcome::Misconfigured { status: 401 }), Act::ChargeAndLose]);
+    bench.pay("acme", "job").await;
+    bench.until_put_down("job", "401").await;
+    let headers = serde_json::Map::from_iter([("authorization".to_owned(), "mended".into())]);
+    bench.apply(&[ProviderRow { headers, ..quick }]).await;
+    bench.until_state("job", "succeeded").await;
+    assert_eq!((bench.script.sent().len(), bench.script.charges("acme", "job")), (3, 1));
+}
+
 /// The row may have changed meanwhile: what is sent again is what was sent first.
 #[tokio::test]
 async fn a_re_send_is_the_first_request_to_the_byte() {
