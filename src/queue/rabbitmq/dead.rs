@@ -17,7 +17,6 @@ use crate::queue::{DeadLetter, QueueError, Receipt};
 
 /// <https://www.rabbitmq.com/docs/dlx#effects>
 const DEATHS: &str = "x-death";
-const GIVEN_UP: &str = "delivery_limit";
 
 pub(super) async fn take(connection: &Connection, topology: &Topology) -> Result<Option<DeadLetter>, QueueError> {
     let (channel, queue) = (open_channel(connection).await?, topology.dead());
@@ -38,20 +37,19 @@ pub(super) async fn take(connection: &Connection, topology: &Topology) -> Result
     }))
 }
 
-/// The lane that gave up last: a message that was parked has died in delay queues too, by their time.
+/// The lane that gave up last, for whatever reason: too many deliveries, or an `expiration` that the producer set. A message
+/// that was parked has died in delay queues too, by their time; those are no provider's.
 fn lane_of(properties: &BasicProperties, topology: &Topology) -> Option<ProviderName> {
     let AMQPValue::FieldArray(deaths) = properties.headers().as_ref()?.inner().get(DEATHS)? else { return None };
     let text = |value: Option<&AMQPValue>| match value? {
         AMQPValue::LongString(text) => Some(text.to_string()),
         _ => None,
     };
-    let given_up = deaths.as_slice().iter().filter_map(|death| match death {
+    let mut given_up = deaths.as_slice().iter().filter_map(|death| match death {
         AMQPValue::FieldTable(death) => Some(death.inner()),
         _ => None,
     });
-    given_up
-        .filter(|death| text(death.get("reason")).is_some_and(|reason| reason == GIVEN_UP))
-        .find_map(|death| topology.provider_of(&text(death.get("queue"))?))
+    given_up.find_map(|death| topology.provider_of(&text(death.get("queue"))?))
 }
 
 /// Dropping it closes the channel, and the broker has the message back.
@@ -104,6 +102,7 @@ mod tests {
         let parked = || death("payments.delay.250", "expired");
         assert_eq!(lane(vec![death("payments.acme", "delivery_limit"), parked()]).as_deref(), Some("acme"));
         assert_eq!(lane(vec![parked(), death("payments.acme", "delivery_limit")]).as_deref(), Some("acme"));
+        assert_eq!(lane(vec![death("payments.acme", "expired"), parked()]).as_deref(), Some("acme"));
         for other in [parked(), death("payments.dead", "delivery_limit"), death("other.acme", "delivery_limit")] {
             assert_eq!(lane(vec![other.clone()]), None, "{other:?}");
         }

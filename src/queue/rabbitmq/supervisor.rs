@@ -172,11 +172,32 @@ async fn establish(
     let (connection, version) = connect(settings, &format!("sluicegate {purpose}"))
         .await
         .map_err(|failure| failure.into_error(&format!("connect to {}:{}", authority.host, authority.port)))?;
-    let providers = declared.list();
-    if !providers.is_empty() {
-        declare(&connection, &Topology::new(&settings.prefix), &providers).await?;
-    }
+    declare_again(&connection, &Topology::new(&settings.prefix), &declared.list()).await?;
     Ok(Arc::new(Generation { number, connection, version, blocked: watch::Sender::new(None) }))
+}
+
+/// What was declared before. Where that is refused now, one by one: a queue that somebody made otherwise is its own lane's
+/// matter, which says so when it opens, and the others do not wait until it is mended.
+async fn declare_again(
+    connection: &Connection,
+    topology: &Topology,
+    providers: &[ProviderName],
+) -> Result<(), QueueError> {
+    if providers.is_empty() {
+        return Ok(());
+    }
+    match declare(connection, topology, providers).await {
+        Err(QueueError::Refused(_)) => {}
+        declared => return declared,
+    }
+    declare(connection, topology, &[]).await?;
+    for provider in providers {
+        match declare(connection, topology, std::slice::from_ref(provider)).await {
+            Err(QueueError::Refused(error)) => tracing::error!(%provider, error, "queues not declared"),
+            declared => declared?,
+        }
+    }
+    Ok(())
 }
 
 /// Declares what all providers share and these providers' lanes.

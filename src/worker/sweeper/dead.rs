@@ -67,7 +67,9 @@ pub async fn judge_all(worker: &Worker) -> Result<(), Trouble> {
     judged
 }
 
+/// One that meets with trouble keeps those behind it from nothing.
 async fn judge_each(worker: &Worker, not_yet: &mut Vec<Box<dyn Receipt>>) -> Result<(), Trouble> {
+    let mut judged = Ok(());
     for _ in 0..BATCH {
         if not_yet.len() >= NOT_YET_MAX {
             break;
@@ -78,11 +80,11 @@ async fn judge_each(worker: &Worker, not_yet: &mut Vec<Box<dyn Receipt>>) -> Res
             Ok(false) => not_yet.push(letter.receipt),
             Err(error) => {
                 not_yet.push(letter.receipt);
-                return Err(error);
+                judged = judged.and(Err(error));
             }
         }
     }
-    Ok(())
+    judged
 }
 
 async fn hand_back(receipt: Box<dyn Receipt>) {

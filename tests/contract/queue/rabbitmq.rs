@@ -170,6 +170,48 @@ async fn a_refusal_after_the_first_connection_will_pass() {
     }
 }
 
+/// What was declared is declared again with each connection, and one lane's trouble is not the others'.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lane_that_somebody_made_otherwise_keeps_no_other_from_coming_back() {
+    const VHOST: &str = "a_lane_that_somebody_made_otherwise_keeps_no_other_from_coming_back";
+    let bench = bench(VHOST).await;
+    bench.queue.declare(&[provider("adyen"), provider("stripe")]).await.unwrap();
+    let (_connection, channel) = raw_channel(&bench.url).await;
+    channel.queue_delete("payments.adyen".into(), QueueDeleteOptions::default()).await.unwrap();
+    channel
+        .queue_declare("payments.adyen".into(), QueueDeclareOptions::durable(), FieldTable::default())
+        .await
+        .unwrap();
+    let mut lane = bench.queue.open_lane(&provider("stripe"), 1).await.unwrap();
+    let close = || RabbitNode::shared().ctl(&["close_all_connections", "--vhost", VHOST, "test"]);
+    tokio::task::spawn_blocking(close).await.unwrap();
+    assert!(lane.next().await.is_err());
+    let deadline = std::time::Instant::now() + PATIENCE;
+    let mut lane = loop {
+        match bench.queue.open_lane(&provider("stripe"), 1).await {
+            Ok(lane) => break lane,
+            Err(error) => assert!(std::time::Instant::now() < deadline, "{error}"),
+        }
+    };
+    publish_all(&*bench.queue, "stripe", &["paid"]).await;
+    assert_eq!(super::take(&mut *lane).await.body, "paid");
+    assert!(matches!(bench.queue.declare(&[provider("adyen")]).await, Err(QueueError::Refused(_))));
+}
+
+/// The broker says which lane it expired in, so it is a job still.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_expires_in_its_lane_is_known_by_it() {
+    let bench = bench("what_expires_in_its_lane_is_known_by_it").await;
+    bench.queue.declare(&[provider("stripe")]).await.unwrap();
+    let (_connection, channel) = raw_channel(&bench.url).await;
+    let options = lapin::options::BasicPublishOptions::default();
+    let properties = lapin::BasicProperties::default().with_expiration("1".into());
+    channel.basic_publish("payments".into(), "stripe".into(), options, b"late", properties).await.unwrap();
+    let letter = super::await_dead(&*bench.queue).await;
+    assert_eq!((letter.lane.as_ref(), &letter.body[..]), (Some(&provider("stripe")), &b"late"[..]));
+    letter.receipt.ack().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn each_return_is_told_to_its_own_publish() {
     let bench = bench("each_return_is_told_to_its_own_publish").await;
