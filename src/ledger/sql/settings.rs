@@ -13,7 +13,7 @@ use super::dialect::Dialect;
 use super::engine::{Args, Engine, Sql, Step};
 use super::row::{Row, corrupt};
 use crate::domain::limit::Rate;
-use crate::domain::provider::{Provider, ProviderName};
+use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 use crate::ledger::audited::AuditedChange;
 use crate::ledger::operator::By;
@@ -40,7 +40,7 @@ pub struct SqlSettings {
 }
 
 /// A provider's rows with the version that stamped them; or why they cannot be read.
-type Stamped = (String, Result<(ProviderRow, i64), LedgerError>);
+type Stamped = (String, Result<(ProviderRow, i64), BadRow>);
 
 impl SqlSettings {
     pub(in crate::ledger) fn new(engine: Arc<dyn Engine>) -> Self {
@@ -125,21 +125,13 @@ impl Settings for SqlSettings {
 
     async fn load(&self) -> Result<Snapshot, LedgerError> {
         let (version, rows) = self.read(None).await?;
-        let meant = |(name, row): Stamped| -> Result<Provider, BadRow> {
-            match row {
-                Ok((row, version)) => row.meant(version),
-                Err(error) => {
-                    let problems = vec![error.to_string()];
-                    Err(BadRow { quota: name.clone(), provider: name, stopped: false, problems })
-                }
-            }
-        };
+        let meant = |(_, row): Stamped| row.and_then(|(row, version)| row.meant(version));
         Ok(Snapshot { version, providers: rows.into_iter().map(meant).collect() })
     }
 
     async fn rows(&self, provider: Option<&ProviderName>) -> Result<Vec<ProviderRow>, LedgerError> {
         let (_, rows) = self.read(provider).await?;
-        rows.into_iter().map(|(_, row)| row.map(|(row, _)| row)).collect()
+        rows.into_iter().map(|(_, row)| readable(row)).collect()
     }
 
     async fn apply(&self, rows: &[ProviderRow], dry_run: bool) -> Result<Vec<Change>, LedgerError> {
@@ -204,7 +196,7 @@ impl SqlSettings {
             let present: Vec<ProviderRow> = present
                 .into_iter()
                 .filter(|(name, _)| named(name))
-                .map(|(_, row)| row.map(|(row, _)| row))
+                .map(|(_, row)| readable(row))
                 .collect::<Result<_, _>>()?;
             let over = |row: &ProviderRow| row.over(present.iter().find(|there| there.name == row.name));
             let wanted: Vec<ProviderRow> = rows.iter().map(over).collect();
@@ -234,9 +226,28 @@ fn assemble(providers: &[Row], limits: &[Row], accounts: &[Row]) -> Result<Vec<S
         let name = row.text("name")?;
         let limits = limits_of.get(&name).map_or(&[][..], Vec::as_slice);
         let accounts = accounts_of.get(&name).map_or(&[][..], Vec::as_slice);
-        Ok((name, provider_row(row, limits, accounts)))
+        let read = provider_row(row, limits, accounts).map_err(|error| unreadable(row, &name, &error));
+        Ok((name, read))
     };
     providers.iter().map(stamped).collect()
+}
+
+/// What such a row says in plain columns holds: it closes the quota that it counts on, and a pause is a pause.
+fn unreadable(row: &Row, name: &str, error: &LedgerError) -> BadRow {
+    let quota = row.opt_text("quota").ok().flatten();
+    BadRow {
+        provider: name.to_owned(),
+        quota: quota.unwrap_or_else(|| name.to_owned()),
+        stopped: row.bool("paused").unwrap_or(false) || !row.bool("enabled").unwrap_or(true),
+        problems: vec![match error {
+            LedgerError::Corrupt(problem) => problem.clone(),
+            other => other.to_string(),
+        }],
+    }
+}
+
+fn readable(row: Result<(ProviderRow, i64), BadRow>) -> Result<ProviderRow, LedgerError> {
+    row.map(|(row, _)| row).map_err(|bad| LedgerError::Corrupt(bad.problems.join("; ")))
 }
 
 fn provider_row(row: &Row, limits: &[&Row], accounts: &[&Row]) -> Result<(ProviderRow, i64), LedgerError> {

@@ -20,6 +20,7 @@ on_every_database!(
     appliers_at_once_agree,
     a_rate_and_a_pause_are_set,
     a_bad_row_stops_only_its_own_provider,
+    a_row_that_cannot_be_read_closes_its_quota_and_keeps_its_pause,
     limits_and_account_rules_are_loaded_as_applied,
     a_restored_database_counts_again,
     raisers_at_once_agree,
@@ -332,6 +333,26 @@ rule = "exempt"
 account = "rogue"
 rule = "blocked"
 "#;
+
+/// PostgreSQL and SQLite take numbers that no number of ours can hold.
+async fn a_row_that_cannot_be_read_closes_its_quota_and_keeps_its_pause(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    for name in ["bolt", "dash"] {
+        let row = format!("INSERT INTO providers (name, quota, url) VALUES ('{name}', 'acme', 'https://x.example/')");
+        fixture.sql(&row).await.unwrap();
+    }
+    let unreadable = "UPDATE providers SET statuses = '{\"402\": 1e999}'";
+    fixture.sql(unreadable).await.unwrap();
+    fixture.sql("UPDATE providers SET paused = true WHERE name = 'dash'").await.unwrap();
+    let snapshot = fixture.settings().load().await.unwrap();
+    let bad: Vec<(&str, &str, bool)> = snapshot
+        .providers
+        .iter()
+        .map(|provider| provider.as_ref().unwrap_err())
+        .map(|bad| (bad.provider.as_str(), bad.quota.as_str(), bad.stopped))
+        .collect();
+    assert_eq!(bad, [("bolt", "acme", false), ("dash", "acme", true)]);
+}
 
 /// Every column that says how a limit counts, and whom it counts, comes back as it was applied.
 async fn limits_and_account_rules_are_loaded_as_applied(kind: Kind) {
