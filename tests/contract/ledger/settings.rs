@@ -1,4 +1,4 @@
-//! Settings: versions, audit, applying, and rows that cannot be meant.
+//! Settings: versions, audit, and applying.
 
 use sluicegate::domain::limit::Rate;
 use sluicegate::ledger::LedgerError;
@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 
+mod bad_rows;
 mod odd;
 mod signed;
 
@@ -19,8 +20,6 @@ on_every_database!(
     applying_takes_away_what_is_no_longer_listed,
     appliers_at_once_agree,
     a_rate_and_a_pause_are_set,
-    a_bad_row_stops_only_its_own_provider,
-    a_row_that_cannot_be_read_closes_its_quota_and_keeps_its_pause,
     limits_and_account_rules_are_loaded_as_applied,
     a_restored_database_counts_again,
     raisers_at_once_agree,
@@ -247,37 +246,6 @@ async fn a_rate_and_a_pause_are_set(kind: Kind) {
     assert_eq!(paused, [false, true]);
 }
 
-async fn a_bad_row_stops_only_its_own_provider(kind: Kind) {
-    let fixture = Fixture::migrated(kind).await;
-    fixture.apply(&file(FILE)).await;
-    // Rows that no CHECK can refuse.
-    for sql in [
-        "INSERT INTO providers (name, url) VALUES ('bare', 'https://x.example/')",
-        "INSERT INTO providers (name, url, statuses) VALUES ('odd', 'https://u:secret@x.example/', '{\"9\": \"fine\"}')",
-        "INSERT INTO provider_limits (provider, name, max_requests, window_ms) VALUES ('odd', 'all', 5, 1000)",
-        "INSERT INTO providers (name, url, lookup) VALUES ('later', 'https://x.example/', '{}')",
-        "INSERT INTO provider_limits (provider, name, max_requests, window_ms) VALUES ('later', 'all', 5, 1000)",
-        "INSERT INTO providers (name, url) VALUES ('shady', 'https://x.example/')",
-        "INSERT INTO provider_limits (provider, name, max_requests, window_ms, shadow) \
-         VALUES ('shady', 'all', 5, 1000, true)",
-        "INSERT INTO account_overrides (provider, account, rule) VALUES ('shady', 'a', 'exempt')",
-    ] {
-        fixture.sql(sql).await.unwrap();
-    }
-    let snapshot = fixture.settings().load().await.unwrap();
-    let (good, bad): (Vec<_>, Vec<_>) = snapshot.providers.into_iter().partition(Result::is_ok);
-    assert_eq!(good.len(), 2);
-    let bad: Vec<_> = bad.into_iter().map(Result::unwrap_err).collect();
-    let names: Vec<&str> = bad.iter().map(|row| row.provider.as_str()).collect();
-    assert_eq!(names, ["bare", "later", "odd", "shady"]);
-    assert!(bad[0].problems[0].contains("closed, not unlimited"), "{:?}", bad[0]);
-    assert!(bad[1].problems[0].contains("lookup.url is missing"), "{:?}", bad[1]);
-    assert_eq!(bad[2].problems.len(), 2, "{:?}", bad[2]);
-    assert!(bad[3].problems[0].contains("no enabled limit holds every charge"), "{:?}", bad[3]);
-    assert!(bad[3].problems[1].contains("account `a`: rule `exempt` changes nothing"), "{:?}", bad[3]);
-    assert!(!format!("{bad:?}").contains("secret"), "{bad:?}");
-}
-
 /// Every way in which a limit can count.
 const SHAPES: &str = r#"
 [[provider]]
@@ -333,26 +301,6 @@ rule = "exempt"
 account = "rogue"
 rule = "blocked"
 "#;
-
-/// PostgreSQL and SQLite take numbers that no number of ours can hold.
-async fn a_row_that_cannot_be_read_closes_its_quota_and_keeps_its_pause(kind: Kind) {
-    let fixture = Fixture::migrated(kind).await;
-    for name in ["bolt", "dash"] {
-        let row = format!("INSERT INTO providers (name, quota, url) VALUES ('{name}', 'acme', 'https://x.example/')");
-        fixture.sql(&row).await.unwrap();
-    }
-    let unreadable = "UPDATE providers SET statuses = '{\"402\": 1e999}'";
-    fixture.sql(unreadable).await.unwrap();
-    fixture.sql("UPDATE providers SET paused = true WHERE name = 'dash'").await.unwrap();
-    let snapshot = fixture.settings().load().await.unwrap();
-    let bad: Vec<(&str, &str, bool)> = snapshot
-        .providers
-        .iter()
-        .map(|provider| provider.as_ref().unwrap_err())
-        .map(|bad| (bad.provider.as_str(), bad.quota.as_str(), bad.stopped))
-        .collect();
-    assert_eq!(bad, [("bolt", "acme", false), ("dash", "acme", true)]);
-}
 
 /// Every column that says how a limit counts, and whom it counts, comes back as it was applied.
 async fn limits_and_account_rules_are_loaded_as_applied(kind: Kind) {
