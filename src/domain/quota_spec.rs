@@ -24,6 +24,24 @@ pub const PACING: &str = "even pacing";
 /// account's own slower rate makes the bucket smaller instead.
 const DRAIN_MAX_US: u64 = 62 * 86_400 * 1_000_000;
 
+/// How far back a limiter that lost its state asks what was used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lookback {
+    /// What ended so lately may count under an enforced limit of the provider's: every use matters.
+    pub counted: Duration,
+    /// What ended so lately may count under some limit: before [`Self::counted`] it only matters whether anything did. No
+    /// shorter than that.
+    pub noticed: Duration,
+}
+
+impl Lookback {
+    /// All uses within one time.
+    #[must_use]
+    pub fn all(within: Duration) -> Self {
+        Self { counted: within, noticed: within }
+    }
+}
+
 /// One limit as the limiter counts it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LimitSpec {
@@ -241,7 +259,24 @@ impl QuotaSpec {
     /// were booked, their longest hold, and the longest window.
     #[must_use]
     pub fn cold_us(&self) -> u64 {
-        self.longest_us() + micros_up(self.hold_max) + micros_up(BOOKING_HORIZON) + micros_up(self.handover)
+        self.longest_us() + self.lag_us()
+    }
+
+    /// A shadow counts anew after a loss, and so does a limit that has left it; accounts and references wait unless nobody
+    /// used anything.
+    #[must_use]
+    pub fn lookback(&self) -> Lookback {
+        let enforced = self.provider_cells().into_iter().filter(|cell| !cell.shadow);
+        let longest_us = enforced.map(|cell| cell.window_us).max().unwrap_or(0);
+        Lookback {
+            counted: Duration::from_micros(longest_us + self.lag_us()),
+            noticed: Duration::from_micros(self.cold_us()),
+        }
+    }
+
+    /// How long a use may begin to count after a state was lost that had granted it, or whoever granted before.
+    fn lag_us(&self) -> u64 {
+        micros_up(self.hold_max) + micros_up(BOOKING_HORIZON) + micros_up(self.handover)
     }
 
     /// The largest cost that could ever be granted to such a call.

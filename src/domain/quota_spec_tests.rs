@@ -117,6 +117,27 @@ fn an_accounts_own_bucket_is_remembered_until_it_has_drained() {
 }
 
 #[test]
+fn only_enforced_limits_of_the_provider_have_every_use_counted_after_a_loss() {
+    let lag = Duration::from_millis(10_000 + 250);
+    let month = HOUR * 24 * 31;
+    let shadow = LimitSpec { shadow: true, ..LimitSpec::sliding_log("shadow", 9, month) };
+    let mut spec = spec(&[]);
+    let padded = |window: Duration| {
+        Duration::from_micros(LimitSpec::sliding_log("all", 1, window).cell(true, 1, window).window_us)
+    };
+    assert_eq!(spec.lookback(), Lookback::all(padded(HOUR) + lag));
+    spec.limits[0].window = month;
+    spec.limits[2].window = HOUR / 2;
+    assert_eq!(spec.lookback(), Lookback { counted: padded(HOUR / 2) + lag, noticed: padded(month) + lag });
+    spec.limits.truncate(3);
+    spec.limits[0] = shadow;
+    assert_eq!(spec.lookback(), Lookback { counted: padded(HOUR / 2) + lag, noticed: padded(month) + lag });
+    spec.limits[0].shadow = false;
+    assert_eq!(spec.lookback(), Lookback::all(padded(month) + lag));
+    assert_eq!(spec.lookback().noticed, Duration::from_micros(spec.cold_us()));
+}
+
+#[test]
 fn a_start_within_an_allowance_for_jitter_leaves_room_for_the_way() {
     let ms = Duration::from_millis;
     for (grant_jitter, use_within) in [(None, 500), (Some(50), 40), (Some(10), 8), (Some(60_000), 500)] {

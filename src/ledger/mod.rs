@@ -14,6 +14,7 @@ use crate::domain::disposition::Resend;
 use crate::domain::job::{ContentHash, Invalid, Job, JobId};
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::ProviderName;
+use crate::domain::quota_spec::Lookback;
 use crate::domain::time::Micros;
 use crate::provider::FrozenRequest;
 
@@ -341,13 +342,14 @@ pub trait Ledger: Send + Sync {
 
     async fn outcomes_published(&self, sequences: &[i64]) -> Result<(), LedgerError>;
 
-    /// What was used of a quota and ended less than `within` ago, or may not have ended: over all providers that share
-    /// the quota or did within that time, deleted ones too. At most about 1,000 entries, whatever was sent.
+    /// What was used of a quota and ended lately, or may not have ended: over all providers that share the quota or did
+    /// lately, deleted ones too. At most 1,000 entries, whatever was sent. All that is only noticed is one entry.
     ///
-    /// `within` is no shorter than booking horizon, longest hold and longest padded window together: a request that was
-    /// begun longer ago and has no end is held to be over. A database whose version was raised within that time
-    /// ([`settings::Settings::raise_version`]) has forgotten requests, and refuses.
-    async fn recent_uses(&self, quota: &ProviderName, within: Duration) -> Result<RecentUses, LedgerError>;
+    /// What is counted reaches no less far back than booking horizon, longest hold and longest padded window together: a
+    /// request that was begun longer ago and has no end is held to be over. A database whose version was raised lately
+    /// ([`settings::Settings::raise_version`]) has forgotten requests, and refuses. Many requests take a while: some
+    /// seconds a million.
+    async fn recent_uses(&self, quota: &ProviderName, lookback: Lookback) -> Result<RecentUses, LedgerError>;
 
     /// Who grants for these quotas; a quota without an entry has had no holder yet. Cheap, for polling.
     async fn authority(&self, quotas: &[ProviderName]) -> Result<HashMap<ProviderName, Authority>, LedgerError>;

@@ -4,8 +4,6 @@
 //! publishes its message. Every verdict is compared with the job's state and fence, and audited; nothing here returns a
 //! payload or the body of a request, only their size and digest.
 
-use std::time::Duration;
-
 use async_trait::async_trait;
 use jiff::Timestamp;
 use serde::{Serialize, Serializer};
@@ -15,6 +13,7 @@ use super::surroundings::Surroundings;
 use super::{LedgerError, RecentUses, StateCount};
 use crate::domain::job::{ContentHash, Job, JobId, Token};
 use crate::domain::provider::ProviderName;
+use crate::domain::quota_spec::Lookback;
 
 /// Every state of the ledger, in the order of a job's way.
 pub const STATES: [&str; 9] =
@@ -315,7 +314,7 @@ pub trait Operator: Send + Sync {
     async fn surroundings(&self, id: &JobId, sharing: &[ProviderName]) -> Result<Surroundings, LedgerError>;
 
     /// As [`super::Ledger::recent_uses`].
-    async fn recent_uses(&self, quota: &ProviderName, within: Duration) -> Result<RecentUses, LedgerError>;
+    async fn recent_uses(&self, quota: &ProviderName, lookback: Lookback) -> Result<RecentUses, LedgerError>;
 
     /// Jobs by id, beginning behind `after`; at most `at_most`, and never more than [`LIST_MAX`]. Those of a provider, when
     /// nothing else is given, by idempotency key.

@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use crate::domain::clock_witness::{Witness, Word};
 use crate::domain::decision::{ByKind, Call, PastUse, Reply, Standing, Subject, Want};
 use crate::domain::provider::ProviderName;
+use crate::domain::quota_spec::Lookback;
 use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use crate::domain::time::Micros;
 
@@ -160,11 +161,11 @@ pub trait AuthorityRows: Send + Sync {
 /// What the ledger remembers when a limiter has lost its state.
 #[async_trait]
 pub trait RecentAttempts: Send + Sync {
-    /// Requests at the quota's provider that ended within that time, and the cost of those that may be on the wire now.
+    /// Requests at the quota's provider that ended lately, and the cost of those that may be on the wire now.
     ///
     /// # Errors
     /// Text for a person: the ledger cannot say.
-    async fn recent_uses(&self, quota: &ProviderName, within: Duration) -> Result<(Vec<PastUse>, ByKind), String>;
+    async fn recent_uses(&self, quota: &ProviderName, lookback: Lookback) -> Result<(Vec<PastUse>, ByKind), String>;
 }
 
 /// Puts counts beside the limits that they belong to.

@@ -4,7 +4,6 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::watch;
@@ -15,6 +14,7 @@ use super::settings_watch::{Known, StoreVersion};
 use crate::domain::clock_witness::Word;
 use crate::domain::decision::{ByKind, PastUse};
 use crate::domain::provider::ProviderName;
+use crate::domain::quota_spec::Lookback;
 use crate::domain::quota_spec::QuotaSpec;
 use crate::ledger::{Authority, Ledger};
 use crate::limiter::gate::{Gate, GateParts};
@@ -137,8 +137,8 @@ struct Witness(Arc<dyn Ledger>);
 
 #[async_trait]
 impl RecentAttempts for Witness {
-    async fn recent_uses(&self, quota: &ProviderName, within: Duration) -> Result<(Vec<PastUse>, ByKind), String> {
-        let uses = self.0.recent_uses(quota, within).await.map_err(|error| error.to_string())?;
+    async fn recent_uses(&self, quota: &ProviderName, lookback: Lookback) -> Result<(Vec<PastUse>, ByKind), String> {
+        let uses = self.0.recent_uses(quota, lookback).await.map_err(|error| error.to_string())?;
         let ended = uses.ended.into_iter().map(|(age, cost)| PastUse { age, cost });
         Ok((ended.collect(), uses.open))
     }

@@ -10,6 +10,7 @@ use sluicegate::domain::decision::{ByKind, CallKind, PastUse};
 use sluicegate::domain::job::{Job, Token};
 use sluicegate::domain::outcome::Outcome;
 use sluicegate::domain::provider::{Provider, ProviderName, StoreDown};
+use sluicegate::domain::quota_spec::Lookback;
 use sluicegate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use sluicegate::ledger::provider_row::parse_provider_file;
 use sluicegate::limiter::RecentAttempts;
@@ -37,7 +38,7 @@ struct NoAttempts;
 
 #[async_trait]
 impl RecentAttempts for NoAttempts {
-    async fn recent_uses(&self, _: &ProviderName, _: Duration) -> Result<(Vec<PastUse>, ByKind), String> {
+    async fn recent_uses(&self, _: &ProviderName, _: Lookback) -> Result<(Vec<PastUse>, ByKind), String> {
         Ok((Vec::new(), ByKind::default()))
     }
 }

@@ -11,6 +11,7 @@ use async_trait::async_trait;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use sluicegate::domain::decision::{ByKind, Call, CallKind, PastUse, Reply, Subject};
 use sluicegate::domain::provider::{ProviderName, StoreDown};
+use sluicegate::domain::quota_spec::Lookback;
 use sluicegate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use sluicegate::limiter::embedded::EmbeddedLimiter;
 use sluicegate::limiter::gate::{Ask, Gate, GateParts, Grant, RefusedBy};
@@ -22,6 +23,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 mod altered;
+mod cold;
 mod order;
 mod settings;
 mod simulated;
@@ -32,7 +34,7 @@ struct NoAttempts;
 
 #[async_trait]
 impl RecentAttempts for NoAttempts {
-    async fn recent_uses(&self, _: &ProviderName, _: Duration) -> Result<(Vec<PastUse>, ByKind), String> {
+    async fn recent_uses(&self, _: &ProviderName, _: Lookback) -> Result<(Vec<PastUse>, ByKind), String> {
         Ok((Vec::new(), ByKind::default()))
     }
 }
@@ -98,8 +100,18 @@ fn spec(limits: &[(&str, u32, u64)]) -> QuotaSpec {
 }
 
 fn open_gate(limiter: Arc<dyn Limiter>, spec: QuotaSpec, incarnation: u64, stop: &CancellationToken) -> Gate {
+    open_gate_over(Arc::new(NoAttempts), limiter, spec, incarnation, stop)
+}
+
+fn open_gate_over(
+    recent: Arc<dyn RecentAttempts>,
+    limiter: Arc<dyn Limiter>,
+    spec: QuotaSpec,
+    incarnation: u64,
+    stop: &CancellationToken,
+) -> Gate {
     let (spec, spec_rx) = watch::channel(Arc::new(spec));
-    let (recent, stop, newer) = (Arc::new(NoAttempts), stop.clone(), Arc::new(|_| {}));
+    let (stop, newer): (_, Arc<dyn Fn(i64) + Send + Sync>) = (stop.clone(), Arc::new(|_| {}));
     let parts = GateParts { limiter, recent, spec: spec_rx, incarnation, stop, newer };
     let (gate, task) = Gate::new(parts);
     tokio::spawn(async move {

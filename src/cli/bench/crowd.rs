@@ -19,6 +19,7 @@ use super::report::{FigureName, Median};
 use crate::domain::decision::{ByKind, CallKind, PastUse};
 use crate::domain::limit::Algorithm;
 use crate::domain::provider::ProviderName;
+use crate::domain::quota_spec::Lookback;
 use crate::limiter::RecentAttempts;
 use crate::limiter::gate::{Ask, Gate, GateParts, Grant};
 use crate::limiter::redis::client::RedisLimiter;
@@ -36,7 +37,7 @@ struct NoAttempts;
 
 #[async_trait]
 impl RecentAttempts for NoAttempts {
-    async fn recent_uses(&self, _: &ProviderName, _: Duration) -> Result<(Vec<PastUse>, ByKind), String> {
+    async fn recent_uses(&self, _: &ProviderName, _: Lookback) -> Result<(Vec<PastUse>, ByKind), String> {
         Ok((Vec::new(), ByKind::default()))
     }
 }

@@ -17,6 +17,7 @@ use crate::domain::clock_witness::Word;
 use crate::domain::job::{ContentHash, Job, JobId};
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::ProviderName;
+use crate::domain::quota_spec::Lookback;
 use crate::provider::FrozenRequest;
 
 mod apply;
@@ -157,8 +158,8 @@ impl Ledger for SqlLedger {
         self.outbox.published(&*self.engine, sequences).await
     }
 
-    async fn recent_uses(&self, quota: &ProviderName, within: Duration) -> Result<RecentUses, LedgerError> {
-        self.recent.uses(&*self.engine, quota, within).await
+    async fn recent_uses(&self, quota: &ProviderName, lookback: Lookback) -> Result<RecentUses, LedgerError> {
+        self.recent.uses(&*self.engine, quota, lookback).await
     }
 
     async fn authority(&self, quotas: &[ProviderName]) -> Result<HashMap<ProviderName, Authority>, LedgerError> {

@@ -1,52 +1,90 @@
 //! What was used of a quota lately: for a limiter that lost its account and rebuilds it.
 //!
-//! Look-ups count like charges, one permit each. Refuses to flatter: ages are rounded down, a request whose answer never came counts as on the wire, and providers
-//! that have left the quota or are gone are remembered by the audit.
+//! Look-ups count like charges, one permit each. Refuses to flatter: ages are rounded down, a request whose answer never
+//! came counts as on the wire, and providers that have left the quota or are gone are remembered by the audit. Refuses a
+//! statement that grows with the window: it goes back page by page.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::dialect::Dialect;
-use super::engine::{Engine, Sql, Value};
+use super::engine::{Args, Engine, Sql, Value};
+use super::row::{Row, corrupt};
 use crate::domain::decision::{BATCH_MAX, ByKind};
 use crate::domain::provider::ProviderName;
+use crate::domain::quota_spec::Lookback;
 use crate::domain::time::millis_up;
 use crate::ledger::{LedgerError, RecentUses};
 
-/// Into how many entries `within` is cut at most. Its ends add two more, and the limiter takes no more in one call.
-const ENTRIES: u64 = BATCH_MAX as u64 - 2;
+/// Into how many entries what is counted is cut at most. Its ends add two more, what is only noticed one, and the limiter
+/// takes no more in one call.
+const ENTRIES: u64 = BATCH_MAX as u64 - 3;
+/// So many requests are read at a time: some tenths of a second, where a statement is ended after ten.
+const PAGE: u32 = 50_000;
+/// A request may end while others are read, or have ended by a clock that was ahead.
+const YEAR_MS: i64 = 365 * 86_400_000;
 
 pub struct Statements {
-    uses: Sql,
+    now: Sql,
     restored: Sql,
+    sharing: Sql,
+    open: Sql,
+    page: Sql,
+    ended: Sql,
+    noticed: Sql,
+}
+
+/// Uses by the age of their bucket; without one, those that may be on the wire.
+type Uses = BTreeMap<Option<Duration>, ByKind>;
+
+/// How far back, by the database's clock.
+struct Since {
+    now_ms: i64,
+    counted_ms: i64,
+    noticed_ms: i64,
+    bucket_ms: i64,
 }
 
 impl Statements {
     pub fn new(dialect: Dialect) -> Self {
+        let sums = "CAST(sum(CASE WHEN kind = 'lookup' THEN 0 ELSE cost END) AS bigint) AS charges, \
+                    CAST(sum(CASE WHEN kind = 'lookup' THEN 1 ELSE 0 END) AS bigint) AS lookups";
         Self {
-            // $1 quota, $2 minus `within` in ms, $3 bucket in ms. A provider that left the quota keeps using it until the
-            // workers have noticed and its last request has ended: an hour is far more than both.
-            uses: dialect.sql(
-                "WITH sharing AS ( \
-                     SELECT name FROM providers WHERE COALESCE(quota, name) = $1 \
-                     UNION SELECT old_row ->> 'name' FROM settings_audit \
-                     WHERE at > {after:($2 - 3600000)} AND table_name = 'providers' \
-                         AND COALESCE(old_row ->> 'quota', old_row ->> 'name') = $1), \
-                 used AS ( \
-                     SELECT job_id, kind, CASE WHEN outcome = 'unknown' AND status IS NULL AND began_at > {after:$2} \
-                         THEN NULL ELSE {aged:ended_at} END AS age_ms \
-                     FROM sharing {join} attempts ON attempts.provider = sharing.name \
-                     WHERE ended_at > {after:$2} AND outcome <> 'not_sent' \
-                     UNION ALL \
-                     SELECT job_id, kind, NULL FROM sharing {join} attempts ON attempts.provider = sharing.name \
-                     WHERE ended_at IS NULL AND began_at > {after:$2}) \
-                 SELECT age_ms / $3 * $3 AS least_age_ms, \
-                     CAST(sum(CASE WHEN kind = 'lookup' THEN 0 ELSE cost END) AS bigint) AS charges, \
-                     CAST(sum(CASE WHEN kind = 'lookup' THEN 1 ELSE 0 END) AS bigint) AS lookups \
-                 FROM used {join} jobs ON jobs.id = used.job_id GROUP BY age_ms / $3 ORDER BY age_ms / $3",
-            ),
+            now: dialect.sql("SELECT {now_ms} AS now_ms"),
             restored: dialect.sql(
-                "SELECT 1 AS one FROM settings_audit WHERE at > {after:$1} AND table_name = 'settings_version' LIMIT 1",
+                "SELECT 1 AS one FROM settings_audit WHERE at > {at:$1} AND table_name = 'settings_version' LIMIT 1",
+            ),
+            // A provider that left the quota keeps using it until the workers have noticed and its last request has
+            // ended: an hour is far more than both.
+            sharing: dialect.sql(
+                "SELECT name FROM providers WHERE COALESCE(quota, name) = $1 \
+                 UNION SELECT old_row ->> 'name' AS name FROM settings_audit \
+                 WHERE at > {at:($2 - 3600000)} AND table_name = 'providers' \
+                     AND COALESCE(old_row ->> 'quota', old_row ->> 'name') = $1",
+            ),
+            open: dialect.sql(&format!(
+                "SELECT CAST(NULL AS bigint) AS least_age_ms, {sums} FROM attempts {{join}} jobs ON jobs.id = attempts.job_id \
+                 WHERE attempts.provider = $1 AND ended_at IS NULL AND began_at > {{at:$2}}"
+            )),
+            page: dialect.sql(&format!(
+                "SELECT {{ms:ended_at}} AS ended_ms FROM attempts \
+                 WHERE provider = $1 AND ended_at >= {{at:$2}} AND ended_at < {{at:$3}} \
+                 ORDER BY ended_at DESC LIMIT 1 OFFSET {PAGE}"
+            )),
+            ended: dialect.sql(&format!(
+                "SELECT age_ms / $4 * $4 AS least_age_ms, {sums} FROM ( \
+                     SELECT job_id, kind, CASE WHEN outcome = 'unknown' AND status IS NULL AND began_at > {{at:$5}} \
+                         THEN NULL ELSE {{aged:ended_at}} END AS age_ms \
+                     FROM attempts WHERE provider = $1 AND ended_at >= {{at:$2}} AND ended_at < {{at:$3}} \
+                         AND outcome <> 'not_sent') AS used \
+                 {{join}} jobs ON jobs.id = used.job_id GROUP BY age_ms / $4"
+            )),
+            noticed: dialect.sql(
+                "SELECT 1 AS one WHERE EXISTS (SELECT 1 FROM attempts \
+                     WHERE provider = $1 AND ended_at >= {at:$2} AND ended_at < {at:$3} AND outcome <> 'not_sent') \
+                 OR EXISTS (SELECT 1 FROM attempts WHERE provider = $1 AND ended_at IS NULL \
+                     AND began_at > {at:$2} AND began_at <= {at:$3})",
             ),
         }
     }
@@ -55,29 +93,93 @@ impl Statements {
         &self,
         engine: &dyn Engine,
         quota: &ProviderName,
-        within: Duration,
+        lookback: Lookback,
     ) -> Result<RecentUses, LedgerError> {
-        let within_ms = millis_up(within);
-        let bucket_ms = within_ms.div_ceil(ENTRIES).max(1);
-        // Instants are cut to milliseconds in one of the databases: one more, so that none falls out too early.
-        let since_ms = i64::try_from(within_ms).unwrap_or(i64::MAX).saturating_add(1);
-        let bucket = Value::Int(i64::try_from(bucket_ms).ok());
-        let args: [Value; 3] = [quota.as_str().into(), (-since_ms).into(), bucket];
-        let mut uses = RecentUses::default();
-        for row in engine.query(&self.uses, Arc::from(args)).await? {
-            let cost = |of: &str| Ok::<_, LedgerError>(u32::try_from(row.int(of)?).unwrap_or(u32::MAX));
-            let of_kinds = ByKind { charges: cost("charges")?, lookups: cost("lookups")? };
-            match row.opt_ms("least_age_ms")? {
-                Some(age) => uses.ended.push((age, of_kinds)),
-                None => uses.open = of_kinds,
-            }
-        }
-        if !engine.query(&self.restored, Arc::from([(-since_ms).into()])).await?.is_empty() {
+        let now = engine.query(&self.now, Arc::from([])).await?;
+        let now_ms = now.first().ok_or_else(|| corrupt("now_ms", "is missing"))?.int("now_ms")?;
+        let since = Since::new(now_ms, lookback);
+        if !engine.query(&self.restored, Arc::from([since.noticed_ms.into()])).await?.is_empty() {
             return Err(LedgerError::Refused(
                 "this database was restored from a backup lately: it does not know what was sent since the backup"
                     .to_owned(),
             ));
         }
-        Ok(uses)
+        let sharing = engine.query(&self.sharing, Arc::from([quota.as_str().into(), since.noticed_ms.into()])).await?;
+        let (mut uses, mut noticed) = (Uses::new(), false);
+        for row in sharing {
+            let provider = row.text("name")?;
+            // Before those that have ended: what ends meanwhile is counted twice rather than never.
+            self.add_open(engine, &provider, &since, &mut uses).await?;
+            self.add_ended(engine, &provider, &since, &mut uses).await?;
+            let before: Args = bounds(&provider, since.noticed_ms, since.counted_ms);
+            noticed = noticed || !engine.query_by_index(&self.noticed, before).await?.is_empty();
+        }
+        let open = uses.remove(&None).unwrap_or_default();
+        let mut ended: Vec<_> = uses.into_iter().filter_map(|(age, cost)| Some((age?, cost))).collect();
+        if noticed {
+            ended.push((lookback.counted, ByKind::charges(1)));
+        }
+        Ok(RecentUses { ended, open })
     }
+
+    async fn add_open(
+        &self,
+        engine: &dyn Engine,
+        provider: &str,
+        since: &Since,
+        uses: &mut Uses,
+    ) -> Result<(), LedgerError> {
+        let args: Args = Arc::from([provider.into(), since.counted_ms.into()]);
+        add(uses, &engine.query_by_index(&self.open, args).await?)
+    }
+
+    /// The youngest first. An instant that more requests share than a page has is one page.
+    async fn add_ended(
+        &self,
+        engine: &dyn Engine,
+        provider: &str,
+        since: &Since,
+        uses: &mut Uses,
+    ) -> Result<(), LedgerError> {
+        let mut until_ms = since.now_ms.saturating_add(YEAR_MS);
+        while until_ms > since.counted_ms {
+            let page = engine.query_by_index(&self.page, bounds(provider, since.counted_ms, until_ms)).await?;
+            let from_ms = page.first().map(|row| row.int("ended_ms")).transpose()?.unwrap_or(since.counted_ms);
+            let of_page = [from_ms, until_ms, since.bucket_ms, since.counted_ms].map(Value::from);
+            let args: Args = std::iter::once(provider.into()).chain(of_page).collect();
+            add(uses, &engine.query_by_index(&self.ended, args).await?)?;
+            until_ms = from_ms;
+        }
+        Ok(())
+    }
+}
+
+impl Since {
+    fn new(now_ms: i64, lookback: Lookback) -> Self {
+        // Instants are cut to milliseconds in one of the databases: one more, so that none falls out too early.
+        let before = |within: Duration| {
+            now_ms.saturating_sub(i64::try_from(millis_up(within)).unwrap_or(i64::MAX)).saturating_sub(1).max(0)
+        };
+        let bucket_ms = millis_up(lookback.counted).div_ceil(ENTRIES).max(1);
+        Self {
+            now_ms,
+            counted_ms: before(lookback.counted),
+            noticed_ms: before(lookback.noticed),
+            bucket_ms: i64::try_from(bucket_ms).unwrap_or(i64::MAX),
+        }
+    }
+}
+
+fn bounds(provider: &str, from_ms: i64, until_ms: i64) -> Args {
+    Arc::from([provider.into(), from_ms.into(), until_ms.into()])
+}
+
+fn add(uses: &mut Uses, rows: &[Row]) -> Result<(), LedgerError> {
+    for row in rows {
+        let cost = |of: &str| Ok::<_, LedgerError>(u32::try_from(row.opt_int(of)?.unwrap_or(0)).unwrap_or(u32::MAX));
+        let sum = uses.entry(row.opt_ms("least_age_ms")?).or_default();
+        sum.charges = sum.charges.saturating_add(cost("charges")?);
+        sum.lookups = sum.lookups.saturating_add(cost("lookups")?);
+    }
+    Ok(())
 }

@@ -203,13 +203,13 @@ async fn limiter(
             Err(_) => facts.away = Some("no answer in time".to_owned()),
         }
     }
-    let within = Duration::from_micros(spec.cold_us());
-    match sources.operator.recent_uses(&spec.quota, within).await {
-        Ok(uses) => {
+    match timeout(LOOK_MAX, sources.operator.recent_uses(&spec.quota, spec.lookback())).await {
+        Err(_) => tracing::debug!("no turn can be reckoned: the ledger takes long to tell what was used"),
+        Ok(Ok(uses)) => {
             let ended = uses.ended.into_iter().map(|(age, cost)| PastUse { age, cost }).collect();
             facts.past = Some(Past { ended, open: uses.open, hold: hold.unwrap_or_default() });
         }
-        Err(error) => tracing::debug!(%error, "no turn can be reckoned: the ledger cannot tell what was used"),
+        Ok(Err(error)) => tracing::debug!(%error, "no turn can be reckoned: the ledger cannot tell what was used"),
     }
     facts
 }

@@ -3,6 +3,7 @@
 use sluicegate::domain::decision::ByKind;
 use sluicegate::domain::disposition::Resend;
 use sluicegate::domain::outcome::FinalState;
+use sluicegate::domain::quota_spec::Lookback;
 use sluicegate::ledger::{AttemptEnd, Begun, JobState, LedgerError, LookupEnd, Written};
 
 use super::*;
@@ -287,7 +288,7 @@ async fn lookups_count_as_one_permit_each(kind: Kind) {
     let (ledger, job) = (fixture.ledger(), Job { cost: 7, ..job("p1") });
     fixture.sql("INSERT INTO providers (name, url) VALUES ('stripe', 'https://x.example/')").await.unwrap();
     let recent = async || {
-        let uses = ledger.recent_uses(&name("stripe"), Duration::from_secs(600)).await.unwrap();
+        let uses = ledger.recent_uses(&name("stripe"), Lookback::all(Duration::from_secs(600))).await.unwrap();
         (uses.ended.iter().map(|(_, cost)| *cost).collect::<Vec<_>>(), uses.open)
     };
     let (charge, both) = (ByKind::charges(7), ByKind { charges: 7, lookups: 1 });

@@ -2,6 +2,7 @@
 
 use sluicegate::domain::decision::ByKind;
 use sluicegate::domain::limit::AppliesTo;
+use sluicegate::domain::quota_spec::Lookback;
 use sluicegate::ledger::RecentUses;
 
 use super::*;
@@ -13,6 +14,8 @@ on_every_database!(
     a_quota_is_shared_and_others_are_not_counted,
     who_left_the_quota_is_remembered,
     close_ends_become_one_entry,
+    more_than_a_page_is_counted_once,
+    what_no_enforced_limit_counts_is_noticed_at_most,
 );
 
 const WITHIN: Duration = Duration::from_secs(600);
@@ -62,14 +65,14 @@ impl Fixture {
     }
 
     async fn recent(&self, quota: &str) -> RecentUses {
-        self.ledger().recent_uses(&name(quota), WITHIN).await.unwrap()
+        self.ledger().recent_uses(&name(quota), Lookback::all(WITHIN)).await.unwrap()
     }
 }
 
 /// Ages as written, `late` at most later; never more than the true age.
 fn assert_ages(uses: &RecentUses, expected: &[(u64, u32)], since: std::time::Instant) {
     let late = since.elapsed() + Duration::from_millis(2);
-    let bucket = WITHIN / 998 + Duration::from_millis(1);
+    let bucket = WITHIN / 997 + Duration::from_millis(1);
     assert_eq!(uses.ended.len(), expected.len(), "{uses:?}");
     for ((age, cost), (age_ms, expected_cost)) in uses.ended.iter().zip(expected) {
         let written = Duration::from_millis(*age_ms);
@@ -100,7 +103,7 @@ async fn ages_and_costs_are_exact(kind: Kind) {
     let exact: Sent = ("p6", "stripe", 2, 60, Some(50), "accepted", Some(200));
     fixture.sent(kind, &[exact]).await;
     let within = Duration::from_secs(1);
-    let uses = fixture.ledger().recent_uses(&name("stripe"), within).await.unwrap();
+    let uses = fixture.ledger().recent_uses(&name("stripe"), Lookback::all(within)).await.unwrap();
     let (age, cost) = uses.ended[0];
     let true_age = Duration::from_millis(50) + since.elapsed();
     assert_eq!(cost, ByKind::charges(2), "{uses:?}");
@@ -221,6 +224,51 @@ async fn close_ends_become_one_entry(kind: Kind) {
     assert!(uses.ended.is_sorted_by(|(a, _), (b, _)| a < b), "youngest first");
 }
 
+async fn more_than_a_page_is_counted_once(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    // Evenly over the time; and all at one instant, which is no page's end.
+    for (provider, over_ms) in [("even", 500_000), ("crowd", 0)] {
+        fixture.provider(provider, "acme").await;
+        for statement in many(kind, provider, 110_000, over_ms) {
+            fixture.sql(&statement).await.unwrap();
+        }
+    }
+    let uses = fixture.recent("acme").await;
+    let cost: u64 = uses.ended.iter().map(|(_, cost)| u64::from(cost.of(AppliesTo::All))).sum();
+    assert_eq!((cost, uses.open), (4 * 110_000, ByKind::default()));
+    assert!(uses.ended.len() <= 1_000, "{}", uses.ended.len());
+    assert!(uses.ended.is_sorted_by(|(a, _), (b, _)| a < b), "youngest first");
+}
+
+/// Ten minutes for the limits that are enforced, a month for a shadow or for accounts.
+async fn what_no_enforced_limit_counts_is_noticed_at_most(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let month = Duration::from_secs(31 * 86_400);
+    let lookback = Lookback { counted: WITHIN, noticed: month };
+    let recent = async || fixture.ledger().recent_uses(&name("acme"), lookback).await.unwrap();
+    let once = (WITHIN, ByKind::charges(1));
+    for provider in ["unsent", "older", "endless", "both"] {
+        fixture.provider(provider, "acme").await;
+    }
+    let nothing: [Sent; 2] = [
+        ("p1", "unsent", 9, 3_700_000, Some(3_600_000), "not_sent", None),
+        ("p2", "older", 9, 2_800_000_000, Some(2_700_000_000), "accepted", Some(200)),
+    ];
+    fixture.sent(kind, &nothing).await;
+    assert_eq!(recent().await, RecentUses::default());
+    // A crash before H, long ago: its end is not known.
+    fixture.sent(kind, &[("p3", "endless", 9, 3_600_000, None, "", None)]).await;
+    assert_eq!(recent().await, RecentUses { ended: vec![once], open: ByKind::default() });
+    let both: [Sent; 3] = [
+        ("p4", "both", 9, 3_700_000, Some(3_600_000), "accepted", Some(200)),
+        ("p5", "both", 9, 90_000_000, Some(80_000_000), "accepted", Some(200)),
+        ("p6", "both", 7, 40_000, Some(30_000), "accepted", Some(200)),
+    ];
+    fixture.sent(kind, &both).await;
+    let uses = recent().await;
+    assert_eq!((uses.ended.len(), uses.ended[0].1, uses.ended[1]), (2, ByKind::charges(7), once), "{uses:?}");
+}
+
 /// Plans depend on what the tables hold, so this asks the server that will be asked in production.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rebuild_reads_by_index() {
@@ -238,7 +286,7 @@ async fn a_rebuild_reads_by_index() {
     let database = Database::open(&fixture.url, 1).unwrap();
     // More often than the five custom plans after which PostgreSQL may settle for one that knows no arguments.
     for _ in 0..8 {
-        let uses = database.ledger().recent_uses(&name("acme"), WITHIN).await.unwrap();
+        let uses = database.ledger().recent_uses(&name("acme"), Lookback::all(WITHIN)).await.unwrap();
         let cost: u32 = uses.ended.iter().map(|(_, cost)| cost.of(AppliesTo::All)).sum();
         // 150,000 and 20,000 over five days: 208 and 27 of them in ten minutes, at cost 2; fewer, the longer ago they were
         // made.

@@ -1,6 +1,7 @@
 //! Settings: versions, audit, and applying.
 
 use sluicegate::domain::limit::Rate;
+use sluicegate::domain::quota_spec::Lookback;
 use sluicegate::ledger::LedgerError;
 use sluicegate::ledger::provider_row::{ProviderRow, parse_provider_file};
 use sluicegate::worker::settings_watch::{self, Known, StoreVersion};
@@ -340,7 +341,7 @@ async fn a_restored_database_counts_again(kind: Kind) {
     let audits = "SELECT count(*) FROM settings_audit WHERE table_name = 'settings_version'";
     assert_eq!(fixture.one(audits).await, "0");
     let ledger = fixture.ledger();
-    assert!(ledger.recent_uses(&name("acme"), LEASE).await.is_ok());
+    assert!(ledger.recent_uses(&name("acme"), Lookback::all(LEASE)).await.is_ok());
     // A gate heard more than the database ever said.
     let store = before.version + 41;
     let after = settings_watch::look(settings.as_ref(), &before, store).await.unwrap().unwrap();
@@ -351,11 +352,11 @@ async fn a_restored_database_counts_again(kind: Kind) {
     assert_eq!(fixture.one(audit).await, format!("version {} {}", before.version, store + 1));
     assert_ne!(fixture.one("SELECT who FROM settings_audit ORDER BY id DESC LIMIT 1").await, "");
     // It has forgotten what was sent: a limiter must not be rebuilt from it until that cannot count any more.
-    let error = ledger.recent_uses(&name("acme"), LEASE).await.unwrap_err();
+    let error = ledger.recent_uses(&name("acme"), Lookback::all(LEASE)).await.unwrap_err();
     assert!(error.to_string().contains("backup"), "{error}");
     let minutes = if kind == Kind::Postgres { "interval '2 minutes'" } else { "120000" };
     fixture.sql(&format!("UPDATE settings_audit SET at = at - {minutes}")).await.unwrap();
-    assert!(ledger.recent_uses(&name("acme"), LEASE).await.is_ok());
+    assert!(ledger.recent_uses(&name("acme"), Lookback::all(LEASE)).await.is_ok());
     // Said once: the next look finds nothing new, and changes count as ever.
     assert_eq!(settings_watch::look(settings.as_ref(), &after, store).await.unwrap(), None);
     settings.set_paused(&name("stripe"), true).await.unwrap();

@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use async_trait::async_trait;
+use sluicegate::domain::quota_spec::Lookback;
 use sluicegate::limiter::gate::{Gate, GateParts, Grant, RefusedBy};
 use sluicegate::limiter::redis::client::RedisLimiter;
 use sluicegate::limiter::{LimitUse, RecentAttempts};
@@ -185,7 +186,7 @@ struct Nobody;
 
 #[async_trait]
 impl RecentAttempts for Nobody {
-    async fn recent_uses(&self, _: &ProviderName, _: Duration) -> Result<(Vec<PastUse>, ByKind), String> {
+    async fn recent_uses(&self, _: &ProviderName, _: Lookback) -> Result<(Vec<PastUse>, ByKind), String> {
         Ok((Vec::new(), ByKind::default()))
     }
 }

@@ -4,7 +4,6 @@
 //! verdict is passed on.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 
@@ -12,6 +11,7 @@ use super::engine::Engine;
 use super::{recent, reports};
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
+use crate::domain::quota_spec::Lookback;
 use crate::ledger::operator::{At, By, Filter, JobLine, JobStory, Operator, PastArrival, Recalled, Refusal, Verdict};
 use crate::ledger::surroundings::Surroundings;
 use crate::ledger::{LedgerError, RecentUses, StateCount};
@@ -66,8 +66,8 @@ impl Operator for SqlOperator {
         self.surroundings.of(&*self.engine, id, sharing).await
     }
 
-    async fn recent_uses(&self, quota: &ProviderName, within: Duration) -> Result<RecentUses, LedgerError> {
-        self.recent.uses(&*self.engine, quota, within).await
+    async fn recent_uses(&self, quota: &ProviderName, lookback: Lookback) -> Result<RecentUses, LedgerError> {
+        self.recent.uses(&*self.engine, quota, lookback).await
     }
 
     async fn list(&self, filter: &Filter, after: Option<&JobId>, at_most: u32) -> Result<Vec<JobLine>, LedgerError> {

@@ -3,6 +3,7 @@
 use super::*;
 use crate::domain::decision::{ByKind, PastUse};
 use crate::domain::limit::AppliesTo;
+use crate::domain::quota_spec::Lookback;
 use crate::limiter::RecentAttempts;
 use crate::limiter::gate::{Ask, Gate, GateParts, Grant, RefusedBy};
 use tokio::sync::watch;
@@ -13,7 +14,7 @@ struct NoAttempts;
 
 #[async_trait]
 impl RecentAttempts for NoAttempts {
-    async fn recent_uses(&self, _: &ProviderName, _: Duration) -> Result<(Vec<PastUse>, ByKind), String> {
+    async fn recent_uses(&self, _: &ProviderName, _: Lookback) -> Result<(Vec<PastUse>, ByKind), String> {
         Ok((Vec::new(), ByKind::default()))
     }
 }

@@ -251,7 +251,8 @@ impl GateTask {
         let limited = matches!(by, RefusedBy::Limit(_));
         let first = self.line.first_ready(&self.kinds, arrived).filter(|_| limited);
         let standing = Standing::new(by, until, refused.exact, arrived).for_first(first);
-        self.ask_at = standing.ask_at;
+        let is_asking = self.cold.as_ref().is_some_and(Cold::is_asking);
+        self.ask_at = if is_asking { Instant::now() } else { standing.ask_at };
         self.standing = Some(standing);
     }
 }

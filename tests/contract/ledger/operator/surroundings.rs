@@ -1,6 +1,7 @@
 //! What stands around a job: those before it, those who work, and messages under its id that never became a job.
 
 use sluicegate::domain::disposition::Resend;
+use sluicegate::domain::quota_spec::Lookback;
 use sluicegate::ledger::RejectedMessage;
 
 use super::*;
@@ -55,8 +56,11 @@ async fn a_requests_past_is_told(kind: Kind) {
     fixture.bring("unknown").await;
     let known = fixture.operator().surroundings(&id("unknown"), &[name("stripe")]).await.unwrap();
     assert!(known.hold.unwrap() < Duration::from_secs(60) && known.unknown_since.unwrap() <= known.now, "{known:?}");
-    let uses = fixture.operator().recent_uses(&name("stripe"), Duration::from_secs(60)).await;
-    assert_eq!(uses.unwrap(), fixture.ledger().recent_uses(&name("stripe"), Duration::from_secs(60)).await.unwrap());
+    let uses = fixture.operator().recent_uses(&name("stripe"), Lookback::all(Duration::from_secs(60))).await;
+    assert_eq!(
+        uses.unwrap(),
+        fixture.ledger().recent_uses(&name("stripe"), Lookback::all(Duration::from_secs(60))).await.unwrap()
+    );
 }
 
 async fn what_never_became_a_job_is_found_by_its_id(kind: Kind) {

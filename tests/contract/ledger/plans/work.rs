@@ -3,6 +3,7 @@
 use futures_util::future::join_all;
 use sluicegate::domain::clock_witness::{Ahead, Word};
 use sluicegate::domain::outcome::FinalState;
+use sluicegate::domain::quota_spec::Lookback;
 use sluicegate::domain::time::Micros;
 use sluicegate::ledger::fleet::WorkerReport;
 use sluicegate::ledger::operator::{At, By, Filter, Verdict};
@@ -274,7 +275,7 @@ impl<E: Explained> Working<'_, E> {
             ledger.note_clock(&quota, held.term, &word).await.unwrap();
             ledger.authority(std::slice::from_ref(&quota)).await.unwrap();
             self.did("authority is asked for").await;
-            ledger.recent_uses(&quota, MINUTE).await.unwrap();
+            ledger.recent_uses(&quota, Lookback::all(MINUTE)).await.unwrap();
             self.did("a quota is rebuilt").await;
         }
     }

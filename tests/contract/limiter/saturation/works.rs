@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use async_trait::async_trait;
 use rand::Rng as _;
 use sluicegate::domain::limit::Rate;
+use sluicegate::domain::quota_spec::Lookback;
 use sluicegate::limiter::RecentAttempts;
 use sluicegate::limiter::gate::{Gate, GateParts, GateView, Grant, RefusedBy};
 use sluicegate::provider::simulated::{FakeOptions, OnLimit, Report, StrictProvider};
@@ -87,9 +88,9 @@ impl Attempts {
 
 #[async_trait]
 impl RecentAttempts for Attempts {
-    async fn recent_uses(&self, _: &ProviderName, within: Duration) -> Result<(Vec<PastUse>, ByKind), String> {
+    async fn recent_uses(&self, _: &ProviderName, lookback: Lookback) -> Result<(Vec<PastUse>, ByKind), String> {
         let (sending, ended) = &*self.0.lock().unwrap();
-        let ages = ended.iter().map(Instant::elapsed).filter(|age| *age < within);
+        let ages = ended.iter().map(Instant::elapsed).filter(|age| *age < lookback.counted);
         Ok((ages.map(|age| PastUse { age, cost: ByKind::charges(1) }).collect(), ByKind::charges(*sending)))
     }
 }

@@ -1,0 +1,61 @@
+//! A limiter that lost its state while the ledger has a month to go through.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::*;
+
+/// A ledger that takes its time, and is asked once.
+#[derive(Default)]
+struct Slow {
+    asked: AtomicU64,
+}
+
+const TAKES: Duration = Duration::from_secs(90);
+
+#[async_trait]
+impl RecentAttempts for Slow {
+    async fn recent_uses(&self, _: &ProviderName, lookback: Lookback) -> Result<(Vec<PastUse>, ByKind), String> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        sleep(TAKES).await;
+        let once = PastUse { age: lookback.counted, cost: ByKind::charges(1) };
+        Ok((vec![once], ByKind::default()))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gate_goes_on_while_the_ledger_takes_its_time() {
+    let (ledger, limiter, stop) = (Arc::new(Slow::default()), Forgetful::new(0.0), CancellationToken::new());
+    let spec = spec(&[("month", 5, 31 * 86_400_000)]);
+    let gate = open_gate_over(ledger.clone(), limiter.clone(), spec, 1, &stop);
+    let begun = Instant::now();
+    // Whoever will not wait is told soon, and the store hears of the gate.
+    for _ in 0..20 {
+        let asked = Instant::now();
+        let Grant::Refused(refusal) = gate.permit(ask(1, asked + Duration::from_secs(1))).await else {
+            panic!("granted after {:?}", begun.elapsed());
+        };
+        assert_eq!(refusal.by, RefusedBy::Cold);
+        assert!(asked.elapsed() <= Duration::from_secs(2), "{:?}", asked.elapsed());
+        sleep(Duration::from_secs(1)).await;
+    }
+    let calls = limiter.calls.load(Ordering::Relaxed);
+    assert!((20..=400).contains(&calls), "{calls} calls in {:?}", begun.elapsed());
+    let last = gate.permit(ask(1, begun + 2 * TAKES)).await;
+    assert!(matches!(last, Grant::Granted(_)), "{last:?} after {:?}", begun.elapsed());
+    assert!(begun.elapsed() < TAKES + Duration::from_secs(30), "{:?}", begun.elapsed());
+    assert_eq!(ledger.asked.load(Ordering::Relaxed), 1);
+    stop.cancel();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gate_leaves_while_the_ledger_takes_its_time() {
+    let (ledger, stop) = (Arc::new(Slow::default()), CancellationToken::new());
+    let gate = open_gate_over(ledger.clone(), Forgetful::new(0.0), spec(&[("month", 5, 31 * 86_400_000)]), 1, &stop);
+    while ledger.asked.load(Ordering::Relaxed) == 0 {
+        sleep(Duration::from_millis(10)).await;
+    }
+    let begun = Instant::now();
+    stop.cancel();
+    assert!(matches!(gate.permit(ask(1, begun + TAKES)).await, Grant::Refused(_)));
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+}
