@@ -269,6 +269,8 @@ impl<E: Explained> Working<'_, E> {
     async fn limiter(&mut self) {
         let ledger = self.fixture.ledger();
         let quota = name("lane-0");
+        let row = "INSERT INTO providers (name, url) VALUES ('lane-0', 'https://x.example/')";
+        self.fixture.sql(row).await.unwrap();
         for round in 0..8 {
             let held = ledger.take_authority(&quota, None, &format!("redis:{}{round}", self.run)).await.unwrap();
             let word = Word { ahead: Ahead { least_us: 1, most_us: 2 }, since: Micros(1_800_000_000_000_000) };
