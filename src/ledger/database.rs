@@ -4,17 +4,18 @@
 //! changed after they were applied.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use sqlx::migrate::{Migrate, MigrateError, Migrator};
 use sqlx::pool::PoolConnection;
-use sqlx::{Connection, PgConnection, PgPool, SqlitePool};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, SqlitePool};
 
 use super::fleet::Fleet;
 use super::migrations::{POSTGRES, SQLITE};
 use super::operator::Operator;
 use super::settings::Settings;
 use super::sql::engine::{Engine, to_the_end};
-use super::sql::meaning::of_postgres;
+use super::sql::meaning::{lock_not_available, of_postgres};
 use super::sql::postgres::PostgresEngine;
 pub use super::sql::sqlite::file_of as sqlite_file;
 use super::sql::sqlite::{self, SqliteEngine};
@@ -44,6 +45,12 @@ enum Pool {
 
 /// Key of the advisory lock: "sluice" in ASCII, so that nobody else's is the same by chance.
 const RUN_LOCK: i64 = 0x736c_7569_6365;
+
+/// How long a migration waits for a table at a time: whoever wants the table after it waits behind it. Payments pass in the
+/// pauses; a reader of five minutes is waited for.
+const LOCK_TRY: Duration = Duration::from_secs(1);
+const LOCK_PAUSE: Duration = Duration::from_secs(4);
+const LOCK_TRIES: u32 = 60;
 
 /// The right to run embedded parts; ends with its session.
 pub struct ExclusiveRun {
@@ -221,8 +228,24 @@ async fn migrate_connection(connection: &mut PgConnection) -> Result<(), LedgerE
         )));
     }
     // The pool's limits are for payments. A migration may take long; another process's is waited for, but not for ever.
-    let limits = sqlx::raw_sql("SET statement_timeout = 0; SET lock_timeout = '5min'");
-    limits.execute(&mut *connection).await.map_err(away)?;
+    let patient = "SET statement_timeout = 0; SET lock_timeout = '5min'";
+    sqlx::raw_sql(patient).execute(&mut *connection).await.map_err(away)?;
+    // The migrator takes the same lock once more, which a session that has it may.
+    connection.lock().await.map_err(|error| migration_failed(error, of_postgres))?;
+    let brief = AssertSqlSafe(format!("SET lock_timeout = '{}ms'", LOCK_TRY.as_millis()));
+    sqlx::raw_sql(brief).execute(&mut *connection).await.map_err(away)?;
+    for _ in 1..LOCK_TRIES {
+        match POSTGRES.run_direct(None, &mut *connection, false).await {
+            Err(MigrateError::ExecuteMigration(error, version)) if lock_not_available(&error) => {
+                tracing::warn!(
+                    version,
+                    "a table is in use: the migration tries again, so that payments pass meanwhile"
+                );
+                tokio::time::sleep(LOCK_PAUSE).await;
+            }
+            result => return result.map_err(|error| migration_failed(error, of_postgres)),
+        }
+    }
     POSTGRES.run_direct(None, connection, false).await.map_err(|error| migration_failed(error, of_postgres))
 }
 
@@ -242,6 +265,10 @@ fn migration_failed(error: MigrateError, meaning: fn(&sqlx::Error) -> LedgerErro
     match error {
         MigrateError::Execute(error) => meaning(&error),
         MigrateError::ExecuteMigration(error, version) => match meaning(&error) {
+            LedgerError::Away(text) if lock_not_available(&error) => LedgerError::Away(format!(
+                "migration {version}: {text}: a table has been in use for minutes. See pg_stat_activity for by whom, and \
+                 migrate again"
+            )),
             LedgerError::Away(text) => LedgerError::Away(text),
             other => LedgerError::Refused(format!("migration {version}: {other}")),
         },

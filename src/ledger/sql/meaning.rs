@@ -33,6 +33,11 @@ pub fn surely_undone(error: &sqlx::Error) -> bool {
     sqlstate(error).is_some_and(|state| !doubtful(&state))
 }
 
+/// Somebody else has a row or a table, and still had it when the wait for it was over.
+pub fn lock_not_available(error: &sqlx::Error) -> bool {
+    sqlstate(error).as_deref() == Some("55P03")
+}
+
 pub fn sqlstate(error: &sqlx::Error) -> Option<String> {
     error.as_database_error().and_then(|error| error.code()).map(|code| code.into_owned())
 }

@@ -17,7 +17,7 @@ use super::columns::{Array, columns, in_order};
 use super::dialect::{Chain, Dialect};
 use super::engine::{Args, Engine, Group, REPEATS_MAX, Sql, Step, Value, to_the_end};
 use super::hints::PostgresHints;
-use super::meaning::{of_postgres, rolled_back, sqlstate, surely_undone};
+use super::meaning::{lock_not_available, of_postgres, rolled_back, surely_undone};
 use super::row::{Cell, Names, Row};
 use crate::ledger::LedgerError;
 use crate::ledger::settings::Hints;
@@ -27,7 +27,6 @@ use crate::tls::Authorities;
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
 /// A connection that was idle longer is asked for a sign of life before use; a busy one costs no extra round trip.
 const PING_AFTER_IDLE: Duration = Duration::from_secs(1);
-const LOCK_NOT_AVAILABLE: &str = "55P03";
 
 /// What else is set for connections that write groups. A row that somebody else holds must not hold up all the others
 /// of its group: they are written one by one then. And a plan that was made while a table was small would read all of
@@ -149,9 +148,7 @@ impl Engine for PostgresEngine {
         let rows = to_the_end(async move {
             match transaction(&pool, &steps).await {
                 Ok(rows) => Ok(Some(rows)),
-                Err(error) if rolled_back(&error) || sqlstate(&error).as_deref() == Some(LOCK_NOT_AVAILABLE) => {
-                    Ok(None)
-                }
+                Err(error) if rolled_back(&error) || lock_not_available(&error) => Ok(None),
                 Err(error) => Err(of_postgres(&error)),
             }
         });
