@@ -56,6 +56,7 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
         "0015_charge_found_by_reference_and_provider",
         "0016_settled_jobs",
         "0017_credential_of_what_may_be_charged",
+        "0018_providers_by_any_sqlite",
     ])
 });
 

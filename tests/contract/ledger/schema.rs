@@ -26,6 +26,21 @@ with sqlite3.connect(sys.argv[1]) as database:
     database.execute('UPDATE providers SET paused = 1')
     database.execute(\"UPDATE jobs SET state = 'cancelled', lease_owner = NULL, lease_until = NULL\")
     database.execute('DELETE FROM provider_limits')
+    database.execute(\"INSERT INTO providers (name, url) VALUES ('bolt', 'https://x.example/')\")
+    database.execute(\"UPDATE providers SET lookup = '{}' WHERE name = 'bolt'\")
+    database.execute(\"UPDATE providers SET lookup = NULL, statuses = NULL WHERE name = 'bolt'\")
+    limit = 'INSERT INTO provider_limits (provider, name, max_requests, window_ms) VALUES (?, ?, 3, 1000)'
+    database.executemany(limit, [('bolt', 's'), ('bolt', 'm')])
+    rule = 'INSERT INTO account_overrides (provider, account, limit_name, rule) VALUES (?, ?, ?, ?)'
+    database.execute(rule, ('bolt', 'a', 's', 'blocked'))
+    database.execute(\"DELETE FROM providers WHERE name = 'bolt'\")
+    for bad in ['[]', 'no', '1']:
+        try:
+            database.execute('UPDATE providers SET request = ?', (bad,))
+        except sqlite3.IntegrityError as refused:
+            assert 'request_is_an_object' in str(refused), refused
+        else:
+            raise AssertionError(bad)
 ";
 
 async fn settings_are_changed_with_an_older_sqlite_too(kind: Kind) {
@@ -47,7 +62,9 @@ async fn settings_are_changed_with_an_older_sqlite_too(kind: Kind) {
     let now = "CAST(round(unixepoch('subsec') * 1000) AS INTEGER)";
     for (what, wanted) in [
         (format!("SELECT count(*) FROM providers WHERE {now} - updated_at BETWEEN 0 AND 60000"), "1"),
-        (format!("SELECT count(*) FROM settings_audit WHERE {now} - at BETWEEN 0 AND 60000"), "5"),
+        (format!("SELECT count(*) FROM settings_audit WHERE {now} - at BETWEEN 0 AND 60000"), "15"),
+        ("SELECT count(*) FROM provider_limits".to_owned(), "0"),
+        ("SELECT count(*) FROM account_overrides".to_owned(), "0"),
         (format!("SELECT count(*) FROM job_audit WHERE {now} - at BETWEEN 0 AND 60000"), "1"),
         (format!("SELECT count(*) FROM outcome_events WHERE {now} - at BETWEEN 0 AND 60000"), "1"),
         (format!("SELECT {now} - CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)"), "0"),
