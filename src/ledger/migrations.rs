@@ -34,6 +34,7 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0015_charge_found_by_reference_and_provider",
         "0016_settled_jobs",
         "0017_credential_of_what_may_be_charged",
+        "0018_sql_on_jobs_in_hand",
     ])
 });
 
@@ -57,6 +58,7 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
         "0016_settled_jobs",
         "0017_credential_of_what_may_be_charged",
         "0018_providers_by_any_sqlite",
+        "0019_sql_on_jobs_in_hand",
     ])
 });
 

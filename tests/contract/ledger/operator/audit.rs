@@ -4,6 +4,7 @@ use super::*;
 
 on_every_database!(
     plain_sql_is_audited_and_told,
+    what_is_in_hand_is_settled_by_sql_in_the_open,
     what_workers_do_is_not_audited,
     a_verdict_whose_audit_fails_is_not_passed,
     a_verdict_says_what_it_was_passed_with,
@@ -45,6 +46,24 @@ async fn plain_sql_is_audited_and_told(kind: Kind) {
     assert_eq!(fixture.one(deleted).await, "waiting|none");
     if kind == Kind::Postgres {
         assert!(fixture.sql("TRUNCATE jobs CASCADE").await.unwrap_err().contains("not be audited"));
+    }
+}
+
+/// As a worker would, but for the instant, which every step of a worker's moves.
+async fn what_is_in_hand_is_settled_by_sql_in_the_open(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.bring("waiting-in-hand").await;
+    fixture.bring("sending").await;
+    let five_seconds = if kind == Kind::Postgres { "interval '5 s'" } else { "5000" };
+    fixture.sql(&format!("UPDATE jobs SET updated_at = updated_at - {five_seconds}")).await.unwrap();
+    for (situation, state) in [("waiting-in-hand", "dead"), ("sending", "succeeded")] {
+        let settle = format!("state = '{state}', lease_owner = NULL, lease_until = NULL");
+        fixture.sql(&format!("UPDATE jobs SET {settle} WHERE id = '{situation}'")).await.unwrap();
+        let after = fixture.story(situation).await;
+        let audited: Vec<_> = after.audit.iter().map(|line| line.new_state.as_deref()).collect();
+        assert_eq!(audited, [Some(state)], "{situation}");
+        let told: Vec<&str> = after.events.iter().map(|event| event.state.as_str()).collect();
+        assert_eq!(told, [state], "{situation}");
     }
 }
 
