@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::Worker;
 use super::deployment::Progress;
@@ -27,7 +27,7 @@ pub use account::{ASTRAY_AFTER, CHECKED};
 /// waits for it on top of its grace, so it should be short beside that.
 pub const EVERY: Duration = Duration::from_secs(5);
 
-/// Jobs that one sweep ends or empties at most: short statements, so that no worker waits behind them.
+/// Jobs that are ended or emptied at a time: short statements, so that no worker waits behind them.
 const BATCH: u32 = 500;
 
 /// Why a sweep ended early. The next one begins anew.
@@ -76,17 +76,53 @@ async fn sweep(worker: &Worker, progress: &Progress, known: &Known) -> Result<()
     again.and(dead).and(ended).and(account)
 }
 
-/// Ends what has expired, and empties what settled long ago.
+/// Ends what has expired, and empties what settled long ago: batch after batch, until one is not full or the next sweep is
+/// near.
 async fn end(worker: &Worker) -> Result<(), Trouble> {
     let upkeep = &worker.engines.upkeep;
-    let expired = upkeep.expire("expires_at has passed", BATCH).await?;
-    if expired > 0 {
-        worker.outbox.left();
-        tracing::info!(expired, "jobs expired while they waited");
+    let mut batches = Batches::of(worker);
+    while batches.next().await {
+        let expired = upkeep.expire("expires_at has passed", BATCH).await?;
+        batches.done(expired);
+        if expired > 0 {
+            worker.outbox.left();
+            tracing::info!(expired, "jobs expired while they waited");
+        }
     }
-    let scrubbed = upkeep.scrub(worker.options.scrub_after, BATCH).await?;
-    if scrubbed > 0 {
-        tracing::debug!(scrubbed, "payloads and request bodies emptied");
+    let mut batches = Batches::of(worker);
+    while batches.next().await {
+        let scrubbed = upkeep.scrub(worker.options.scrub_after, BATCH).await?;
+        batches.done(scrubbed);
+        if scrubbed > 0 {
+            tracing::debug!(scrubbed, "payloads and request bodies emptied");
+        }
     }
     Ok(())
+}
+
+/// The batches of one duty in one sweep.
+struct Batches {
+    until: Instant,
+    begun: Instant,
+    /// Before the next one; `None`: it was the last.
+    pause: Option<Duration>,
+}
+
+impl Batches {
+    fn of(worker: &Worker) -> Self {
+        let now = Instant::now();
+        Self { until: now + worker.options.sweep_every / 2, begun: now, pause: Some(Duration::ZERO) }
+    }
+
+    async fn next(&mut self) -> bool {
+        let Some(pause) = self.pause else { return false };
+        sleep(pause).await;
+        self.begun = Instant::now();
+        true
+    }
+
+    fn done(&mut self, jobs: u32) {
+        let left = self.until.saturating_duration_since(Instant::now());
+        self.pause = rule::pause_before_next(jobs >= BATCH, self.begun.elapsed(), left);
+    }
 }

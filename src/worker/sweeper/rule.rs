@@ -54,6 +54,13 @@ pub fn overdue(lane: LaneView, every: Duration) -> Option<Overdue> {
     Some(Overdue { grace, again_after: grace, again_max: AGAIN_MAX, at_most })
 }
 
+/// After a batch of jobs that were ended or emptied: the pause before the next, as long as the batch took, so that the
+/// database is half the payments' at least; `None`: there is nothing more, or the next sweep goes on.
+#[must_use]
+pub fn pause_before_next(full: bool, took: Duration, left: Duration) -> Option<Duration> {
+    (full && !left.is_zero() && took.saturating_mul(2) <= left).then_some(took)
+}
+
 fn grace(lane: LaneView) -> Duration {
     if lane.ready == 0 {
         return GRACE_EMPTY;
@@ -114,6 +121,22 @@ mod tests {
         ] {
             let lane = LaneView { flows_for, ..view(ready, 100.0) };
             assert_eq!(overdue(lane, EVERY).is_some(), copies, "{ready} ready, flows for {flows_for:?}");
+        }
+    }
+
+    #[test]
+    fn batches_follow_each_other_while_there_is_more_and_time_is_left() {
+        let ms = Duration::from_millis;
+        for (full, took, left, pause) in [
+            (true, 20, 2_500, Some(20)),
+            (true, 0, 10, Some(0)),
+            (true, 20, 40, Some(20)),
+            (true, 20, 39, None),
+            (true, 0, 0, None),
+            (true, 5_000, 0, None),
+            (false, 20, 2_500, None),
+        ] {
+            assert_eq!(pause_before_next(full, ms(took), ms(left)), pause.map(ms), "{full} in {took}, {left} left");
         }
     }
 

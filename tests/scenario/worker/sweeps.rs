@@ -187,6 +187,29 @@ async fn a_waiting_job_expires_without_a_delivery() {
     bench.until("the event", async || bench.events_of("job").await.len() == 1).await;
 }
 
+/// A day's payments, more than a few batches: those that settled long ago are emptied, and no others.
+#[tokio::test]
+async fn what_settled_long_ago_is_emptied() {
+    let bench = Bench::open(&[row("acme")]).await;
+    bench.pay("acme", "today").await;
+    bench.until_state("today", "succeeded").await;
+    bench
+        .sql(
+            "WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 2200) \
+             INSERT INTO jobs (id, provider, idempotency_key, key_given, content_hash, amount, currency, cost, priority, \
+                 payload, state, wake_at, fence, created_at, updated_at) \
+             SELECT 'old-' || n, provider, 'old-' || n, key_given, content_hash, amount, currency, cost, priority, \
+                 '{\"card\": \"tok_1\"}', CASE n WHEN 1 THEN 'review' ELSE 'declined' END, wake_at - 90000000, fence, \
+                 created_at - 90000000, updated_at - 90000000 \
+             FROM jobs JOIN n ON id = 'today'",
+        )
+        .await;
+    let kept = async || bench.count("SELECT count(*) FROM jobs WHERE payload IS NOT NULL AND id LIKE 'old-%'").await;
+    bench.until("the old ones are empty", async || kept().await == 1).await;
+    assert_eq!(bench.count("SELECT count(*) FROM jobs WHERE scrubbed_at IS NOT NULL").await, 2_199);
+    assert_eq!(bench.job("today").await.unwrap().state, "succeeded");
+}
+
 /// What a message looks like that its lane has given up.
 pub(super) async fn give_up(bench: &Bench, body: &str, lane: &str, rounds: u32) {
     let headers = if rounds > 0 { json!({ "x-sluicegate-dead-rounds": rounds.to_string() }) } else { json!({}) };
