@@ -329,8 +329,8 @@ pub trait Operator: Send + Sync {
         at_most: usize,
     ) -> Result<Vec<PastArrival>, LedgerError>;
 
-    /// Jobs per provider and state.
-    async fn counts(&self) -> Result<Vec<StateCount>, LedgerError>;
+    /// Jobs of a state, by provider, without reading the others.
+    async fn counts(&self, state: &str) -> Result<Vec<StateCount>, LedgerError>;
 
     /// What is needed to send a job again, if this verdict could be passed on it now.
     async fn recall(&self, id: &JobId, verdict: &Verdict) -> Result<Result<Recalled, Refusal>, LedgerError>;

@@ -74,9 +74,8 @@ pub async fn run(
 
 /// Dead payments, by provider.
 async fn dead(operator: &dyn Operator, of: Option<&ProviderName>) -> Result<BTreeMap<String, i64>, CommandError> {
-    let counts = operator.counts().await?.into_iter();
-    let wanted = |provider: &str| of.is_none_or(|name| name.as_str() == provider);
-    let dead = counts.filter(|count| count.state == DEAD && count.jobs > 0 && wanted(&count.provider));
+    let counts = operator.counts(DEAD).await?.into_iter();
+    let dead = counts.filter(|count| of.is_none_or(|name| name.as_str() == count.provider));
     Ok(dead.map(|count| (count.provider, count.jobs)).collect())
 }
 

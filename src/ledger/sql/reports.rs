@@ -18,6 +18,7 @@ pub const LANES: &str = "WITH RECURSIVE lanes (provider) AS ( \
 
 pub struct Statements {
     counts: Sql,
+    counts_of: Sql,
     ping: Sql,
     outcome: Sql,
 }
@@ -26,16 +27,23 @@ impl Statements {
     pub fn new(dialect: Dialect) -> Self {
         Self {
             counts: dialect.sql("SELECT provider, state, count(*) AS jobs FROM jobs GROUP BY provider, state"),
+            counts_of: dialect.sql(&format!(
+                "{LANES} SELECT provider, $1 AS state, jobs FROM ( \
+                     SELECT provider, (SELECT count(*) FROM jobs \
+                         WHERE jobs.provider = lanes.provider AND jobs.state = $1) AS jobs \
+                     FROM lanes WHERE provider IS NOT NULL) AS counted WHERE jobs > 0"
+            )),
             ping: dialect.sql("SELECT {version} AS version"),
             outcome: dialect.sql("SELECT outcome FROM attempts WHERE job_id = $1 AND number = $2"),
         }
     }
 
     pub async fn state_counts(&self, engine: &dyn Engine) -> Result<Vec<StateCount>, LedgerError> {
-        let count = |row: &Row| {
-            Ok(StateCount { provider: row.text("provider")?, state: row.text("state")?, jobs: row.int("jobs")? })
-        };
         engine.query(&self.counts, Arc::from([])).await?.iter().map(count).collect()
+    }
+
+    pub async fn counts_of(&self, engine: &dyn Engine, state: &str) -> Result<Vec<StateCount>, LedgerError> {
+        engine.query_by_index(&self.counts_of, Arc::from([state.into()])).await?.iter().map(count).collect()
     }
 
     pub async fn outcome_of(
@@ -52,4 +60,8 @@ impl Statements {
         let rows = engine.query(&self.ping, Arc::from([])).await?;
         rows.first().map(|row| row.text("version")).transpose().map(Option::unwrap_or_default)
     }
+}
+
+fn count(row: &Row) -> Result<StateCount, LedgerError> {
+    Ok(StateCount { provider: row.text("provider")?, state: row.text("state")?, jobs: row.int("jobs")? })
 }

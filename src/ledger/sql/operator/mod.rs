@@ -84,8 +84,8 @@ impl Operator for SqlOperator {
         self.history.of(&*self.engine, provider, (from, to), at_most).await
     }
 
-    async fn counts(&self) -> Result<Vec<StateCount>, LedgerError> {
-        self.reports.state_counts(&*self.engine).await
+    async fn counts(&self, state: &str) -> Result<Vec<StateCount>, LedgerError> {
+        self.reports.counts_of(&*self.engine, state).await
     }
 
     async fn recall(&self, id: &JobId, verdict: &Verdict) -> Result<Result<Recalled, Refusal>, LedgerError> {

@@ -15,7 +15,7 @@ use super::filling::LANES;
 use super::{Access, Explained};
 
 /// The duties that must reach a large table by an index.
-pub const ON_THE_WAY: [&str; 18] = [
+pub const ON_THE_WAY: [&str; 19] = [
     "a job comes back",
     "a job is refused",
     "leases are renewed",
@@ -34,6 +34,7 @@ pub const ON_THE_WAY: [&str; 18] = [
     "waiting jobs expire",
     "an account's jobs are listed",
     "a story is told",
+    "dead jobs are counted",
 ];
 
 /// The duties whose statements name the job.
@@ -313,6 +314,8 @@ impl<E: Explained> Working<'_, E> {
             self.did("account of the last minutes").await;
             self.fixture.ledger().state_counts().await.unwrap();
             self.did("states are counted").await;
+            self.fixture.database.operator().counts("dead").await.unwrap();
+            self.did("dead jobs are counted").await;
             fleet.oldest_open(std::slice::from_ref(&lane)).await.unwrap();
             self.did("the oldest open job is looked for").await;
         }
