@@ -8,23 +8,25 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use secrecy::SecretString;
 use tokio::sync::OnceCell;
+use uuid::Uuid;
 
 use crate::cli::CommandError;
 use crate::cli::connect::{CheckedMessage, Engines, Probe, RunLock};
 use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl, SecretUrl};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
-use crate::ledger::database::{Database, SchemaState};
+use crate::ledger::database::{Database, ExclusiveRun, SchemaState};
 use crate::ledger::fleet::Fleet;
 use crate::ledger::operator::Operator;
 use crate::ledger::provider_row::{ProviderRow, note_unsaid_pauses, parse_provider_file};
 use crate::ledger::settings::{BadRow, Settings};
 use crate::ledger::upkeep::Upkeep;
+use crate::limiter::alone::{Alone, SoleRight};
 use crate::limiter::authorised::Authorised;
 use crate::limiter::authority::Timing;
 use crate::limiter::embedded::EmbeddedLimiter;
 use crate::limiter::redis::client::RedisLimiter;
-use crate::limiter::{Limiter, LimiterError};
+use crate::limiter::{Limiter, LimiterError, LinkedLimiter};
 use crate::provider::http::{HttpProvider, OutboundPolicy};
 use crate::provider::{FreezeError, PaymentProvider, ProviderFactory};
 use crate::queue::Queue;
@@ -36,6 +38,9 @@ use crate::worker::quotas::LedgerRows;
 use crate::worker::settings_watch::POLL;
 
 mod probes;
+
+const ANOTHER_RUN: &str = "another `sluicegate run` uses this database with an embedded limiter or queue: stop it, or set \
+                           limiter.url to Redis and queue.url to RabbitMQ for more than one worker";
 
 /// The engines of one process, each opened with its first use.
 #[derive(Default)]
@@ -96,14 +101,23 @@ impl App {
         self.database.get_or_try_init(open).await
     }
 
-    /// With a store there may be other workers, and other stores: the database says who grants.
-    async fn worker_limiter(&self, config: &Config, database: &Database) -> Result<Arc<dyn Limiter>, CommandError> {
-        if matches!(config.limiter.url, LimiterUrl::Embedded) {
-            return self.limiter(config).await;
-        }
-        let store = redis_limiter(config).map_err(|error| CommandError::Configuration(error.to_string()))?;
+    /// Where there may be other workers, and other stores, the database says who grants.
+    async fn worker_limiter(
+        &self,
+        config: &Config,
+        database: &Database,
+        right: Option<&Arc<SessionRight>>,
+    ) -> Result<Arc<dyn Limiter>, CommandError> {
+        let store: Arc<dyn LinkedLimiter> = match (&config.limiter.url, right) {
+            (LimiterUrl::Embedded, None) => return self.limiter(config).await,
+            (LimiterUrl::Embedded, Some(right)) => {
+                let run_id = format!("embedded-{}", Uuid::now_v7().simple());
+                Arc::new(Alone::new(run_id, Arc::<SessionRight>::clone(right)))
+            }
+            _ => Arc::new(redis_limiter(config).map_err(|error| CommandError::Configuration(error.to_string()))?),
+        };
         let rows = Arc::new(LedgerRows(database.ledger()));
-        Ok(Arc::new(Authorised::new(Arc::new(store), rows, Timing::polled_every(POLL))))
+        Ok(Arc::new(Authorised::new(store, rows, Timing::polled_every(POLL))))
     }
 
     async fn open_queue(&self, config: &Config) -> Result<&OpenQueue, CommandError> {
@@ -126,31 +140,63 @@ impl App {
     }
 }
 
-/// An embedded limiter or queue serves one process: two would each allow the whole limit.
-async fn run_lock(config: &Config, database: &Database) -> Result<RunLock, CommandError> {
-    let taken = || {
-        CommandError::Configuration(
-            "another `sluicegate run` uses this database with an embedded limiter or queue: stop it, or set limiter.url \
-             to Redis and queue.url to RabbitMQ for more than one worker"
-                .to_owned(),
-        )
-    };
+/// What holds the place of an embedded limiter or queue, which serve one process: two would each allow the whole limit.
+enum Place {
+    /// Nobody else can reach it.
+    InMemory,
+    File(File),
+    Session(Arc<SessionRight>),
+}
+
+async fn take_place(config: &Config, database: &Database) -> Result<Place, CommandError> {
+    let taken = || CommandError::Configuration(ANOTHER_RUN.to_owned());
     match &config.database.url {
-        DatabaseUrl::Postgres(_) => match database.exclusive_run().await? {
-            Some(lock) => Ok(Some(Box::new(lock))),
-            None => Err(taken()),
-        },
-        DatabaseUrl::Sqlite { path: None, .. } => Ok(None),
+        DatabaseUrl::Postgres(_) => {
+            let run = database.exclusive_run().await?.ok_or_else(taken)?;
+            Ok(Place::Session(Arc::new(SessionRight(run))))
+        }
+        DatabaseUrl::Sqlite { path: None, .. } => Ok(Place::InMemory),
         DatabaseUrl::Sqlite { path: Some(path), .. } => {
             // By whatever name it is called: a link would be another file, and its worker a second one.
             let mut name = path.canonicalize()?.into_os_string();
             name.push(".lock");
             let file = File::options().create(true).truncate(false).write(true).open(&name)?;
             match file.try_lock() {
-                Ok(()) => Ok(Some(Box::new(file))),
+                Ok(()) => Ok(Place::File(file)),
                 Err(TryLockError::WouldBlock) => Err(taken()),
                 Err(TryLockError::Error(error)) => Err(error.into()),
             }
+        }
+    }
+}
+
+impl Place {
+    fn session(&self) -> Option<&Arc<SessionRight>> {
+        match self {
+            Self::Session(right) => Some(right),
+            Self::InMemory | Self::File(_) => None,
+        }
+    }
+
+    fn lock(self) -> RunLock {
+        match self {
+            Self::InMemory => None,
+            Self::File(file) => Some(Box::new(file)),
+            Self::Session(right) => Some(Box::new(right)),
+        }
+    }
+}
+
+/// The right to run, by a session of the database.
+struct SessionRight(ExclusiveRun);
+
+#[async_trait]
+impl SoleRight for SessionRight {
+    async fn is_held(&self) -> Result<(), String> {
+        match self.0.is_held().await {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(ANOTHER_RUN.to_owned()),
+            Err(error) => Err(error.to_string()),
         }
     }
 }
@@ -237,7 +283,7 @@ impl Engines for App {
         let database = self.database(config).await?;
         let embedded =
             matches!(config.limiter.url, LimiterUrl::Embedded) || matches!(config.queue.url, QueueUrl::Embedded);
-        let lock = if embedded { run_lock(config, database).await? } else { None };
+        let place = if embedded { take_place(config, database).await? } else { Place::InMemory };
         let queue = self.open_queue(config).await?;
         if let OpenQueue::Embedded(queue) = queue {
             let messages = queue.recover().await?;
@@ -249,10 +295,10 @@ impl Engines for App {
             ledger: database.ledger(),
             upkeep: database.upkeep(),
             settings: database.settings(),
-            limiter: self.worker_limiter(config, database).await?,
+            limiter: self.worker_limiter(config, database, place.session()).await?,
             providers: Arc::new(HttpProviders(outbound)),
         };
-        Ok((engines, lock))
+        Ok((engines, place.lock()))
     }
 
     fn probes(&self, config: &Config) -> Vec<Box<dyn Probe>> {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use sqlx::migrate::{Migrate, MigrateError, Migrator};
 use sqlx::pool::PoolConnection;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, SqlitePool};
+use tokio::sync::Mutex;
 
 use super::fleet::Fleet;
 use super::migrations::{POSTGRES, SQLITE};
@@ -52,9 +53,32 @@ const LOCK_TRY: Duration = Duration::from_secs(1);
 const LOCK_PAUSE: Duration = Duration::from_secs(4);
 const LOCK_TRIES: u32 = 60;
 
-/// The right to run embedded parts; ends with its session.
+/// The right to run embedded parts on a PostgreSQL database. Ends with its session, whoever ended that.
 pub struct ExclusiveRun {
-    _connection: sqlx::PgConnection,
+    pool: PgPool,
+    session: Arc<Mutex<Option<PgConnection>>>,
+}
+
+impl ExclusiveRun {
+    /// Whether it is held. A session that has ended is replaced, unless somebody else has the right by now.
+    ///
+    /// # Errors
+    /// When the database cannot be asked.
+    pub async fn is_held(&self) -> Result<bool, LedgerError> {
+        let (pool, session) = (self.pool.clone(), Arc::clone(&self.session));
+        to_the_end(async move {
+            let mut session = session.lock().await;
+            if let Some(connection) = session.as_mut()
+                && connection.ping().await.is_ok()
+            {
+                return Ok(true);
+            }
+            *session = None;
+            *session = run_session(&pool).await?;
+            Ok(session.is_some())
+        })
+        .await
+    }
 }
 
 /// An opened database: the ledger and the settings in it.
@@ -187,14 +211,8 @@ impl Database {
         let Pool::Postgres(pool) = &self.pool else { return Ok(None) };
         let pool = pool.clone();
         to_the_end(async move {
-            let away = |error: sqlx::Error| of_postgres(&error);
-            let mut connection = pool.acquire().await.map_err(away)?.detach();
-            let ours: bool = sqlx::query_scalar("SELECT pg_try_advisory_lock($1)")
-                .bind(RUN_LOCK)
-                .fetch_one(&mut connection)
-                .await
-                .map_err(away)?;
-            Ok(ours.then_some(ExclusiveRun { _connection: connection }))
+            let session = run_session(&pool).await?;
+            Ok(session.map(|session| ExclusiveRun { pool, session: Arc::new(Mutex::new(Some(session))) }))
         })
         .await
     }
@@ -206,6 +224,18 @@ impl Database {
             Pool::Sqlite(pool) => pool.close().await,
         }
     }
+}
+
+/// A session of its own that has the right; `None` when somebody else's has it.
+async fn run_session(pool: &PgPool) -> Result<Option<PgConnection>, LedgerError> {
+    let away = |error: sqlx::Error| of_postgres(&error);
+    let mut connection = pool.acquire().await.map_err(away)?.detach();
+    let ours: bool = sqlx::query_scalar("SELECT pg_try_advisory_lock($1)")
+        .bind(RUN_LOCK)
+        .fetch_one(&mut connection)
+        .await
+        .map_err(away)?;
+    Ok(ours.then_some(connection))
 }
 
 /// The migrator's advisory lock lets one process through at a time; the others find nothing left to do.

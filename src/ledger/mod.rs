@@ -246,7 +246,7 @@ pub struct RecentUses {
 /// Who grants permits for a quota, in the whole cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Authority {
-    /// `redis:` and the run id of the one writable primary; or `share`: each worker grants its own share.
+    /// `redis:` and the run id of the one writable primary, or of the one process with an embedded limiter; or `share`: each worker grants its own share.
     pub holder: String,
     /// One higher with each change. A limiter's state that was warmed in another term is not to be trusted: somebody
     /// else granted in between.

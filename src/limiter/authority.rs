@@ -14,7 +14,7 @@ pub const SHARE: &str = "share";
 /// What the clocks of two machines may go apart by while a holder changes.
 const CLOCKS_DIFFER: Duration = Duration::from_millis(50);
 
-/// The row's word for the primary with this run id.
+/// The row's word for the primary with this run id, or for the process with it whose limiter is embedded.
 #[must_use]
 pub fn holder_of(run_id: &str) -> String {
     format!("redis:{run_id}")

@@ -16,6 +16,7 @@ use crate::domain::quota_spec::Lookback;
 use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use crate::domain::time::Micros;
 
+pub mod alone;
 pub mod authorised;
 pub mod authority;
 pub mod embedded;
@@ -120,6 +121,11 @@ pub trait LinkedLimiter: Limiter {
 
     /// Drops this link of a quota, if it is still the one: the next is made by name.
     async fn unlink(&self, quota: &ProviderName, link: &Linked);
+
+    /// Whether a row that names another store names one that has ended: then it is no sign of two of them.
+    fn succeeds_others(&self) -> bool {
+        false
+    }
 }
 
 /// The row that says who grants for a quota.

@@ -10,6 +10,7 @@ use crate::domain::limit::Scope;
 use crate::domain::quota_spec::LimitSpec;
 use crate::limiter::{AuthorityRow, Linked};
 
+mod alone;
 mod share;
 
 const SECOND: Duration = Duration::from_secs(1);

@@ -108,7 +108,9 @@ impl Authorised {
         };
         let astray: Vec<(ProviderName, Linked)> = self.seats().iter().filter_map(astray).collect();
         let unlink = async |(quota, link): &(ProviderName, Linked)| {
-            tracing::info!(%quota, "another limiter store grants; the link is made anew");
+            if !self.store.succeeds_others() {
+                tracing::info!(%quota, "another limiter store grants; the link is made anew");
+            }
             self.store.unlink(quota, link).await;
         };
         join_all(astray.iter().map(unlink)).await;
@@ -122,7 +124,7 @@ impl Authorised {
             .iter()
             .filter_map(|(quota, seat)| {
                 let decision = seat.decide(now);
-                if decision.verdict == Verdict::Nobody(Cause::TwoStores) {
+                if decision.verdict == Verdict::Nobody(Cause::TwoStores) && !self.store.succeeds_others() {
                     tracing::error!(%quota, "{}", Cause::TwoStores);
                 }
                 if decision.reconnect {
@@ -156,6 +158,8 @@ impl Authorised {
                 let (holder, term) = (row.holder.clone(), row.term);
                 if holder == to && from.is_none() {
                     tracing::info!(%quota, holder, term, "the first holder grants from now on");
+                } else if holder == to && self.store.succeeds_others() {
+                    tracing::info!(%quota, from, holder, term, "this run grants from now on, once no permit of the former one can start");
                 } else if holder == to {
                     tracing::warn!(%quota, from, holder, term, "another holder grants from now on");
                 } else {

@@ -83,3 +83,34 @@ async fn what_no_repetition_mends_is_refused() {
         }
     }
 }
+
+/// The lock is a session's; the session may end without its owner's doing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_right_to_run_is_taken_anew_unless_somebody_else_has_it() {
+    let fixture = Fixture::migrated(Kind::Postgres).await;
+    let end_sessions = async || {
+        let of_the_lock = "SELECT count(pg_terminate_backend(pid)) FROM pg_locks \
+                           WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database \
+                               WHERE datname = current_database())";
+        assert_eq!(fixture.one(of_the_lock).await, "1");
+        let left = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' \
+                    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
+        while fixture.one(left).await != "0" {
+            tokio::task::yield_now().await;
+        }
+    };
+    let other = Database::open(&fixture.url, 2).unwrap();
+    let ours = fixture.database.exclusive_run().await.unwrap().unwrap();
+    assert!(ours.is_held().await.unwrap());
+    assert!(other.exclusive_run().await.unwrap().is_none());
+    end_sessions().await;
+    assert!(ours.is_held().await.unwrap(), "nobody else has come");
+    assert!(other.exclusive_run().await.unwrap().is_none());
+    end_sessions().await;
+    let theirs = other.exclusive_run().await.unwrap().unwrap();
+    assert!(!ours.is_held().await.unwrap());
+    assert!(theirs.is_held().await.unwrap());
+    end_sessions().await;
+    assert!(ours.is_held().await.unwrap());
+    assert!(!theirs.is_held().await.unwrap());
+}
