@@ -35,6 +35,7 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0016_settled_jobs",
         "0017_credential_of_what_may_be_charged",
         "0018_sql_on_jobs_in_hand",
+        "0019_rejected_messages_by_job",
     ])
 });
 
@@ -59,6 +60,7 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
         "0017_credential_of_what_may_be_charged",
         "0018_providers_by_any_sqlite",
         "0019_sql_on_jobs_in_hand",
+        "0020_rejected_messages_by_job",
     ])
 });
 

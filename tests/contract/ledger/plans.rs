@@ -19,7 +19,7 @@ const ROWS_MAX: u64 = 2_000;
 /// Whichever table or index.
 const ANY: &str = "*";
 /// What reads a table, or one of its indexes, from end to end: the work, the index (or the table), and why that is right.
-const READ_IN_FULL: [(&str, &str, &str); 14] = [
+const READ_IN_FULL: [(&str, &str, &str); 13] = [
     ("outcomes are taken", "outcome_events_unpublished", "partial: holds what is unpublished, and ends at the limit"),
     ("outcomes are taken", "outcome_events", "SQLite, as long as most are unpublished: by key, and ends at the limit"),
     ("states are counted", "jobs_by_provider_and_state", "counts all jobs, for people and metrics"),
@@ -34,7 +34,6 @@ const READ_IN_FULL: [(&str, &str, &str); 14] = [
     ("settled jobs are counted anew", "jobs", "the same, of a small table: PostgreSQL's choice"),
     ("account of everything", ANY, "looks at every job, in whatever way; a person's wish"),
     ("a job's surroundings are told", "jobs_open_by_sweep", "counts the open jobs before one; a person's question"),
-    ("a job's surroundings are told", "rejected_messages", "messages under its id; a person's question, and few rows"),
     ("jobs of a state are listed", "jobs_by_provider_and_state", "min(provider): reads the first entry"),
     ("dead jobs are counted", "jobs_by_provider_and_state", "min(provider): reads the first entry"),
     ("jobs of a state are listed", "jobs_pkey", "a page by ids, which passes over jobs of other states"),
