@@ -12,8 +12,7 @@ use tokio_util::sync::CancellationToken;
 use crate::domain::clock_witness::{Witness, Word};
 use crate::domain::decision::{ByKind, Call, PastUse, Reply, Standing, Subject, Want};
 use crate::domain::provider::ProviderName;
-use crate::domain::quota_spec::Lookback;
-use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
+use crate::domain::quota_spec::{LimitSpec, Lookback, QuotaSpec};
 use crate::domain::time::Micros;
 
 pub mod alone;
