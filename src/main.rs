@@ -48,7 +48,7 @@ fn run(cli: &Cli, console: &mut Console) -> Result<Exit, CommandError> {
     let telemetry = telemetry::init(cli.command.log(config.log), config.otlp_endpoint.as_deref(), &config.authorities);
     let _until_the_end = telemetry.map_err(CommandError::Failed)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let engines = if cli.command.may_make_database() { App::default() } else { App::that_only_opens() };
+    let engines = App::of(cli.command.missing_database());
     let ended = runtime.block_on(async {
         let ended = cli::execute(&cli.command, &config, &engines, console).await;
         engines.close().await;

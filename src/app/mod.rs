@@ -3,6 +3,7 @@
 //! Refuses logic: it opens, wires and closes. It alone knows every part.
 
 use std::fs::{File, TryLockError};
+use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -11,7 +12,7 @@ use tokio::sync::OnceCell;
 use uuid::Uuid;
 
 use crate::cli::CommandError;
-use crate::cli::connect::{CheckedMessage, Engines, Probe, RunLock};
+use crate::cli::connect::{CheckedMessage, Engines, MissingDatabase, Probe, RunLock};
 use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl, SecretUrl};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
@@ -45,8 +46,8 @@ const ANOTHER_RUN: &str = "another `sluicegate run` uses this database with an e
 /// The engines of one process, each opened with its first use.
 #[derive(Default)]
 pub struct App {
-    /// An embedded database that is not there is not made either, and one that is there is not migrated.
-    only_opens: bool,
+    /// Unless one that is missing is made, one that is there is not migrated.
+    missing: MissingDatabase,
     database: OnceCell<Database>,
     queue: OnceCell<OpenQueue>,
     limiter: OnceCell<Arc<dyn Limiter>>,
@@ -68,10 +69,10 @@ impl OpenQueue {
 }
 
 impl App {
-    /// The engines of a command that makes no database: one that looks for payments in the wrong directory shall be told.
+    /// The engines of a command.
     #[must_use]
-    pub fn that_only_opens() -> Self {
-        Self { only_opens: true, ..Self::default() }
+    pub fn of(missing: MissingDatabase) -> Self {
+        Self { missing, ..Self::default() }
     }
 
     /// The database; one that is embedded is brought to the current schema by whoever may make one.
@@ -80,13 +81,19 @@ impl App {
     /// When it cannot be opened.
     pub async fn database(&self, config: &Config) -> Result<&Database, CommandError> {
         let open = || async {
-            if self.only_opens {
-                must_exist(&config.database.url)?;
+            let is_missing = is_missing(&config.database.url);
+            if let (Some(path), MissingDatabase::IsAnError) = (is_missing, self.missing) {
+                return Err(CommandError::NoDatabaseYet { path: path.to_owned() });
+            }
+            if is_missing.is_some() && self.missing == MissingDatabase::IsImagined {
+                let imagined = Database::open("sqlite::memory:", 1)?;
+                imagined.migrate().await?;
+                return Ok(imagined);
             }
             let database = open_database(config)?;
             // Whoever only opens one leaves its schema alone; one in memory begins with this process.
             let migrates = match config.database.url {
-                DatabaseUrl::Sqlite { path: Some(_), .. } => !self.only_opens,
+                DatabaseUrl::Sqlite { path: Some(_), .. } => self.missing == MissingDatabase::IsMade,
                 DatabaseUrl::Sqlite { path: None, .. } => true,
                 DatabaseUrl::Postgres(_) => false,
             };
@@ -201,12 +208,11 @@ impl SoleRight for SessionRight {
     }
 }
 
-fn must_exist(url: &DatabaseUrl) -> Result<(), CommandError> {
+/// The file of an embedded database, if it is not there.
+fn is_missing(url: &DatabaseUrl) -> Option<&Path> {
     match url {
-        DatabaseUrl::Sqlite { path: Some(path), .. } if !path.exists() => {
-            Err(CommandError::NoDatabaseYet { path: path.clone() })
-        }
-        _ => Ok(()),
+        DatabaseUrl::Sqlite { path: Some(path), .. } if !path.exists() => Some(path),
+        _ => None,
     }
 }
 

@@ -28,6 +28,17 @@ pub struct CheckedMessage {
     pub warnings: Vec<&'static str>,
 }
 
+/// What becomes of an embedded database that is not there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MissingDatabase {
+    #[default]
+    IsMade,
+    /// Whoever looks for payments in the wrong directory shall be told.
+    IsAnError,
+    /// An empty one stands for it, in memory: what would change is asked, and nothing is.
+    IsImagined,
+}
+
 /// Keeps a second embedded `run` out; nothing for engines that many may share.
 pub type RunLock = Option<Box<dyn std::any::Any + Send + Sync>>;
 

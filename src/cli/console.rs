@@ -156,8 +156,8 @@ impl Console {
 pub fn width(shape: Shape) -> Option<usize> {
     match shape {
         Shape::Plain => None,
-        Shape::Terminal { width: Some(width) } => Some(usize::from(width)),
-        Shape::Terminal { width: None } => Table::new().width().map(usize::from),
+        // A terminal that does not know its size says 0.
+        Shape::Terminal { width } => width.or(Table::new().width()).filter(|columns| *columns > 0).map(usize::from),
     }
 }
 
@@ -193,11 +193,11 @@ pub fn render_table(header: &[&str], rows: &[Vec<String>], shape: Shape) -> Stri
             table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
         }
         Shape::Terminal { width } => {
-            table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic);
+            let width = width.or(table.width()).filter(|columns| *columns > 0);
+            let arrangement = width.map_or(ContentArrangement::Disabled, |_| ContentArrangement::Dynamic);
+            table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(arrangement);
             if let Some(width) = width {
                 table.set_width(width);
-            }
-            if let Some(width) = table.width() {
                 keep_whole(&mut table, header, rows, usize::from(width));
             }
         }
@@ -246,6 +246,15 @@ mod tests {
         let hostile = vec![vec!["\u{1b}]0;owned\u{7}".to_owned(), "a\tb".to_owned()]];
         assert!(!render_table(&["name", "url"], &hostile, Shape::Plain).contains(['\u{1b}', '\u{7}', '\t']));
         assert!(narrow.lines().all(|line| line.chars().count() <= 30), "{narrow}");
+    }
+
+    /// A pseudo-terminal to which nobody has told its size has none.
+    #[test]
+    fn a_terminal_without_columns_breaks_nothing() {
+        let rows = [vec!["acme".to_owned(), "a reason of some words".to_owned()]];
+        let table = render_table(&["name", "why"], &rows, Shape::Terminal { width: Some(0) });
+        assert!(table.contains("a reason of some words"), "{table}");
+        assert_eq!(width(Shape::Terminal { width: Some(0) }), None);
     }
 
     #[test]

@@ -35,7 +35,7 @@ mod stdin;
 
 pub use console::Console;
 
-use connect::Engines;
+use connect::{Engines, MissingDatabase};
 
 /// Calls payment providers exactly as fast as they allow, and loses or doubles no payment doing it.
 #[derive(Debug, Parser)]
@@ -207,13 +207,13 @@ impl Command {
         Log { level, ..configured }
     }
 
-    /// Whether an embedded database that is not there yet is made; everything else only looks into one, or changes one.
+    /// What becomes of an embedded database that is not there yet: most commands only look into one, or change one.
     #[must_use]
-    pub fn may_make_database(&self) -> bool {
+    pub fn missing_database(&self) -> MissingDatabase {
         match self {
-            Self::Run(_) | Self::Demo(_) | Self::Migrate(_) | Self::Bench(_) => true,
-            Self::Provider(args) => args.applies(),
-            _ => false,
+            Self::Run(_) | Self::Demo(_) | Self::Migrate(_) | Self::Bench(_) => MissingDatabase::IsMade,
+            Self::Provider(args) => args.missing_database(),
+            _ => MissingDatabase::IsAnError,
         }
     }
 

@@ -8,7 +8,7 @@ use clap::Subcommand;
 use serde::Serialize;
 use serde_json::json;
 
-use super::connect::Engines;
+use super::connect::{Engines, MissingDatabase};
 use super::jobs::by;
 use super::rows::{PROVIDER_HEADER, provider_cells};
 use super::{CommandError, Console, Exit};
@@ -31,10 +31,14 @@ pub struct Args {
 }
 
 impl Args {
-    /// Whether rows are written, so that there must be a database for them.
+    /// Rows that are written need a database; those that would be written need none.
     #[must_use]
-    pub fn applies(&self) -> bool {
-        matches!(self.action, Action::Apply { dry_run: false, .. })
+    pub fn missing_database(&self) -> MissingDatabase {
+        match self.action {
+            Action::Apply { dry_run: false, .. } => MissingDatabase::IsMade,
+            Action::Apply { dry_run: true, .. } => MissingDatabase::IsImagined,
+            _ => MissingDatabase::IsAnError,
+        }
     }
 }
 

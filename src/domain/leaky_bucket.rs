@@ -16,6 +16,10 @@ pub struct LeakyBucket {
 /// the processor has other work. What could have left meanwhile leaves then; else a fast outflow would be as slow as timers.
 const TIMER_LATENESS: Duration = Duration::from_millis(10);
 
+/// Where the outflow is a job an hour, one that is sent back at the gate must not cost the hour; nor may all that wait be sent
+/// back at once.
+pub const UNUSED_PAUSE: Duration = Duration::from_secs(1);
+
 impl LeakyBucket {
     /// A rate that is not positive closes the outflow.
     #[must_use]
@@ -39,6 +43,11 @@ impl LeakyBucket {
     #[must_use]
     pub fn wait_behind(&self, now: Duration, before: u32) -> Duration {
         self.wait(now).saturating_add(self.interval.saturating_mul(before))
+    }
+
+    /// One that had left came to nothing, at `now`: nobody waits longer than [`UNUSED_PAUSE`] for the next.
+    pub fn unused(&mut self, now: Duration) {
+        self.next = self.next.min(now + UNUSED_PAUSE);
     }
 
     /// Counts one job that leaves at `now`.
@@ -117,6 +126,19 @@ mod tests {
         assert!(try_leak(&mut bucket, now).is_zero());
         bucket.set_rate(100.0, now);
         assert_eq!(bucket.wait(now), Duration::from_millis(10));
+    }
+
+    #[test]
+    fn a_turn_that_came_to_nothing_costs_a_slow_outflow_a_second() {
+        let (s, ms) = (Duration::from_secs, Duration::from_millis);
+        for (per_second, wait) in [(1.0 / 3_600.0, s(1)), (0.5, s(1)), (4.0, ms(150)), (100.0, Duration::ZERO)] {
+            let mut bucket = LeakyBucket::new(per_second);
+            let now = s(9_000);
+            bucket.leak(now);
+            bucket.next = now + bucket.interval;
+            bucket.unused(now + ms(100));
+            assert_eq!(bucket.wait(now + ms(100)), wait, "{per_second}/s");
+        }
     }
 
     #[test]

@@ -106,8 +106,11 @@ impl Process {
         LetOut::Job(job)
     }
 
-    /// A turn is over.
-    pub fn leave(&mut self) {
+    /// A turn is over; `unused`: at what instant of the bucket's clock, if no request came of it.
+    pub fn leave(&mut self, unused: Option<Duration>) {
         self.working = self.working.saturating_sub(1);
+        if let Some(since_start) = unused {
+            self.bucket.unused(since_start);
+        }
     }
 }

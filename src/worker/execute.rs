@@ -91,7 +91,7 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand, place: Option<Place<'_>>
         turn = timeout_at(job.delivered_at + patience(&settings.provider), waiting) => turn,
         () = lane.stop.cancelled() => Ok(None),
     };
-    let _turn = match turn {
+    let mut turn = match turn {
         Ok(Some(turn)) => turn,
         Ok(None) => return give_back(lane, job).await,
         Err(_) => return park(lane, job, BUCKET_WAIT, ("outflow", "waits for a place in the steady outflow")).await,
@@ -110,6 +110,7 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand, place: Option<Place<'_>>
             // Its time has passed while it waited. Putting it down may wait for the ledger, and the permit not with it.
             Some(next) => {
                 drop(permit);
+                turn.unused();
                 lane.meter.permit_returned(Returned::NotNeeded);
                 put_down_next(lane, job, next, "again").await
             }
@@ -118,6 +119,7 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand, place: Option<Place<'_>>
                 Some(turn) => Box::pin(send(lane, &settings, job, &call, (permit, &turn))).await,
                 None => {
                     drop(permit);
+                    turn.unused();
                     lane.meter.permit_returned(Returned::Probing);
                     let reason = "another job finds out whether the provider is up again";
                     park(lane, job, HELD_WAIT, ("probing", reason)).await
@@ -125,10 +127,14 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand, place: Option<Place<'_>>
             },
         },
         Pass::Refused(refusal) => {
+            turn.unused();
             tell_refused((lane, &settings.provider), &refusal, &waiting);
             refused(lane, job, &refusal).await
         }
-        Pass::Held(cause) => park(lane, job, HELD_WAIT, ("held", &cause)).await,
+        Pass::Held(cause) => {
+            turn.unused();
+            park(lane, job, HELD_WAIT, ("held", &cause)).await
+        }
         Pass::Stopping => give_back(lane, job).await,
     }
 }

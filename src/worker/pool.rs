@@ -19,12 +19,20 @@ const SWEEP_FROM: usize = 64;
 #[derive(Debug)]
 pub struct Turn {
     pool: mpsc::UnboundedSender<Message>,
+    unused: bool,
+}
+
+impl Turn {
+    /// No request comes of it: the next one need not wait as if one had.
+    pub fn unused(&mut self) {
+        self.unused = true;
+    }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
         // A pool that has stopped counts nobody.
-        let _ = self.pool.send(Message::Left);
+        let _ = self.pool.send(Message::Left { unused: self.unused });
     }
 }
 
@@ -40,7 +48,7 @@ pub struct PoolPlace {
 enum Message {
     Enter { job: Option<JobId>, priority: u8, reply: oneshot::Sender<Turn> },
     Where { job: JobId, reply: oneshot::Sender<Option<PoolPlace>> },
-    Left,
+    Left { unused: bool },
     Settings { workers: u32, jobs_per_second: f64 },
 }
 
@@ -139,7 +147,12 @@ impl PoolTask {
             }
             // Whoever asked may have gone.
             Message::Where { job, reply } => drop(reply.send(self.place_of(&job))),
-            Message::Left => self.working = self.working.saturating_sub(1),
+            Message::Left { unused } => {
+                self.working = self.working.saturating_sub(1);
+                if unused {
+                    self.bucket.unused(self.started.elapsed());
+                }
+            }
             Message::Settings { workers, jobs_per_second } => {
                 self.workers = workers;
                 self.bucket.set_rate(jobs_per_second, self.started.elapsed());
@@ -179,7 +192,7 @@ impl PoolTask {
             self.bucket.leak(now);
             self.working += 1;
             // A turn that nobody takes drops and comes back as `Left`.
-            let _ = reply.send(Turn { pool: self.messages.clone() });
+            let _ = reply.send(Turn { pool: self.messages.clone(), unused: false });
         }
         None
     }
@@ -218,6 +231,21 @@ mod tests {
         stop.cancel();
         running.await.unwrap();
         assert!(pool.turn(0).await.is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_sent_back_at_the_gate_does_not_cost_the_next_one_an_hour() {
+        let (pool, task) = Pool::new(32, 2.0 / 3_600.0, CancellationToken::new());
+        tokio::spawn(task);
+        let begun = Instant::now();
+        let mut turn = pool.turn(0).await.unwrap();
+        turn.unused();
+        drop(turn);
+        drop(pool.turn(0).await.unwrap());
+        assert!(begun.elapsed() <= Duration::from_secs(2), "{:?}", begun.elapsed());
+        // That one was used.
+        drop(pool.turn(0).await.unwrap());
+        assert!(begun.elapsed() >= Duration::from_secs(1_800), "{:?}", begun.elapsed());
     }
 
     #[tokio::test(start_paused = true)]

@@ -48,15 +48,15 @@ async fn an_id_is_made_up_when_none_is_given() {
 #[tokio::test]
 async fn a_job_that_the_worker_would_refuse_is_not_published() {
     let engine = Engine::with_providers(&["acme"]);
-    for (flags, part) in [
-        ("--provider acme --amount 0 --currency EUR", "bad_amount"),
-        ("--provider nobody --amount 1 --currency EUR", "no provider `nobody`"),
-        ("--provider acme --amount 1 --currency EUR --payload {4111", "--payload is not JSON"),
-        ("--provider acme --amount 1 --currency EUR --id a.b", "bad_id"),
+    for (flags, part, code) in [
+        ("--provider acme --amount 0 --currency EUR", "bad_amount", Exit::Usage),
+        ("--provider nobody --amount 1 --currency EUR", "no provider `nobody`", Exit::Failed),
+        ("--provider acme --amount 1 --currency EUR --payload {4111", "--payload is not JSON", Exit::Usage),
+        ("--provider acme --amount 1 --currency EUR --id a.b", "bad_id", Exit::Usage),
     ] {
         let line: Vec<&str> = ["enqueue"].into_iter().chain(flags.split_whitespace()).collect();
         let (error, exit) = engine.run(&line).await.failure();
-        assert!(error.contains(part) && !error.contains("4111") && exit == Exit::Failed, "{flags}: {error}");
+        assert!(error.contains(part) && !error.contains("4111") && exit == code, "{flags}: {exit:?} {error}");
     }
     assert!(engine.state().published.is_empty());
 }

@@ -127,6 +127,19 @@ fn only_what_needs_a_database_makes_one() {
 
 /// Who only looks, or changes a row, leaves the schema to whom it belongs to.
 #[test]
+fn a_dry_run_needs_no_database_and_makes_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = "[[provider]]\nname = \"acme\"\nurl = \"https://x.example/\"\n\
+                [[provider.limit]]\nname = \"all\"\nmax_requests = 5\nwindow_ms = 1000\n";
+    std::fs::write(dir.path().join("acme.toml"), file).unwrap();
+    let output =
+        sluicegate().current_dir(dir.path()).args(["provider", "apply", "acme.toml", "--dry-run"]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("acme: limit all added 5/1s"), "{}", text(&output.stdout));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "the file alone");
+}
+
+#[test]
 fn only_what_may_make_a_database_migrates_one() {
     let dir = tempfile::tempdir().unwrap();
     let database = dir.path().join("sluicegate.db");

@@ -100,7 +100,8 @@ struct Message<'a> {
 /// Runs the command.
 ///
 /// # Errors
-/// When an engine fails, or the one job cannot be meant. Bad lines of a file are reported and make the exit code 1.
+/// When an engine fails; as a usage error when the one job cannot be meant. Bad lines of a file are reported and make the exit
+/// code 1.
 pub async fn run(
     args: &Args,
     config: &Config,
@@ -121,10 +122,10 @@ pub async fn run(
         return many::run(&order, &codec, queue.as_ref(), console).await;
     }
     let (Some(lane), Some(amount), Some(currency)) = (lane, args.amount, args.currency.as_deref()) else {
-        return Err(CommandError::Failed("give --provider, --amount and --currency, or --file".to_owned()));
+        return Err(CommandError::Usage("give --provider, --amount and --currency, or --file".to_owned()));
     };
     let body = body(args, &lane, amount, currency)?;
-    let CheckedMessage { id, warnings } = codec.check(&body, &lane).map_err(CommandError::Failed)?;
+    let CheckedMessage { id, warnings } = codec.check(&body, &lane).map_err(CommandError::Usage)?;
     for warning in warnings {
         console.message(&format!("warning: {warning}"))?;
     }
@@ -149,7 +150,7 @@ fn body(args: &Args, lane: &ProviderName, amount: i64, currency: &str) -> Result
     let payload: Option<&RawValue> = args
         .payload
         .as_deref()
-        .map(|text| serde_json::from_str(text).map_err(|_| CommandError::Failed("--payload is not JSON".to_owned())))
+        .map(|text| serde_json::from_str(text).map_err(|_| CommandError::Usage("--payload is not JSON".to_owned())))
         .transpose()?;
     let message = Message {
         v: 1,

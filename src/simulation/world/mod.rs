@@ -35,6 +35,8 @@ pub(super) struct Job {
     pub late_for_deadline: bool,
     process: ProcessIndex,
     has_turn: bool,
+    /// Its turn came to nothing.
+    is_refused: bool,
     deliveries: u32,
     delivered_us: u64,
     wake_us: u64,
@@ -221,6 +223,7 @@ impl<'a> World<'a> {
                     if !of_its_own {
                         self.rest(now_us, process, wait_us);
                     }
+                    self.record.jobs[at(job)].is_refused = true;
                     self.put_down(now_us, job, Put::Again { wait_us });
                 }
                 Verdict::TooCostly(job) => self.put_down(now_us, job, Put::End(End::Final(FinalState::Review))),
@@ -273,8 +276,11 @@ impl<'a> World<'a> {
     /// Out of the process's hands: its turn and its place serve the next.
     fn leave(&mut self, now_us: u64, job: JobIndex) {
         let process = self.record.jobs[at(job)].process;
-        if std::mem::take(&mut self.record.jobs[at(job)].has_turn) {
-            self.processes[at(process)].leave();
+        let state = &mut self.record.jobs[at(job)];
+        let (has_turn, is_unused) = (std::mem::take(&mut state.has_turn), std::mem::take(&mut state.is_refused));
+        if has_turn {
+            let since_start = Duration::from_micros(now_us - self.model.start_us);
+            self.processes[at(process)].leave(is_unused.then_some(since_start));
         }
         self.processes[at(process)].free_places += 1;
         self.let_out(now_us, process);

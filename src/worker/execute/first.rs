@@ -82,7 +82,7 @@ pub async fn send_new(lane: &LaneParts, decoded: Box<Decoded>, delivered_at: Ins
         mine = timeout_at(delivered_at + UNRECORDED_MAX, &mut turn) => mine,
         () = lane.stop.cancelled() => Ok(None),
     };
-    let mine = match mine {
+    let mut mine = match mine {
         Ok(Some(mine)) => mine,
         Ok(None) => return Err((decoded, None)),
         Err(_) => return Err((decoded, Some(Place { turn, pass: None }))),
@@ -97,11 +97,13 @@ pub async fn send_new(lane: &LaneParts, decoded: Box<Decoded>, delivered_at: Ins
         }
     };
     let Some(turn) = lane.pauses.turn() else {
+        mine.unused();
         lane.meter.permit_returned(Returned::Probing);
         return Err((decoded, None));
     };
     let hold = own_hold(&decoded.job);
     let Some(held) = lane.worker.in_hand.hold_new(&hold) else {
+        mine.unused();
         lane.meter.permit_returned(Returned::NotNeeded);
         return Err((decoded, None));
     };
