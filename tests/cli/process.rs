@@ -126,12 +126,30 @@ fn only_what_needs_a_database_makes_one() {
 }
 
 /// Who only looks, or changes a row, leaves the schema to whom it belongs to.
+const ACME: &str = "[[provider]]\nname = \"acme\"\nurl = \"https://x.example/\"\n\
+                    [[provider.limit]]\nname = \"all\"\nmax_requests = 5\nwindow_ms = 1000\n";
+
+#[test]
+fn a_published_payment_is_cancelled_before_anybody_has_taken_it() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("acme.toml"), ACME).unwrap();
+    let run = |line: &str| {
+        let output = sluicegate().current_dir(dir.path()).args(line.split(' ')).output().unwrap();
+        (output.status.code().unwrap(), format!("{}{}", text(&output.stdout), text(&output.stderr)))
+    };
+    assert_eq!(run("provider apply acme.toml").0, 0);
+    assert_eq!(run("enqueue --provider acme --id p1 --amount 1 --currency EUR").0, 0);
+    let (code, said) = run("jobs cancel p2");
+    assert!(code == 1 && said.contains("name its --provider"), "{code}: {said}");
+    let (code, said) = run("jobs cancel p1");
+    assert_eq!(code, 0, "{said}");
+    assert!(run("jobs show p1").1.contains("cancelled"), "{}", run("jobs show p1").1);
+}
+
 #[test]
 fn a_dry_run_needs_no_database_and_makes_none() {
     let dir = tempfile::tempdir().unwrap();
-    let file = "[[provider]]\nname = \"acme\"\nurl = \"https://x.example/\"\n\
-                [[provider.limit]]\nname = \"all\"\nmax_requests = 5\nwindow_ms = 1000\n";
-    std::fs::write(dir.path().join("acme.toml"), file).unwrap();
+    std::fs::write(dir.path().join("acme.toml"), ACME).unwrap();
     let output =
         sluicegate().current_dir(dir.path()).args(["provider", "apply", "acme.toml", "--dry-run"]).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));

@@ -1,7 +1,8 @@
 //! `jobs cancel`: stops payments that are not on the wire.
 //!
 //! Refuses a payment that may have been charged, or is being sent; takes one from a worker that only holds it. One that the
-//! ledger does not know yet is cancelled ahead of its message where its provider is named.
+//! ledger does not know yet is cancelled ahead of its message where its provider is named, or the queue lets its message be
+//! found.
 
 use super::super::connect::Engines;
 use super::super::provider::parse_name;
@@ -9,10 +10,12 @@ use super::super::{CommandError, Console, Exit};
 use super::ids::Source;
 use super::report::{Outcome, Report};
 use super::{Ids, by, list};
-use crate::config::Config;
+use crate::config::{Config, QueueUrl};
 use crate::domain::job::JobId;
+use crate::domain::provider::ProviderName;
 use crate::ledger::operator::{Refusal, Verdict};
 use crate::ledger::said;
+use crate::queue::Search;
 
 /// A message of it may be in a queue, where nobody sees it.
 const NOT_YET_KNOWN: &str = "the ledger has no such job; if its message may still come, name its --provider: then it is \
@@ -55,11 +58,26 @@ pub async fn run(
             match provider {
                 Some(provider) => Outcome::from(operator.cancel_ahead(&id, provider, by).await),
                 None => match operator.decide(&id, &Verdict::Cancel, None, by).await {
-                    Ok(Err(Refusal::NoSuchJob)) => Outcome::Refused(NOT_YET_KNOWN.to_owned()),
+                    Ok(Err(Refusal::NoSuchJob)) => match queued_for(&id, config, engines).await {
+                        Some(provider) => Outcome::from(operator.cancel_ahead(&id, &provider, by).await),
+                        None => Outcome::Refused(NOT_YET_KNOWN.to_owned()),
+                    },
                     decided => Outcome::from(decided),
                 },
             }
         }
     };
     Report::new(&Verdict::Cancel, false, args.json).run(&mut source, cancel, console).await
+}
+
+/// The provider in whose lane its message is. A broker lets nobody look.
+async fn queued_for(id: &JobId, config: &Config, engines: &dyn Engines) -> Option<ProviderName> {
+    if config.queue.url != QueueUrl::Embedded {
+        return None;
+    }
+    let queue = engines.queue(config).await.ok()?;
+    match queue.find(id).await {
+        Ok(Search::Found(found)) => Some(found.lane),
+        Ok(Search::Nowhere | Search::CannotLook) | Err(_) => None,
+    }
 }
