@@ -1,9 +1,12 @@
 //! One deployment as docs/security.md says: TLS everywhere, a user with the least rights in each engine, secrets by
 //! reference. Started once; by the time that tests see it, its worker has worked everything off and ended.
 
+use std::fs::File;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -192,7 +195,11 @@ impl Deployment {
         let port = port_of(&self.postgres);
         let url = format!("postgres://{role}:{database}@localhost:{port}/{DATABASE}?sslmode=verify-full");
         let file = self.dir.join(format!("{role}.url"));
-        std::fs::write(&file, url).unwrap();
+        // Whole for whoever reads it at the same time: other tests have the same roles.
+        static WRITTEN: AtomicU32 = AtomicU32::new(0);
+        let written = self.dir.join(format!("{role}.url.{}", WRITTEN.fetch_add(1, Ordering::Relaxed)));
+        std::fs::write(&written, url).unwrap();
+        std::fs::rename(&written, &file).unwrap();
         let proxy = format!("http://{}", self.proxy.local_addr().unwrap());
         let path = |path: PathBuf| path.to_str().unwrap().to_owned();
         let (amqp, redis) = (password("WORKER-PASSWORD"), password(">PASSWORD"));
@@ -221,9 +228,8 @@ impl Deployment {
     pub fn run(&self, environment: &[(String, String)], args: &[&str]) -> Output {
         let variables = environment.iter().map(|(name, value)| (name, value));
         let output = Command::new(PROGRAM).args(args).envs(variables).output().unwrap();
-        let mut kept = std::fs::read(self.dir.join("commands.log")).unwrap_or_default();
-        kept.extend([&output.stdout[..], b"\n", &output.stderr].concat());
-        std::fs::write(self.dir.join("commands.log"), kept).unwrap();
+        let mut kept = File::options().create(true).append(true).open(self.dir.join("commands.log")).unwrap();
+        kept.write_all(&[&output.stdout[..], b"\n", &output.stderr].concat()).unwrap();
         output
     }
 
