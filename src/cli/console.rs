@@ -156,9 +156,13 @@ impl Console {
 pub fn width(shape: Shape) -> Option<usize> {
     match shape {
         Shape::Plain => None,
-        // A terminal that does not know its size says 0.
-        Shape::Terminal { width } => width.or(Table::new().width()).filter(|columns| *columns > 0).map(usize::from),
+        Shape::Terminal { width } => columns(width).map(usize::from),
     }
+}
+
+/// A terminal that does not know its size says 0.
+fn columns(width: Option<u16>) -> Option<u16> {
+    width.or_else(|| Table::new().width()).filter(|columns| *columns > 0)
 }
 
 /// Breaks a line between words so that it fits; what follows stands under its text.
@@ -193,7 +197,7 @@ pub fn render_table(header: &[&str], rows: &[Vec<String>], shape: Shape) -> Stri
             table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
         }
         Shape::Terminal { width } => {
-            let width = width.or(table.width()).filter(|columns| *columns > 0);
+            let width = columns(width);
             let arrangement = width.map_or(ContentArrangement::Disabled, |_| ContentArrangement::Dynamic);
             table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(arrangement);
             if let Some(width) = width {

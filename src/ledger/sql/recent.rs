@@ -111,7 +111,7 @@ impl Statements {
             // Before those that have ended: what ends meanwhile is counted twice rather than never.
             self.add_open(engine, &provider, &since, &mut uses).await?;
             self.add_ended(engine, &provider, &since, &mut uses).await?;
-            let before: Args = bounds(&provider, since.noticed_ms, since.counted_ms);
+            let before = bounds(&provider, since.noticed_ms, since.counted_ms);
             noticed = noticed || !engine.query_by_index(&self.noticed, before).await?.is_empty();
         }
         let open = uses.remove(&None).unwrap_or_default();

@@ -26,6 +26,17 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 type Answer = Result<(Vec<PastUse>, ByKind), String>;
 
+/// Until when nothing can be granted.
+pub(super) enum Warming {
+    Waits {
+        until: Instant,
+    },
+    /// The ledger has been waited for, and goes on: the gate comes back at once, whatever it tells those who wait.
+    Looks {
+        until: Instant,
+    },
+}
+
 /// A cold state, and what the ledger told about its past.
 pub(super) struct Cold {
     born: Micros,
@@ -51,36 +62,31 @@ impl Cold {
         known.filter(|cold| cold.born == born).unwrap_or_else(|| Self::new(born))
     }
 
-    /// Whether the ledger is looking: then the gate comes back at once, whatever it tells those who wait.
-    pub fn is_asking(&self) -> bool {
-        self.asked.is_some()
-    }
-
-    /// Asks the ledger when it is time; says until when nothing can be granted.
-    pub async fn warm_up(&mut self, spec: &QuotaSpec, parts: &GateParts, at_latest: Instant) -> Instant {
+    /// Asks the ledger when it is time.
+    pub async fn warm_up(&mut self, spec: &QuotaSpec, parts: &GateParts, at_latest: Instant) -> Warming {
         let in_hands_until = self.since + BOOKING_HORIZON + spec.send_budget;
         if Instant::now() < in_hands_until {
-            return in_hands_until.min(at_latest);
+            return Warming::Waits { until: in_hands_until.min(at_latest) };
         }
         if !parts.limiter.may_rebuild(&spec.quota).await {
-            return (Instant::now() + LOOK_AGAIN).min(at_latest);
+            return Warming::Waits { until: (Instant::now() + LOOK_AGAIN).min(at_latest) };
         }
         let asked = self.asked.get_or_insert_with(|| {
             let (recent, quota, lookback) = (Arc::clone(&parts.recent), spec.quota.clone(), spec.lookback());
             Box::pin(async move { recent.recent_uses(&quota, lookback).await })
         });
         let Ok(answer) = timeout(LOOK_AGAIN, asked).await else {
-            return (Instant::now() + ASK_AGAIN).min(at_latest);
+            return Warming::Looks { until: (Instant::now() + ASK_AGAIN).min(at_latest) };
         };
         self.asked = None;
         match answer {
             Ok((ended, open)) => {
                 self.rebuild = Some(Rebuild { born: self.born, ended, open });
-                Instant::now()
+                Warming::Waits { until: Instant::now() }
             }
             Err(cause) => {
                 tracing::warn!(quota = %spec.quota, cause, "limiter is cold and the ledger cannot tell what was used");
-                (Instant::now() + ASK_AGAIN).min(at_latest)
+                Warming::Waits { until: (Instant::now() + ASK_AGAIN).min(at_latest) }
             }
         }
     }

@@ -1,6 +1,6 @@
 //! A limiter that lost its state while the ledger has a month to go through.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::*;
 
@@ -58,4 +58,50 @@ async fn a_gate_leaves_while_the_ledger_takes_its_time() {
     stop.cancel();
     assert!(matches!(gate.permit(ask(1, begun + TAKES)).await, Grant::Refused(_)));
     assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+}
+
+/// Somebody else grants by now, for all that this process can see.
+struct Overtaken {
+    inner: Arc<Forgetful>,
+    overtaken: AtomicBool,
+}
+
+#[async_trait]
+impl Limiter for Overtaken {
+    async fn run_id(&self, quota: &ProviderName) -> Result<String, LimiterError> {
+        self.inner.run_id(quota).await
+    }
+
+    async fn call(&self, spec: &QuotaSpec, call: &Call) -> Result<Reply, LimiterError> {
+        self.inner.call(spec, call).await
+    }
+
+    async fn peek(&self, spec: &QuotaSpec, subject: Option<&Subject>) -> Result<Vec<LimitUse>, LimiterError> {
+        self.inner.peek(spec, subject).await
+    }
+
+    async fn ping(&self) -> Result<Option<String>, LimiterError> {
+        self.inner.ping().await
+    }
+
+    async fn may_rebuild(&self, _: &ProviderName) -> bool {
+        !self.overtaken.load(Ordering::Relaxed)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gate_that_may_not_rebuild_any_more_asks_the_store_as_seldom_as_before() {
+    let (ledger, inner, stop) = (Arc::new(Slow::default()), Forgetful::new(0.0), CancellationToken::new());
+    let limiter = Arc::new(Overtaken { inner: inner.clone(), overtaken: AtomicBool::new(false) });
+    let spec = spec(&[("month", 5, 31 * 86_400_000)]);
+    let _gate = open_gate_over(ledger.clone(), limiter.clone(), spec, 1, &stop);
+    while ledger.asked.load(Ordering::Relaxed) == 0 {
+        sleep(Duration::from_millis(10)).await;
+    }
+    limiter.overtaken.store(true, Ordering::Relaxed);
+    let before = inner.calls.load(Ordering::Relaxed);
+    sleep(Duration::from_secs(10)).await;
+    let calls = inner.calls.load(Ordering::Relaxed) - before;
+    assert!((20..=100).contains(&calls), "{calls} calls in ten seconds");
+    stop.cancel();
 }

@@ -19,7 +19,7 @@ use crate::limiter::gate::outgoing::Outgoing;
 use crate::limiter::gate::permit::{Permit, Slots};
 use crate::limiter::gate::standing::{ASK_PAUSE, Standing};
 use crate::limiter::gate::trust::Sought;
-use crate::limiter::gate::warm::Cold;
+use crate::limiter::gate::warm::{Cold, Warming};
 use crate::limiter::gate::{Grant, RefusedBy};
 
 /// How long a gate with old settings waits for the new ones before it asks again.
@@ -230,6 +230,7 @@ impl GateTask {
 
     async fn stand(&mut self, spec: &QuotaSpec, refused: Refused, reply: &Reply, arrived: Instant) {
         let until = arrived + Duration::from_micros(refused.wait_us);
+        let mut come_back = None;
         let (by, until) = match refused.by {
             Refusal::Limit { index } => {
                 self.cold = None;
@@ -241,8 +242,10 @@ impl GateTask {
             }
             Refusal::Cold => {
                 let mut cold = Cold::known_or_new(self.cold.take(), reply.born);
-                let until = cold.warm_up(spec, &self.parts, until).await;
+                let warming = cold.warm_up(spec, &self.parts, until).await;
                 self.cold = Some(cold);
+                let (Warming::Waits { until } | Warming::Looks { until }) = warming;
+                come_back = matches!(warming, Warming::Looks { .. }).then(Instant::now);
                 (RefusedBy::Cold, until)
             }
             Refusal::StaleVersion => (RefusedBy::StaleSettings, arrived + STALE_PAUSE),
@@ -251,8 +254,7 @@ impl GateTask {
         let limited = matches!(by, RefusedBy::Limit(_));
         let first = self.line.first_ready(&self.kinds, arrived).filter(|_| limited);
         let standing = Standing::new(by, until, refused.exact, arrived).for_first(first);
-        let is_asking = self.cold.as_ref().is_some_and(Cold::is_asking);
-        self.ask_at = if is_asking { Instant::now() } else { standing.ask_at };
+        self.ask_at = come_back.unwrap_or(standing.ask_at);
         self.standing = Some(standing);
     }
 }
