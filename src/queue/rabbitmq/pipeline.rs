@@ -13,7 +13,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use lapin::message::BasicReturnMessage;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
-use lapin::{BasicProperties, Channel, Confirmation};
+use lapin::{BasicProperties, Channel, Confirmation, ErrorKind};
 use tokio::sync::{mpsc, oneshot};
 
 use super::accounts::{Accounts, Verdict};
@@ -59,6 +59,29 @@ impl From<lapin::Error> for Ended {
             failure if failure.is_not_found() => Self::NoExchange,
             failure => Self::Otherwise(failure.describe("publish")),
         }
+    }
+}
+
+/// What ended a channel, as its publishes tell it.
+#[derive(Default)]
+struct End {
+    why: Option<Ended>,
+    /// Of one that came when the channel was closing already: it says that, and not why.
+    shut: Option<Ended>,
+}
+
+impl End {
+    fn told(&mut self, error: lapin::Error) {
+        let place = match error.kind() {
+            ErrorKind::InvalidChannelState(..) => &mut self.shut,
+            _ => &mut self.why,
+        };
+        place.get_or_insert_with(|| error.into());
+    }
+
+    /// Whoever was in flight when the channel closed is told why, though perhaps later than one that came after it.
+    fn known(&self, others_in_flight: bool) -> Option<&Ended> {
+        self.why.as_ref().or_else(|| self.shut.as_ref().filter(|_| !others_in_flight))
     }
 }
 
@@ -128,7 +151,7 @@ async fn run(channel: Channel, mut wanted: mpsc::UnboundedReceiver<Wanted>) {
                 while let Ok(late) = wanted.try_recv() {
                     late.answer.send(Err(why.clone())).unwrap_or_default();
                 }
-                return flight.end(&why);
+                return flight.give_up(&why);
             },
         }
     }
@@ -140,6 +163,7 @@ struct Flight {
     sent: Vec<(u64, BoxFuture<'static, lapin::Result<Confirmation>>)>,
     accounts: Accounts<Option<Parcel>>,
     answers: BTreeMap<u64, oneshot::Sender<Answer>>,
+    end: End,
     last: u64,
 }
 
@@ -175,7 +199,6 @@ impl Flight {
             }
         })
         .await;
-        let mut ended = Ok(());
         for (id, confirmation) in came {
             let (accepted, returned) = match confirmation {
                 Ok(Confirmation::Ack(returned)) => (true, returned),
@@ -183,10 +206,9 @@ impl Flight {
                 Ok(Confirmation::NotRequested) => {
                     return Err(Ended::Otherwise("publish: publisher confirms are off".to_owned()));
                 }
-                // The others of its time may be certain all the same. The first says why the channel ended, and what is
-                // written to it after that only that it has.
+                // The others of its time may be certain all the same.
                 Err(error) => {
-                    ended = ended.and(Err(error.into()));
+                    self.end.told(error);
                     continue;
                 }
             };
@@ -202,10 +224,10 @@ impl Flight {
         for (id, verdict) in self.accounts.judge() {
             self.answer(id, Ok(verdict));
         }
-        ended
+        self.end.known(!self.sent.is_empty()).map_or(Ok(()), |why| Err(why.clone()))
     }
 
-    fn end(self, why: &Ended) {
+    fn give_up(self, why: &Ended) {
         for answer in self.answers.into_values() {
             answer.send(Err(why.clone())).unwrap_or_default();
         }
@@ -229,4 +251,33 @@ async fn publish(channel: Channel, parcel: Parcel) -> lapin::Result<Confirmation
         return Ok(Confirmation::Ack(None));
     }
     confirm.await
+}
+
+#[cfg(test)]
+mod tests {
+    use lapin::ChannelState;
+    use lapin::protocol::{AMQPError, AMQPErrorKind, AMQPSoftError};
+
+    use super::*;
+
+    #[test]
+    fn the_cause_is_told_whoever_is_told_first() {
+        let shut = || lapin::Error::from(ErrorKind::InvalidChannelState(ChannelState::Closing, "basic.publish"));
+        let gone = || {
+            let error = AMQPError::new(AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND), "no exchange".into());
+            lapin::Error::from(ErrorKind::ProtocolError(error))
+        };
+        for order in [[gone(), shut()], [shut(), gone()]] {
+            let mut end = End::default();
+            order.into_iter().for_each(|error| end.told(error));
+            assert!(matches!(end.known(false), Some(Ended::NoExchange)));
+        }
+        let mut end = End::default();
+        assert!(end.known(false).is_none());
+        end.told(shut());
+        assert!(end.known(true).is_none(), "those in flight know better");
+        assert!(matches!(end.known(false), Some(Ended::Otherwise(_))), "nobody knows better");
+        end.told(gone());
+        assert!(matches!(end.known(true), Some(Ended::NoExchange)));
+    }
 }
