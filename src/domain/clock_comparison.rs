@@ -80,13 +80,14 @@ impl ClockComparison {
     /// origin), and what the store's clock said in between.
     pub fn observe(&mut self, departed: Duration, arrived: Duration, now: Micros) -> Comparison {
         let now = nanos(now);
-        let heard = Known { least: now - ns(arrived), most: now + CUT_NS - ns(departed), at: arrived };
+        let read = Known { least: now - ns(arrived), most: now + CUT_NS - ns(departed), at: arrived };
+        let heard = read.at_arrival(departed);
         let Some(before) = self.known else {
             (self.known, self.first) = (Some(heard), Some(heard));
             return Comparison::First;
         };
         let known = before.aged_to(arrived);
-        let (forward, back) = (heard.least - known.most, known.least - heard.most);
+        let (forward, back) = (read.least - known.most, known.least - read.most);
         let step = ns(STEP_MIN);
         if forward > step || back > step {
             (self.known, self.first) = (Some(heard), Some(heard));
@@ -180,10 +181,21 @@ impl ClockComparison {
 }
 
 impl Known {
+    /// What an exchange says of the store's clock as it was read, made to hold at the arrival. The clock may have gained since
+    /// a reading at the departure; what it may have lost is less than `least` leaves for a reading before the arrival.
+    fn at_arrival(self, departed: Duration) -> Self {
+        Self { most: self.most + drift(self.at.saturating_sub(departed)), ..self }
+    }
+
     fn aged_to(self, at: Duration) -> Self {
-        let drift = ns(at.saturating_sub(self.at)) * i128::from(DRIFT_PPM) / 1_000_000 + 1;
+        let drift = drift(at.saturating_sub(self.at));
         Self { least: self.least - drift, most: self.most + drift, at: at.max(self.at) }
     }
+}
+
+/// By how many nanoseconds two clocks may drift apart in this time.
+fn drift(time: Duration) -> i128 {
+    ns(time) * i128::from(DRIFT_PPM) / 1_000_000 + 1
 }
 
 fn nanos(instant: Micros) -> i128 {

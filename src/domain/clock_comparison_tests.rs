@@ -45,6 +45,20 @@ fn stepped(comparison: Comparison) -> bool {
     matches!(comparison, Comparison::SteppedForward { .. } | Comparison::SteppedBack { .. })
 }
 
+/// A reply that takes long is of an instant long ago: a clock that runs ahead has gained since.
+#[test]
+fn what_a_clock_gains_while_a_reply_is_under_way_stays_possible() {
+    let clock = StoreClock { rates: vec![(0, 499)], step_at: i128::MAX, step: 0 };
+    let slow = Exchange { departed: 0, at_store: 0, arrived: 2_000 * MS };
+    let quick = Exchange { departed: 2_001 * MS, at_store: 2_001 * MS, arrived: 2_001 * MS };
+    let mut comparison = ClockComparison::default();
+    assert_eq!(observe(&mut comparison, &clock, slow), Comparison::First);
+    let (least, most) = comparison.reading(duration(quick.arrived), Duration::ZERO).unwrap();
+    let reads = clock.at(quick.arrived);
+    assert!(least <= reads && reads <= most, "{least} {reads} {most}");
+    assert!(matches!(observe(&mut comparison, &clock, quick), Comparison::Agrees { .. }));
+}
+
 /// From nothing to a given order of magnitude, in nanoseconds.
 fn delay() -> impl Strategy<Value = i128> {
     prop_oneof![4 => 0..300_000_i128, 2 => 0..30 * MS, 1 => 0..2_000 * MS]
