@@ -44,6 +44,12 @@ impl From<Account> for Conserved {
     }
 }
 
+/// Each provider's.
+#[must_use]
+pub fn by_provider(accounts: impl IntoIterator<Item = Conserved>) -> BTreeMap<String, Conserved> {
+    accounts.into_iter().map(|account| (account.provider.clone(), account)).collect()
+}
+
 impl Conserved {
     /// Jobs in one state.
     #[must_use]

@@ -26,8 +26,7 @@ pub(super) struct Counted<'a> {
 
 impl<'a> Counted<'a> {
     pub fn of(evidence: &'a Evidence, name: &str) -> Self {
-        let accounts = evidence.accounts.as_deref().unwrap_or_default();
-        let account = accounts.iter().find(|account| account.provider == name);
+        let account = evidence.accounts.as_ref().and_then(|accounts| accounts.get(name));
         let live = || lanes(&evidence.workers, name).filter(|(worker, _)| worker.is_live()).map(|(_, lane)| lane);
         let told = live().next().is_some();
         Self {

@@ -14,6 +14,6 @@ pub mod standing;
 mod warnings;
 pub mod workers;
 
-pub use conserved::Conserved;
+pub use conserved::{Conserved, by_provider};
 pub use overview::{Evidence, Overview, ProviderOverview, overview};
 pub use standing::State;

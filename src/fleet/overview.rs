@@ -3,7 +3,7 @@
 //! Refuses to leave a number out in silence: what could not be asked is `null`, and a warning says why. Pure: the same
 //! [`Evidence`] gives the same picture.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -38,8 +38,8 @@ pub struct Evidence {
     pub providers: BTreeMap<ProviderName, Arc<Provider>>,
     pub bad: Vec<BadRow>,
     pub workers: Vec<Worker>,
-    /// `None`: the ledger could not be counted.
-    pub accounts: Option<Vec<Conserved>>,
+    /// By provider; `None`: the ledger could not be counted.
+    pub accounts: Option<BTreeMap<String, Conserved>>,
     /// When that was counted, in milliseconds since the Unix epoch.
     pub counted_at_ms: Option<i64>,
     /// Requests per second over the last minutes in which jobs waited, by provider, where that is long enough to say.
@@ -124,22 +124,24 @@ pub struct ProviderOverview {
 #[must_use]
 pub fn overview(evidence: &Evidence) -> Overview {
     let mut providers: Vec<ProviderOverview> = evidence.rows.iter().map(|row| with_row(evidence, row)).collect();
-    let accounts = evidence.accounts.as_deref().unwrap_or_default();
-    let gone = accounts.iter().filter(|account| !evidence.rows.iter().any(|row| row.name == account.provider));
-    providers.extend(gone.map(|account| without_row(evidence, &account.provider)));
+    let accounts = || evidence.accounts.iter().flatten();
+    let read: BTreeSet<&str> = evidence.rows.iter().map(|row| row.name.as_str()).collect();
+    let mut unread: BTreeSet<&str> = accounts().map(|(provider, _)| provider.as_str()).collect();
+    unread.extend(evidence.bad.iter().map(|bad| bad.provider.as_str()));
+    providers.extend(unread.difference(&read).map(|name| without_row(evidence, name)));
     Overview {
         at: At(evidence.at_ms).to_string(),
         version: evidence.version.clone(),
         worker: evidence.worker.clone(),
         providers,
-        conservation: accounts.to_vec(),
+        conservation: accounts().map(|(_, account)| account.clone()).collect(),
         counted_at: evidence.counted_at_ms.map(|at_ms| At(at_ms).to_string()),
         warnings: warnings(evidence),
     }
 }
 
 fn with_row(evidence: &Evidence, row: &ProviderRow) -> ProviderOverview {
-    let meant = evidence.providers.iter().find(|(name, _)| name.as_str() == row.name).map(|(_, provider)| provider);
+    let meant = evidence.providers.get(row.name.as_str());
     let bad = evidence.bad.iter().find(|bad| bad.provider == row.name);
     let counted = Counted::of(evidence, &row.name);
     let version = meant.map_or(0, |provider| provider.version);
@@ -195,23 +197,35 @@ fn with_row(evidence: &Evidence, row: &ProviderRow) -> ProviderOverview {
 pub(super) fn has_good_row(evidence: &Evidence, name: &str) -> bool {
     let nobody_says = !evidence.workers.iter().any(Worker::is_live);
     let used = nobody_says || lanes(&evidence.workers, name).any(|(worker, _)| worker.is_live());
-    used && evidence.providers.keys().any(|meant| meant.as_str() == name)
+    used && evidence.providers.contains_key(name)
 }
 
+/// It has none any more; or what stands in it cannot be read.
 fn without_row(evidence: &Evidence, name: &str) -> ProviderOverview {
     let (counted, limits) = (Counted::of(evidence, name), BTreeMap::new());
+    let bad = evidence.bad.iter().find(|bad| bad.provider == name);
     let subject = Subject {
         name,
         row: None,
-        problems: &[],
-        in_force: false,
+        problems: bad.map_or(&[][..], |bad| &bad.problems[..]),
+        in_force: evidence.providers.contains_key(name),
         paused_by: None,
         closed: None,
         limits: &limits,
         waiting: counted.waiting() > 0,
         database_away: None,
     };
-    counts(name, &counted, standing(&subject, &evidence.workers))
+    let told = counts(name, &counted, standing(&subject, &evidence.workers));
+    match bad {
+        None => told,
+        Some(bad) => ProviderOverview {
+            quota: bad.quota.clone(),
+            enabled: !bad.stopped,
+            problems: bad.problems.clone(),
+            has_good_row: has_good_row(evidence, name),
+            ..told
+        },
+    }
 }
 
 /// What does not depend on a row.

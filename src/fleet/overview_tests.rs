@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::fleet::by_provider;
 use crate::fleet::lately::{decisions, waits};
 use crate::fleet::report::{By, Lane, Report, Waits};
 use crate::ledger::provider_row::{AccountRow, LimitRow};
@@ -59,7 +60,7 @@ fn evidence(rows: Vec<ProviderRow>, workers: Vec<Worker>) -> Evidence {
         providers: meant.map(|provider| (provider.name.clone(), Arc::new(provider))).collect(),
         rows,
         workers,
-        accounts: Some(vec![account(3, 4)]),
+        accounts: Some(by_provider([account(3, 4)])),
         ..Evidence::default()
     }
 }
@@ -115,7 +116,7 @@ fn each_thing_that_a_lane_says_is_a_state_with_its_cause() {
         assert_eq!(told, (state, cause.to_owned(), ends_in_ms), "{lane}");
     }
     let mut idle = evidence(vec![row()], vec![worker("a", json!({"gate": held("limit", "per-minute", 12_400)}))]);
-    idle.accounts = Some(vec![account(0, 0)]);
+    idle.accounts = Some(by_provider([account(0, 0)]));
     assert_eq!(told(&idle), (State::Idle, String::new(), None));
 }
 
@@ -202,6 +203,25 @@ fn a_row_that_cannot_be_meant_is_told_with_what_counts_instead() {
     assert_eq!(overview(&with).warnings, ["row of acme is bad, and nothing is sent: limit per-second: window_ms is 0"]);
 }
 
+/// What a database takes and no program can read.
+#[test]
+fn a_row_that_cannot_be_read_is_told_and_hides_no_other() {
+    let problem = "column `statuses` is no JSON object";
+    let bad = BadRow {
+        provider: "bolt".to_owned(),
+        quota: "shared".to_owned(),
+        stopped: false,
+        problems: vec![problem.to_owned()],
+    };
+    let running = worker("one", json!({"does": "running", "in_hand": 1}));
+    let seen = overview(&Evidence { bad: vec![bad], ..evidence(vec![row()], vec![running]) });
+    let [acme, bolt] = seen.providers.as_slice() else { panic!("{:?}", seen.providers) };
+    assert_eq!((acme.name.as_str(), acme.state), ("acme", State::Running));
+    assert_eq!((bolt.name.as_str(), bolt.quota.as_str(), bolt.enabled), ("bolt", "shared", true));
+    assert_eq!((bolt.state, bolt.cause.clone()), (State::Misconfigured, Some(format!("no lane: {problem}"))));
+    assert_eq!(bolt.problems, [problem]);
+}
+
 #[test]
 fn the_gravest_of_all_workers_is_told_and_how_many_say_it() {
     let lane = |by: &str, ends_in_ms| json!({"pause": held(by, by, ends_in_ms)});
@@ -266,7 +286,7 @@ fn numbers_add_up_over_workers_ledger_and_queue() {
     assert_eq!(overview(&both).providers[0].drained_in_ms, None);
     // Nobody to ask: leases tell who has jobs in hand, and nothing drains.
     let mut alone = evidence(vec![row()], Vec::new());
-    alone.accounts.as_mut().unwrap()[0].in_hand = 6;
+    alone.accounts.as_mut().unwrap().get_mut("acme").unwrap().in_hand = 6;
     let one = overview(&alone).providers.remove(0);
     assert_eq!((one.in_hand, one.in_flight, one.drained_in_ms, one.limits[0].used), (6, 0, None, None));
 }
@@ -303,10 +323,10 @@ fn those_that_share_a_quota_drain_together() {
     let mut both = evidence(vec![of("acme"), of("bolt")], vec![workers]);
     let mut theirs = account(0, 1_200);
     theirs.provider = "bolt".to_owned();
-    both.accounts.as_mut().unwrap().push(theirs);
+    both.accounts.as_mut().unwrap().insert("bolt".to_owned(), theirs);
     let drained: Vec<_> = overview(&both).providers.iter().map(|one| one.drained_in_ms.unwrap() / 60_000).collect();
     assert_eq!(drained, [2, 2]);
-    both.accounts.as_mut().unwrap().pop();
+    both.accounts.as_mut().unwrap().remove("bolt");
     let drained: Vec<_> = overview(&both).providers.iter().map(|one| one.drained_in_ms).collect();
     assert_eq!(drained, [Some(700), Some(0)]);
 }
@@ -360,8 +380,8 @@ fn different_versions_and_unreadable_reports_are_warned_of() {
 fn what_cannot_drain_has_no_drain_time() {
     let drained = |evidence: &Evidence| overview(evidence).providers[0].drained_in_ms;
     let mut one = evidence(vec![row()], vec![worker("a", json!({}))]);
-    one.accounts = Some(vec![account(1, 0)]);
-    one.accounts.as_mut().unwrap()[0].parked_for_ms = Some(2_820_000);
+    one.accounts = Some(by_provider([account(1, 0)]));
+    one.accounts.as_mut().unwrap().get_mut("acme").unwrap().parked_for_ms = Some(2_820_000);
     assert_eq!(drained(&one), Some(2_820_000), "not before its time comes");
     // What a rule blocks is parked again and again; beside others, those are reckoned.
     one.rows[0].accounts =
@@ -381,7 +401,7 @@ fn a_closed_limit_is_a_state_and_what_is_in_hand_waits() {
     closed.limits[0].max_requests = 0;
     for in_hand in [0, 1] {
         let mut one = evidence(vec![closed.clone()], vec![worker("a", json!({"in_hand": in_hand}))]);
-        one.accounts = Some(vec![account(0, 1 - in_hand)]);
+        one.accounts = Some(by_provider([account(0, 1 - in_hand)]));
         let told = overview(&one).providers.remove(0);
         let cause = "limit per-second (0/1s) is closed: nothing is sent";
         assert_eq!((told.state, told.cause.as_deref()), (State::Closed, Some(cause)));

@@ -84,7 +84,7 @@ impl Standing {
 #[derive(Clone, Copy, Debug)]
 pub struct Subject<'a> {
     pub name: &'a str,
-    /// `None`: the provider has jobs, and no row.
+    /// `None`: the provider has jobs, and no row; or, where there are problems, one that cannot be read.
     pub row: Option<RowSays>,
     /// Of a row that cannot be meant.
     pub problems: &'a [String],
@@ -112,7 +112,9 @@ pub struct RowSays {
 
 pub fn standing(of: &Subject<'_>, workers: &[Worker]) -> Standing {
     match of.row {
-        None => return Standing::because(State::Disabled, "it has no row any more: nobody takes its jobs"),
+        None if of.problems.is_empty() => {
+            return Standing::because(State::Disabled, "it has no row any more: nobody takes its jobs");
+        }
         Some(RowSays { enabled: false, .. }) => {
             return Standing::because(State::Disabled, "its row is disabled: its queue keeps collecting");
         }
@@ -120,7 +122,7 @@ pub fn standing(of: &Subject<'_>, workers: &[Worker]) -> Standing {
             let who = of.paused_by.unwrap_or("somebody paused it");
             return Standing::because(State::Paused, format!("{who}: its queue keeps collecting"));
         }
-        Some(_) => {}
+        None | Some(_) => {}
     }
     if let Some(problem) = of.database_away {
         return Standing::because(State::EngineAway, format!("database: {problem}"));

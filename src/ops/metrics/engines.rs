@@ -19,7 +19,7 @@ use crate::domain::quota_spec::QuotaSpec;
 use crate::ledger::settings::Settings;
 use crate::limiter::{LimitUse, Limiter};
 use crate::queue::Queue;
-use crate::worker::quotas::quota_spec;
+use crate::worker::quotas::{QuotaRows, quota_specs};
 use crate::worker::settings_watch::Known;
 
 /// A look is shown for so long.
@@ -122,7 +122,8 @@ impl Engines {
             let used = timeout_at(until, self.limiter.peek(&spec, None)).await.ok()?.ok()?;
             Some((spec.quota, used))
         };
-        stream::iter(specs(known)).map(look).buffer_unordered(AT_ONCE).filter_map(async |used| used).collect().await
+        let specs: Vec<QuotaSpec> = quota_specs(known).into_iter().filter_map(|quota| quota.spec).collect();
+        stream::iter(specs).map(look).buffer_unordered(AT_ONCE).filter_map(async |used| used).collect().await
     }
 }
 
@@ -132,19 +133,12 @@ async fn round_trip(until: Instant, answers: impl Future<Output = bool>) -> Opti
     timeout_at(until, answers).await.unwrap_or(false).then(|| asked.elapsed())
 }
 
-fn specs(known: &Known) -> Vec<QuotaSpec> {
-    let mut quotas: Vec<&ProviderName> =
-        known.providers.values().filter(|row| row.enabled).map(|row| &row.quota).collect();
-    quotas.sort_unstable();
-    quotas.dedup();
-    quotas.into_iter().filter_map(|quota| quota_spec(known, quota)).collect()
-}
-
 fn limits(known: &Known, used: &BTreeMap<ProviderName, Vec<LimitUse>>) -> Vec<LimitSeen> {
     let mut seen = Vec::new();
-    for spec in specs(known) {
-        let used = used.get(&spec.quota).map(Vec::as_slice).unwrap_or_default();
-        for row in known.providers.values().filter(|row| row.enabled && row.quota == spec.quota) {
+    for QuotaRows { quota, rows, spec } in quota_specs(known) {
+        let Some(spec) = spec else { continue };
+        let used = used.get(quota).map(Vec::as_slice).unwrap_or_default();
+        for row in rows {
             seen.extend(spec.limits.iter().map(|limit| LimitSeen {
                 provider: row.name.to_string(),
                 limit: limit.name.clone(),

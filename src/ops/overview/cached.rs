@@ -69,6 +69,29 @@ impl<T: Clone> Cached<T> {
     }
 }
 
+/// The last answer of a source that tells by a version when it has changed.
+pub(super) struct Versioned<T>(Cached<(i64, T)>);
+
+impl<T: Clone> Versioned<T> {
+    pub fn new(patience: Duration) -> Self {
+        Self(Cached::new(patience))
+    }
+
+    /// The last answer if it was asked for at this version and is younger than `age_max`, or was costly, else a new one. A
+    /// change that comes too soon after a costly answer is followed as soon as that may be asked for again.
+    pub async fn get(
+        &self,
+        version: i64,
+        age_max: Duration,
+        ask: impl Future<Output = Result<T, String>>,
+    ) -> Answer<T> {
+        let had = self.0.last.lock().await.value.as_ref().map(|(version, _)| *version);
+        let age_max = if had == Some(version) { age_max } else { Duration::ZERO };
+        let answer = self.0.get(age_max, async { Ok((version, ask.await?)) }).await;
+        Answer { value: answer.value.map(|(_, value)| value), age: answer.age, problem: answer.problem }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
@@ -107,6 +130,26 @@ mod tests {
         assert_eq!((answer.value, answer.age), (Some(0), SECOND * 19));
         advance(SECOND * 2).await;
         assert_eq!(cached.get(SECOND * 2, ask()).await.value, Some(1));
+    }
+
+    /// Paused and resumed within a few seconds, by somebody whose database is slow.
+    #[tokio::test(start_paused = true)]
+    async fn a_change_that_comes_too_soon_after_a_costly_answer_is_not_forgotten() {
+        let rows = Versioned::new(SECOND * 5);
+        let ask = |said: &'static str| async move {
+            sleep(SECOND / 10).await;
+            Ok(said)
+        };
+        let minute = SECOND * 60;
+        assert_eq!(rows.get(1, minute, ask("running")).await.value, Some("running"));
+        advance(SECOND * 30).await;
+        assert_eq!(rows.get(1, minute, ask("not asked")).await.value, Some("running"));
+        assert_eq!(rows.get(2, minute, ask("paused")).await.value, Some("paused"));
+        advance(SECOND).await;
+        assert_eq!(rows.get(3, minute, ask("resumed")).await.value, Some("paused"));
+        advance(SECOND * 2).await;
+        assert_eq!(rows.get(3, minute, ask("resumed")).await.value, Some("resumed"));
+        assert_eq!(rows.get(3, minute, ask("not asked")).await.value, Some("resumed"));
     }
 
     #[tokio::test(start_paused = true)]

@@ -4,24 +4,24 @@
 //! asks only for the reports of the workers and, now and then, for the depth of queues: enough for the history.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use futures_util::future::join_all;
 use tokio::sync::{Mutex as AsyncMutex, watch};
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::HISTORY_MAX_S;
-use super::cached::{Answer, Cached};
+use super::asked::{a_few_at_a_time, those_that_answered};
+use super::cached::{Answer, Cached, Versioned};
 use super::counts::Counts;
 use super::history::{History, Point};
 use super::pausers::pausers;
 use crate::domain::provider::ProviderName;
+use crate::domain::quota_spec::QuotaSpec;
 use crate::fleet::report::problem_of;
 use crate::fleet::workers::present;
-use crate::fleet::{Evidence, Overview, overview};
+use crate::fleet::{Evidence, Overview, by_provider, overview};
 use crate::ledger::fleet::{Fleet, Reported};
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::Settings;
@@ -29,16 +29,15 @@ use crate::ledger::upkeep::Upkeep;
 use crate::limiter::{LimitUse, Limiter};
 use crate::queue::Queue;
 use crate::worker::deployment::Progress;
-use crate::worker::quotas::quota_spec;
+use crate::worker::quotas::quota_specs;
 use crate::worker::settings_watch::Known;
 
 /// Distance of the points of the history.
 pub(super) const SAMPLE_EVERY: Duration = Duration::from_secs(2);
 /// One picture for everybody who asks within this time.
 const PICTURE_KEPT: Duration = Duration::from_secs(1);
-/// Longest time that the database, or the broker and the limiter, are waited for.
-const DATABASE_PATIENCE: Duration = Duration::from_secs(2);
-const ENGINE_PATIENCE: Duration = Duration::from_millis(1_500);
+/// Longest time that a source is waited for.
+const SOURCE_PATIENCE: Duration = Duration::from_secs(2);
 /// Clocks further apart than this make times on pages misleading; limits do not depend on it.
 const CLOCK_SKEW_MAX_MS: u64 = 5_000;
 
@@ -89,8 +88,7 @@ struct Picture {
 /// Gathers, and remembers fifteen minutes.
 pub struct Lookout {
     sources: Sources,
-    rows: Cached<Rows>,
-    rows_version: AtomicI64,
+    rows: Versioned<Rows>,
     reports: Cached<Heard>,
     depths: Cached<Partly<String, u64>>,
     oldest: Cached<BTreeMap<String, i64>>,
@@ -105,12 +103,11 @@ impl Lookout {
     pub fn new(sources: Sources) -> Self {
         Self {
             sources,
-            rows: Cached::new(DATABASE_PATIENCE),
-            rows_version: AtomicI64::new(i64::MIN),
-            reports: Cached::new(DATABASE_PATIENCE),
-            depths: Cached::new(DATABASE_PATIENCE),
-            oldest: Cached::new(DATABASE_PATIENCE),
-            used: Cached::new(DATABASE_PATIENCE),
+            rows: Versioned::new(SOURCE_PATIENCE),
+            reports: Cached::new(SOURCE_PATIENCE),
+            depths: Cached::new(SOURCE_PATIENCE),
+            oldest: Cached::new(SOURCE_PATIENCE),
+            used: Cached::new(SOURCE_PATIENCE),
             counts: Counts::new(),
             picture: AsyncMutex::default(),
             history: Mutex::default(),
@@ -169,7 +166,6 @@ impl Lookout {
     async fn gather(&self, ages: Ages) -> Evidence {
         let known = Arc::clone(&self.sources.progress.borrow().known);
         let names: Vec<ProviderName> = known.providers.keys().cloned().collect();
-        let moved = self.rows_version.swap(known.version, Ordering::Relaxed) != known.version;
         let counted = async { if ages.used.is_some() { self.counts.wanted().await } else { self.counts.last() } };
         let asked_oldest = async {
             let Some(age) = ages.oldest else { return nothing() };
@@ -180,7 +176,7 @@ impl Lookout {
             self.used.get(age, self.ask_used(&known)).await
         };
         let (rows, reports, depths, oldest, used, counted) = tokio::join!(
-            self.rows.get(if moved { Duration::ZERO } else { ROWS_AGE_MAX }, self.ask_rows()),
+            self.rows.get(known.version, ROWS_AGE_MAX, self.ask_rows()),
             self.reports.get(REPORTS_AGE_MAX, self.ask_reports()),
             self.depths.get(ages.depths, self.ask_depths(&names)),
             asked_oldest,
@@ -205,7 +201,7 @@ impl Lookout {
             providers: known.providers.clone(),
             bad: known.bad.clone(),
             workers: present(&heard, reports.age),
-            accounts: counted.accounts.map(|accounts| accounts.to_vec()),
+            accounts: counted.accounts.map(|accounts| by_provider(accounts.iter().cloned())),
             counted_at_ms,
             lately_per_s: self.history.lock().unwrap_or_else(PoisonError::into_inner).lately_per_s(),
             depths: depths.0,
@@ -217,7 +213,9 @@ impl Lookout {
     }
 
     async fn ask_rows(&self) -> Result<Rows, String> {
-        let rows = self.sources.settings.rows(None).await.map_err(|error| error.to_string())?;
+        let written = self.sources.settings.written(None).await.map_err(|error| error.to_string())?;
+        // Those that cannot be read are among the bad ones that the worker knows.
+        let rows: Vec<ProviderRow> = written.into_iter().flatten().collect();
         let paused_by = pausers(self.sources.settings.as_ref(), &rows).await;
         Ok((rows, paused_by))
     }
@@ -233,11 +231,9 @@ impl Lookout {
     async fn ask_oldest(&self, names: &[ProviderName]) -> Result<BTreeMap<String, i64>, String> {
         let oldest = self.sources.fleet.oldest_open(names).await.map_err(|error| error.to_string())?;
         let mut oldest: BTreeMap<String, i64> = oldest.into_iter().collect();
-        let each = names.iter().map(|name| async move {
-            let ready = timeout(ENGINE_PATIENCE, self.sources.queue.oldest_ready(name)).await;
-            Some((name, ready.ok()?.ok()??))
-        });
-        for (name, age) in join_all(each).await.into_iter().flatten() {
+        let each =
+            names.iter().map(|name| async move { Some((name, self.sources.queue.oldest_ready(name).await.ok()??)) });
+        for (name, age) in a_few_at_a_time(each).await.into_iter().flatten().flatten() {
             let since_ms = unix_ms() - i64::try_from(age.as_millis()).unwrap_or(0);
             let known_ms = oldest.entry(name.to_string()).or_insert(since_ms);
             *known_ms = since_ms.min(*known_ms);
@@ -247,39 +243,21 @@ impl Lookout {
 
     async fn ask_depths(&self, names: &[ProviderName]) -> Result<Partly<String, u64>, String> {
         let each = names.iter().map(|name| async move {
-            let depth = timeout(ENGINE_PATIENCE, self.sources.queue.depth(name)).await;
-            (name, depth.unwrap_or(Ok(None)).map_err(|error| error.to_string()))
+            let depth = self.sources.queue.depth(name).await.map_err(|error| error.to_string())?;
+            Ok(depth.map(|depth| (name.to_string(), depth)))
         });
-        let (mut depths, mut problem) = (BTreeMap::new(), None);
-        for (name, depth) in join_all(each).await {
-            match depth {
-                Ok(depth) => depths.extend(depth.map(|depth| (name.to_string(), depth))),
-                Err(error) => problem = Some(error),
-            }
-        }
-        Ok((depths, problem))
+        let (depths, problem) = those_that_answered(a_few_at_a_time(each).await);
+        Ok((depths.into_iter().flatten().collect(), problem))
     }
 
     async fn ask_used(&self, known: &Known) -> Result<Partly<ProviderName, Vec<LimitUse>>, String> {
-        let mut quotas: Vec<&ProviderName> =
-            known.providers.values().filter(|row| row.enabled).map(|row| &row.quota).collect();
-        quotas.dedup();
-        let specs = quotas.into_iter().filter_map(|quota| Some((quota, quota_spec(known, quota)?)));
-        let each = specs.map(|(quota, spec)| async move {
-            let used = timeout(ENGINE_PATIENCE, self.sources.limiter.peek(&spec, None)).await;
-            let used = used.unwrap_or_else(|_| Err(crate::limiter::LimiterError::Away("no answer in time".to_owned())));
-            (quota.clone(), used.map_err(|error| error.to_string()))
+        let specs: Vec<QuotaSpec> = quota_specs(known).into_iter().filter_map(|quota| quota.spec).collect();
+        let each = specs.into_iter().map(|spec| async move {
+            let used = self.sources.limiter.peek(&spec, None).await.map_err(|error| error.to_string())?;
+            Ok((spec.quota, used))
         });
-        let (mut all, mut problem) = (BTreeMap::new(), None);
-        for (quota, used) in join_all(each).await {
-            match used {
-                Ok(used) => {
-                    all.insert(quota, used);
-                }
-                Err(error) => problem = Some(error),
-            }
-        }
-        Ok((all, problem))
+        let (used, problem) = those_that_answered(a_few_at_a_time(each).await);
+        Ok((used.into_iter().collect(), problem))
     }
 }
 

@@ -21,6 +21,7 @@ use crate::ledger::audited::AuditedChange;
 use crate::ledger::operator::At;
 use crate::ledger::provider_row::ProviderRow;
 
+mod asked;
 mod cached;
 mod counts;
 mod history;
