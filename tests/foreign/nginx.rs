@@ -1,6 +1,7 @@
 //! nginx with `limit_req` in front of a plain upstream, as a provider that limits. Its own log is the judge.
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use crate::support::process::{Server, free_port, private_dir};
 
@@ -8,7 +9,7 @@ use crate::support::process::{Server, free_port, private_dir};
 const NGINX: &str = "/usr/sbin/nginx";
 
 pub struct Nginx {
-    _server: Server,
+    server: Server,
     dir: PathBuf,
     port: u16,
 }
@@ -75,14 +76,26 @@ http {{
         let command = [NGINX, "-p", dir.to_str().unwrap(), "-c", file.to_str().unwrap()];
         let server = Server::start(&command, &[], &dir.join("nginx.log"), Some(&dir), "");
         server.await_port(port);
-        Self { _server: server, dir, port }
+        Self { server, dir, port }
     }
 
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}/charges", self.port)
     }
 
-    /// All requests so far, in the order in which they were answered.
+    /// All requests, in the order in which they were answered. It serves no more: nginx writes down what it has already
+    /// answered, and only once it has ended is that sure to be all.
+    pub fn all_served(&self) -> Vec<Served> {
+        self.server.signal("QUIT");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !self.server.has_ended() {
+            assert!(Instant::now() < deadline, "nginx does not end:\n{}", self.server.log_text());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.served()
+    }
+
+    /// The requests that are written down so far; one that was answered a moment ago may be missing.
     pub fn served(&self) -> Vec<Served> {
         let log = std::fs::read_to_string(self.dir.join("access.log")).unwrap_or_default();
         log.lines().map(served).collect()

@@ -90,7 +90,7 @@ async fn two_workers_under_the_limit_that_fits_meet_no_429() {
     let shared = shared().await;
     shared.pay("fits", &nginx, payments);
     shared.await_succeeded("fits", payments).await;
-    let served = nginx.served();
+    let served = nginx.all_served();
     assert_eq!((served.len(), refused(&served).len()), (payments as usize, 0));
     assert_paid_once(&served, payments as usize);
     assert_eq!(shared.throttled("fits").await, 0);
@@ -123,7 +123,7 @@ async fn under_a_lower_limit_429s_are_honoured_by_both_workers_and_counted() {
     let shared = shared().await;
     shared.pay("lower", &nginx, PAYMENTS);
     shared.await_succeeded("lower", PAYMENTS).await;
-    let served = nginx.served();
+    let served = nginx.all_served();
     let refused = refused(&served);
     assert!(!refused.is_empty(), "{served:?}");
     assert_paid_once(&served, PAYMENTS as usize);

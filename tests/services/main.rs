@@ -16,3 +16,4 @@ mod program;
 mod stand;
 mod start;
 mod sweeper;
+mod undeclared;

@@ -142,13 +142,19 @@ impl Stand {
     }
 
     pub fn apply(&self, file: &str) {
-        let mut file = file.to_owned();
-        for (name, provider) in &self.providers {
-            file = file.replace(&format!("{{url:{name}}}"), &provider.url);
-        }
-        let path = self.dir.join("providers.toml");
-        std::fs::write(&path, file).unwrap();
-        self.sluicegate(&["provider", "apply", path.to_str().unwrap()]);
+        let path = self.file("providers.toml", file);
+        self.sluicegate(&["provider", "apply", &path]);
+    }
+
+    /// A file for a command, with the providers' addresses filled in.
+    pub fn file(&self, name: &str, text: &str) -> String {
+        let filled = self
+            .providers
+            .iter()
+            .fold(text.to_owned(), |text, (name, provider)| text.replace(&format!("{{url:{name}}}"), &provider.url));
+        let path = self.dir.join(name);
+        std::fs::write(&path, filled).unwrap();
+        path.to_str().unwrap().to_owned()
     }
 
     /// Runs a command to its end and expects success.
@@ -156,6 +162,12 @@ impl Stand {
         let output = Command::new(PROGRAM).args(args).envs(self.environment("none")).output().unwrap();
         assert!(output.status.success(), "{args:?}: {}", text(&output));
         String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Runs a command to its end; its exit code and all that it says.
+    pub fn attempt(&self, args: &[&str]) -> (Option<i32>, String) {
+        let output = Command::new(PROGRAM).args(args).envs(self.environment("none")).output().unwrap();
+        (output.status.code(), text(&output))
     }
 
     fn environment(&self, ops: &str) -> Vec<(String, String)> {
@@ -206,6 +218,22 @@ impl Stand {
 
     pub fn ops_url(&self, number: usize) -> String {
         format!("http://127.0.0.1:{}", self.workers[number].as_ref().unwrap().ops_port)
+    }
+
+    /// The status of a probe of this worker: `livez`, `readyz`.
+    pub async fn probe(&self, number: usize, path: &str) -> u16 {
+        rustls::crypto::ring::default_provider().install_default().ok();
+        let client = reqwest::Client::builder().no_proxy().tls_certs_only([]).build().unwrap();
+        client.get(format!("{}/{path}", self.ops_url(number))).send().await.unwrap().status().as_u16()
+    }
+
+    /// Waits until the worker is ready.
+    pub async fn await_ready(&self, number: usize) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while self.probe(number, "readyz").await != 200 {
+            assert!(Instant::now() < deadline, "{}", self.worker_log(number));
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     }
 
     /// Runs a command that asks this worker's ops server.
@@ -324,7 +352,7 @@ impl Stand {
         states.values().sum::<u64>() - open
     }
 
-    fn await_that(&self, within: Duration, condition: impl Fn() -> bool) {
+    pub fn await_that(&self, within: Duration, condition: impl Fn() -> bool) {
         let deadline = Instant::now() + within;
         while !condition() {
             if Instant::now() > deadline {

@@ -7,11 +7,6 @@ use crate::stand::Stand;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-async fn status(url: &str) -> u16 {
-    let client = reqwest::Client::builder().no_proxy().tls_certs_only([]).build().unwrap();
-    client.get(url).send().await.unwrap().status().as_u16()
-}
-
 fn await_log(stand: &Stand, number: usize, text: &str) {
     let deadline = Instant::now() + PATIENCE;
     while !stand.worker_log(number).contains(text) {
@@ -22,20 +17,14 @@ fn await_log(stand: &Stand, number: usize, text: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_waits_for_a_database_that_is_away_at_its_start() {
-    rustls::crypto::ring::default_provider().install_default().ok();
     let mut stand = Stand::start();
     stand.postgres.kill();
     let number = stand.add_waiting_worker();
     await_log(&stand, number, "engine away, waiting for it");
-    let (livez, readyz) = (format!("{}/livez", stand.ops_url(number)), format!("{}/readyz", stand.ops_url(number)));
-    assert_eq!((status(&livez).await, status(&readyz).await), (200, 503));
+    assert_eq!((stand.probe(number, "livez").await, stand.probe(number, "readyz").await), (200, 503));
     stand.postgres.restart();
-    let deadline = Instant::now() + PATIENCE;
-    while status(&readyz).await != 200 {
-        assert!(Instant::now() < deadline, "{}", stand.worker_log(number));
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    assert_eq!(status(&livez).await, 200);
+    stand.await_ready(number).await;
+    assert_eq!(stand.probe(number, "livez").await, 200);
     assert!(stand.stop_worker(number).contains("everything was finished"));
     // One that is stopped while it waits has nothing to hand back.
     stand.postgres.kill();
