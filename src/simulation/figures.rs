@@ -142,21 +142,16 @@ fn utilisation(model: &Model, arrivals_us: &[u64], hold: Duration) -> (Option<f6
         .filter(|limit| limit.scope == Scope::Provider && !limit.shadow && limit.applies_to != AppliesTo::Lookup);
     let Some(tightest) = all.min_by(|a, b| possible(a).total_cmp(&possible(b))) else { return (None, None) };
     let Ok(rate) = Rate::new(tightest.max_requests, tightest.window) else { return (None, None) };
-    let Some(per_second) = turning_rate(arrivals_us, rate) else { return (None, None) };
+    let Some(per_second) = steady_rate(arrivals_us, rate) else { return (None, None) };
     let possible = possible(tightest);
     (Some(per_second), (possible > 0.0).then(|| per_second / possible))
 }
 
 /// Arrivals per second over whole turns of the carousel: after the first L (which find slots that were never used and
-/// need not wait), as many times L as fit before the tail. A run too short for one turn is measured as a whole.
+/// need not wait), as many times L as fit before the tail. `None`: fewer than two turns, a burst that has no rate to speak
+/// of.
 #[must_use]
-pub fn steady_rate(arrivals_us: &[u64], limit: Rate) -> f64 {
-    let whole = || between(arrivals_us, 0, arrivals_us.len().saturating_sub(1));
-    turning_rate(arrivals_us, limit).or_else(whole).unwrap_or(0.0)
-}
-
-/// The same, of a run that is long enough: what comes in a burst of fewer than two turns has no rate to speak of.
-fn turning_rate(arrivals_us: &[u64], limit: Rate) -> Option<f64> {
+pub fn steady_rate(arrivals_us: &[u64], limit: Rate) -> Option<f64> {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "a share")]
     let to = (arrivals_us.len() as f64 * MEASURED_SHARE) as usize;
     let slots = usize::try_from(limit.max_requests()).unwrap_or(usize::MAX).max(1);
@@ -182,12 +177,10 @@ mod tests {
     fn the_rate_is_measured_over_whole_turns() {
         let limit: Rate = "10/1s".parse().unwrap();
         let pulses: Vec<u64> = (0..60).map(|i| i / 10 * 1_050_000).collect();
-        assert!((steady_rate(&pulses, limit) - 10.0 / 1.05).abs() < 0.01, "bursts of ten, 1.05 s apart");
+        assert!((steady_rate(&pulses, limit).unwrap() - 10.0 / 1.05).abs() < 0.01, "bursts of ten, 1.05 s apart");
         let even: Vec<u64> = (0..60).map(|i| i * 105_000).collect();
-        assert!((steady_rate(&even, limit) - 10.0 / 1.05).abs() < 0.01);
-        assert!((steady_rate(&[0, 500_000, 1_000_000], limit) - 2.0).abs() < 0.01, "a short run as a whole");
-        assert!(steady_rate(&[5], limit).abs() < f64::EPSILON);
-        assert_eq!(turning_rate(&[0, 500_000, 1_000_000], limit), None, "no whole turn");
+        assert!((steady_rate(&even, limit).unwrap() - 10.0 / 1.05).abs() < 0.01);
+        assert_eq!(steady_rate(&[0, 500_000, 1_000_000], limit), None, "no whole turn");
     }
 
     #[test]

@@ -32,11 +32,15 @@ pub struct Proof {
     requests: u64,
     /// Answers that the provider kept to itself after charging.
     answers_lost_by_provider: u64,
-    rate_per_second: f64,
+    /// Over whole turns of the limit; `None`: too few payments for two of them.
+    rate_per_second: Option<f64>,
     /// Mean time from receipt to answer, the provider's own.
     hold_ms: f64,
     /// Rate against the most that the proven limiter allows: L / (W + hold).
-    utilisation: f64,
+    utilisation: Option<f64>,
+    /// That most.
+    #[serde(skip)]
+    possible_per_second: f64,
     states: BTreeMap<String, i64>,
     #[serde(skip)]
     chart: String,
@@ -80,7 +84,8 @@ impl Proof {
             answers_lost_by_provider: report.lost_answers,
             rate_per_second: rate,
             hold_ms,
-            utilisation: rate / possible,
+            utilisation: rate.map(|rate| rate / possible),
+            possible_per_second: possible,
             states,
             chart: chart(arrivals_us, limit),
         }
@@ -121,19 +126,24 @@ impl Proof {
             ],
             [
                 "the limit used in full".to_owned(),
-                format!("{:.1} %", self.utilisation * 100.0),
-                format!(
-                    "{:.1}/s of the {:.1}/s that {} allows when each call is held {:.0} ms",
-                    self.rate_per_second,
-                    self.rate_per_second / self.utilisation,
-                    self.limit,
-                    self.hold_ms
-                ),
+                self.utilisation.map_or_else(|| "not measured".to_owned(), |share| format!("{:.1} %", share * 100.0)),
+                self.used(),
             ],
             ["requests per second".to_owned(), String::new(), self.chart.clone()],
         ];
         console.table(&["promise", "", "what the provider counted"], &rows.map(Vec::from))?;
         Ok(())
+    }
+
+    fn used(&self) -> String {
+        let allowed = format!(
+            "the {:.1}/s that {} allows when each call is held {:.0} ms",
+            self.possible_per_second, self.limit, self.hold_ms
+        );
+        match self.rate_per_second {
+            Some(rate) => format!("{rate:.1}/s of {allowed}"),
+            None => format!("give more --jobs: {} make fewer than two turns of {allowed}", self.jobs),
+        }
     }
 }
 
@@ -152,6 +162,22 @@ mod tests {
         let mut report = StrictProvider::new(options).report();
         change(&mut report);
         Proof::judge(3, limit, &counts, &report, &[], &[])
+    }
+
+    /// A burst that meets nothing but free slots has no rate: twenty thousand per second are no use of 10/1s.
+    #[test]
+    fn a_run_of_fewer_than_two_turns_measures_no_rate() {
+        let limit: Rate = "10/1s".parse().unwrap();
+        let report = StrictProvider::new(FakeOptions { limits: vec![limit], ..FakeOptions::default() }).report();
+        let judged = |arrivals_us: &[u64]| Proof::judge(3, limit, &[], &report, &[], arrivals_us);
+        let short = judged(&[0, 50, 100]);
+        assert_eq!((short.rate_per_second, short.utilisation), (None, None));
+        assert_eq!(
+            short.used(),
+            "give more --jobs: 3 make fewer than two turns of the 10.0/s that 10/1s allows when each call is held 0 ms"
+        );
+        let turns: Vec<u64> = (0..60).map(|i| i / 10 * 1_000_000).collect();
+        assert!((judged(&turns).utilisation.unwrap() - 1.0).abs() < 0.001);
     }
 
     #[test]

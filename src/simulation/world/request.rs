@@ -130,6 +130,7 @@ impl World<'_> {
             age: state.recorded_us.map(since).unwrap_or_default(),
             first_sent_age: state.first_sent_us.map(since),
             unknown_age: state.unknown_us.map(since),
+            refusal_round: 1,
             probe: false,
         }
     }
