@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use reqwest::header::{HeaderMap, HeaderValue, RETRY_AFTER};
 use sluicegate::domain::outcome::{Outcome, UnknownCause};
-use sluicegate::domain::provider::{CodeIs, HeaderIs, StatusCase, StatusMeaning};
+use sluicegate::domain::provider::{CodeIs, HeaderIs, NamedWait, StatusCase, StatusMeaning, WaitPlace, WaitUnit};
 use sluicegate::provider::http::classify::{Body, Meanings, Reading, classify};
 use sluicegate::provider::http::retry_after::RETRY_AFTER_MAX;
 
@@ -36,7 +36,8 @@ pub fn holds(bytes: &[u8]) {
     };
     let reading = Reading { status, headers, body };
     let pointer = ["/id", "/data/0/ref", ""][usize::from(end >> 2) % 3].to_owned();
-    let row = |statuses| Meanings { statuses, reference_pointer: pointer.clone() };
+    let wait = wait(end >> 4);
+    let row = |statuses| Meanings { statuses, reference_pointer: pointer.clone(), wait: wait.clone() };
     let at = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
     let plain = classify(&reading, &row(BTreeMap::new()), at);
     by_the_table(&reading, &plain);
@@ -56,6 +57,16 @@ pub fn holds(bytes: &[u8]) {
             _ => {}
         }
     }
+}
+
+fn wait(choice: u8) -> Option<NamedWait> {
+    let place = match choice % 4 {
+        0 => WaitPlace::Header(NAMES[0].to_owned()),
+        1 => WaitPlace::Header("retry-after".to_owned()),
+        2 => WaitPlace::Body("/code".to_owned()),
+        _ => return None,
+    };
+    Some(NamedWait { place, unit: WaitUnit::ALL[usize::from(choice >> 2) % WaitUnit::ALL.len()] })
 }
 
 fn case(bytes: &mut Bytes<'_>) -> StatusCase {

@@ -8,12 +8,13 @@ use serde_json::json;
 use super::connect::Engines;
 use super::console::Shape;
 use super::jobs::{by, parse_id};
-use super::provider::{parse_name, unknown};
-use super::rows::{LIMIT_HEADER, limit_cells, limit_json, without_defaults};
+use super::provider::{parse_name, readable, unknown};
+use super::rows::{LIMIT_HEADER, limit_cells, without_defaults};
 use super::{CommandError, Console, Exit, ops_client};
 use crate::config::{Config, LimiterUrl};
 use crate::domain::job::Token;
 use crate::domain::limit::Rate;
+use crate::ledger::provider_row::{LimitLine, ProviderRow};
 use crate::ledger::said;
 use crate::ledger::settings::Settings;
 use crate::ops::{LimitUsed, PeekError, change, peek};
@@ -143,13 +144,13 @@ fn print_used(used: &[LimitUsed], json: bool, console: &mut Console) -> Result<E
 }
 
 async fn list(settings: &dyn Settings, json: bool, console: &mut Console) -> Result<Exit, CommandError> {
-    let rows = settings.rows(None).await?;
-    let limits = rows.iter().flat_map(|row| row.limits.iter().map(|limit| limit_cells(&row.name, limit)));
-    let cells: Vec<Vec<String>> = limits.collect();
+    let (rows, exit) = readable(settings, console).await?;
+    let of_row = |row: &ProviderRow| row.limits.iter().map(|limit| LimitLine::of(&row.name, limit)).collect::<Vec<_>>();
+    let lines: Vec<LimitLine> = rows.iter().flat_map(of_row).collect();
+    let cells: Vec<Vec<String>> = lines.iter().map(limit_cells).collect();
     if json {
-        let limits = rows.iter().flat_map(|row| row.limits.iter().map(|limit| limit_json(&row.name, limit)));
-        console.json(&limits.collect::<Vec<_>>())?;
-    } else if cells.is_empty() {
+        console.json(&lines)?;
+    } else if cells.is_empty() && exit == Exit::Fine {
         console.message("no limits yet: `sluicegate provider apply FILE` adds providers with theirs")?;
     } else {
         let (header, cells) = match console.shape() {
@@ -159,5 +160,5 @@ async fn list(settings: &dyn Settings, json: bool, console: &mut Console) -> Res
         };
         console.table(&header, &cells)?;
     }
-    Ok(Exit::Fine)
+    Ok(exit)
 }

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::connect::{Engines, MissingDatabase};
 use super::jobs::by;
 use super::rows::{PROVIDER_HEADER, provider_cells};
-use super::{CommandError, Console, Exit};
+use super::{CommandError, Console, Exit, declared};
 use crate::config::Config;
 use crate::domain::provider::ProviderName;
 use crate::ledger::provider_row::ProviderRow;
@@ -152,26 +152,54 @@ fn print_changes(changes: &[Change], dry_run: bool, json: bool, console: &mut Co
 /// Lanes must exist before a producer publishes to them, even while no worker runs.
 async fn declare(config: &Config, engines: &dyn Engines, settings: &dyn Settings) -> Result<(), CommandError> {
     let names = names(settings).await?;
-    let declared = async { Ok::<_, CommandError>(engines.queue(config).await?.declare(&names).await?) };
-    declared.await.map_err(|error| {
+    let declared = async {
+        let queue = engines.queue(config).await?;
+        Ok::<_, CommandError>(declared::declare(queue.as_ref(), &names, &names).await?)
+    };
+    let undeclared = declared.await.map_err(|error| {
         CommandError::Failed(format!(
             "the rows are applied, but the queues could not be declared: {error}. Run this again, or start a worker"
         ))
-    })
+    })?;
+    if undeclared.is_empty() {
+        return Ok(());
+    }
+    let complaints: Vec<String> = undeclared.iter().map(|(name, why)| format!("{name}: {why}")).collect();
+    let others = names.len() - undeclared.len();
+    Err(CommandError::Failed(format!(
+        "the rows are applied and the queues of {others} declared, but not those of {}; run this again once that is mended",
+        complaints.join("; ")
+    )))
 }
 
 async fn list(settings: &dyn Settings, json: bool, console: &mut Console) -> Result<Exit, CommandError> {
-    let rows = settings.rows(None).await?;
+    let (rows, exit) = readable(settings, console).await?;
     if json {
         console.json(&rows)?;
-        return Ok(Exit::Fine);
-    }
-    if rows.is_empty() {
+    } else if !rows.is_empty() {
+        console.table(&PROVIDER_HEADER, &rows.iter().map(provider_cells).collect::<Vec<_>>())?;
+    } else if exit == Exit::Fine {
         console.message("no providers yet: `sluicegate provider apply FILE` adds some")?;
-        return Ok(Exit::Fine);
     }
-    console.table(&PROVIDER_HEADER, &rows.iter().map(provider_cells).collect::<Vec<_>>())?;
-    Ok(Exit::Fine)
+    Ok(exit)
+}
+
+/// All rows as written, for a list; of one that cannot be read it is said, and the list is not whole.
+pub(super) async fn readable(
+    settings: &dyn Settings,
+    console: &mut Console,
+) -> Result<(Vec<ProviderRow>, Exit), CommandError> {
+    let (mut rows, mut exit) = (Vec::new(), Exit::Fine);
+    for row in settings.written(None).await? {
+        match row {
+            Ok(row) => rows.push(row),
+            Err(bad) => {
+                exit = Exit::Failed;
+                console.message(&format!("provider `{}` is left out: {}", bad.provider, bad.problems.join("; ")))?;
+            }
+        }
+    }
+    Ok((rows, exit))
 }
 
 async fn show(

@@ -2,9 +2,7 @@
 //!
 //! Refuses to judge: what cannot be meant is shown as written.
 
-use serde_json::Value;
-
-use crate::ledger::provider_row::{LimitRow, ProviderRow};
+use crate::ledger::provider_row::{LimitLine, LimitRow, ProviderRow};
 
 /// Titles of [`provider_cells`].
 pub const PROVIDER_HEADER: [&str; 5] = ["provider", "state", "mode", "limits", "url"];
@@ -27,30 +25,18 @@ pub const LIMIT_HEADER: [&str; 9] =
 
 /// One line of `limits list`; burst and offset are empty unless set.
 #[must_use]
-pub fn limit_cells(provider: &str, limit: &LimitRow) -> Vec<String> {
+pub fn limit_cells(line: &LimitLine) -> Vec<String> {
     vec![
-        provider.to_owned(),
-        limit.name.clone(),
-        limit.rate_in_words(),
-        limit.algorithm.clone(),
-        limit.burst.map(|burst| burst.to_string()).unwrap_or_default(),
-        limit.offset_in_words().unwrap_or_default(),
-        limit.scope.clone(),
-        limit.applies_to.clone(),
-        limit_state(limit).to_owned(),
+        line.provider.clone(),
+        line.limit.clone(),
+        line.rate.clone(),
+        line.algorithm.clone(),
+        line.burst.map(|burst| burst.to_string()).unwrap_or_default(),
+        line.offset.clone().unwrap_or_default(),
+        line.scope.clone(),
+        line.applies_to.clone(),
+        line.state.to_owned(),
     ]
-}
-
-/// The same as JSON, with what a program counts with.
-#[must_use]
-pub fn limit_json(provider: &str, limit: &LimitRow) -> serde_json::Map<String, Value> {
-    let words = |cell: String| if cell.is_empty() { Value::Null } else { Value::from(cell) };
-    let keys = LIMIT_HEADER.map(|title| title.replace(' ', "_"));
-    let mut object: serde_json::Map<String, Value> =
-        keys.into_iter().zip(limit_cells(provider, limit).into_iter().map(words)).collect();
-    object.insert("max_requests".to_owned(), limit.max_requests.into());
-    object.insert("window_ms".to_owned(), limit.window_ms.into());
-    object
 }
 
 /// Leaves out the columns in which every limit has the default, so that the others have room.
@@ -73,15 +59,6 @@ pub fn without_defaults(rows: Vec<Vec<String>>) -> (Vec<&'static str>, Vec<Vec<S
     (kept.iter().map(|(_, title)| *title).collect(), rows)
 }
 
-fn limit_state(limit: &LimitRow) -> &'static str {
-    match (limit.enabled, limit.shadow, limit.max_requests) {
-        (false, _, _) => "disabled",
-        (true, true, _) => "shadow",
-        (true, false, 0) => "closed",
-        (true, false, _) => "enabled",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -95,17 +72,13 @@ mod tests {
             ..LimitRow::default()
         };
         let hour = LimitRow { scope: "account".to_owned(), enabled: false, ..limit("hour", 0) };
-        assert_eq!(
-            limit_cells("acme", &hour)[1..],
-            ["hour", "0/1s", "sliding_log", "", "", "account", "all", "disabled"]
-        );
+        let cells = |limit: &LimitRow| limit_cells(&LimitLine::of("acme", limit));
+        assert_eq!(cells(&hour)[1..], ["hour", "0/1s", "sliding_log", "", "", "account", "all", "disabled"]);
         let bucket = LimitRow { burst: Some(7), offset_ms: 500, shadow: true, ..limit("bucket", 5) };
-        assert_eq!(limit_cells("acme", &bucket)[4..], ["7", "500ms", "provider", "all", "shadow"]);
-        assert_eq!(limit_cells("acme", &limit("shut", 0))[8], "closed");
-        let (header, rows) = without_defaults(vec![limit_cells("acme", &limit("all", 5)), limit_cells("acme", &hour)]);
+        assert_eq!(cells(&bucket)[4..], ["7", "500ms", "provider", "all", "shadow"]);
+        let (header, rows) = without_defaults(vec![cells(&limit("all", 5)), cells(&hour)]);
         assert_eq!(header, ["provider", "limit", "rate", "scope", "state"]);
         assert_eq!(rows[1], ["acme", "hour", "0/1s", "account", "disabled"]);
-        assert_eq!(limit_cells("acme", &limit("odd", -1))[2], "-1/1000ms");
         let row = ProviderRow {
             name: "acme".to_owned(),
             paused: true,

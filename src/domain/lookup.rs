@@ -100,6 +100,16 @@ impl Finding {
         }
     }
 
+    /// Whether the provider's limit surely let the request through. Wrong credentials may be seen before it counts.
+    #[must_use]
+    pub fn is_let_through(&self) -> bool {
+        match self {
+            Self::Accepted { .. } | Self::Declined { .. } | Self::Differs { .. } | Self::InProgress => true,
+            Self::NotFound | Self::Unclear { .. } | Self::Busy { .. } => true,
+            Self::Throttled { .. } | Self::Misconfigured { .. } | Self::Unknown { .. } | Self::NotSent { .. } => false,
+        }
+    }
+
     #[must_use]
     pub fn way(&self) -> Way {
         match self {

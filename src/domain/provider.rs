@@ -3,6 +3,7 @@
 //! Refuses rows: what an operator wrote is `ledger::provider_row`, and only its checked form gets here. A provider
 //! without an enabled limit cannot be built.
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
@@ -37,6 +38,13 @@ impl ProviderName {
 
     #[must_use]
     pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// So that maps by name can be asked with a text that may be none.
+impl Borrow<str> for ProviderName {
+    fn borrow(&self) -> &str {
         &self.0
     }
 }
@@ -87,6 +95,49 @@ pub struct RequestShape {
     pub template: Option<String>,
     /// JSON pointer to the provider's reference in an accepted answer; default `/id`.
     pub reference_pointer: Option<String>,
+    /// `None`: `Retry-After` alone names a wait.
+    pub wait: Option<NamedWait>,
+}
+
+/// Where an answer that is throttled or busy names its wait, besides `Retry-After`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedWait {
+    pub place: WaitPlace,
+    pub unit: WaitUnit,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WaitPlace {
+    /// In any case of letters.
+    Header(String),
+    /// JSON pointer into the body. <https://www.rfc-editor.org/rfc/rfc6901>
+    Body(String),
+}
+
+/// What the number counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitUnit {
+    Seconds,
+    Milliseconds,
+    /// Seconds since 1970, when the wait ends.
+    EpochSeconds,
+    /// Milliseconds since 1970, when the wait ends.
+    EpochMilliseconds,
+}
+
+impl WaitUnit {
+    pub const ALL: [Self; 4] = [Self::Seconds, Self::Milliseconds, Self::EpochSeconds, Self::EpochMilliseconds];
+
+    /// The name in the `request` column.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Seconds => "s",
+            Self::Milliseconds => "ms",
+            Self::EpochSeconds => "epoch_s",
+            Self::EpochMilliseconds => "epoch_ms",
+        }
+    }
 }
 
 /// What an operator says an HTTP status means, over the default table.

@@ -39,6 +39,8 @@ pub struct State {
     /// Ids whose publish the broker does not confirm.
     pub unconfirmed: Vec<String>,
     pub bad_rows: Vec<BadRow>,
+    /// Rows of which not even what they say can be read.
+    pub unreadable: Vec<BadRow>,
     pub meant: Vec<Provider>,
     pub migrated: bool,
     pub broker_away: bool,
@@ -49,6 +51,8 @@ pub struct State {
     pub lanes_missing: Vec<String>,
     /// What else a message passes, and is not as it should be.
     pub unfit: Vec<String>,
+    /// Lanes whose queues somebody declared otherwise.
+    pub lanes_different: Vec<String>,
     /// Lanes that may not be looked at.
     pub lanes_refused: Vec<String>,
 }
@@ -220,10 +224,17 @@ impl Settings for Engine {
         Ok(Snapshot { version: 1, providers: good.chain(state.bad_rows.iter().cloned().map(Err)).collect() })
     }
 
-    async fn rows(&self, provider: Option<&ProviderName>) -> Result<Vec<ProviderRow>, LedgerError> {
+    async fn names(&self) -> Result<Vec<String>, LedgerError> {
         let state = self.state();
-        let wanted = |row: &&ProviderRow| provider.is_none_or(|name| name.as_str() == row.name);
-        Ok(state.rows.iter().filter(wanted).cloned().collect())
+        let unreadable = state.unreadable.iter().map(|bad| bad.provider.clone());
+        Ok(state.rows.iter().map(|row| row.name.clone()).chain(unreadable).collect())
+    }
+
+    async fn written(&self, provider: Option<&ProviderName>) -> Result<Vec<Result<ProviderRow, BadRow>>, LedgerError> {
+        let state = self.state();
+        let wanted = |name: &str| provider.is_none_or(|provider| provider.as_str() == name);
+        let unreadable = state.unreadable.iter().filter(|bad| wanted(&bad.provider)).cloned().map(Err);
+        Ok(state.rows.iter().filter(|row| wanted(&row.name)).cloned().map(Ok).chain(unreadable).collect())
     }
 
     async fn apply(&self, rows: &[ProviderRow], dry_run: bool) -> Result<Vec<Change>, LedgerError> {
@@ -277,7 +288,12 @@ impl Settings for Engine {
 #[async_trait]
 impl Queue for Engine {
     async fn declare(&self, providers: &[ProviderName]) -> Result<(), QueueError> {
-        self.state().declared = providers.to_vec();
+        let mut state = self.state();
+        let different = providers.iter().find(|name| state.lanes_different.iter().any(|lane| lane == name.as_str()));
+        if let Some(name) = different {
+            return Err(QueueError::Refused(format!("queue `payments.{name}` exists with other arguments")));
+        }
+        state.declared.extend_from_slice(providers);
         Ok(())
     }
 

@@ -131,7 +131,7 @@ async fn limits_are_listed_with_what_differs_from_the_defaults() {
     let json = engine.run(&["limits", "list", "--json"]).await.json();
     assert_eq!(
         (&json[1]["burst"], &json[3]["scope"], &json[3]["applies_to"]),
-        (&"7".into(), &"account".into(), &"charge".into())
+        (&7.into(), &"account".into(), &"charge".into())
     );
     assert_eq!((&json[0]["max_requests"], &json[0]["window_ms"]), (&100.into(), &1_000.into()));
     assert_eq!((&json[0]["burst"], &json[0]["offset"]), (&serde_json::Value::Null, &serde_json::Value::Null));
@@ -186,4 +186,27 @@ async fn a_database_that_is_not_migrated_names_the_command() {
     engine.state().database_away = true;
     let (error, exit) = engine.run(&["provider", "list"]).await.failure();
     assert!(error.contains("run `sluicegate migrate`") && exit == Exit::Failed, "{error}");
+}
+
+/// One row that nobody can read keeps nobody from seeing the others, or from paying with them.
+#[tokio::test]
+async fn a_row_that_cannot_be_read_is_named_beside_the_others() {
+    let engine = Engine::with_providers(&["acme"]);
+    engine.state().unreadable = vec![BadRow {
+        provider: "bolt".to_owned(),
+        quota: "bolt".to_owned(),
+        stopped: false,
+        problems: vec!["column `statuses` is no JSON object".to_owned()],
+    }];
+    for line in [["provider", "list"], ["limits", "list"]] {
+        let ran = engine.run(&line).await;
+        assert_eq!(ran.result.as_ref().unwrap(), &Exit::Failed, "{line:?}");
+        assert_eq!(ran.err, "provider `bolt` is left out: column `statuses` is no JSON object\n", "{line:?}");
+    }
+    let list = engine.run(&["provider", "list", "--json"]).await.json();
+    assert_eq!((list.as_array().unwrap().len(), &list[0]["name"]), (1, &"acme".into()));
+    let (error, _) = engine.run(&["provider", "show", "bolt"]).await.failure();
+    assert!(error.contains("provider `bolt`: column `statuses` is no JSON object"), "{error}");
+    let line = "enqueue --provider acme --amount 1 --currency EUR";
+    assert_eq!(engine.run(&line.split(' ').collect::<Vec<_>>()).await.result.unwrap(), Exit::Fine);
 }

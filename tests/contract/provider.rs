@@ -11,7 +11,8 @@ use sluicegate::domain::job::{Job, Token};
 use sluicegate::domain::limit::{Algorithm, AppliesTo, Limit, Scope};
 use sluicegate::domain::outcome::{Outcome, UnknownCause};
 use sluicegate::domain::provider::{
-    Mode, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StatusCase, StatusMeaning, StoreDown,
+    Mode, NamedWait, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StatusCase, StatusMeaning, StoreDown,
+    WaitPlace, WaitUnit,
 };
 use sluicegate::provider::http::{HttpProvider, OutboundPolicy};
 use sluicegate::provider::{Answer, FreezeError, PaymentProvider};
@@ -251,6 +252,7 @@ async fn the_row_shapes_the_request_and_reads_the_answer() {
         form_encoded: true,
         template: Some(r#"{"amount":"${amount}","source":"${payload.card}","metadata":{"job":"${id}"}}"#.to_owned()),
         reference_pointer: Some("/data/ref".to_owned()),
+        wait: None,
     };
     let row = Provider {
         request,
@@ -268,6 +270,17 @@ async fn a_named_wait_comes_through() {
     let server = RawServer::start(vec![Then::answer("429 Slow", "retry-after: 7\r\nretry-after: 3\r\n", "")]).await;
     let answer = send_one(&row(&server.url())).await;
     assert_eq!(answer.outcome, Outcome::Throttled { retry_after: Some(Duration::from_secs(7)) });
+}
+
+#[tokio::test]
+async fn a_wait_that_stands_where_the_row_says_comes_through() {
+    let then = Then::answer("429 Slow", "retry-after: 7\r\n", r#"{"error":{"retry_in_ms":12500}}"#);
+    let server = RawServer::start(vec![then]).await;
+    let place = WaitPlace::Body("/error/retry_in_ms".to_owned());
+    let wait = Some(NamedWait { place, unit: WaitUnit::Milliseconds });
+    let request = RequestShape { wait, ..RequestShape::default() };
+    let answer = send_one(&Provider { request, ..row(&server.url()) }).await;
+    assert_eq!(answer.outcome, Outcome::Throttled { retry_after: Some(Duration::from_millis(12_500)) });
 }
 
 #[tokio::test]

@@ -6,7 +6,6 @@
 use std::time::Duration;
 
 use serde::Deserialize;
-use serde_json::Value;
 
 use super::Object;
 use super::meant::Check;
@@ -33,22 +32,7 @@ const GIVE_UP_AFTER_S: i64 = 3_600;
 
 impl Check {
     pub(super) fn lookup(&mut self, object: &Object, retention: Option<Duration>) -> Option<Lookup> {
-        // The keys one by one, so that each problem names its own.
-        let mut readable = true;
-        for (key, value) in object {
-            let alone = Value::Object(Object::from_iter([(key.clone(), value.clone())]));
-            if let Err(error) = serde_json::from_value::<LookupRow>(alone) {
-                readable = false;
-                self.problem(match error.to_string() {
-                    unknown if unknown.starts_with("unknown field") => format!("lookup: {unknown}"),
-                    other => format!("lookup.{key}: {other}"),
-                });
-            }
-        }
-        if !readable {
-            return None;
-        }
-        let row: LookupRow = serde_json::from_value(Value::Object(object.clone())).ok()?;
+        let row: LookupRow = self.keys("lookup", object)?;
         let methods = [("GET", LookupMethod::Get), ("POST", LookupMethod::Post)];
         let method = self.one_of("lookup.method", row.method.as_deref().unwrap_or("GET"), &methods);
         let words = self.words([
@@ -152,7 +136,7 @@ impl Check {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::super::tests::with;
     use super::*;

@@ -8,13 +8,12 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use super::{Object, ProviderRow};
 use crate::domain::backoff::BackoffPolicy;
-use crate::domain::provider::{
-    Mode, Pacing, Provider, ProviderName, RESERVED_NAMES, RequestShape, SlotRelease, StoreDown,
-};
+use crate::domain::provider::{Mode, Pacing, Provider, ProviderName, RESERVED_NAMES, SlotRelease, StoreDown};
 use crate::ledger::settings::BadRow;
 
 /// Longest retention and age: ten years, in seconds. Keeps sums of durations far from overflow.
@@ -204,45 +203,23 @@ impl Check {
         meant
     }
 
-    fn request(&mut self, request: Option<&Object>) -> RequestShape {
-        let Some(object) = request else { return RequestShape::default() };
-        let row: RequestRow = match serde_json::from_value(serde_json::Value::Object(object.clone())) {
-            Ok(row) => row,
-            Err(error) => {
-                self.problem(format!("request: {error}"));
-                return RequestShape::default();
+    /// What a JSON column holds, its keys one by one, so that each problem names its own.
+    pub(super) fn keys<T: DeserializeOwned>(&mut self, column: &str, object: &Object) -> Option<T> {
+        let before = self.0.len();
+        for (key, value) in object {
+            let alone = Value::Object(Object::from_iter([(key.clone(), value.clone())]));
+            if let Err(error) = serde_json::from_value::<T>(alone) {
+                self.problem(match error.to_string() {
+                    unknown if unknown.starts_with("unknown field") => format!("{column}: {unknown}"),
+                    other => format!("{column}.{key}: {other}"),
+                });
             }
-        };
-        if let Some(method) = &row.method {
-            self.one_of("request.method", method, &[("POST", ()), ("PUT", ()), ("PATCH", ())]);
         }
-        if row.key_header.as_ref().is_some_and(|name| !is_header_name(name)) {
-            self.problem("request.key_header is no header name".to_owned());
+        if self.0.len() > before {
+            return None;
         }
-        let body = row.body.as_deref().unwrap_or("json");
-        let form_encoded = self.one_of("request.body", body, &[("json", false), ("form", true)]);
-        if row.reference.as_ref().is_some_and(|pointer| !pointer.starts_with('/')) {
-            self.problem("request.reference is no JSON pointer: write /id or /data/id".to_owned());
-        }
-        RequestShape {
-            method: row.method,
-            key_header: row.key_header,
-            form_encoded: form_encoded.unwrap_or_default(),
-            template: row.template.map(|template| serde_json::Value::Object(template).to_string()),
-            reference_pointer: row.reference,
-        }
+        serde_json::from_value(Value::Object(object.clone())).ok()
     }
-}
-
-/// What the `request` column holds.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RequestRow {
-    method: Option<String>,
-    key_header: Option<String>,
-    body: Option<String>,
-    template: Option<Object>,
-    reference: Option<String>,
 }
 
 /// A `token` of RFC 9110, section 5.6.2.

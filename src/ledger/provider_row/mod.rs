@@ -11,15 +11,18 @@ use serde_json::{Map, Value};
 mod accounts;
 mod file;
 mod limits;
+mod line;
 mod literal;
 mod lookup;
 mod meant;
 mod no_secrets;
 mod pause;
+mod request;
 mod statuses;
 mod words;
 
 pub use file::parse_provider_file;
+pub use line::LimitLine;
 pub use pause::note_unsaid_pauses;
 
 /// A JSON column: an object.
@@ -239,11 +242,6 @@ mod tests {
             (json!({"headers": {"X Y": "v"}}), "headers: `X Y` is no header name"),
             (json!({"headers": {"X": "a\r\nEvil: b"}}), "headers: the value of `X` holds control characters"),
             (json!({"headers": {"X": 1}}), "headers: the value of `X` must be text"),
-            (json!({"request": {"metod": "POST"}}), "request: unknown field `metod`"),
-            (json!({"request": {"method": "GET"}}), "request.method is `GET`"),
-            (json!({"request": {"body": "xml"}}), "request.body is `xml`"),
-            (json!({"request": {"reference": "id"}}), "request.reference"),
-            (json!({"request": {"key_header": "a:b"}}), "request.key_header"),
             (json!({"statuses": {"99": "declined"}}), "statuses: `99`"),
             (json!({"statuses": {"402": "refused"}}), "statuses: 402: the meaning must be"),
             (json!({"limit": []}), "a provider without an enabled limit is closed, not unlimited"),

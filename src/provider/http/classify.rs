@@ -8,10 +8,13 @@ use std::time::{Duration, SystemTime};
 use reqwest::header::HeaderMap;
 use serde_json::Value;
 
+use super::named_wait::named_wait;
 use super::retry_after::retry_after;
 use crate::domain::outcome::{Outcome, UnknownCause};
-use crate::domain::provider::{CodeIs, HeaderIs, StatusCase, StatusMeaning};
+use crate::domain::provider::{CodeIs, HeaderIs, NamedWait, Provider, StatusCase, StatusMeaning};
 
+/// Where the provider's reference stands unless the row names another place.
+const REFERENCE_POINTER: &str = "/id";
 /// Longest provider reference that is kept, in characters.
 const REFERENCE_CHARS_MAX: usize = 255;
 /// Longest error token that is kept, in characters.
@@ -47,13 +50,33 @@ pub struct Meanings {
     pub statuses: BTreeMap<u16, Vec<StatusCase>>,
     /// JSON pointer to the provider's reference. <https://www.rfc-editor.org/rfc/rfc6901>
     pub reference_pointer: String,
+    /// Where a wait is named besides `Retry-After`.
+    pub wait: Option<NamedWait>,
+}
+
+impl Meanings {
+    #[must_use]
+    pub fn of(provider: &Provider) -> Self {
+        let pointer = provider.request.reference_pointer.as_deref().unwrap_or(REFERENCE_POINTER);
+        Self {
+            statuses: provider.statuses.clone(),
+            reference_pointer: pointer.to_owned(),
+            wait: provider.request.wait.clone(),
+        }
+    }
+
+    /// The longer of what `Retry-After` says and what stands where the row says. `now` as for [`classify`].
+    pub(super) fn named_wait(&self, reading: &Reading, now: SystemTime) -> Option<Duration> {
+        let elsewhere = self.wait.as_ref().and_then(|wait| named_wait(reading, wait, now));
+        retry_after(&reading.headers, now).max(elsewhere)
+    }
 }
 
 /// Says what the answer means. `now` serves dates in an answer without a `Date` of its own.
 #[must_use]
 pub fn classify(reading: &Reading, meanings: &Meanings, now: SystemTime) -> Outcome {
     let status = reading.status;
-    let named_wait = || retry_after(&reading.headers, now);
+    let named_wait = || meanings.named_wait(reading, now);
     let said_by_row = said_by_row(reading, &meanings.statuses);
     match said_by_row.unwrap_or_else(|| default_meaning(status)) {
         // A row that calls a status accepted says so for the status alone: a 204 has no body to read.
@@ -67,7 +90,8 @@ pub fn classify(reading: &Reading, meanings: &Meanings, now: SystemTime) -> Outc
         StatusMeaning::InProgress => Outcome::InProgress,
         StatusMeaning::Throttled => Outcome::Throttled { retry_after: named_wait() },
         StatusMeaning::Busy => Outcome::Busy { retry_after: named_wait() },
-        StatusMeaning::Unavailable => server_error(status, named_wait()),
+        // An hour's quota tells of its end in every answer: a provider that is down is asked again before.
+        StatusMeaning::Unavailable => server_error(status, retry_after(&reading.headers, now)),
         StatusMeaning::Review => Outcome::Rejected { reason: reason(reading) },
     }
 }

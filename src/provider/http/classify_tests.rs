@@ -3,6 +3,7 @@
 type Headers<'a> = &'a [(&'static str, &'a str)];
 
 use super::*;
+use crate::domain::provider::{WaitPlace, WaitUnit};
 
 fn reading(status: u16, body: &str) -> Reading {
     Reading { status, headers: HeaderMap::new(), body: Body::Whole(body.as_bytes().to_vec()) }
@@ -10,7 +11,7 @@ fn reading(status: u16, body: &str) -> Reading {
 
 fn meanings(statuses: &[(u16, StatusMeaning)]) -> Meanings {
     let always = |(status, means): &(u16, StatusMeaning)| (*status, vec![StatusCase::always(*means)]);
-    Meanings { statuses: statuses.iter().map(always).collect(), reference_pointer: "/id".to_owned() }
+    Meanings { statuses: statuses.iter().map(always).collect(), reference_pointer: "/id".to_owned(), wait: None }
 }
 
 fn read(reading: &Reading) -> Outcome {
@@ -137,6 +138,31 @@ fn the_reference_is_found_where_the_row_says() {
     let answer = reading(200, r#"{"id":"no","data":[{"ref":"yes"}]}"#);
     let outcome = classify(&answer, &row, SystemTime::UNIX_EPOCH);
     assert_eq!(outcome, Outcome::Accepted { reference: Some("yes".to_owned()) });
+}
+
+#[test]
+fn the_wait_is_found_where_the_row_says_too() {
+    let wait = |place| Some(NamedWait { place, unit: WaitUnit::Seconds });
+    let read = |wait: Option<NamedWait>, status, headers: Headers<'_>, body: &str| {
+        let mut answer = reading(status, body);
+        answer.headers = headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect();
+        let row = Meanings { wait, ..meanings(&[(418, StatusMeaning::Busy)]) };
+        classify(&answer, &row, SystemTime::UNIX_EPOCH)
+    };
+    let seconds = |seconds| Some(Duration::from_secs(seconds));
+    let header = || wait(WaitPlace::Header("X-Reset-After".to_owned()));
+    let body = || wait(WaitPlace::Body("/retry_in".to_owned()));
+    let throttled = |retry_after| Outcome::Throttled { retry_after };
+    assert_eq!(read(header(), 429, &[("x-reset-after", "20")], ""), throttled(seconds(20)));
+    assert_eq!(read(body(), 429, &[], r#"{"retry_in":20}"#), throttled(seconds(20)));
+    assert_eq!(read(body(), 418, &[], r#"{"retry_in":20}"#), Outcome::Busy { retry_after: seconds(20) });
+    // The longer of two.
+    assert_eq!(read(header(), 429, &[("x-reset-after", "20"), ("retry-after", "9")], ""), throttled(seconds(20)));
+    assert_eq!(read(header(), 429, &[("x-reset-after", "2"), ("retry-after", "9")], ""), throttled(seconds(9)));
+    assert_eq!(read(header(), 429, &[], ""), throttled(None));
+    assert_eq!(read(None, 429, &[("x-reset-after", "20")], r#"{"retry_in":20}"#), throttled(None));
+    // An hour's quota names its end in every answer.
+    assert_eq!(read(header(), 503, &[("x-reset-after", "3000")], ""), server_error(503, None));
 }
 
 #[test]

@@ -4,13 +4,12 @@
 //! wants compared is not accepted until they are. Refuses the row's `statuses` where they would judge a payment: those
 //! are a charge's; what they say of limits and locks holds here too.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use reqwest::{Client, Method};
 use serde_json::Value;
 
-use super::classify::{Body, Reading, is_token, parsed, reference, said_by_row};
+use super::classify::{Body, Meanings, Reading, is_token, parsed, reference, said_by_row};
 use super::client::{self, Outgoing};
 use super::outbound::OutboundPolicy;
 use super::retry_after::retry_after;
@@ -18,14 +17,15 @@ use super::secrets::HeaderTemplates;
 use crate::domain::job::Job;
 use crate::domain::lookup::{Finding, Lookup, LookupMethod};
 use crate::domain::outcome::UnknownCause;
-use crate::domain::provider::{Provider, StatusCase, StatusMeaning};
+use crate::domain::provider::{Provider, StatusMeaning};
 use crate::provider::{Answer, FreezeError, Question};
 
 /// How one provider is asked. Keeps its own connections, because it may be another host that answers.
 pub(super) struct Inquiry {
     policy: OutboundPolicy,
     lookup: Lookup,
-    statuses: BTreeMap<u16, Vec<StatusCase>>,
+    /// A charge's.
+    meanings: Meanings,
     client: Client,
 }
 
@@ -40,7 +40,7 @@ impl Inquiry {
             client: client::build(&target, provider.timeout, provider.workers)?,
             policy: outbound.clone(),
             lookup: lookup.clone(),
-            statuses: provider.statuses.clone(),
+            meanings: Meanings::of(provider),
         })
     }
 
@@ -70,7 +70,7 @@ impl Inquiry {
         };
         match client::exchange(&self.client, outgoing).await {
             Ok((reading, read_at)) => Answer {
-                outcome: meaning(&reading, question, &self.lookup, &self.statuses, now()),
+                outcome: meaning(&reading, question, &self.lookup, &self.meanings, now()),
                 status: Some(reading.status),
                 answer_age: read_at.elapsed(),
             },
@@ -93,20 +93,15 @@ fn unanswered(finding: Finding) -> Answer<Finding> {
 }
 
 /// What an answer says about the payment. `now` serves dates in an answer without a `Date` of its own.
-fn meaning(
-    reading: &Reading,
-    question: &Question,
-    lookup: &Lookup,
-    statuses: &BTreeMap<u16, Vec<StatusCase>>,
-    now: SystemTime,
-) -> Finding {
+fn meaning(reading: &Reading, question: &Question, lookup: &Lookup, meanings: &Meanings, now: SystemTime) -> Finding {
     let status = reading.status;
-    let named_wait = || retry_after(&reading.headers, now);
+    let named_wait = || meanings.named_wait(reading, now);
+    let retry_after = || retry_after(&reading.headers, now);
     let server_error = |retry_after| Finding::Unknown { cause: UnknownCause::ServerError(status), retry_after };
-    match said_by_row(reading, statuses) {
+    match said_by_row(reading, &meanings.statuses) {
         Some(StatusMeaning::Throttled) => return Finding::Throttled { retry_after: named_wait() },
         Some(StatusMeaning::Busy) => return Finding::Busy { retry_after: named_wait() },
-        Some(StatusMeaning::Unavailable) => return server_error(named_wait()),
+        Some(StatusMeaning::Unavailable) => return server_error(retry_after()),
         _ => {}
     }
     match status {
@@ -114,7 +109,7 @@ fn meaning(
         404 => Finding::NotFound,
         401 | 403 | 407 => Finding::Misconfigured { status },
         429 => Finding::Throttled { retry_after: named_wait() },
-        503 => server_error(named_wait()),
+        503 => server_error(retry_after()),
         408 | 500..=599 => server_error(None),
         405 => Finding::Unclear { reason: "provider answered a look-up with 405: check lookup.method".to_owned() },
         _ => Finding::Unclear { reason: format!("provider answered a look-up with {status}: check lookup.url") },

@@ -1,11 +1,14 @@
 //! What answers to look-ups mean, as a table.
 
+use std::collections::BTreeMap;
+
 use reqwest::header::{HeaderMap, RETRY_AFTER};
 use serde_json::json;
 
 use super::super::tests::job;
 use super::*;
 use crate::domain::lookup::{LookupUrl, WhenNotFound};
+use crate::domain::provider::{NamedWait, StatusCase, WaitPlace, WaitUnit};
 
 fn lookup() -> Lookup {
     Lookup {
@@ -29,14 +32,16 @@ fn question() -> Question {
 }
 
 fn read(status: u16, headers: HeaderMap, body: &str, lookup: &Lookup) -> Finding {
-    let statuses = BTreeMap::from([
+    let locks = BTreeMap::from([
         (429, vec![StatusCase::always(StatusMeaning::Busy)]),
         (404, vec![StatusCase::always(StatusMeaning::Declined)]),
         (200, vec![StatusCase::always(StatusMeaning::Accepted)]),
     ]);
     let reading = Reading { status, headers, body: Body::Whole(body.as_bytes().to_vec()) };
-    let statuses = if status != 429 || body == "busy" { statuses } else { BTreeMap::new() };
-    meaning(&reading, &question(), lookup, &statuses, SystemTime::now())
+    let statuses = if status != 429 || body == "busy" { locks } else { BTreeMap::new() };
+    let wait = NamedWait { place: WaitPlace::Header("x-reset-ms".to_owned()), unit: WaitUnit::Milliseconds };
+    let charge = Meanings { statuses, reference_pointer: "/charge".to_owned(), wait: Some(wait) };
+    meaning(&reading, &question(), lookup, &charge, SystemTime::now())
 }
 
 fn says(status: u16, body: &Value) -> Finding {
@@ -89,6 +94,13 @@ fn named_waits_are_read_and_a_rows_lock_is_a_lock() {
     assert_eq!(read(429, headers.clone(), "", &lookup()), Finding::Throttled { retry_after: wait });
     assert_eq!(read(429, headers.clone(), "busy", &lookup()), Finding::Busy { retry_after: wait });
     let unavailable = Finding::Unknown { cause: UnknownCause::ServerError(503), retry_after: wait };
+    assert_eq!(read(503, headers.clone(), "", &lookup()), unavailable);
+    // Where the row says that a charge's answer names it; a provider that is down says so by `Retry-After` alone.
+    let mut headers = headers;
+    headers.insert("x-reset-ms", "60000".parse().unwrap());
+    let wait = Some(Duration::from_secs(60));
+    assert_eq!(read(429, headers.clone(), "", &lookup()), Finding::Throttled { retry_after: wait });
+    assert_eq!(read(429, headers.clone(), "busy", &lookup()), Finding::Busy { retry_after: wait });
     assert_eq!(read(503, headers, "", &lookup()), unavailable);
 }
 

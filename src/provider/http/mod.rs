@@ -31,6 +31,7 @@ mod client;
 mod failure;
 mod form;
 mod inquiry;
+mod named_wait;
 mod outbound;
 mod placeholder;
 pub mod request;
@@ -38,9 +39,6 @@ mod resolver;
 pub mod retry_after;
 mod secrets;
 mod template;
-
-/// Where an accepted answer names the payment, unless the row says otherwise.
-const REFERENCE_POINTER: &str = "/id";
 
 /// One provider row of kind `http`, ready to be called. Keeps its own connections.
 pub struct HttpProvider {
@@ -65,7 +63,8 @@ impl HttpProvider {
         let (headers, content_type) = headers_of(provider);
         let plan = RequestPlan::parse(&provider.request, content_type.as_deref())?;
         let headers = HeaderTemplates::parse(&headers, &plan.key_header)?;
-        let pointer = provider.request.reference_pointer.as_deref().unwrap_or(REFERENCE_POINTER);
+        let meanings = Meanings::of(provider);
+        let pointer = &meanings.reference_pointer;
         if !pointer.is_empty() && !pointer.starts_with('/') {
             return Err(FreezeError::Template(format!("reference `{pointer}`: write a JSON pointer like /id")));
         }
@@ -76,7 +75,7 @@ impl HttpProvider {
             target,
             plan,
             headers,
-            meanings: Meanings { statuses: provider.statuses.clone(), reference_pointer: pointer.to_owned() },
+            meanings,
             inquiry,
             timeout: provider.timeout,
             connections: provider.workers,

@@ -3,11 +3,12 @@
 //! Refuses to look at a secret: header values are references until they are sent.
 
 use reqwest::Method;
-use reqwest::header::{HeaderName, HeaderValue};
+use reqwest::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::form;
+use super::secrets::is_reserved;
 use super::template::Template;
 use crate::domain::job::Job;
 use crate::domain::provider::RequestShape;
@@ -40,10 +41,12 @@ impl RequestPlan {
             other => return Err(FreezeError::Template(format!("method `{other}`: use POST, PUT or PATCH"))),
         };
         let key_header = shape.key_header.as_deref().unwrap_or(KEY_HEADER);
-        let key_header = HeaderName::try_from(key_header).map_err(|_| FreezeError::Header {
-            header: key_header.to_owned(),
-            problem: "key_header is not a header name".to_owned(),
-        })?;
+        let refused =
+            |problem: &str| FreezeError::Header { header: key_header.to_owned(), problem: problem.to_owned() };
+        let name = HeaderName::try_from(key_header).map_err(|_| refused("key_header is not a header name"))?;
+        if is_reserved(&name) || name == CONTENT_TYPE {
+            return Err(refused("is set by the client; name another `key_header`"));
+        }
         let content_type = content_type.unwrap_or(if shape.form_encoded { FORM } else { JSON });
         if content_type.contains("${") || HeaderValue::from_str(content_type).is_err() {
             let problem = "must be plain text: it is frozen with the request".to_owned();
@@ -52,7 +55,7 @@ impl RequestPlan {
         let template = shape.template.as_deref().map(Template::parse).transpose().map_err(FreezeError::Template)?;
         Ok(Self {
             method,
-            key_header,
+            key_header: name,
             content_type: content_type.to_owned(),
             form_encoded: shape.form_encoded,
             template,
@@ -142,6 +145,9 @@ mod tests {
             RequestShape { method: Some("GET".to_owned()), ..shape() },
             RequestShape { method: Some("post".to_owned()), ..shape() },
             RequestShape { key_header: Some("bad header".to_owned()), ..shape() },
+            RequestShape { key_header: Some("Host".to_owned()), ..shape() },
+            RequestShape { key_header: Some("Content-Length".to_owned()), ..shape() },
+            RequestShape { key_header: Some("Content-Type".to_owned()), ..shape() },
             RequestShape { template: Some("{\"x\":\"${y}\"}".to_owned()), ..shape() },
         ];
         for shape in bad {

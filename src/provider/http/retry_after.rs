@@ -15,8 +15,13 @@ pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(86_400);
 /// `now` stands in for a missing `Date`: the provider's own clock is the better ruler for its own dates.
 #[must_use]
 pub fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
-    let made_at = headers.get(DATE).and_then(date).unwrap_or(now);
+    let made_at = made_at(headers, now);
     headers.get_all(RETRY_AFTER).iter().filter_map(|value| wait(value, made_at)).max()
+}
+
+/// When the answer was made, by its own clock; `now` if it does not say.
+pub(super) fn made_at(headers: &HeaderMap, now: SystemTime) -> SystemTime {
+    headers.get(DATE).and_then(date).unwrap_or(now)
 }
 
 fn wait(value: &HeaderValue, made_at: SystemTime) -> Option<Duration> {

@@ -39,6 +39,11 @@ const RESERVED: [&str; 11] = [
     "upgrade",
 ];
 
+/// Whether no row may name this header.
+pub(super) fn is_reserved(name: &HeaderName) -> bool {
+    RESERVED.contains(&name.as_str())
+}
+
 #[derive(Debug)]
 enum Source {
     /// Written in the row itself; redacted all the same, because somebody will write a secret there.
@@ -64,7 +69,7 @@ impl HeaderTemplates {
         for (name, value) in written {
             let refused = |problem: String| FreezeError::Header { header: name.clone(), problem };
             let parsed = HeaderName::try_from(name.as_str()).map_err(|_| refused("not a header name".to_owned()))?;
-            if RESERVED.contains(&parsed.as_str()) || parsed == *key_header {
+            if is_reserved(&parsed) || parsed == *key_header {
                 return Err(refused("is set by the client; remove it from `headers`".to_owned()));
             }
             let parts = split(value).map_err(refused)?;

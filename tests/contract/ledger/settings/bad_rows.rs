@@ -1,6 +1,7 @@
 //! Rows that no constraint can refuse: each stops its own provider, and no other.
 
 use super::*;
+use sluicegate::ops::change::set_paused;
 
 on_every_database!(
     a_bad_row_stops_only_its_own_provider,
@@ -56,4 +57,12 @@ async fn a_row_that_cannot_be_read_closes_its_quota_and_keeps_its_pause(kind: Ki
         .map(|bad| (bad.provider.as_str(), bad.quota.as_str(), bad.stopped))
         .collect();
     assert_eq!(bad, [("bolt", "acme", false), ("dash", "acme", true)]);
+    let bolt = ProviderName::new("bolt").unwrap();
+    assert!(set_paused(fixture.settings().as_ref(), &bolt, true, None).await.unwrap(), "it is paused all the same");
+    let snapshot = fixture.settings().load().await.unwrap();
+    assert!(snapshot.providers[0].as_ref().unwrap_err().stopped);
+    // Payments can still be enqueued for the others; whoever wants to see the row is told which it is.
+    assert_eq!(fixture.settings().names().await.unwrap(), ["bolt", "dash"]);
+    let error = fixture.settings().rows(None).await.unwrap_err().to_string();
+    assert!(error.contains("provider `bolt`: column `statuses` is no JSON object"), "{error}");
 }

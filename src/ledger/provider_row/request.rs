@@ -1,0 +1,135 @@
+//! The `request` column: how a charge is made, and where its answer names the provider's reference and a wait.
+//!
+//! Refuses keys that it does not know, and a wait whose unit would have to be guessed: seconds taken for an instant would
+//! be no wait at all.
+
+use serde::Deserialize;
+
+use super::Object;
+use super::meant::{Check, is_header_name};
+use crate::domain::provider::{NamedWait, RequestShape, WaitPlace, WaitUnit};
+
+/// What the column holds; an absent key has the contract's default.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RequestRow {
+    method: Option<String>,
+    key_header: Option<String>,
+    body: Option<String>,
+    template: Option<Object>,
+    reference: Option<String>,
+    wait: Option<Object>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WaitRow {
+    header: Option<String>,
+    at: Option<String>,
+    unit: Option<String>,
+}
+
+impl Check {
+    pub(super) fn request(&mut self, request: Option<&Object>) -> RequestShape {
+        let row: Option<RequestRow> = request.and_then(|object| self.keys("request", object));
+        let Some(row) = row else { return RequestShape::default() };
+        if let Some(method) = &row.method {
+            self.one_of("request.method", method, &[("POST", ()), ("PUT", ()), ("PATCH", ())]);
+        }
+        if row.key_header.as_ref().is_some_and(|name| !is_header_name(name)) {
+            self.problem("request.key_header is no header name".to_owned());
+        }
+        let body = row.body.as_deref().unwrap_or("json");
+        let form_encoded = self.one_of("request.body", body, &[("json", false), ("form", true)]);
+        if row.reference.as_ref().is_some_and(|pointer| !pointer.starts_with('/')) {
+            self.problem("request.reference is no JSON pointer: write /id or /data/id".to_owned());
+        }
+        RequestShape {
+            method: row.method,
+            key_header: row.key_header,
+            form_encoded: form_encoded.unwrap_or_default(),
+            template: row.template.map(|template| serde_json::Value::Object(template).to_string()),
+            reference_pointer: row.reference,
+            wait: row.wait.and_then(|wait| self.wait(&wait)),
+        }
+    }
+
+    fn wait(&mut self, object: &Object) -> Option<NamedWait> {
+        let row: WaitRow = self.keys("request.wait", object)?;
+        let units = WaitUnit::ALL.map(|unit| (unit.name(), unit));
+        let unit = match &row.unit {
+            Some(unit) => self.one_of("request.wait.unit", unit, &units),
+            None => {
+                let names = WaitUnit::ALL.map(WaitUnit::name).join(", ");
+                self.problem(format!("request.wait.unit is missing: one of {names}"));
+                None
+            }
+        };
+        let place = match (row.header, row.at) {
+            (Some(header), None) if is_header_name(&header) => WaitPlace::Header(header),
+            (None, Some(at)) if at.starts_with('/') => WaitPlace::Body(at),
+            (Some(_), None) => {
+                self.problem("request.wait.header is no header name".to_owned());
+                return None;
+            }
+            (None, Some(_)) => {
+                self.problem("request.wait.at is no JSON pointer: write /retry_after or /error/retry_after".to_owned());
+                return None;
+            }
+            _ => {
+                self.problem("request.wait needs `header` or `at`, and not both: where the wait stands".to_owned());
+                return None;
+            }
+        };
+        Some(NamedWait { place, unit: unit? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::tests::with;
+    use super::*;
+
+    #[test]
+    fn a_wait_stands_in_a_header_or_in_the_body() {
+        for unit in WaitUnit::ALL {
+            let wait = |wait| with(json!({"request": {"wait": wait}})).meant(1).unwrap().request.wait.unwrap();
+            let header = wait(json!({"header": "X-Reset", "unit": unit.name()}));
+            assert_eq!(header, NamedWait { place: WaitPlace::Header("X-Reset".to_owned()), unit });
+            let body = wait(json!({"at": "/error/reset", "unit": unit.name()}));
+            assert_eq!(body, NamedWait { place: WaitPlace::Body("/error/reset".to_owned()), unit });
+        }
+    }
+
+    #[test]
+    fn bad_keys_are_named_with_the_mend() {
+        let table = [
+            (json!({"metod": "POST"}), "request: unknown field `metod`"),
+            (json!({"method": "GET"}), "request.method is `GET`"),
+            (json!({"method": 5}), "request.method: invalid type"),
+            (json!({"body": "xml"}), "request.body is `xml`"),
+            (json!({"reference": "id"}), "request.reference is no JSON pointer"),
+            (json!({"key_header": "a:b"}), "request.key_header is no header name"),
+            (json!({"wait": "X-Reset"}), "request.wait: invalid type"),
+            (json!({"wait": {"unit": "s"}}), "request.wait needs `header` or `at`"),
+            (
+                json!({"wait": {"header": "a", "at": "/b", "unit": "s"}}),
+                "request.wait needs `header` or `at`, and not both",
+            ),
+            (json!({"wait": {"header": "a b", "unit": "s"}}), "request.wait.header is no header name"),
+            (json!({"wait": {"at": "retry_after", "unit": "s"}}), "request.wait.at is no JSON pointer"),
+            (json!({"wait": {"header": "a"}}), "request.wait.unit is missing: one of s, ms, epoch_s, epoch_ms"),
+            (json!({"wait": {"header": "a", "unit": "min"}}), "request.wait.unit is `min`: must be s or ms or epoch_s"),
+            (json!({"wait": {"header": "a", "unit": 1}}), "request.wait.unit: invalid type"),
+            (json!({"wait": {"headr": "a", "unit": "s"}}), "request.wait: unknown field `headr`"),
+        ];
+        for (request, problem) in table {
+            let bad = with(json!({ "request": request })).meant(1).unwrap_err();
+            assert!(bad.problems.len() == 1 && bad.problems[0].starts_with(problem), "{request}: {:#?}", bad.problems);
+        }
+        let bad = with(json!({"request": {"method": "GET", "body": "xml", "wait": {}}})).meant(1).unwrap_err();
+        assert_eq!(bad.problems.len(), 4, "all of them: {:#?}", bad.problems);
+    }
+}
