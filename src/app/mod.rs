@@ -3,12 +3,15 @@
 //! Refuses logic: it opens, wires and closes. It alone knows every part.
 
 use std::fs::{File, TryLockError};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use secrecy::SecretString;
 use tokio::sync::OnceCell;
+use tokio::time::timeout;
 use uuid::Uuid;
 
 use crate::cli::CommandError;
@@ -39,6 +42,9 @@ use crate::worker::quotas::LedgerRows;
 use crate::worker::settings_watch::POLL;
 
 mod probes;
+
+/// An engine that does not answer must not keep the process, nor its exit code.
+const CLOSE_MAX: Duration = Duration::from_secs(3);
 
 const ANOTHER_RUN: &str = "another `sluicegate run` uses this database with an embedded limiter or queue: stop it, or set \
                            limiter.url to Redis and queue.url to RabbitMQ for more than one worker";
@@ -167,7 +173,7 @@ async fn take_place(config: &Config, database: &Database) -> Result<Place, Comma
             // By whatever name it is called: a link would be another file, and its worker a second one.
             let mut name = path.canonicalize()?.into_os_string();
             name.push(".lock");
-            let file = File::options().create(true).truncate(false).write(true).open(&name)?;
+            let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(&name)?;
             match file.try_lock() {
                 Ok(()) => Ok(Place::File(file)),
                 Err(TryLockError::WouldBlock) => Err(taken()),
@@ -351,11 +357,33 @@ impl Engines for App {
     }
 
     async fn close(&self) {
-        if let Some(OpenQueue::Embedded(queue)) = self.queue.get() {
-            queue.close().await;
+        let close = async {
+            if let Some(OpenQueue::Embedded(queue)) = self.queue.get() {
+                queue.close().await;
+            }
+            if let Some(database) = self.database.get() {
+                database.close().await;
+            }
+        };
+        if timeout(CLOSE_MAX, close).await.is_err() {
+            tracing::debug!("an engine did not let itself be closed; leases run out by themselves");
         }
-        if let Some(database) = self.database.get() {
-            database.close().await;
-        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_engine_that_does_not_let_itself_be_closed_does_not_keep_the_process() {
+        let config = crate::config::load(None, [], &["database.url=sqlite::memory:".to_owned()]).unwrap();
+        let app = App::default();
+        let pool = app.database(&config).await.unwrap().sqlite_pool().unwrap();
+        let busy = pool.acquire().await.unwrap();
+        // Without the bound it waits for the connection, which nobody gives back.
+        timeout(Duration::from_secs(60), app.close()).await.unwrap();
+        assert!(pool.is_closed(), "it was tried");
+        drop(busy);
     }
 }

@@ -16,6 +16,7 @@ pub mod check;
 pub mod completions;
 pub mod connect;
 pub mod console;
+mod declared;
 pub mod demo;
 pub mod dlq;
 pub mod enqueue;

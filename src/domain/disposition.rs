@@ -35,6 +35,8 @@ pub struct History {
     pub first_sent_age: Option<Duration>,
     /// Since the last charge whose outcome is unknown was begun; `None` when there is none.
     pub unknown_age: Option<Duration>,
+    /// The round of refusals in a row ([`super::refusals`]) that this request's own would belong to.
+    pub refusal_round: u32,
     /// The provider was found down, and this request was to find out whether it still is: its failure counts nothing.
     pub probe: bool,
 }
@@ -133,7 +135,7 @@ pub fn after_outcome(outcome: &Outcome, history: &History, policy: &RetryPolicy,
         Outcome::Declined { reason } => settle(FinalState::Declined, reason, None),
         Outcome::Rejected { reason } => settle(FinalState::Review, reason, None),
         Outcome::Throttled { retry_after } => {
-            let wait = named(*retry_after).unwrap_or(policy.backoff.base);
+            let wait = named(*retry_after).unwrap_or_else(|| nameless(history, policy));
             let next = again(wait, history.unknown, "throttled by the provider", history, policy);
             Disposition { next, counts_attempt: false, pause: Some(Pause::Quota { wait }) }
         }
@@ -164,6 +166,11 @@ pub fn after_outcome(outcome: &Outcome, history: &History, policy: &RetryPolicy,
 /// whoever came back at once would be refused again, round and round.
 fn named(retry_after: Option<Duration>) -> Option<Duration> {
     retry_after.filter(|wait| !wait.is_zero()).map(|wait| wait.min(NAMED_WAIT_MAX))
+}
+
+/// The wait after a refusal for the rate that names none. It holds everybody, so nothing is spread by chance.
+fn nameless(history: &History, policy: &RetryPolicy) -> Duration {
+    policy.backoff.delay(history.refusal_round, 1.0)
 }
 
 /// Decides what may be sent for a job, at the moment of sending: asked when it is taken and again when its permit has come.

@@ -30,6 +30,7 @@ fn history(attempts: u32, unknown: bool) -> History {
         age: SECOND,
         first_sent_age: unknown.then_some(SECOND),
         unknown_age: unknown.then_some(SECOND),
+        refusal_round: 1,
         probe: false,
     }
 }
@@ -228,6 +229,23 @@ fn a_named_wait_of_zero_names_none() {
     for outcome in pairs {
         assert_eq!(get(&outcome(Some(Duration::ZERO))), get(&outcome(None)), "{:?}", outcome(None));
     }
+}
+
+/// Whoever is refused and told no wait doubles it with each round in a row; everybody waits for it, so it is exact.
+#[test]
+fn a_refusal_that_names_no_wait_is_waited_for_longer_in_each_round() {
+    let wait = |retry_after, refusal_round, fraction| {
+        let history = History { refusal_round, ..history(0, false) };
+        let got = after_outcome(&Outcome::Throttled { retry_after }, &history, &policy(None), fraction);
+        let Some(Pause::Quota { wait }) = got.pause else { panic!("{got:?}") };
+        assert!(matches!(got.next, Next::Again { after, .. } if after == wait), "{got:?}");
+        wait
+    };
+    let BackoffPolicy { base, max } = policy(None).backoff;
+    let rounds: Vec<Duration> = (1..=3).map(|round| wait(None, round, 0.0)).collect();
+    assert_eq!(rounds, [base, base * 2, base * 4]);
+    assert_eq!(wait(None, u32::MAX, 0.3), max);
+    assert_eq!(wait(Some(SECOND * 7), 9, 0.3), SECOND * 7, "a wait that is named");
 }
 
 /// The wait that the provider names for one object, or a longer one each time though nothing counts.

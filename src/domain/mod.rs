@@ -22,6 +22,7 @@ pub mod own_share;
 pub mod provider;
 pub mod quota;
 pub mod quota_spec;
+pub mod refusals;
 pub mod secret_text;
 pub mod settlement;
 pub mod time;

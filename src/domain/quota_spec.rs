@@ -151,6 +151,12 @@ pub struct QuotaSpec {
 pub struct Blocked;
 
 impl QuotaSpec {
+    /// Whether both allow the same: any change of any row moves the version.
+    #[must_use]
+    pub fn allows_as(&self, other: &Self) -> bool {
+        Self { version: other.version, ..self.clone() } == *other
+    }
+
     /// How long after its start a permit may be used. An allowance for jitter covers a late start and the way to the
     /// provider together: a start may use [`START_SHARE`] of it.
     #[must_use]

@@ -6,17 +6,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::migrate::{Migrate, MigrateError, Migrator};
-use sqlx::pool::PoolConnection;
-use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, SqlitePool};
+use sqlx::{Connection, PgConnection, PgPool, SqlitePool};
 use tokio::sync::Mutex;
+use tokio::time::timeout;
 
 use super::fleet::Fleet;
+use super::migrate::{migrate_postgres, migrate_sqlite, schema_state};
 use super::migrations::{POSTGRES, SQLITE};
 use super::operator::Operator;
 use super::settings::Settings;
 use super::sql::engine::{Engine, to_the_end};
-use super::sql::meaning::{lock_not_available, of_postgres};
+use super::sql::meaning::of_postgres;
 use super::sql::postgres::PostgresEngine;
 pub use super::sql::sqlite::file_of as sqlite_file;
 use super::sql::sqlite::{self, SqliteEngine};
@@ -24,9 +24,6 @@ use super::sql::{SqlLedger, SqlOperator, SqlSettings};
 use super::upkeep::Upkeep;
 use super::{Ledger, LedgerError};
 use crate::tls::Authorities;
-
-/// The migrator's own table, <https://docs.rs/sqlx/0.9.0/sqlx/migrate/struct.Migrator.html>.
-const MIGRATIONS_TABLE: &str = "_sqlx_migrations";
 
 /// Where a database stands against this program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,13 +42,9 @@ enum Pool {
 }
 
 /// Key of the advisory lock: "sluice" in ASCII, so that nobody else's is the same by chance.
-const RUN_LOCK: i64 = 0x736c_7569_6365;
-
-/// How long a migration waits for a table at a time: whoever wants the table after it waits behind it. Payments pass in the
-/// pauses; a reader of five minutes is waited for.
-const LOCK_TRY: Duration = Duration::from_secs(1);
-const LOCK_PAUSE: Duration = Duration::from_secs(4);
-const LOCK_TRIES: u32 = 60;
+pub(super) const RUN_LOCK: i64 = 0x736c_7569_6365;
+/// A session that does not answer by then has ended, though nobody told.
+const PING_MAX: Duration = Duration::from_secs(3);
 
 /// The right to run embedded parts on a PostgreSQL database. Ends with its session, whoever ended that.
 pub struct ExclusiveRun {
@@ -69,7 +62,7 @@ impl ExclusiveRun {
         to_the_end(async move {
             let mut session = session.lock().await;
             if let Some(connection) = session.as_mut()
-                && connection.ping().await.is_ok()
+                && timeout(PING_MAX, connection.ping()).await.is_ok_and(|answer| answer.is_ok())
             {
                 return Ok(true);
             }
@@ -236,103 +229,4 @@ async fn run_session(pool: &PgPool) -> Result<Option<PgConnection>, LedgerError>
         .await
         .map_err(away)?;
     Ok(ours.then_some(connection))
-}
-
-/// The migrator's advisory lock lets one process through at a time; the others find nothing left to do.
-async fn migrate_postgres(pool: &PgPool) -> Result<(), LedgerError> {
-    let away = |error: sqlx::Error| of_postgres(&error);
-    let mut connection: PoolConnection<sqlx::Postgres> = pool.acquire().await.map_err(away)?;
-    let result = migrate_connection(&mut connection).await;
-    // Its limits were changed, and after an error the session may still hold the advisory lock: out of the pool with it.
-    connection.close().await.map_err(away)?;
-    result
-}
-
-async fn migrate_connection(connection: &mut PgConnection) -> Result<(), LedgerError> {
-    let away = |error: sqlx::Error| of_postgres(&error);
-    let encoding: String =
-        sqlx::query_scalar("SHOW server_encoding").fetch_one(&mut *connection).await.map_err(away)?;
-    if encoding != "UTF8" {
-        return Err(LedgerError::Refused(format!(
-            "the database's encoding is {encoding}: create it with ENCODING 'UTF8'"
-        )));
-    }
-    // The pool's limits are for payments. A migration may take long; another process's is waited for, but not for ever.
-    let patient = "SET statement_timeout = 0; SET lock_timeout = '5min'";
-    sqlx::raw_sql(patient).execute(&mut *connection).await.map_err(away)?;
-    // The migrator takes the same lock once more, which a session that has it may.
-    connection.lock().await.map_err(|error| migration_failed(error, of_postgres))?;
-    let brief = AssertSqlSafe(format!("SET lock_timeout = '{}ms'", LOCK_TRY.as_millis()));
-    sqlx::raw_sql(brief).execute(&mut *connection).await.map_err(away)?;
-    for _ in 1..LOCK_TRIES {
-        match POSTGRES.run_direct(None, &mut *connection, false).await {
-            Err(MigrateError::ExecuteMigration(error, version)) if lock_not_available(&error) => {
-                tracing::warn!(
-                    version,
-                    "a table is in use: the migration tries again, so that payments pass meanwhile"
-                );
-                tokio::time::sleep(LOCK_PAUSE).await;
-            }
-            result => return result.map_err(|error| migration_failed(error, of_postgres)),
-        }
-    }
-    POSTGRES.run_direct(None, connection, false).await.map_err(|error| migration_failed(error, of_postgres))
-}
-
-/// SQLite's migrator takes no lock, so the whole run is one transaction that holds the write lock from its first moment.
-async fn migrate_sqlite(pool: &SqlitePool) -> Result<(), LedgerError> {
-    let away = |error: sqlx::Error| sqlite::meaning(&error);
-    let mut connection = sqlite::acquire(pool).await.map_err(away)?;
-    let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await.map_err(away)?;
-    SQLITE
-        .run_direct(None, &mut *transaction, false)
-        .await
-        .map_err(|error| migration_failed(error, sqlite::meaning))?;
-    transaction.commit().await.map_err(away)
-}
-
-fn migration_failed(error: MigrateError, meaning: fn(&sqlx::Error) -> LedgerError) -> LedgerError {
-    match error {
-        MigrateError::Execute(error) => meaning(&error),
-        MigrateError::ExecuteMigration(error, version) => match meaning(&error) {
-            LedgerError::Away(text) if lock_not_available(&error) => LedgerError::Away(format!(
-                "migration {version}: {text}: a table has been in use for minutes. See pg_stat_activity for by whom, and \
-                 migrate again"
-            )),
-            LedgerError::Away(text) => LedgerError::Away(text),
-            other => LedgerError::Refused(format!("migration {version}: {other}")),
-        },
-        MigrateError::VersionMissing(version) => LedgerError::Refused(format!(
-            "the database is at migration {version}, which this program does not know: use the newer program"
-        )),
-        other => LedgerError::Refused(other.to_string()),
-    }
-}
-
-async fn schema_state<C: Migrate>(
-    connection: &mut C,
-    migrator: &Migrator,
-    meaning: fn(&sqlx::Error) -> LedgerError,
-) -> Result<SchemaState, LedgerError> {
-    let applied = match connection.list_applied_migrations(MIGRATIONS_TABLE).await {
-        Ok(applied) => applied,
-        Err(error) => {
-            return match migration_failed(error, meaning) {
-                LedgerError::NotMigrated => Ok(SchemaState::NotMigrated),
-                other => Err(other),
-            };
-        }
-    };
-    for migration in migrator.iter() {
-        match applied.iter().find(|applied| applied.version == migration.version) {
-            None => return Ok(SchemaState::NotMigrated),
-            Some(applied) if applied.checksum != migration.checksum => {
-                let error = MigrateError::VersionMismatch(migration.version);
-                return Err(migration_failed(error, meaning));
-            }
-            Some(_) => {}
-        }
-    }
-    let newer = applied.iter().any(|applied| !migrator.version_exists(applied.version));
-    Ok(if newer { SchemaState::Newer } else { SchemaState::Current })
 }

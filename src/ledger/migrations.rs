@@ -36,6 +36,9 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0017_credential_of_what_may_be_charged",
         "0018_sql_on_jobs_in_hand",
         "0019_rejected_messages_by_job",
+        "0020_wait_begun",
+        "0021_jobs_parked_for_limits",
+        "0022_raised_version_audited",
     ])
 });
 
@@ -61,6 +64,8 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
         "0018_providers_by_any_sqlite",
         "0019_sql_on_jobs_in_hand",
         "0020_rejected_messages_by_job",
+        "0021_wait_begun",
+        "0022_jobs_parked_for_limits",
     ])
 });
 
@@ -79,11 +84,39 @@ fn migrator(files: &[(&'static str, &'static str)]) -> Migrator {
     Migrator::with_migrations(files.iter().map(migration).collect())
 }
 
+/// One that was built, but whose number was not written down any more, is there already.
+const CONCURRENTLY: &str = "CREATE INDEX CONCURRENTLY IF NOT EXISTS ";
+
+/// The indexes that PostgreSQL builds beside the payments, and the files' numbers.
+pub fn built_concurrently() -> impl Iterator<Item = (i64, &'static str)> {
+    let built = |it: &'static Migration| {
+        let (_, after) = it.sql.as_str().split_once(CONCURRENTLY)?;
+        Some((it.version, after.split_whitespace().next()?))
+    };
+    POSTGRES.iter().filter(|it| it.no_tx).filter_map(built)
+}
+
+/// Whether this file is one of those.
+pub fn is_built_concurrently(version: i64) -> bool {
+    built_concurrently().any(|(built, _)| built == version)
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
 
     use super::*;
+
+    /// The server makes one transaction of several statements, and within one no index is built so.
+    #[test]
+    fn what_is_built_beside_the_payments_is_alone_in_its_file() {
+        let alone: Vec<i64> = built_concurrently().map(|(version, _)| version).collect();
+        let beside: Vec<i64> = POSTGRES.iter().filter(|it| it.no_tx).map(|it| it.version).collect();
+        assert_eq!((alone, beside.is_empty()), (beside, false));
+        for migration in POSTGRES.iter().filter(|it| it.no_tx) {
+            assert_eq!(migration.sql.as_str().matches(';').count(), 1, "{}", migration.description);
+        }
+    }
 
     #[tokio::test]
     async fn every_file_is_compiled_in_as_sqlx_reads_it() {

@@ -21,6 +21,7 @@ use crate::provider::FrozenRequest;
 pub mod audited;
 pub mod database;
 pub mod fleet;
+mod migrate;
 mod migrations;
 pub mod operator;
 pub mod provider_row;
@@ -331,6 +332,9 @@ pub trait Ledger: Send + Sync {
 
     /// Commits where a job stands without an attempt: parked, expired, handed to a person.
     async fn put_down(&self, hold: &Hold, next: &JobState) -> Result<Written, LedgerError>;
+
+    /// Gives the hold of a job up that came before its time: what it waits for stays, and until when.
+    async fn wait_on(&self, hold: &Hold) -> Result<Written, LedgerError>;
 
     /// Gives the hold up and leaves the job as it is, due at once.
     async fn release(&self, hold: &Hold) -> Result<Written, LedgerError>;

@@ -108,8 +108,23 @@ pub trait Settings: Send + Sync {
 
     async fn load(&self) -> Result<Snapshot, LedgerError>;
 
-    /// Rows as written, for `list`, `show` and diffs; one provider, or all.
-    async fn rows(&self, provider: Option<&ProviderName>) -> Result<Vec<ProviderRow>, LedgerError>;
+    /// What all provider rows are called, whether they can be read or not.
+    async fn names(&self) -> Result<Vec<String>, LedgerError>;
+
+    /// Rows as written, for `list`, `show` and diffs; one provider, or all. One that cannot even be read is a bad row.
+    async fn written(&self, provider: Option<&ProviderName>) -> Result<Vec<Result<ProviderRow, BadRow>>, LedgerError>;
+
+    /// The same, for whoever needs them all.
+    ///
+    /// # Errors
+    /// [`LedgerError::Corrupt`] names the first that cannot be read.
+    async fn rows(&self, provider: Option<&ProviderName>) -> Result<Vec<ProviderRow>, LedgerError> {
+        let unreadable = |bad: BadRow| {
+            let BadRow { provider, problems, .. } = bad;
+            LedgerError::Corrupt(format!("provider `{provider}`: {}", problems.join("; ")))
+        };
+        self.written(provider).await?.into_iter().map(|row| row.map_err(unreadable)).collect()
+    }
 
     /// Makes the database say what the rows say, in one transaction: inserts, updates, and deletes limits and account
     /// rules that the row no longer lists. Providers that are not named stay, and so does a pause of which a row says nothing

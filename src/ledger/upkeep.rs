@@ -23,6 +23,18 @@ pub struct Overdue {
     pub at_most: u32,
 }
 
+/// Which waits for a limit end: those that began before the limits of the lane's quota were changed, or soon after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// How long ago they were seen to be others than before; `None`: nobody saw, and the rows alone tell.
+    pub changed_ago: Option<Duration>,
+    /// For so long after a change the former limits may have been gone by.
+    pub settles: Duration,
+    /// Who is due within this comes without being woken.
+    pub soon: Duration,
+    pub at_most: u32,
+}
+
 /// A job whose message is to be published again, as the ledger has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recorded {
@@ -128,6 +140,10 @@ pub trait Upkeep: Send + Sync {
         again_after: Duration,
         at_most: u32,
     ) -> Result<Vec<Recorded>, LedgerError>;
+
+    /// Ends waits of jobs that a limit has put down: they are due now, and those that were surely never sent stand in no
+    /// queue. Returns how many.
+    async fn wake_refused(&self, lane: &ProviderName, which: &Refused) -> Result<u32, LedgerError>;
 
     /// Ends waiting jobs whose `expires_at` has passed, with their events; returns how many. Those that may have been
     /// charged, or that somebody holds, are left alone.

@@ -79,7 +79,10 @@ pub async fn set_paused(
     paused: bool,
     by: Option<&By>,
 ) -> Result<bool, NotChanged> {
-    if row(settings, provider).await?.paused == paused {
+    // One that cannot be read can be paused all the same: workers may go by its last good row.
+    if let Some(Ok(row)) = settings.written(Some(provider)).await?.first()
+        && row.paused == paused
+    {
         return Ok(false);
     }
     match settings.set_paused_by(provider, paused, by).await? {

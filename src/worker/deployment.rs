@@ -142,7 +142,7 @@ async fn lanes(
     while !worker.stop.is_cancelled() {
         let now = known.borrow_and_update().clone();
         progress.send_modify(|progress| progress.known = Arc::clone(&now));
-        quotas.follow(&now);
+        let changed = quotas.follow(&now);
         running.retain(|name, lane| {
             let row = now.providers.get(name).filter(|row| row.enabled);
             // Behind another gate a new lane begins, and behind none there is nothing to take jobs for.
@@ -154,6 +154,9 @@ async fn lanes(
             }
             goes_on
         });
+        for lane in running.values().filter(|lane| changed.contains(&lane.settings.borrow().provider.quota)) {
+            lane.parts.pauses.limits_changed();
+        }
         let mut told = Known::clone(&now);
         for row in now.providers.values().filter(|row| row.enabled) {
             let used = match running.get(&row.name) {

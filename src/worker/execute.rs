@@ -15,7 +15,6 @@ use self::first::unused;
 pub use self::first::{Place, Repeats, given_up, records_within, send_new};
 pub(super) use self::permit::held_by;
 use self::permit::{Pass, ask, permit, refused, tell_refused};
-pub use self::record::put_down;
 use self::record::{give_back, park, put_down_next};
 use self::send::send;
 use super::in_hand::Held;
@@ -219,6 +218,7 @@ fn history(job: &JobInHand) -> History {
         age: claimed.age + since_claim,
         first_sent_age: claimed.frozen.as_ref().map(|(_, age)| *age + since_claim),
         unknown_age: claimed.unknown_age.map(|age| age + since_claim),
+        refusal_round: 1,
         probe: false,
     }
 }

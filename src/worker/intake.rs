@@ -19,10 +19,11 @@ use super::park::{Copy, publish_copy};
 use super::patience::until_back;
 use super::reading::read;
 use super::topology::publish;
+use crate::domain::explain::parked::ITS_TIME;
 use crate::domain::job::{Invalid, JobId};
 use crate::faults::{self, Point};
 use crate::fleet::report::By;
-use crate::ledger::{Claim, Claimed, JobState, RejectedMessage, Timing, Written};
+use crate::ledger::{Claim, Claimed, RejectedMessage, Timing, Written};
 use crate::queue::message::{DecodeError, Decoded};
 use crate::queue::{DELAY_STEPS, Delivery, Destination, Outgoing, QueueError, Receipt};
 use crate::telemetry::spans;
@@ -227,13 +228,13 @@ async fn begin(
         sleep(wait).await;
         return execute::execute(lane, &job, place).await;
     }
-    let reason = "waits for its time".to_owned();
-    let state =
-        if job.claimed.unknown { JobState::Unknown { wait, reason } } else { JobState::Waiting { wait, reason } };
-    match execute::put_down(lane, &job, &state).await {
+    let ledger = &lane.worker.engines.ledger;
+    let waits = until_back("let a job wait on", &lane.worker.abandon, || ledger.wait_on(&job.held.hold));
+    let waits = waits.await.map_err(|error| tracing::warn!(job = %job.job.id, ?error, "not put down")).ok();
+    match waits {
         Some(Written::Kept) if wait > UNQUEUED_FROM && kept_unqueued(lane, &job).await => End::Ack,
         Some(Written::Kept) => {
-            lane.meter.parked("not_yet", "waits for its time");
+            lane.meter.parked("not_yet", ITS_TIME);
             End::Park(wait)
         }
         Some(Written::Lost) => End::HandBack,

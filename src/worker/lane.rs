@@ -18,6 +18,7 @@ use super::pool::Pool;
 use super::{Worker, intake};
 use crate::domain::backoff::BackoffPolicy;
 use crate::domain::provider::{Provider, ProviderName};
+use crate::fleet::report::By;
 use crate::limiter::gate::Gate;
 use crate::provider::PaymentProvider;
 use crate::queue::{self, QueueError};
@@ -108,8 +109,13 @@ pub async fn run(parts: Arc<LaneParts>) {
         };
         failed += 1;
         tracing::warn!(provider = %parts.name, %error, failed, "lane closed, will open again");
+        let wait = REOPEN.delay(failed, rand::random());
+        if let QueueError::Refused(why) = &error {
+            // Until after the next try: a lane that is refused again has told so all the time.
+            parts.pauses.stop_taking(wait + REOPEN.base, By::Setup, why);
+        }
         tokio::select! {
-            () = sleep(REOPEN.delay(failed, rand::random())) => {}
+            () = sleep(wait) => {}
             () = parts.stop.cancelled() => {}
         }
     }

@@ -11,11 +11,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 
 use crate::domain::breaker::{Breaker, Change, Sign};
+use crate::domain::decision::CallKind;
 use crate::domain::disposition::MISCONFIGURED_PAUSE;
 use crate::domain::job::JobId;
 use crate::domain::late_row::{LATE_REST, LateRow};
 use crate::domain::outcome::Outcome;
 use crate::domain::provider::ProviderName;
+use crate::domain::refusals::Refusals;
 use crate::fleet::report::By;
 
 /// So many answers in a row that need a person say that the set-up is wrong, not the jobs.
@@ -51,6 +53,8 @@ pub struct Pauses {
     intake: watch::Sender<Option<Pause>>,
     sending: watch::Sender<Option<Pause>>,
     rejected_in_a_row: AtomicU32,
+    /// Of charges and of look-ups: a provider may count them apart.
+    refusals: [Mutex<Refusals>; 2],
     late: Mutex<LateRow>,
     breaker: Mutex<Breaker>,
     /// Why the breaker is open: one place, until it closes.
@@ -81,6 +85,7 @@ impl Default for Pauses {
             intake: watch::Sender::new(None),
             sending: watch::Sender::new(None),
             rejected_in_a_row: AtomicU32::new(0),
+            refusals: Default::default(),
             late: Mutex::default(),
             breaker: Mutex::default(),
             probing: watch::Sender::new(None),
@@ -120,10 +125,26 @@ impl Pauses {
 
     /// A permit came too late to be used. A ledger that writes nothing down in time is left alone for a while.
     pub fn permit_late(&self) {
-        let stands_still = self.late().late(Instant::now().saturating_duration_since(self.origin));
+        let stands_still = self.late().late(self.since_origin(Instant::now()));
         if stands_still {
             self.stop_taking(LATE_REST, By::Engine, "the ledger writes nothing down within the send budget");
         }
+    }
+
+    /// Which round of refusals for the rate in a row it would be if a request that began then were refused; see [`Refusals`].
+    #[must_use]
+    pub fn refusal_round(&self, kind: CallKind, began: Instant) -> u32 {
+        self.refusals(kind).round(self.since_origin(began))
+    }
+
+    /// The provider refused for the rate, in this round of a row; nothing is sent for so long.
+    pub fn refused(&self, kind: CallKind, round: u32, wait: Duration) {
+        self.refusals(kind).refused(round, self.since_origin(Instant::now()) + wait);
+    }
+
+    /// The provider's limit let a request through that began then.
+    pub fn let_through(&self, kind: CallKind, began: Instant) {
+        self.refusals(kind).let_through(self.since_origin(began));
     }
 
     /// The pause that keeps jobs from being sent now, if there is one.
@@ -178,10 +199,14 @@ impl Pauses {
     /// rejects one payment after the other. `fraction` is a random number in 0..1. Returns what the breaker did.
     pub fn observe(&self, job: &JobId, outcome: &Outcome, began: Instant, fraction: f64) -> Option<Change> {
         self.count_rejected(matches!(outcome, Outcome::Rejected { .. }));
-        let since = |instant: Instant| instant.saturating_duration_since(self.origin);
         // Held until it is followed, so that of two changes the later one is the one that stays.
         let mut breaker = self.breaker();
-        let change = breaker.observe(job, Sign::of(outcome), (since(began), since(Instant::now())), fraction);
+        let change = breaker.observe(
+            job,
+            Sign::of(outcome),
+            (self.since_origin(began), self.since_origin(Instant::now())),
+            fraction,
+        );
         match change {
             Some(Change::Opens { rest }) => {
                 let cause = format!("the provider is down: {}", failure(outcome));
@@ -210,14 +235,36 @@ impl Pauses {
         if self.is_probing() { None } else { Instant::now().checked_duration_since(until) }
     }
 
+    /// Whether the lane rests because the broker will not let it have its queue: a message would not reach it.
+    #[must_use]
+    pub fn is_closed_by_broker(&self) -> bool {
+        matches!(self.state(), LaneState::Resting(pause) if pause.by == By::Setup)
+    }
+
     /// A changed row may have mended what the lane rests for.
     pub fn lift(&self) {
         let mut ebb_until = self.ebb_until();
         *ebb_until = ebb_until.map(|until| until.min(Instant::now()));
         drop(ebb_until);
-        self.breaker().probe_from(Instant::now().saturating_duration_since(self.origin));
+        self.breaker().probe_from(self.since_origin(Instant::now()));
+        for kind in [CallKind::Charge, CallKind::Lookup] {
+            *self.refusals(kind) = Refusals::default();
+        }
         self.intake.send_replace(None);
         self.sending.send_replace(None);
+    }
+
+    /// What the lane takes no more for may be allowed by now, whichever row of its quota says so. While nothing is sent
+    /// for another reason, it takes nothing either.
+    pub fn limits_changed(&self) {
+        let sending = running(&self.sending);
+        self.intake.send_if_modified(|pause| {
+            let ends = pause.as_ref().is_some_and(|pause| pause.by == By::Limit);
+            if ends {
+                *pause = sending;
+            }
+            ends
+        });
     }
 
     /// Several answers in a row that only a person can judge pause the lane.
@@ -228,6 +275,14 @@ impl Pauses {
             self.rejected_in_a_row.store(0, Ordering::Relaxed);
             self.stop_sending(MISCONFIGURED_PAUSE, By::Setup, "the provider rejected several payments in a row");
         }
+    }
+
+    fn since_origin(&self, instant: Instant) -> Duration {
+        instant.saturating_duration_since(self.origin)
+    }
+
+    fn refusals(&self, kind: CallKind) -> MutexGuard<'_, Refusals> {
+        self.refusals[kind as usize].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn late(&self) -> MutexGuard<'_, LateRow> {

@@ -2,7 +2,7 @@
 //!
 //! Refuses to keep a gate open whose quota's limits are not known in full, or that no row names any more.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
@@ -22,7 +22,7 @@ use crate::limiter::{AuthorityRow, AuthorityRows, Limiter, RecentAttempts};
 mod accounts;
 mod combined;
 
-pub use combined::quota_spec;
+pub use combined::{QuotaRows, quota_spec, quota_specs};
 
 /// Incarnations travel to the limiter's store in six bytes.
 const INCARNATION_BITS: u32 = 48;
@@ -64,11 +64,15 @@ impl Quotas {
         }
     }
 
-    /// Tells every open gate what its quota allows now, opens gates for new quotas and closes those that nobody names.
-    pub fn follow(&self, known: &Known) {
+    /// Tells every open gate what its quota allows now, opens gates for new quotas and closes those that nobody names. Returns
+    /// the quotas that allow something else than before.
+    pub fn follow(&self, known: &Known) -> BTreeSet<ProviderName> {
+        let (mut changed, mut named) = (BTreeSet::new(), BTreeSet::new());
+        let specs = quota_specs(known);
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        for quota in known.providers.values().filter(|row| row.enabled).map(|row| &row.quota) {
-            let Some(spec) = quota_spec(known, quota) else {
+        for QuotaRows { quota, spec, .. } in specs {
+            named.insert(quota);
+            let Some(spec) = spec else {
                 tracing::error!(%quota, "nothing is granted: a row of this quota cannot be meant, and its limits are unknown");
                 open.remove(quota);
                 continue;
@@ -77,9 +81,12 @@ impl Quotas {
             match open.get(quota) {
                 Some(gate) => {
                     gate.spec.send_if_modified(|current| {
-                        let changed = **current != spec;
+                        if !current.allows_as(&spec) {
+                            changed.insert(quota.clone());
+                        }
+                        let newer = **current != spec;
                         *current = Arc::new(spec);
-                        changed
+                        newer
                     });
                 }
                 None => {
@@ -88,7 +95,8 @@ impl Quotas {
             }
         }
         // What they had in flight keeps its slots to its deadline.
-        open.retain(|quota, _| known.providers.values().any(|row| row.enabled && row.quota == *quota));
+        open.retain(|quota, _| named.contains(quota));
+        changed
     }
 
     #[must_use]

@@ -59,9 +59,9 @@ impl NotSent {
 /// # Errors
 /// When the database fails.
 pub async fn lanes(settings: &dyn Settings) -> Result<Vec<ProviderName>, LedgerError> {
-    let rows = settings.rows(None).await?;
+    let names = settings.names().await?;
     // A name that is none has no lane; `check` reports its row.
-    Ok(rows.into_iter().filter_map(|row| ProviderName::new(row.name).ok()).collect())
+    Ok(names.into_iter().filter_map(|name| ProviderName::new(name).ok()).collect())
 }
 
 impl SendAgain<'_> {

@@ -4,7 +4,7 @@
 //! Refuses bad rows: a provider whose row cannot be meant keeps its last good one, or has no lane, and is named in the
 //! log either way.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ impl Known {
                     next.providers.insert(provider.name.clone(), Arc::new(provider));
                 }
                 Err(bad) => {
-                    let last_good = self.providers.iter().find(|(name, _)| name.as_str() == bad.provider);
+                    let last_good = self.providers.get_key_value(bad.provider.as_str());
                     if let Some((name, provider)) = last_good {
                         let mut kept = Provider::clone(provider);
                         kept.paused |= bad.stopped;
@@ -54,11 +54,11 @@ impl Known {
 }
 
 impl Known {
-    /// Whether a quota's limits are known in full: a bad row without a last good one may hold some of them.
+    /// Quotas whose limits are not known in full: a bad row without a last good one may hold some of them.
     #[must_use]
-    pub fn knows_limits_of(&self, quota: &ProviderName) -> bool {
-        let unknown = |bad: &&BadRow| !self.providers.keys().any(|name| name.as_str() == bad.provider);
-        !self.bad.iter().filter(unknown).any(|bad| bad.quota == quota.as_str())
+    pub fn quotas_in_doubt(&self) -> BTreeSet<&str> {
+        let unknown = |bad: &&BadRow| !self.providers.contains_key(bad.provider.as_str());
+        self.bad.iter().filter(unknown).map(|bad| bad.quota.as_str()).collect()
     }
 }
 

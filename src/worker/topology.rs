@@ -1,7 +1,7 @@
 //! Keeps the broker's side of every provider declared, beside the lanes and never in their way, and again where it is missed.
 //!
 //! Refuses to give up: a declaration that the broker refuses is said and tried again, and one provider's does not stop
-//! the others'.
+//! the others', nor the worker from being ready for them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,37 +19,51 @@ use crate::queue::{Outgoing, QueueError};
 const TRY_AGAIN: Duration = Duration::from_secs(2);
 
 /// Declares each provider's topology once it is known, until the worker stops. The worker is ready when all that it knew
-/// at its start is declared.
-pub async fn keep_declared(worker: Worker, mut known: watch::Receiver<Arc<Known>>, progress: watch::Sender<Progress>) {
+/// at its start is declared, but for what the broker refuses to some of them: their lanes say so (`lane::open`).
+pub async fn keep_declared(worker: Worker, known: watch::Receiver<Arc<Known>>, progress: watch::Sender<Progress>) {
+    let stop = worker.stop.clone();
+    // A declaration that is under way is dropped: one for each provider, by a broker that does not answer, would hold up the end.
+    stop.run_until_cancelled(declare_all(worker, known, progress)).await;
+}
+
+async fn declare_all(worker: Worker, mut known: watch::Receiver<Arc<Known>>, progress: watch::Sender<Progress>) {
     let mut declared: BTreeSet<ProviderName> = BTreeSet::new();
     let mut said: BTreeSet<ProviderName> = BTreeSet::new();
     loop {
         let names: Vec<ProviderName> = known.borrow_and_update().providers.keys().cloned().collect();
-        let mut missing = false;
+        let (mut missing, mut refused) = (false, BTreeSet::new());
         // What all lanes share must be there even before the first provider is.
         let shared = names.is_empty() && worker.engines.queue.declare(&[]).await.is_err();
-        for name in names.iter().filter(|name| !declared.contains(name)).cloned().collect::<Vec<_>>() {
+        for name in names.iter().filter(|name| !declared.contains(*name)).cloned().collect::<Vec<_>>() {
             match worker.engines.queue.declare(std::slice::from_ref(&name)).await {
                 Ok(()) => {
                     declared.insert(name);
                 }
                 Err(error) => {
                     missing = true;
+                    if matches!(error, QueueError::Refused(_)) {
+                        refused.insert(name.clone());
+                    }
                     if said.insert(name.clone()) {
                         tracing::error!(provider = %name, %error, "queues not declared, will try again");
                     }
                 }
             }
         }
-        if !missing && !shared {
+        if is_ready(&names, &declared, &refused) && !shared {
             progress.send_if_modified(|progress| !std::mem::replace(&mut progress.ready, true));
         }
         tokio::select! {
-            () = worker.stop.cancelled() => return,
             changed = known.changed() => if changed.is_err() { return },
             () = sleep(TRY_AGAIN), if missing || shared => {}
         }
     }
+}
+
+/// Whoever is refused everything has the wrong broker, or no rights there.
+fn is_ready(names: &[ProviderName], declared: &BTreeSet<ProviderName>, refused: &BTreeSet<ProviderName>) -> bool {
+    let done = names.iter().all(|name| declared.contains(name) || refused.contains(name));
+    done && (names.is_empty() || names.iter().any(|name| declared.contains(name)))
 }
 
 /// Publishes; a queue or exchange that somebody deleted is declared anew, because whoever has the message would wait for it

@@ -114,3 +114,33 @@ async fn a_broker_that_fails_stops_the_rest() {
     let (error, _) = engine.run(&["enqueue", "--file", "/nonexistent.jsonl"]).await.failure();
     assert!(error.contains("/nonexistent.jsonl"), "{error}");
 }
+
+/// What one provider's queue would lose is not published to it; the others' payments go.
+#[tokio::test]
+async fn a_queue_that_is_somebody_elses_keeps_back_its_own_lines_alone() {
+    let engine = Engine::with_providers(&["acme", "bolt", "crate"]);
+    engine.state().lanes_different = vec!["bolt".to_owned()];
+    let one = |provider| format!("enqueue --provider {provider} --id {provider}-1 --amount 1 --currency EUR");
+    let (acme, bolt) = (one("acme"), one("bolt"));
+    assert_eq!(engine.run(&acme.split(' ').collect::<Vec<_>>()).await.result.unwrap(), Exit::Fine);
+    let (error, exit) = engine.run(&bolt.split(' ').collect::<Vec<_>>()).await.failure();
+    let said = "nothing is published to `bolt`: queue `payments.bolt` exists with other arguments";
+    assert_eq!((error.as_str(), exit), (said, Exit::Failed));
+
+    let dir = tempfile::tempdir().unwrap();
+    let lanes = ["acme", "bolt", "crate", "bolt"];
+    let line = |(n, lane)| format!("{{\"id\":\"{lane}-{n}\",\"provider\":\"{lane}\",\"amount\":1}}\n");
+    let file = file(&dir, &(2..).zip(lanes).map(line).collect::<String>());
+    let ran = engine.run(&["enqueue", "--file", &file]).await;
+    assert_eq!((ran.result.unwrap(), ran.out.as_str()), (Exit::Failed, "2 published, 0 bad\n"));
+    let lines: Vec<&str> = ran.err.lines().collect();
+    let why = "queue `payments.bolt` exists with other arguments";
+    assert_eq!(lines[..2], [format!("line 2: {why}"), format!("line 4: {why}")]);
+    assert!(lines[2].starts_with("2 not published") && lines[2].contains("run the same file again"), "{}", ran.err);
+    assert_eq!(published_ids(&engine), ["acme-1", "acme-2", "crate-4"].map(str::to_owned).into());
+
+    // Where all are refused, it is no matter of one provider.
+    engine.state().lanes_different = ["acme", "bolt", "crate"].map(str::to_owned).into();
+    let (error, _) = engine.run(&["enqueue", "--file", &file]).await.failure();
+    assert!(error.contains("broker refuses: queue `payments.crate`"), "{error}");
+}

@@ -23,13 +23,16 @@ mod fleet;
 mod groups;
 mod live;
 mod lookups;
+mod migrating;
 mod operator;
 mod outbox;
 mod plans;
 mod recent;
 mod schema;
 mod settings;
+mod silent;
 mod upkeep;
+mod waits;
 
 const LEASE: Duration = Duration::from_secs(60);
 const SECOND: Duration = Duration::from_secs(1);

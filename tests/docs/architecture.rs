@@ -90,6 +90,7 @@ impl Situation {
             age: if self.too_old { HOUR } else { second },
             first_sent_age: self.unknown.then_some(second),
             unknown_age: self.unknown.then_some(second),
+            refusal_round: 1,
             probe: false,
         };
         after_outcome(&outcome, &history, &policy(self.deduplicates.then_some(DAY), self.asked), 0.5)
@@ -183,6 +184,7 @@ fn the_second_table_is_what_is_sent_next() {
             age: 2 * second,
             first_sent_age: Some(second),
             unknown_age: unknown.then_some(second),
+            refusal_round: 1,
             probe: false,
         };
         let forgotten = History { first_sent_age: Some(DAY / 2), ..usual };
@@ -274,6 +276,7 @@ fn the_third_table_is_what_follows_from_a_lookup() {
                 age: unknown_age,
                 first_sent_age: Some(unknown_age),
                 unknown_age: Some(unknown_age),
+                refusal_round: 1,
                 probe: false,
             };
             let judged = after_finding(&finding, &history, &policy, 0.5);

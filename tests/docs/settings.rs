@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 
 use sluicegate::config::DEFAULTS;
 use sluicegate::domain::limit::{Algorithm, Rate};
-use sluicegate::domain::provider::StatusMeaning;
+use sluicegate::domain::provider::{StatusMeaning, WaitUnit};
 use sluicegate::ledger::database::Database;
 use sluicegate::ledger::provider_row::parse_provider_file;
+use sluicegate::provider::http::HttpProvider;
 
 use crate::page::{Page, plain};
 
@@ -143,13 +144,16 @@ async fn the_provider_file_applies_and_the_sql_changes_its_limit() {
 #[test]
 fn every_provider_file_shown_can_be_meant() {
     let shown = Page::read("docs/providers.md").blocks_of("toml");
-    assert_eq!(shown.len(), 2);
+    assert_eq!(shown.len(), 3);
     let files = ["config/providers.example.toml", "config/compose.providers.toml"];
     let texts = files.map(|path| Page::read(path).text).into_iter().chain(shown);
     let rows: Vec<_> = texts.flat_map(|text| parse_provider_file(&text).unwrap()).collect();
     let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
-    assert_eq!(names, ["acme", "bolt", "acme", "bolt", "stripe", "adyen", "vipps", "bank"]);
-    rows.iter().for_each(|row| drop(row.meant(0).unwrap()));
+    assert_eq!(names, ["acme", "bolt", "acme", "bolt", "issuer", "stripe", "adyen", "vipps", "bank"]);
+    for row in rows {
+        let problems = HttpProvider::problems(&row.meant(0).unwrap());
+        assert!(problems.is_empty(), "{}: {problems:?}", row.name);
+    }
 }
 
 /// The tables of docs/providers.md name every word that a row may hold, and no other.
@@ -168,4 +172,22 @@ fn the_words_of_a_row_are_those_of_the_program() {
     for meaning in StatusMeaning::ALL {
         assert!(page.text.contains(&format!("`{}`", meaning.name())), "{} is not explained", meaning.name());
     }
+    let keys = words(page.table("## How a payment is requested", "key"));
+    assert_eq!(keys, known("request", "no key of it"));
+    let about_waits = page.text.split("**A wait**").nth(1).unwrap().split("```").next().unwrap();
+    let wait_keys = known("request", "wait").into_iter();
+    for word in wait_keys.chain(WaitUnit::ALL.map(|unit| unit.name().to_owned())) {
+        assert!(about_waits.contains(&format!("`{word}`")), "{word} is not explained");
+    }
+}
+
+/// The keys that the program knows of a JSON column, or of a table in it, as it names them to somebody who wrote another.
+fn known(column: &str, key: &str) -> BTreeSet<String> {
+    let text = format!(
+        "[[provider]]\nname = \"acme\"\nurl = \"https://x.example\"\n{column} = {{ \"{key}\" = {{ \"no key of it\" = 1 }} }}\n\
+         [[provider.limit]]\nname = \"all\"\nmax_requests = 1\nwindow_ms = 1000\n"
+    );
+    let problems = parse_provider_file(&text).unwrap_err();
+    let named = problems[0].split("expected one of ").nth(1).unwrap();
+    named.split(", ").map(|key| key.trim_matches('`').to_owned()).collect()
 }

@@ -19,6 +19,7 @@ mod lookups_over_http;
 mod messages;
 mod outcomes;
 mod pauses;
+mod raised;
 mod rehearsed;
 mod script;
 mod stricter;

@@ -192,7 +192,7 @@ impl Stage<'_> {
     async fn disable(&self) -> Result<Vec<String>, CommandError> {
         let settings = self.engines.settings(&self.config).await?;
         settings.apply(&self.stands, false).await?;
-        Ok(settings.rows(None).await?.into_iter().map(|row| row.name).collect())
+        Ok(settings.names().await?)
     }
 }
 

@@ -2,16 +2,16 @@
 //!
 //! Refuses to change anything, and to stop at the first finding.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::connect::{Engines, Probe};
 use super::{CommandError, Console, Exit};
-use crate::config::{Config, Problems};
+use crate::config::{Config, DatabaseUrl, Problems};
 use crate::domain::provider::{Provider, ProviderName};
-use crate::ledger::LedgerError;
 use crate::ledger::provider_row::ProviderRow;
-use crate::ledger::settings::{Settings, Snapshot};
+use crate::ledger::settings::Snapshot;
 use crate::queue::Queue;
 
 mod finding;
@@ -20,6 +20,10 @@ mod judge;
 pub use finding::{Finding, Level};
 
 use finding::print;
+
+/// Bits of a file's mode: group and others.
+const OTHERS: u32 = 0o077;
+const PRIVATE: &str = "It holds payments: `chmod 600` it, and the files beside it whose names begin alike";
 
 /// Longest time that one dependency may take to answer.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -144,7 +148,8 @@ async fn database(config: &Config, engines: &dyn Engines) -> (Vec<Finding>, Opti
         settings.version().await?;
         let answered = started.elapsed();
         let snapshot = settings.load().await?;
-        let rows = written(settings.as_ref(), &snapshot).await?;
+        // Those that cannot be read are named in the snapshot.
+        let rows: Vec<ProviderRow> = settings.written(None).await?.into_iter().flatten().collect();
         Ok::<_, CommandError>((answered, snapshot, rows))
     };
     match tokio::time::timeout(PROBE_TIMEOUT, reached).await {
@@ -160,7 +165,8 @@ async fn database(config: &Config, engines: &dyn Engines) -> (Vec<Finding>, Opti
             (vec![Finding::error(subject, error.to_string(), mend)], None)
         }
         Ok(Ok((answered, snapshot, rows))) => {
-            let mut findings = vec![Finding::ok(subject, format!("answers in {} ms", answered.as_millis()))];
+            let mut findings = vec![Finding::ok(subject.clone(), format!("answers in {} ms", answered.as_millis()))];
+            findings.extend(readable_by_others(config).map(|what| Finding::warning(subject, what, PRIVATE)));
             findings.extend(judge::snapshot(&snapshot, config));
             findings.extend(rows.iter().flat_map(judge::written));
             let meant = snapshot.providers.iter().filter_map(|row| row.as_ref().ok());
@@ -174,16 +180,11 @@ async fn database(config: &Config, engines: &dyn Engines) -> (Vec<Finding>, Opti
     }
 }
 
-/// The rows as they are written. All are read at once, unless one of them cannot be read: it is named in the snapshot.
-async fn written(settings: &dyn Settings, snapshot: &Snapshot) -> Result<Vec<ProviderRow>, LedgerError> {
-    if let Ok(rows) = settings.rows(None).await {
-        return Ok(rows);
-    }
-    let mut rows = Vec::new();
-    for provider in snapshot.providers.iter().flatten() {
-        rows.extend(settings.rows(Some(&provider.name)).await?);
-    }
-    Ok(rows)
+/// What others on this machine could read: payloads, and what was sent to providers.
+fn readable_by_others(config: &Config) -> Option<String> {
+    let DatabaseUrl::Sqlite { path: Some(path), .. } = &config.database.url else { return None };
+    let mode = std::fs::metadata(path).ok()?.permissions().mode();
+    (mode & OTHERS != 0).then(|| format!("others on this machine can reach its file: its mode is {:03o}", mode & 0o777))
 }
 
 async fn queue(config: &Config, engines: &dyn Engines, providers: &[&Provider]) -> Vec<Finding> {

@@ -1,6 +1,7 @@
 //! Many jobs from JSON Lines: bad lines are reported by number, good ones published, a bounded number at a time.
 //!
-//! Refuses to go on when the broker fails: running the same file again is safe, because every line has its own id.
+//! Refuses to go on when the broker fails: running the same file again is safe, because every line has its own id. Where it
+//! only refuses one provider's queues, the others' lines are published.
 
 use std::io;
 use std::path::Path;
@@ -12,6 +13,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufRead, BufReader};
 
+use super::super::declared::Undeclared;
 use super::super::stdin;
 use super::lines::{Line, Lines};
 use super::{CheckedMessage, CommandError, Console, Engines, Exit, outgoing};
@@ -44,6 +46,8 @@ pub struct Order<'a> {
     /// The lane of all lines; else each names its own.
     pub lane: Option<&'a ProviderName>,
     pub known: &'a [ProviderName],
+    /// Those of them whose lines stay where they are.
+    pub undeclared: &'a Undeclared,
     /// Where the messages go to.
     pub queue: &'a QueueUrl,
     pub json: bool,
@@ -61,6 +65,9 @@ struct Report {
     bad: Vec<BadLine>,
     /// Lines that the broker did not confirm.
     unconfirmed: Vec<BadLine>,
+    /// The broker failed, and what came after was not read.
+    #[serde(skip)]
+    stopped: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -116,6 +123,7 @@ async fn publish<R: AsyncBufRead + Unpin>(
                 Ok(()) => report.published += 1,
                 Err(error) => {
                     ended = true;
+                    report.stopped = true;
                     refuse(&mut report.unconfirmed, number, QueueError::to_string(&error), bar, console)?;
                 }
             },
@@ -123,11 +131,14 @@ async fn publish<R: AsyncBufRead + Unpin>(
                 None => ended = true,
                 Some(line) => match prepare(line, order, codec) {
                     Ok(None) => {}
-                    Ok(Some((number, warnings, message))) => {
+                    Ok(Some(Prepared { number, warnings, lane, message })) => {
                         for warning in warnings {
                             bar.suspend(|| console.message(&format!("line {number}: warning: {warning}")))?;
                         }
-                        in_flight.push(async move { (number, queue.publish(message).await) });
+                        match order.undeclared.get(&lane) {
+                            Some(why) => refuse(&mut report.unconfirmed, number, why.clone(), bar, console)?,
+                            None => in_flight.push(async move { (number, queue.publish(message).await) }),
+                        }
                     }
                     Err((number, reason)) => refuse(&mut report.bad, number, reason, bar, console)?,
                 },
@@ -151,7 +162,12 @@ fn refuse(
     Ok(())
 }
 
-type Prepared = (u64, Vec<&'static str>, Outgoing);
+struct Prepared {
+    number: u64,
+    warnings: Vec<&'static str>,
+    lane: ProviderName,
+    message: Outgoing,
+}
 
 /// `None` for an empty line; the error is the line's number and what is wrong with it.
 fn prepare(line: Line, order: &Order<'_>, codec: &Codec<'_>) -> Result<Option<Prepared>, (u64, String)> {
@@ -165,7 +181,8 @@ fn prepare(line: Line, order: &Order<'_>, codec: &Codec<'_>) -> Result<Option<Pr
     }
     let lane = lane_of(body, order).map_err(|reason| (number, reason))?;
     let CheckedMessage { id, warnings } = codec.check(body, &lane).map_err(|reason| (number, reason))?;
-    Ok(Some((number, warnings, outgoing(lane, &id, Bytes::copy_from_slice(body)))))
+    let message = outgoing(lane.clone(), &id, Bytes::copy_from_slice(body));
+    Ok(Some(Prepared { number, warnings, lane, message }))
 }
 
 fn lane_of(body: &[u8], order: &Order<'_>) -> Result<ProviderName, String> {
@@ -193,8 +210,14 @@ fn conclude(report: &Report, order: &Order<'_>, console: &mut Console) -> Result
     } else {
         console.line(&format!("{} published, {} bad", report.published, report.bad.len()))?;
     }
-    if !report.unconfirmed.is_empty() {
+    if report.stopped {
         console.message("stopped at the broker's failure; run the same file again: ids that are in change nothing")?;
+    } else if !report.unconfirmed.is_empty() {
+        let left = report.unconfirmed.len();
+        console.message(&format!(
+            "{left} not published, because their queues are not as they must be; once they are, run the same file again: \
+             ids that are in change nothing"
+        ))?;
     }
     Ok(if report.bad.is_empty() && report.unconfirmed.is_empty() { Exit::Fine } else { Exit::Failed })
 }

@@ -1,6 +1,7 @@
 //! `enqueue`: publishes jobs with confirms, one from flags or many from a file.
 //!
 //! Refuses what the worker would refuse: each message is read here as it will be read there, before it is published.
+//! Refuses to publish to a queue that is not declared as it must be: it may lose what it took.
 
 use std::path::PathBuf;
 
@@ -10,12 +11,13 @@ use serde_json::json;
 use serde_json::value::RawValue;
 
 use super::connect::{CheckedMessage, Engines};
+use super::declared::declare;
 use super::provider::{names, parse_name, unknown};
 use super::{CommandError, Console, Exit};
 use crate::config::Config;
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
-use crate::queue::{Destination, Outgoing, Properties};
+use crate::queue::{Destination, Outgoing, Properties, QueueError};
 
 pub(super) mod lines;
 mod many;
@@ -115,10 +117,23 @@ pub async fn run(
         return Err(unknown(lane.as_str()));
     }
     let queue = engines.queue(config).await?;
-    queue.declare(&known).await?;
+    let wanted = lane.as_ref().map_or(&known[..], std::slice::from_ref);
+    let undeclared = declare(queue.as_ref(), &known, wanted).await.map_err(|error| match (&lane, error) {
+        (Some(lane), QueueError::Refused(why)) => {
+            CommandError::Failed(format!("nothing is published to `{lane}`: {why}"))
+        }
+        (_, error) => error.into(),
+    })?;
     let codec = many::Codec { engines, card_numbers: config.worker.card_numbers };
     if let Some(file) = &args.file {
-        let order = many::Order { file, lane: lane.as_ref(), known: &known, queue: &config.queue.url, json: args.json };
+        let order = many::Order {
+            file,
+            lane: lane.as_ref(),
+            known: &known,
+            undeclared: &undeclared,
+            queue: &config.queue.url,
+            json: args.json,
+        };
         return many::run(&order, &codec, queue.as_ref(), console).await;
     }
     let (Some(lane), Some(amount), Some(currency)) = (lane, args.amount, args.currency.as_deref()) else {

@@ -99,7 +99,7 @@ pub async fn known(
     engines: &dyn Engines,
 ) -> Result<(), CommandError> {
     let Some(name) = provider else { return Ok(()) };
-    match engines.settings(config).await?.rows(Some(name)).await?.is_empty() {
+    match engines.settings(config).await?.written(Some(name)).await?.is_empty() {
         true => Err(unknown(name.as_str())),
         false => Ok(()),
     }

@@ -14,7 +14,7 @@ use super::{CommandError, Console, Exit, ops_client};
 use crate::config::Config;
 use crate::domain::provider::ProviderName;
 use crate::fleet::workers::present;
-use crate::fleet::{Conserved, Evidence, Overview, overview};
+use crate::fleet::{Conserved, Evidence, Overview, by_provider, overview};
 use crate::ops::{pausers, unix_ms};
 use crate::worker::settings_watch::Known;
 use crate::worker::sweeper::{ASTRAY_AFTER, CHECKED};
@@ -182,7 +182,7 @@ impl Looking<'_> {
         let names: Vec<_> = known.providers.keys().cloned().collect();
         let at_ms = unix_ms();
         let accounts = upkeep.conservation(ASTRAY_AFTER, CHECKED).await?;
-        let rows = settings.rows(None).await?;
+        let rows: Vec<_> = settings.written(None).await?.into_iter().flatten().collect();
         let (depths, away) = self.depths(&names).await;
         Ok(Evidence {
             at_ms,
@@ -193,7 +193,7 @@ impl Looking<'_> {
             depths,
             away,
             workers: present(&fleet.reports().await?, Duration::ZERO),
-            accounts: Some(accounts.into_iter().map(Conserved::from).collect()),
+            accounts: Some(by_provider(accounts.into_iter().map(Conserved::from))),
             oldest_ms: fleet.oldest_open(&names).await?.into_iter().collect(),
             providers: known.providers,
             bad: known.bad,

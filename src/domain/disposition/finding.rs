@@ -7,7 +7,8 @@
 use std::time::Duration;
 
 use super::{
-    AskPolicy, History, MISCONFIGURED_PAUSE, Next, Pause, Resend, RetryPolicy, named, review, surely_remembered,
+    AskPolicy, History, MISCONFIGURED_PAUSE, Next, Pause, Resend, RetryPolicy, named, nameless, review,
+    surely_remembered,
 };
 use crate::domain::lookup::Finding;
 use crate::domain::outcome::FinalState;
@@ -52,7 +53,7 @@ pub fn after_finding(finding: &Finding, history: &History, policy: &RetryPolicy,
             Judgement { pause, ..asking.again(&reason, named_wait) }
         }
         Finding::Throttled { retry_after } => {
-            let wait = named(*retry_after).unwrap_or(policy.backoff.base);
+            let wait = named(*retry_after).unwrap_or_else(|| nameless(history, policy));
             Judgement { pause: Some(Pause::Quota { wait }), ..asking.put_off(wait, "throttled by the provider") }
         }
         Finding::Busy { retry_after } => {

@@ -29,6 +29,7 @@ fn asked(first_sent_s: u64, lookups: u32) -> History {
         age: secs(first_sent_s),
         first_sent_age: Some(secs(first_sent_s)),
         unknown_age: Some(secs(first_sent_s)),
+        refusal_round: 1,
         probe: false,
     }
 }

@@ -7,10 +7,12 @@ pub const PAUSED: &str = "the provider asked for a pause";
 pub const COLD: &str = "the limiter has lost its state and waits";
 pub const STORE_AWAY: &str = "the limiter store is away";
 pub const STALE_SETTINGS: &str = "newer settings are being loaded";
+/// Of one that has come before its time and was never put down for anything else.
+pub const ITS_TIME: &str = "waits for its time";
 /// How the reason of a job begins whose request cannot be built from its row.
 pub const UNBUILDABLE: &str = "the request cannot be built yet";
-
-const LIMIT: &str = "waits for limit ";
+/// How the reason of a job begins that a limit refused; index `jobs_parked_for_limits` has it too.
+pub const LIMIT: &str = "waits for limit ";
 const BLOCKED: &str = "is blocked by a rule of this provider";
 
 #[must_use]

@@ -12,6 +12,7 @@ use super::dialect::{ChainText, Dialect, Returning};
 use super::engine::{Engine, Sql, Value};
 use super::group::Grouped;
 use super::{storable, written};
+use crate::domain::explain::parked::ITS_TIME;
 use crate::ledger::{Hold, JobState, LedgerError, Written};
 
 /// Leases prolonged by one statement: their rows are locked for as long as it takes, and who finishes one of those jobs
@@ -23,6 +24,7 @@ pub struct Statements {
     rest: Grouped,
     settle: Grouped,
     release: Grouped,
+    wait_on: Grouped,
 }
 
 impl Statements {
@@ -32,7 +34,7 @@ impl Statements {
                         maybe_charged = (maybe_charged OR $3), wake_at = {after:$4}, reason = $5, \
                         wait_since = CASE WHEN wait_reason = $5 AND wait_request = last_attempt + 1 \
                             THEN wait_since ELSE {now} END, \
-                        wait_reason = $5, wait_until = {after:$4}, wait_request = last_attempt + 1, \
+                        wait_reason = $5, wait_until = {after:$4}, wait_request = last_attempt + 1, wait_begun_at = {now}, \
                         lease_owner = NULL, lease_until = NULL, updated_at = {now} {from} \
                     WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')";
         let settle = "UPDATE jobs SET state = $3, provider_reference = COALESCE($4, provider_reference), reason = $5, \
@@ -42,6 +44,18 @@ impl Statements {
         let release = "UPDATE jobs SET lease_owner = NULL, lease_until = NULL, updated_at = {now}, \
                            wake_at = CASE WHEN not_before > {now} THEN not_before ELSE {now} END {from} \
                        WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL";
+        // What it waits for stays, and since when: only one that has never been put down waits for its time from now on.
+        let reason = format!("COALESCE(reason, '{ITS_TIME}')");
+        let due = "CASE WHEN not_before > wake_at THEN not_before ELSE wake_at END";
+        let wait_on = format!(
+            "UPDATE jobs SET wake_at = {due}, reason = {reason}, \
+                 wait_since = CASE WHEN wait_reason = {reason} AND wait_request = last_attempt + 1 \
+                     THEN wait_since ELSE {{now}} END, \
+                 wait_reason = {reason}, wait_until = {due}, wait_request = last_attempt + 1, \
+                 wait_begun_at = COALESCE(wait_begun_at, {{now}}), \
+                 lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
+             WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')"
+        );
         Self {
             renew: dialect.sql(
                 "UPDATE jobs SET lease_until = {after:$2} WHERE id IN (\
@@ -63,6 +77,12 @@ impl Statements {
             })),
             release: Grouped::new(dialect.chain(&ChainText {
                 write: release,
+                kept: KEPT,
+                then: &[],
+                returning: Returning::Job("id"),
+            })),
+            wait_on: Grouped::new(dialect.chain(&ChainText {
+                write: &wait_on,
                 kept: KEPT,
                 then: &[],
                 returning: Returning::Job("id"),
@@ -116,5 +136,9 @@ impl Statements {
     pub async fn release(&self, engine: &Arc<dyn Engine>, hold: &Hold) -> Result<Written, LedgerError> {
         let args: [Value; 2] = [hold.id.as_str().into(), hold.fence.into()];
         Ok(written(self.release.write(engine, Arc::from(args), Duration::ZERO).await?.is_some()))
+    }
+    pub async fn wait_on(&self, engine: &Arc<dyn Engine>, hold: &Hold) -> Result<Written, LedgerError> {
+        let args: [Value; 2] = [hold.id.as_str().into(), hold.fence.into()];
+        Ok(written(self.wait_on.write(engine, Arc::from(args), Duration::ZERO).await?.is_some()))
     }
 }

@@ -38,6 +38,11 @@ pub fn lock_not_available(error: &sqlx::Error) -> bool {
     sqlstate(error).as_deref() == Some("55P03")
 }
 
+/// No later statement on this connection would fare better: nobody answers on it, or a server that was demoted.
+pub fn is_of_no_more_use(error: &sqlx::Error) -> bool {
+    matches!(error, sqlx::Error::Io(_)) || sqlstate(error).as_deref() == Some("25006")
+}
+
 pub fn sqlstate(error: &sqlx::Error) -> Option<String> {
     error.as_database_error().and_then(|error| error.code()).map(|code| code.into_owned())
 }

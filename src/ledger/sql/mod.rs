@@ -146,6 +146,10 @@ impl Ledger for SqlLedger {
         self.hold.release(&self.engine, hold).await
     }
 
+    async fn wait_on(&self, hold: &Hold) -> Result<Written, LedgerError> {
+        self.hold.wait_on(&self.engine, hold).await
+    }
+
     async fn reject(&self, message: &RejectedMessage) -> Result<(), LedgerError> {
         self.outbox.reject(&*self.engine, message).await
     }

@@ -28,7 +28,8 @@ pub struct SqlSettings {
     engine: Arc<dyn Engine>,
     version: Sql,
     raise: Sql,
-    audit_raise: Sql,
+    audit_raise: Option<Sql>,
+    names: Sql,
     providers: Sql,
     limits: Sql,
     accounts: Sql,
@@ -49,10 +50,15 @@ impl SqlSettings {
             engine,
             version: dialect.sql("SELECT version FROM settings_version"),
             raise: dialect.sql("UPDATE settings_version SET version = $2 WHERE version = $1"),
-            audit_raise: dialect.sql(
-                "INSERT INTO settings_audit (who, program, table_name, row_key, old_row, new_row) \
-                 VALUES ({who}, {program}, 'settings_version', 'version', {json:$1}, {json:$2})",
-            ),
+            audit_raise: match dialect {
+                // By a trigger: a worker may not write the audit.
+                Dialect::Postgres => None,
+                Dialect::Sqlite => Some(dialect.sql(
+                    "INSERT INTO settings_audit (who, program, table_name, row_key, old_row, new_row) \
+                     VALUES ({who}, {program}, 'settings_version', 'version', {json:$1}, {json:$2})",
+                )),
+            },
+            names: dialect.sql("SELECT name FROM providers ORDER BY name"),
             providers: dialect.sql(
                 "SELECT name, kind, quota, enabled, paused, url, mode, slot_release, transit_jitter_ms, pacing, \
                      reserve_percent, store_down, share_of, timeout_ms, send_budget_ms, workers, bucket_capacity, \
@@ -112,10 +118,9 @@ impl Settings for SqlSettings {
             let row = |version: i64| serde_json::json!({ "version": version }).to_string();
             let rows: Args = Arc::from([row(was).into(), row(raised).into()]);
             let both: Args = Arc::from([was.into(), raised.into()]);
-            let steps = vec![
-                Step { sql: self.raise.clone(), args: both, must_affect: true },
-                Step { sql: self.audit_raise.clone(), args: rows, must_affect: true },
-            ];
+            let audit = self.audit_raise.clone().map(|sql| Step { sql, args: rows, must_affect: true });
+            let raise = Step { sql: self.raise.clone(), args: both, must_affect: true };
+            let steps = [raise].into_iter().chain(audit).collect();
             if self.engine.atomically(steps).await?.is_some() {
                 return Ok(raised);
             }
@@ -129,9 +134,14 @@ impl Settings for SqlSettings {
         Ok(Snapshot { version, providers: rows.into_iter().map(meant).collect() })
     }
 
-    async fn rows(&self, provider: Option<&ProviderName>) -> Result<Vec<ProviderRow>, LedgerError> {
+    async fn names(&self) -> Result<Vec<String>, LedgerError> {
+        let rows = self.engine.query(&self.names, Arc::from([])).await?;
+        rows.iter().map(|row| row.text("name")).collect()
+    }
+
+    async fn written(&self, provider: Option<&ProviderName>) -> Result<Vec<Result<ProviderRow, BadRow>>, LedgerError> {
         let (_, rows) = self.read(provider).await?;
-        rows.into_iter().map(|(_, row)| readable(row)).collect()
+        Ok(rows.into_iter().map(|(_, row)| row.map(|(row, _)| row)).collect())
     }
 
     async fn apply(&self, rows: &[ProviderRow], dry_run: bool) -> Result<Vec<Change>, LedgerError> {
@@ -247,7 +257,8 @@ fn unreadable(row: &Row, name: &str, error: &LedgerError) -> BadRow {
 }
 
 fn readable(row: Result<(ProviderRow, i64), BadRow>) -> Result<ProviderRow, LedgerError> {
-    row.map(|(row, _)| row).map_err(|bad| LedgerError::Corrupt(bad.problems.join("; ")))
+    row.map(|(row, _)| row)
+        .map_err(|bad| LedgerError::Corrupt(format!("provider `{}`: {}", bad.provider, bad.problems.join("; "))))
 }
 
 fn provider_row(row: &Row, limits: &[&Row], accounts: &[&Row]) -> Result<(ProviderRow, i64), LedgerError> {

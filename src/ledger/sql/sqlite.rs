@@ -3,7 +3,10 @@
 //! Refuses a second connection: with one, statements queue in the pool instead of failing with "database is locked", and
 //! a database in memory lives as long as the pool.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -48,16 +51,27 @@ fn options_of(url: &str) -> Result<SqliteConnectOptions, LedgerError> {
     SqliteConnectOptions::from_str(url).map_err(|error| LedgerError::Refused(format!("database.url: {error}")))
 }
 
+/// Makes a file that nobody else can read, unless there is one. The files that SQLite puts beside it are as private
+/// (<https://www.sqlite.org/src/file/src/os_unix.c>, `findCreateFileMode`).
+fn make_private(path: &Path) -> io::Result<File> {
+    File::options().write(true).create_new(true).mode(0o600).open(path)
+}
+
 pub struct SqliteEngine {
     pool: SqlitePool,
 }
 
 impl SqliteEngine {
-    /// Makes the pool; opens or creates the file with the first use.
+    /// Makes the pool; opens the file with the first use. A file that is not there is made for its owner alone: it will hold
+    /// payloads and what is sent to providers.
     ///
     /// # Errors
     /// [`LedgerError::Refused`] when the URL cannot be meant.
     pub fn open(url: &str) -> Result<Self, LedgerError> {
+        // One that is only read is not made; where it cannot be made, the driver says why.
+        if let Some(path) = file_of(url)?.filter(|_| !url.contains("mode=ro")) {
+            make_private(&path).ok();
+        }
         let options = options_of(url)?
             .create_if_missing(true)
             // Readers of other processes (commands, backups) never block the worker.

@@ -15,6 +15,7 @@ use crate::ledger::operator::{Filter, JobPage, JobStory, LIST_MAX, Refusal, STAT
 use crate::ops::OpsState;
 
 const PAGE: u32 = 50;
+const DEAD: &str = "dead";
 
 /// Which payments; all that is given must hold.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -32,6 +33,26 @@ pub struct Which {
     after: Option<String>,
     /// Payments on a page, 1 to 1000; 50 unless given.
     limit: Option<u32>,
+}
+
+/// Which dead payments; all that is given must hold.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct WhichDead {
+    provider: Option<String>,
+    /// The whole account, exactly.
+    account: Option<String>,
+    /// The page behind this id: `next` of the page before.
+    after: Option<String>,
+    /// Payments on a page, 1 to 1000; 50 unless given.
+    limit: Option<u32>,
+}
+
+impl From<WhichDead> for Which {
+    fn from(WhichDead { provider, account, after, limit }: WhichDead) -> Self {
+        Self { state: Some(DEAD.to_owned()), provider, account, id: None, after, limit }
+    }
 }
 
 impl Which {
@@ -85,7 +106,11 @@ pub async fn list(
     State(ops): State<OpsState>,
     which: Result<Query<Which>, QueryRejection>,
 ) -> Result<Json<JobPage>, Problem> {
-    let (filter, after, at_most) = which?.0.meant()?;
+    page(&ops, which?.0).await
+}
+
+async fn page(ops: &OpsState, which: Which) -> Result<Json<JobPage>, Problem> {
+    let (filter, after, at_most) = which.meant()?;
     let jobs = ops.desk.operator.list(&filter, after.as_ref(), at_most).await?;
     Ok(Json(JobPage::of(jobs, at_most)))
 }
@@ -105,4 +130,43 @@ pub async fn list(
 pub async fn show(State(ops): State<OpsState>, Path(id): Path<String>) -> Result<Json<JobStory>, Problem> {
     let story = ops.desk.operator.show(&of_address(id)?).await?;
     story.map(Json).ok_or_else(|| Refusal::NoSuchJob.into())
+}
+
+/// Dead payments, given up and surely not charged, page by page in the order of their ids.
+#[utoipa::path(
+    get,
+    path = "/api/v1/dlq",
+    tag = "dlq",
+    params(WhichDead),
+    responses(
+        (status = 200, description = "A page", body = JobPage),
+        (status = 400, description = "A parameter is bad", body = ErrorBody),
+        (status = 503, description = "The database is away", body = ErrorBody),
+    )
+)]
+pub async fn list_dead(
+    State(ops): State<OpsState>,
+    which: Result<Query<WhichDead>, QueryRejection>,
+) -> Result<Json<JobPage>, Problem> {
+    page(&ops, which?.0.into()).await
+}
+
+/// One dead payment, as `/api/v1/jobs/{id}` shows it.
+#[utoipa::path(
+    get,
+    path = "/api/v1/dlq/{id}",
+    tag = "dlq",
+    params(("id" = String, Path, description = "The payment's id")),
+    responses(
+        (status = 200, description = "The payment", body = JobStory),
+        (status = 404, description = "There is no such payment, or it is not dead", body = ErrorBody),
+        (status = 503, description = "The database is away", body = ErrorBody),
+    )
+)]
+pub async fn show_dead(ops: State<OpsState>, id: Path<String>) -> Result<Json<JobStory>, Problem> {
+    let story = show(ops, id).await?;
+    match story.line.state.as_str() {
+        DEAD => Ok(story),
+        state => Err(Problem::unknown(format!("it is `{state}`, not `{DEAD}`"))),
+    }
 }

@@ -1,4 +1,4 @@
-//! What the API reads of single payments, and everything that it changes: verdicts, pauses, rates.
+//! What the API reads of single payments and of limits as written, and everything that it changes: verdicts, pauses, rates.
 //!
 //! Refuses to be a second way: verdicts go through the ledger's operator face and `worker::send_again`, settings through
 //! `ops::change`, as the commands do, with the same refusals and the same audit.
@@ -43,8 +43,11 @@ pub(super) fn routes() -> Router<OpsState> {
         .route("/api/v1/jobs/{id}", get(jobs::show))
         .route("/api/v1/jobs/{id}/resolve", post(verdicts::resolve))
         .route("/api/v1/jobs/{id}/cancel", post(verdicts::cancel))
+        .route("/api/v1/dlq", get(jobs::list_dead))
+        .route("/api/v1/dlq/{id}", get(jobs::show_dead))
         .route("/api/v1/dlq/{id}/replay", post(verdicts::replay))
         .route("/api/v1/dlq/{id}/discard", post(verdicts::discard))
+        .route("/api/v1/limits", get(settings::list_limits))
         .route("/api/v1/providers/{name}/pause", post(settings::pause))
         .route("/api/v1/providers/{name}/resume", post(settings::resume))
         .route("/api/v1/providers/{name}/limits/{limit}", post(settings::set_limit))

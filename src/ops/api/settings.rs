@@ -1,4 +1,5 @@
-//! Pausing and resuming a provider, and changing the rate of one of its limits while everything runs.
+//! Limits as they are written; pausing and resuming a provider, and changing the rate of one of its limits while everything
+//! runs.
 //!
 //! Refuses to add or remove limits, and has no word for "unlimited": a rate is N/DURATION, and zero requests close it.
 
@@ -14,10 +15,26 @@ use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
 use crate::fleet::drain::on_each;
 use crate::fleet::overview::drained_if;
-use crate::ledger::provider_row::ProviderRow;
+use crate::ledger::provider_row::{LimitLine, ProviderRow};
+use crate::ledger::settings::BadRow;
 use crate::ops::OpsState;
 use crate::ops::change::{NotChanged, set_paused, set_rate};
 use crate::ops::guard::Caller;
+
+/// The limits of all providers.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Limits {
+    limits: Vec<LimitLine>,
+    /// Those whose limits are missing above, because their rows cannot be read.
+    left_out: Vec<LeftOut>,
+}
+
+/// A provider whose row cannot be read.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct LeftOut {
+    provider: String,
+    problems: Vec<String>,
+}
 
 /// Why, if somebody says.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -67,6 +84,27 @@ pub struct LimitChanged {
 pub struct DrainedIn {
     from: Option<u64>,
     to: Option<u64>,
+}
+
+/// The limits of all providers as they are written; `/api/v1/limits/{provider}` says what they have used.
+#[utoipa::path(
+    get,
+    path = "/api/v1/limits",
+    tag = "providers",
+    responses(
+        (status = 200, description = "By provider and name", body = Limits),
+        (status = 503, description = "The database is away", body = ErrorBody),
+    )
+)]
+pub async fn list_limits(State(ops): State<OpsState>) -> Result<Json<Limits>, Problem> {
+    let mut list = Limits { limits: Vec::new(), left_out: Vec::new() };
+    for row in ops.desk.settings.written(None).await? {
+        match row {
+            Ok(row) => list.limits.extend(row.limits.iter().map(|limit| LimitLine::of(&row.name, limit))),
+            Err(BadRow { provider, problems, .. }) => list.left_out.push(LeftOut { provider, problems }),
+        }
+    }
+    Ok(Json(list))
 }
 
 /// Starts no more requests to a provider, in every worker; its queue keeps collecting.

@@ -3,6 +3,7 @@
 //! Refuses to count on every scrape: the account reads all open jobs, so it is taken at most every 15 seconds, less often
 //! where it takes long, and a scrape does not wait for one that is slow: the next finds it done.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -81,7 +82,8 @@ impl Ledger {
 
 pub(super) fn write(writer: &mut Writer<'_>, known: &Known, seen: &LedgerSeen) -> Result<(), fmt::Error> {
     // Providers without a job yet have an account of zeros.
-    let without = known.providers.keys().filter(|name| seen.accounts.iter().all(|it| it.provider != name.as_str()));
+    let counted: BTreeSet<&str> = seen.accounts.iter().map(|account| account.provider.as_str()).collect();
+    let without = known.providers.keys().filter(|name| !counted.contains(name.as_str()));
     let zeros: Vec<Account> =
         without.map(|name| Account { provider: name.to_string(), ..Account::default() }).collect();
     let accounts: Vec<&Account> = seen.accounts.iter().chain(&zeros).collect();

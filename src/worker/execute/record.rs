@@ -21,7 +21,7 @@ use crate::worker::outbox::TAKEN_FOR;
 use crate::worker::patience::{GivenUp, Passing as _, until_back};
 
 /// Commits where a job stands; `None` when the ledger cannot be had and the worker is leaving.
-pub async fn put_down(lane: &LaneParts, job: &JobInHand, state: &JobState) -> Option<Written> {
+async fn put_down(lane: &LaneParts, job: &JobInHand, state: &JobState) -> Option<Written> {
     let ledger = &lane.worker.engines.ledger;
     let written = until_back("put a job down", &lane.worker.abandon, || ledger.put_down(&job.held.hold, state));
     written.await.map_err(|error| tracing::warn!(job = %job.job.id, ?error, "not put down")).ok()

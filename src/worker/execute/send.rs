@@ -101,7 +101,9 @@ pub(super) async fn written_down(
             drop(started);
             let change = lane.pauses.observe(&job.job.id, &answer.outcome, began, rand::random());
             tell_of_breaker(lane, change, &answer.outcome);
-            finish_charge(lane, settings, job, (number, turn.is_probe()), &answer).await
+            let round = refusal_round(lane, (CallKind::Charge, began), answer.outcome.is_let_through());
+            let history = History { refusal_round: round, probe: turn.is_probe(), ..history(job) };
+            finish_charge(lane, settings, job, (number, history), &answer).await
         }
         Call::Lookup(question) => {
             let silence = Finding::Unknown { cause: UnknownCause::Timeout, retry_after: None };
@@ -111,7 +113,9 @@ pub(super) async fn written_down(
             spans::answered(&span, answer.outcome.word(), answer.status);
             drop(started);
             faults::crash(Point::AfterLookup);
-            finish_lookup(lane, settings, job, number, &answer).await
+            let round = refusal_round(lane, (CallKind::Lookup, began), answer.outcome.is_let_through());
+            let history = History { refusal_round: round, ..history(job) };
+            finish_lookup(lane, settings, job, (number, &history), &answer).await
         }
     }
 }
@@ -162,10 +166,9 @@ async fn finish_charge(
     lane: &LaneParts,
     settings: &LaneSettings,
     job: &JobInHand,
-    (number, probe): (u32, bool),
+    (number, mut history): (u32, History),
     answer: &Answer<Outcome>,
 ) -> End {
-    let mut history = History { probe, ..history(job) };
     if matches!(answer.outcome, Outcome::Unknown { .. } | Outcome::InProgress) {
         history.first_sent_age.get_or_insert_default();
     }
@@ -174,7 +177,8 @@ async fn finish_charge(
         lane.meter.throttled();
     }
     let misconfigured = matches!(answer.outcome, Outcome::Misconfigured { .. });
-    hold_others_back(lane, disposition.pause, if misconfigured { By::Setup } else { By::Provider });
+    let by = if misconfigured { By::Setup } else { By::Provider };
+    hold_others_back(lane, disposition.pause, by, (CallKind::Charge, history.refusal_round));
     let end = AttemptEnd {
         number,
         outcome: answer.outcome.word(),
@@ -189,17 +193,17 @@ async fn finish_lookup(
     lane: &LaneParts,
     settings: &LaneSettings,
     job: &JobInHand,
-    number: u32,
+    (number, history): (u32, &History),
     answer: &Answer<Finding>,
 ) -> End {
     if let Finding::Misconfigured { status } = answer.outcome {
         tracing::error!(provider = %lane.name, job = %job.job.id, status, "a look-up was refused: check the credentials in headers");
     }
-    let judged = after_finding(&answer.outcome, &history(job), &settings.provider.retry_policy(), rand::random());
+    let judged = after_finding(&answer.outcome, history, &settings.provider.retry_policy(), rand::random());
     if matches!(answer.outcome, Finding::Throttled { .. }) {
         lane.meter.throttled();
     }
-    hold_others_back(lane, judged.pause, By::Provider);
+    hold_others_back(lane, judged.pause, By::Provider, (CallKind::Lookup, history.refusal_round));
     let end = LookupEnd {
         number,
         outcome: answer.outcome.word(),
@@ -210,9 +214,18 @@ async fn finish_lookup(
     write_end(lane, job, &Closing::Lookup(end), (judged.next, answer.outcome.word())).await
 }
 
-fn hold_others_back(lane: &LaneParts, pause: Option<Pause>, by: By) {
+/// The round in a row that a refusal of this request belongs to; what was let through ends the row.
+fn refusal_round(lane: &LaneParts, (kind, began): (CallKind, Instant), let_through: bool) -> u32 {
+    if let_through {
+        lane.pauses.let_through(kind, began);
+    }
+    lane.pauses.refusal_round(kind, began)
+}
+
+fn hold_others_back(lane: &LaneParts, pause: Option<Pause>, by: By, (kind, round): (CallKind, u32)) {
     match pause {
         Some(Pause::Quota { wait }) => {
+            lane.pauses.refused(kind, round, wait);
             tracing::warn!(provider = %lane.name, wait_ms = wait.as_millis(), "the provider refused what we allowed");
             let words =
                 format!("the provider refused what we allowed; nothing is sent for {:.1} s", wait.as_secs_f64());

@@ -3,7 +3,7 @@
 //! Refuses to let one row lift another's limit: an account is exempt from a limit, or has a rate of its own, only as far
 //! as every row that carries the limit says so.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::domain::limit::{AccountRule, Rate, Rule, Scope};
@@ -17,25 +17,35 @@ pub(super) struct Carrier<'a> {
     pub counted_as: String,
 }
 
+/// What one row says about one account.
+struct Said<'a> {
+    by: &'a Provider,
+    rule: &'a AccountRule,
+}
+
 /// Rules that each name a limit of the quota, but for those that block an account.
 pub(super) fn account_rules(rows: &[&Provider], carriers: &[Carrier<'_>]) -> Vec<AccountRule> {
-    let named = |row: &&Provider| row.account_rules.iter().map(|rule| rule.account.clone()).collect::<Vec<_>>();
-    let accounts: BTreeSet<String> = rows.iter().flat_map(named).collect();
+    let mut accounts: BTreeMap<&str, Vec<Said<'_>>> = BTreeMap::new();
+    for row in rows {
+        for rule in &row.account_rules {
+            accounts.entry(&rule.account).or_default().push(Said { by: row, rule });
+        }
+    }
     let limits: BTreeSet<&str> = carriers
         .iter()
         .filter(|carrier| carrier.own.scope == Scope::Account)
         .map(|carrier| carrier.counted_as.as_str())
         .collect();
     let mut combined = Vec::new();
-    for account in accounts {
-        let all = rows.iter().flat_map(|row| &row.account_rules);
-        if all.filter(|rule| rule.account == account).any(|rule| rule.rule == Rule::Blocked) {
+    for (account, said) in accounts {
+        let account = account.to_owned();
+        if said.iter().any(|said| said.rule.rule == Rule::Blocked) {
             combined.push(AccountRule { account, limit: None, rule: Rule::Blocked });
             continue;
         }
         for limit in &limits {
             let carriers = carriers.iter().filter(|carrier| carrier.counted_as == *limit);
-            if let Some(rule) = together(carriers, &account) {
+            if let Some(rule) = together(carriers, &said) {
                 combined.push(AccountRule { account: account.clone(), limit: Some((*limit).to_owned()), rule });
             }
         }
@@ -44,11 +54,11 @@ pub(super) fn account_rules(rows: &[&Provider], carriers: &[Carrier<'_>]) -> Vec
 }
 
 /// `None`: the limit's own rate holds.
-fn together<'a>(carriers: impl Iterator<Item = &'a Carrier<'a>>, account: &str) -> Option<Rule> {
+fn together<'a>(carriers: impl Iterator<Item = &'a Carrier<'a>>, said: &[Said<'_>]) -> Option<Rule> {
     let mut strictest: Option<(u32, Duration)> = None;
     let mut says_so = false;
     for carrier in carriers {
-        let (max_requests, window) = match rule_on(carrier, account) {
+        let (max_requests, window) = match rule_on(carrier, said) {
             Some(Rule::Exempt | Rule::Blocked) => {
                 says_so = true;
                 continue;
@@ -72,8 +82,8 @@ fn together<'a>(carriers: impl Iterator<Item = &'a Carrier<'a>>, account: &str) 
 }
 
 /// What one row says about an account under one of its limits; a rule that names the limit goes first.
-fn rule_on(carrier: &Carrier<'_>, account: &str) -> Option<Rule> {
-    let rules = || carrier.row.account_rules.iter().filter(|rule| rule.account == account);
+fn rule_on(carrier: &Carrier<'_>, said: &[Said<'_>]) -> Option<Rule> {
+    let rules = || said.iter().filter(|said| said.by.name == carrier.row.name).map(|said| said.rule);
     let named = rules().find(|rule| rule.limit.as_deref() == Some(carrier.own.name.as_str()));
     named.or_else(|| rules().find(|rule| rule.limit.is_none())).map(|rule| rule.rule)
 }

@@ -16,14 +16,41 @@ use crate::worker::settings_watch::{Known, POLL};
 /// What a quota's rows allow together; `None` when no enabled row names it, or one of its rows cannot be meant.
 #[must_use]
 pub fn quota_spec(known: &Known, quota: &ProviderName) -> Option<QuotaSpec> {
-    if !known.knows_limits_of(quota) {
+    if known.quotas_in_doubt().contains(quota.as_str()) {
         return None;
     }
     let rows: Vec<&Provider> =
         known.providers.values().map(AsRef::as_ref).filter(|row| row.enabled && row.quota == *quota).collect();
+    together(known.version, quota, &rows)
+}
+
+/// [`quota_spec`] of each quota that an enabled row names, with those rows, in one pass over them all: there may be ten
+/// thousand.
+#[must_use]
+pub fn quota_specs(known: &Known) -> Vec<QuotaRows<'_>> {
+    let in_doubt = known.quotas_in_doubt();
+    let mut quotas: BTreeMap<&ProviderName, Vec<&Provider>> = BTreeMap::new();
+    for row in known.providers.values().filter(|row| row.enabled) {
+        quotas.entry(&row.quota).or_default().push(row);
+    }
+    let meant = quotas.into_iter().map(|(quota, rows)| {
+        let spec = if in_doubt.contains(quota.as_str()) { None } else { together(known.version, quota, &rows) };
+        QuotaRows { quota, rows, spec }
+    });
+    meant.collect()
+}
+
+/// A quota, its enabled rows, and what they allow together; `None` as of [`quota_spec`].
+pub struct QuotaRows<'a> {
+    pub quota: &'a ProviderName,
+    pub rows: Vec<&'a Provider>,
+    pub spec: Option<QuotaSpec>,
+}
+
+fn together(version: i64, quota: &ProviderName, rows: &[&Provider]) -> Option<QuotaSpec> {
     let mut limits: BTreeMap<String, LimitSpec> = BTreeMap::new();
     let mut carriers: Vec<Carrier<'_>> = Vec::new();
-    for row in &rows {
+    for row in rows {
         for limit in &row.limits {
             let own = limit_spec(row, limit);
             let counted_as = add(&mut limits, row, own.clone());
@@ -39,14 +66,14 @@ pub fn quota_spec(known: &Known, quota: &ProviderName) -> Option<QuotaSpec> {
         .collect();
     Some(QuotaSpec {
         quota: quota.clone(),
-        version: known.version,
+        version,
         limits: (!limits.is_empty()).then(|| limits.into_values().collect())?,
-        account_rules: account_rules(&rows, &carriers),
+        account_rules: account_rules(rows, &carriers),
         even: rows.iter().any(|row| row.pacing == Pacing::Even),
         grant_jitter: jitters.and_then(|jitters| jitters.into_iter().max()),
         hold_max: rows.iter().map(|row| row.hold_max()).max()?,
         send_budget: rows.iter().map(|row| row.send_budget).min()?,
-        store_down: store_down(&rows),
+        store_down: store_down(rows),
         handover: Timing::polled_every(POLL).settled(),
     })
 }

@@ -4,6 +4,7 @@ use super::*;
 use std::sync::Arc;
 
 use crate::ledger::provider_row::{AccountRow, LimitRow, ProviderRow};
+use crate::ledger::settings::BadRow;
 
 #[test]
 fn a_quota_shares_if_all_its_rows_do_and_by_the_largest_number() {
@@ -117,5 +118,46 @@ fn no_row_lifts_what_another_asks_of_an_account() {
             let found = own.filter(|own| !own.exempt).map(|own| own.max_requests);
             assert_eq!(found, expected, "{one:?} {other:?}");
         }
+    }
+}
+
+/// Asked for one by one or all at once, a quota allows the same; one that a bad row may belong to allows nothing.
+#[test]
+fn all_quotas_at_once_are_each_of_them() {
+    let row = |name: &str, quota: Option<&str>, max_requests| ProviderRow {
+        name: name.to_owned(),
+        quota: quota.map(str::to_owned),
+        url: "https://acme.test/".to_owned(),
+        limits: vec![LimitRow { name: "all".to_owned(), max_requests, window_ms: 1_000, ..LimitRow::default() }],
+        ..ProviderRow::default()
+    };
+    let rows = [
+        row("acme", Some("shared"), 9),
+        row("bolt", None, 5),
+        row("crate", Some("shared"), 7),
+        ProviderRow { enabled: false, ..row("dusk", None, 3) },
+        row("echo", Some("doubtful"), 2),
+    ];
+    let meant = rows.map(|row| row.meant(1).unwrap()).map(|row| (row.name.clone(), Arc::new(row)));
+    let bad = |provider: &str, quota: &str| BadRow {
+        provider: provider.to_owned(),
+        quota: quota.to_owned(),
+        stopped: false,
+        problems: vec!["timeout_ms is 0".to_owned()],
+    };
+    // One has a last good row, so that its limits are known.
+    let bad = vec![bad("bolt", "bolt"), bad("foxtrot", "doubtful")];
+    let known = Known { version: 4, providers: meant.into(), bad };
+    let all = quota_specs(&known);
+    let told: Vec<(&str, usize, Option<u32>)> = all
+        .iter()
+        .map(|quota| {
+            let most = quota.spec.as_ref().map(|spec| spec.limits[0].max_requests);
+            (quota.quota.as_str(), quota.rows.len(), most)
+        })
+        .collect();
+    assert_eq!(told, [("bolt", 1, Some(5)), ("doubtful", 1, None), ("shared", 2, Some(7))]);
+    for QuotaRows { quota, spec, .. } in all {
+        assert_eq!(spec, quota_spec(&known, quota), "{quota}");
     }
 }

@@ -42,7 +42,7 @@ fn astray(account: &Account, known: &Known) -> Option<&'static str> {
     if account.astray == 0 {
         return None;
     }
-    let row = known.providers.values().find(|row| row.name.as_str() == account.provider);
+    let row = known.providers.get(account.provider.as_str());
     match row {
         None => Some("their provider has no row that can be used: nobody will ever take them"),
         Some(row) if row.enabled && !row.paused => Some("due for two hours, and no worker takes them"),

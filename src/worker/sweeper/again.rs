@@ -9,7 +9,7 @@ use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 
 use super::rule::{GRACE_BUSY, LaneView, overdue};
-use super::{BATCH, Trouble};
+use super::{BATCH, Batches, Trouble};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::faults::{self, Point};
 use crate::ledger::Written;
@@ -27,12 +27,15 @@ const AHEAD: Duration = Duration::from_secs(30);
 const AT_ONCE: usize = 8;
 
 pub async fn bring_back(worker: &Worker, progress: &Progress, known: &Known) -> Result<(), Trouble> {
-    let mut first = Ok(());
+    let (mut first, until) = (Ok(()), Batches::end(worker));
     for provider in known.providers.values().filter(|row| row.enabled && !row.paused) {
         // Without a lane of its own this worker knows nothing against the usual rule.
         let pauses = progress.lanes.get(&provider.name);
+        if pauses.is_some_and(|pauses| pauses.is_closed_by_broker()) {
+            continue;
+        }
         let flows_for = pauses.map_or(Some(Duration::MAX), |pauses| pauses.flows_for());
-        let done = bring_back_to(worker, provider, flows_for).await;
+        let done = bring_back_to(worker, provider, flows_for, Batches::until(until)).await;
         if first.is_ok() {
             first = done;
         }
@@ -40,12 +43,16 @@ pub async fn bring_back(worker: &Worker, progress: &Progress, known: &Known) -> 
     first
 }
 
-async fn bring_back_to(worker: &Worker, provider: &Provider, flows_for: Option<Duration>) -> Result<(), Trouble> {
+async fn bring_back_to(
+    worker: &Worker,
+    provider: &Provider,
+    flows_for: Option<Duration>,
+    mut batches: Batches,
+) -> Result<(), Trouble> {
     let (lane, upkeep) = (&provider.name, &worker.engines.upkeep);
     // Without a queue there is nothing to publish to; the lane declares it when it opens.
     let Some(ready) = worker.engines.queue.depth(lane).await? else { return Ok(()) };
     let view = LaneView { ready, jobs_per_second: provider.outflow_per_second(), flows_for };
-    let due = upkeep.take_unqueued(lane, AHEAD, GRACE_BUSY, BATCH).await?;
     let back = match overdue(view, worker.options.sweep_every) {
         Some(which) => upkeep.take_overdue(lane, &which).await?,
         None => Vec::new(),
@@ -54,8 +61,18 @@ async fn bring_back_to(worker: &Worker, provider: &Provider, flows_for: Option<D
         let most = back.iter().map(|job| job.sweeps).max().unwrap_or_default();
         tracing::warn!(provider = %lane, jobs = back.len(), ready, most_copies = most, "overdue jobs are brought back");
     }
-    let publishing = stream::iter(due.into_iter().chain(back)).map(|job| publish(worker, lane, job));
-    let mut published = publishing.buffer_unordered(AT_ONCE);
+    publish_all(worker, lane, back).await?;
+    // A day's payments may all be for midnight. Where one cannot be published, the next batch would not be either.
+    while batches.next().await {
+        let due = upkeep.take_unqueued(lane, AHEAD, GRACE_BUSY, BATCH).await?;
+        batches.done(u32::try_from(due.len()).unwrap_or(u32::MAX));
+        publish_all(worker, lane, due).await?;
+    }
+    Ok(())
+}
+
+async fn publish_all(worker: &Worker, lane: &ProviderName, jobs: Vec<Recorded>) -> Result<(), Trouble> {
+    let mut published = stream::iter(jobs).map(|job| publish(worker, lane, job)).buffer_unordered(AT_ONCE);
     let mut first = Ok(());
     while let Some(done) = published.next().await {
         if first.is_ok() {

@@ -19,6 +19,7 @@ use crate::queue::QueueError;
 mod account;
 mod again;
 mod dead;
+mod raised;
 pub mod rule;
 
 pub use account::{ASTRAY_AFTER, CHECKED};
@@ -41,12 +42,14 @@ enum Trouble {
 
 /// Sweeps until the worker stops. A sweep that is under way then is dropped: what it had taken is taken again later.
 pub async fn run(worker: Worker, known: watch::Receiver<Arc<Known>>, progress: watch::Receiver<Progress>) {
-    let mut troubled = false;
+    let (mut troubled, mut changes) = (false, raised::Changes::default());
     loop {
         let sweep = async {
             sleep(worker.options.sweep_every).await;
             let (known, progress) = (known.borrow().clone(), progress.borrow().clone());
-            sweep(&worker, &progress, &known).await
+            changes.note(&known, Instant::now());
+            changes.lift(&progress.lanes, raised::settles(&worker), Instant::now());
+            sweep(&worker, &progress, &known, &mut changes).await
         };
         let swept = tokio::select! {
             swept = sweep => swept,
@@ -63,17 +66,23 @@ pub async fn run(worker: Worker, known: watch::Receiver<Arc<Known>>, progress: w
 }
 
 /// One sweep, if it is this worker's turn. Each duty is tried even if another fails.
-async fn sweep(worker: &Worker, progress: &Progress, known: &Known) -> Result<(), Trouble> {
+async fn sweep(
+    worker: &Worker,
+    progress: &Progress,
+    known: &Known,
+    changes: &mut raised::Changes,
+) -> Result<(), Trouble> {
     let upkeep = &worker.engines.upkeep;
     // A little shorter than the pause between two looks, so that a worker alone has every turn.
     if !upkeep.take_turn("sweep", worker.options.sweep_every * 3 / 4).await? {
         return Ok(());
     }
+    let woken = raised::wake(worker, changes, known).await;
     let again = again::bring_back(worker, progress, known).await;
     let dead = dead::judge_all(worker).await;
     let ended = end(worker).await;
     let account = account::look(worker, known).await;
-    again.and(dead).and(ended).and(account)
+    woken.and(again).and(dead).and(ended).and(account)
 }
 
 /// Ends what has expired, and empties what settled long ago: batch after batch, until one is not full or the next sweep is
@@ -110,8 +119,17 @@ struct Batches {
 
 impl Batches {
     fn of(worker: &Worker) -> Self {
-        let now = Instant::now();
-        Self { until: now + worker.options.sweep_every / 2, begun: now, pause: Some(Duration::ZERO) }
+        Self::until(Self::end(worker))
+    }
+
+    /// When the batches of a sweep that begins now end.
+    fn end(worker: &Worker) -> Instant {
+        Instant::now() + worker.options.sweep_every / 2
+    }
+
+    /// One at least, whatever the time.
+    fn until(until: Instant) -> Self {
+        Self { until, begun: Instant::now(), pause: Some(Duration::ZERO) }
     }
 
     async fn next(&mut self) -> bool {

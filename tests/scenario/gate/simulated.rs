@@ -160,7 +160,7 @@ async fn what_is_simulated_is_what_the_gate_does() {
         assert!(figures.holds() && figures.unfinished == 0, "{}: {:?}", case.what, figures.windows);
         let seen = |arrivals_us: &[u64]| {
             let drain_us = arrivals_us[arrivals_us.len() - 1] - arrivals_us[0];
-            (drain_us as f64 / 1e6, steady_rate(arrivals_us, tightest))
+            (drain_us as f64 / 1e6, steady_rate(arrivals_us, tightest).unwrap())
         };
         let (real, simulated) = (seen(&happened(&case, &model).await), seen(&figures.arrivals_us));
         let (drain, rate) = (simulated.0 / real.0 - 1.0, simulated.1 / real.1 - 1.0);

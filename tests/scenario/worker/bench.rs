@@ -211,6 +211,14 @@ impl Bench {
         requeues.filter(|(word, _)| *word == reason).map(|(_, count)| count).sum()
     }
 
+    /// Why the running worker last decided so.
+    pub fn last_decision(&self, lane: &str, kind: &str) -> String {
+        let meter = Arc::clone(&self.running.as_ref().unwrap().progress.borrow().meter);
+        let decisions = meter.find(&name(lane)).map(|lane| lane.figures().decisions).unwrap_or_default();
+        let last = decisions.into_iter().filter(|line| line.kind == kind).max_by_key(|line| line.at_ms);
+        last.unwrap_or_else(|| panic!("{lane} has decided nothing of kind {kind}")).reason
+    }
+
     fn counts(&self, lane: &str) -> LaneCounts {
         let meter = Arc::clone(&self.running.as_ref().unwrap().progress.borrow().meter);
         meter.find(&name(lane)).map(|lane| lane.counts()).unwrap_or_default()

@@ -163,6 +163,34 @@ async fn any_number_of_429s_uses_up_no_attempt() {
     assert_eq!((job.attempts, bench.script.sent_for("job").len()), (1, 6));
 }
 
+/// A provider that names no wait and goes on refusing is asked less and less often, until it lets somebody through.
+#[tokio::test]
+async fn refusals_that_name_no_wait_are_waited_for_longer_each_time() {
+    const BASE: Duration = Duration::from_millis(100);
+    let bench = Bench::open(&[ProviderRow { backoff_base_ms: 100, backoff_max_ms: 1_000, ..row("acme") }]).await;
+    let nameless = || Act::Answer(Outcome::Throttled { retry_after: None });
+    bench.script.plan("first", std::iter::repeat_n(nameless(), 3));
+    bench.pay("acme", "first").await;
+    let job = bench.until_state("first", "succeeded").await;
+    let sent = bench.script.sent_for("first");
+    assert_eq!((job.attempts, sent.len()), (1, 4));
+    let waits: Vec<Duration> = sent.windows(2).map(|pair| pair[1].at - pair[0].at).collect();
+    for (wait, least) in waits.iter().zip([BASE, BASE * 2, BASE * 4]) {
+        assert!(*wait >= least, "{waits:?}");
+    }
+    assert_eq!(
+        bench.last_decision("acme", "throttled"),
+        "the provider refused what we allowed; nothing is sent for 0.4 s"
+    );
+    bench.script.plan("second", [nameless()]);
+    bench.pay("acme", "second").await;
+    bench.until_state("second", "succeeded").await;
+    assert_eq!(
+        bench.last_decision("acme", "throttled"),
+        "the provider refused what we allowed; nothing is sent for 0.1 s"
+    );
+}
+
 /// A lock or a limit on one object is one job's affair: it waits as long as it was told, the others go on.
 #[tokio::test]
 async fn a_busy_job_delays_no_other_and_counts_for_nothing() {

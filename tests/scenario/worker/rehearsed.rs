@@ -37,14 +37,15 @@ struct Seen {
     /// From the first request to the last, as they reached the provider.
     drain_s: f64,
     /// Rate over whole turns of the tightest limit against L / (W + hold).
-    utilisation: f64,
+    /// `None`: fewer than two turns of the limit.
+    utilisation: Option<f64>,
 }
 
 impl Seen {
     fn of(arrivals_us: &[u64], hold: Duration, tightest: Rate) -> Self {
         let possible = f64::from(tightest.max_requests()) / (tightest.window() + hold).as_secs_f64();
         let drain_us = arrivals_us[arrivals_us.len() - 1] - arrivals_us[0];
-        let utilisation = steady_rate(arrivals_us, tightest) / possible;
+        let utilisation = steady_rate(arrivals_us, tightest).map(|rate| rate / possible);
         Self { drain_s: Duration::from_micros(drain_us).as_secs_f64(), utilisation }
     }
 }
@@ -153,17 +154,18 @@ async fn nothing_happens_sooner_than_simulated() {
         let simulated = predicted(case);
         let ratio = |real: f64, simulated: f64| simulated / real - 1.0;
         let drain = ratio(real.drain_s, simulated.drain_s);
-        let utilisation = ratio(real.utilisation, simulated.utilisation);
+        let off = real.utilisation.zip(simulated.utilisation).map(|(real, simulated)| ratio(real, simulated));
+        let percent = |share: Option<f64>| share.map_or("–".to_owned(), |share| format!("{:.1} %", share * 100.0));
         println!(
-            "| {} | {} | {:.2} s | {:.2} s | {:+.1} % | {:.1} % | {:.1} % | {:+.1} % |",
+            "| {} | {} | {:.2} s | {:.2} s | {:+.1} % | {} | {} | {} |",
             case.what,
             case.jobs,
             real.drain_s,
             simulated.drain_s,
             drain * 100.0,
-            real.utilisation * 100.0,
-            simulated.utilisation * 100.0,
-            utilisation * 100.0,
+            percent(real.utilisation),
+            percent(simulated.utilisation),
+            percent(off),
         );
         if drain > SOONER_MAX {
             sooner.push(format!("{}: real {real:?}, simulated {simulated:?}", case.what));

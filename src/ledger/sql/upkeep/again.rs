@@ -11,10 +11,11 @@ use super::super::engine::{Args, Engine, Sql, Value};
 use super::super::row::{Row, corrupt};
 use super::super::written;
 use super::OPEN;
+use crate::domain::explain::parked::LIMIT;
 use crate::domain::job::{ContentHash, Job, Token};
 use crate::domain::provider::ProviderName;
 use crate::domain::time::EpochMs;
-use crate::ledger::upkeep::{Overdue, Recorded, Standing};
+use crate::ledger::upkeep::{Overdue, Recorded, Refused, Standing};
 use crate::ledger::{Hold, LedgerError, Written};
 
 /// The instant from which one more copy could be published; the expression of index `jobs_open_by_sweep`.
@@ -22,6 +23,12 @@ const SWEPT_FROM: &str = "CASE WHEN sweep_after > wake_at THEN sweep_after ELSE 
 
 /// Since when a job is due and held by nobody.
 const DUE_SINCE: &str = "(CASE WHEN lease_until > wake_at THEN lease_until ELSE wake_at END)";
+
+/// When a row of the lane's quota was changed last, as far as the rows tell: they share their limits. Of one that has left the
+/// quota they tell nothing, and of a long transaction when it was written.
+const LAST_CHANGE: &str = "SELECT max(sharing.updated_at) FROM providers AS sharing \
+     WHERE COALESCE(sharing.quota, sharing.name) = \
+         (SELECT COALESCE(own.quota, own.name) FROM providers AS own WHERE own.name = $1)";
 
 /// `not_before` and `expires_at` are read as epoch milliseconds.
 const RECORDED: &str = "id, provider, idempotency_key, key_given, content_hash, amount, currency, account, reference, \
@@ -31,6 +38,7 @@ pub struct Statements {
     overdue: Sql,
     keep: Sql,
     unqueued: Sql,
+    refused: Sql,
     standing: Sql,
 }
 
@@ -59,6 +67,21 @@ impl Statements {
                  ORDER BY wake_at LIMIT $4 {{unlocked}}) \
              RETURNING {RECORDED}"
         );
+        // The condition of index `jobs_parked_for_limits`. One that was put down before there was the column has no begin.
+        // An unknown outcome that nobody brings is overdue: only what was surely not sent is ever without a queue.
+        let refused = format!(
+            "UPDATE jobs SET wake_at = {{now}}, unqueued = (state = 'waiting'), updated_at = {{now}} \
+             WHERE id IN (\
+                 SELECT id FROM jobs \
+                 WHERE provider = $1 AND state IN ('waiting', 'unknown') AND substr(reason, 1, {}) = '{LIMIT}' \
+                     AND wake_at > {{after:$3}} AND (lease_until IS NULL OR lease_until <= {{now}}) \
+                     AND (not_before IS NULL OR not_before <= {{now}}) \
+                     AND (wait_begun_at IS NULL OR wait_begun_at < {{after:($2 - $5)}} \
+                         OR wait_begun_at < ({LAST_CHANGE}) + ({{after:$2}} - {{now}})) \
+                 ORDER BY wake_at LIMIT $4 {{unlocked}}) \
+             RETURNING id",
+            LIMIT.len()
+        );
         Self {
             overdue: dialect.sql(&overdue),
             keep: dialect.sql(
@@ -66,6 +89,7 @@ impl Statements {
                  WHERE id = $1 AND fence = $2 AND lease_until IS NULL AND state = 'waiting' RETURNING id",
             ),
             unqueued: dialect.sql(&unqueued),
+            refused: dialect.sql(&refused),
             standing: dialect.sql("SELECT provider, content_hash, state FROM jobs WHERE id = $1"),
         }
     }
@@ -102,6 +126,19 @@ impl Statements {
         let args: [Value; 4] =
             [lane.as_str().into(), ahead.into(), ahead.saturating_add(again_after).into(), at_most.into()];
         self.take(engine, &self.unqueued, Arc::from(args)).await
+    }
+
+    pub async fn wake_refused(
+        &self,
+        engine: &dyn Engine,
+        lane: &ProviderName,
+        which: &Refused,
+    ) -> Result<u32, LedgerError> {
+        let Refused { changed_ago, settles, soon, at_most } = *which;
+        let changed_ago = changed_ago.map_or(Value::Int(None), Value::from);
+        let args: [Value; 5] = [lane.as_str().into(), settles.into(), soon.into(), at_most.into(), changed_ago];
+        let rows = engine.query(&self.refused, Arc::from(args)).await?;
+        Ok(u32::try_from(rows.len()).unwrap_or(u32::MAX))
     }
 
     async fn take(&self, engine: &dyn Engine, sql: &Sql, args: Args) -> Result<Vec<Recorded>, LedgerError> {

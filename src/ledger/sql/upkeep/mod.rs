@@ -13,7 +13,7 @@ use super::dialect::Dialect;
 use super::engine::{Engine, Sql};
 use crate::domain::job::{ContentHash, Job, JobId};
 use crate::domain::provider::ProviderName;
-use crate::ledger::upkeep::{Account, Checked, Overdue, Recorded, Standing, Upkeep};
+use crate::ledger::upkeep::{Account, Checked, Overdue, Recorded, Refused, Standing, Upkeep};
 use crate::ledger::{Hold, LedgerError, Written};
 
 mod account;
@@ -75,6 +75,10 @@ impl Upkeep for SqlLedger {
         at_most: u32,
     ) -> Result<Vec<Recorded>, LedgerError> {
         self.upkeep.again.take_unqueued(&*self.engine, lane, ahead, again_after, at_most).await
+    }
+
+    async fn wake_refused(&self, lane: &ProviderName, which: &Refused) -> Result<u32, LedgerError> {
+        self.upkeep.again.wake_refused(&*self.engine, lane, which).await
     }
 
     async fn expire(&self, reason: &str, at_most: u32) -> Result<u32, LedgerError> {

@@ -7,7 +7,7 @@ use sluicegate::domain::quota_spec::Lookback;
 use sluicegate::domain::time::Micros;
 use sluicegate::ledger::fleet::WorkerReport;
 use sluicegate::ledger::operator::{At, By, Filter, Verdict};
-use sluicegate::ledger::upkeep::{Checked, Overdue};
+use sluicegate::ledger::upkeep::{Checked, Overdue, Refused};
 use sluicegate::ledger::{AttemptEnd, Begun, First, JobState, LookupEnd, RejectedMessage, Timing, Written};
 
 use super::super::*;
@@ -15,7 +15,7 @@ use super::filling::LANES;
 use super::{Access, Explained};
 
 /// The duties that must reach a large table by an index.
-pub const ON_THE_WAY: [&str; 19] = [
+pub const ON_THE_WAY: [&str; 20] = [
     "a job comes back",
     "a job is refused",
     "leases are renewed",
@@ -31,6 +31,7 @@ pub const ON_THE_WAY: [&str; 19] = [
     "outcomes are published",
     "a quota is rebuilt",
     "overdue jobs are taken",
+    "jobs that a limit refused are woken",
     "waiting jobs expire",
     "an account's jobs are listed",
     "a story is told",
@@ -298,6 +299,18 @@ impl<E: Explained> Working<'_, E> {
             assert_eq!(upkeep.keep_unqueued(&hold).await.unwrap(), Written::Kept);
             assert_eq!(upkeep.take_unqueued(&lane, 10 * MINUTE, MINUTE, 10).await.unwrap().len(), 1);
             self.did("jobs without a message are taken").await;
+            let hold = self.fixture.take(&kept).await.hold;
+            assert_eq!(self.fixture.ledger().wait_on(&hold).await.unwrap(), Written::Kept);
+            self.did("a job is put down").await;
+            let hold = self.fixture.take(&kept).await.hold;
+            let refused = JobState::Waiting { wait: 60 * MINUTE, reason: "waits for limit all".to_owned() };
+            self.put_down(std::slice::from_ref(&hold), &refused).await;
+            self.did("a job is put down").await;
+            for changed_ago in [None, Some(MINUTE)] {
+                let which = Refused { changed_ago, settles: MINUTE, soon: MINUTE, at_most: 10 };
+                upkeep.wake_refused(&lane, &which).await.unwrap();
+                self.did("jobs that a limit refused are woken").await;
+            }
             upkeep.standing(&kept, hash(1)).await.unwrap();
             assert_eq!(upkeep.set_aside(&hold.id, "why").await.unwrap(), Written::Kept);
             self.did("a job is set aside").await;

@@ -1,0 +1,81 @@
+//! How often in a row a provider has refused for its limit what ours allowed: whom it tells no wait, waits longer with
+//! each round.
+//!
+//! A round is all requests that were under way when the refusal came: a hundred that are refused together ask for one
+//! wait, not for a hundred doublings. Refuses to lengthen a wait that the provider names, and to learn a limit from
+//! refusals: the row is an operator's.
+
+use std::time::Duration;
+
+/// The rounds of one kind of request at one provider. Instants are durations since any one origin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Refusals {
+    rounds: u32,
+    /// Requests that began earlier belong to the last round.
+    until: Duration,
+}
+
+impl Refusals {
+    /// Which round in a row, counted from 1, the refusal of a request is that began then.
+    #[must_use]
+    pub fn round(&self, began: Duration) -> u32 {
+        if began < self.until { self.rounds.max(1) } else { self.rounds.saturating_add(1) }
+    }
+
+    /// The refusals of this round are waited for until then.
+    pub fn refused(&mut self, round: u32, until: Duration) {
+        self.rounds = self.rounds.max(round);
+        self.until = self.until.max(until);
+    }
+
+    /// A request that began then was let through: what was refused before it says nothing of now.
+    pub fn let_through(&mut self, began: Duration) {
+        if began >= self.until {
+            *self = Self::default();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// At the second; a refusal is waited for one second for each of its round.
+    #[derive(Clone, Copy, Debug)]
+    enum Answer {
+        Refused { began_s: u64, now_s: u64 },
+        LetThrough { began_s: u64 },
+    }
+
+    fn rounds(answers: &[Answer]) -> Vec<u32> {
+        let mut refusals = Refusals::default();
+        let mut rounds = Vec::new();
+        for answer in answers {
+            match *answer {
+                Answer::Refused { began_s, now_s } => {
+                    let round = refusals.round(Duration::from_secs(began_s));
+                    refusals.refused(round, Duration::from_secs(now_s + u64::from(round)));
+                    rounds.push(round);
+                }
+                Answer::LetThrough { began_s } => refusals.let_through(Duration::from_secs(began_s)),
+            }
+        }
+        rounds
+    }
+
+    #[test]
+    fn rounds_in_a_row_are_counted_and_not_requests() {
+        let refused = |began_s, now_s| Answer::Refused { began_s, now_s };
+        let let_through = |began_s| Answer::LetThrough { began_s };
+        for (answers, expected, why) in [
+            (&[refused(0, 1)][..], &[1][..], "the first"),
+            (&[refused(0, 1), refused(0, 1), refused(1, 1)], &[1, 1, 1], "under way together"),
+            (&[refused(0, 1), refused(2, 3), refused(5, 6)], &[1, 2, 3], "each after the wait for the one before"),
+            (&[refused(0, 1), refused(2, 3), refused(2, 4), refused(5, 5)], &[1, 2, 2, 2], "the later wait holds"),
+            (&[refused(0, 1), refused(2, 3), let_through(5), refused(5, 6)], &[1, 2, 1], "one was let through"),
+            (&[refused(0, 1), let_through(0), refused(2, 3)], &[1, 2], "let through before the refusal"),
+        ] {
+            assert_eq!(rounds(answers), expected, "{why}");
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Bringing a database to this program's schema, and telling how far it is.
+//!
+//! Refuses to hold payments up: a table that is in use is waited for a second at a time. Refuses to wait for anything for
+//! ever.
+
+use std::time::Duration;
+
+use sqlx::migrate::{Migrate, MigrateError, Migrator};
+use sqlx::pool::PoolConnection;
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, SqlitePool};
+
+use super::LedgerError;
+use super::database::{RUN_LOCK, SchemaState};
+use super::migrations::{POSTGRES, SQLITE, built_concurrently, is_built_concurrently};
+use super::sql::meaning::{lock_not_available, of_postgres};
+use super::sql::sqlite;
+
+/// The migrator's own table, <https://docs.rs/sqlx/0.9.0/sqlx/migrate/struct.Migrator.html>.
+const MIGRATIONS_TABLE: &str = "_sqlx_migrations";
+
+/// Key of the advisory lock of those who migrate, one after the other.
+const MIGRATE_LOCK: i64 = RUN_LOCK + 1;
+const OTHERS_PAUSE: Duration = Duration::from_millis(100);
+const OTHERS_TRIES: u32 = 3_000;
+
+/// How long a migration waits for a table at a time: whoever wants the table after it waits behind it. Payments pass in the
+/// pauses; a reader of five minutes is waited for.
+const LOCK_TRY: Duration = Duration::from_secs(1);
+const LOCK_PAUSE: Duration = Duration::from_secs(4);
+const LOCK_TRIES: u32 = 60;
+/// The same of an index that is built beside the payments: it waits for those transactions that were there before.
+const LOCK_BESIDE: Duration = Duration::from_secs(300);
+
+/// The migrator's advisory lock lets one process through at a time; the others find nothing left to do.
+pub async fn migrate_postgres(pool: &PgPool) -> Result<(), LedgerError> {
+    let away = |error: sqlx::Error| of_postgres(&error);
+    let mut connection: PoolConnection<sqlx::Postgres> = pool.acquire().await.map_err(away)?;
+    let result = migrate_connection(&mut connection).await;
+    // Its limits were changed, and after an error the session may still hold the advisory lock: out of the pool with it.
+    connection.close().await.map_err(away)?;
+    result
+}
+
+async fn migrate_connection(connection: &mut PgConnection) -> Result<(), LedgerError> {
+    let away = |error: sqlx::Error| of_postgres(&error);
+    let encoding: String =
+        sqlx::query_scalar("SHOW server_encoding").fetch_one(&mut *connection).await.map_err(away)?;
+    if encoding != "UTF8" {
+        return Err(LedgerError::Refused(format!(
+            "the database's encoding is {encoding}: create it with ENCODING 'UTF8'"
+        )));
+    }
+    wait_for_others(connection).await?;
+    // The pool's limit is for payments, and a migration may take long.
+    sqlx::raw_sql("SET statement_timeout = 0").execute(&mut *connection).await.map_err(away)?;
+    let mut tries = 1;
+    loop {
+        match try_migrations(connection).await {
+            Err(MigrateError::ExecuteMigration(error, version))
+                if lock_not_available(&error) && tries < LOCK_TRIES && !is_built_concurrently(version) =>
+            {
+                tracing::warn!(
+                    version,
+                    "a table is in use: the migration tries again, so that payments pass meanwhile"
+                );
+                tokio::time::sleep(LOCK_PAUSE).await;
+                tries += 1;
+            }
+            result => return result.map_err(|error| migration_failed(error, of_postgres)),
+        }
+    }
+}
+
+/// Another process's migration is waited for, but not for ever. It is asked about and not waited for by a statement: an index
+/// that is built beside the payments waits for every statement that has begun, and each would wait for the other.
+async fn wait_for_others(connection: &mut PgConnection) -> Result<(), LedgerError> {
+    let ours = "SELECT pg_try_advisory_lock($1)";
+    for _ in 0..OTHERS_TRIES {
+        let ours: Result<bool, _> = sqlx::query_scalar(ours).bind(MIGRATE_LOCK).fetch_one(&mut *connection).await;
+        if ours.map_err(|error| of_postgres(&error))? {
+            return Ok(());
+        }
+        tokio::time::sleep(OTHERS_PAUSE).await;
+    }
+    Err(LedgerError::Away(
+        "another process has been migrating this database for minutes; see pg_stat_activity".to_owned(),
+    ))
+}
+
+/// File after file. Nobody waits behind an index that is built beside the payments, so that it may wait for longer.
+async fn try_migrations(connection: &mut PgConnection) -> Result<(), MigrateError> {
+    for (version, index) in built_concurrently() {
+        wait_for_tables(connection, LOCK_TRY).await?;
+        POSTGRES.run_direct(Some(version - 1), connection, false).await?;
+        wait_for_tables(connection, LOCK_BESIDE).await?;
+        drop_if_cut_off(connection, index).await.map_err(|error| MigrateError::ExecuteMigration(error, version))?;
+        POSTGRES.run_direct(Some(version), connection, false).await?;
+    }
+    wait_for_tables(connection, LOCK_TRY).await?;
+    POSTGRES.run_direct(None, connection, false).await
+}
+
+async fn wait_for_tables(connection: &mut PgConnection, at_most: Duration) -> Result<(), MigrateError> {
+    let limit = AssertSqlSafe(format!("SET lock_timeout = '{}ms'", at_most.as_millis()));
+    sqlx::raw_sql(limit).execute(&mut *connection).await?;
+    Ok(())
+}
+
+/// An index whose build was cut off is of no use, and in the way of the next try: it was built outside a transaction.
+async fn drop_if_cut_off(connection: &mut PgConnection, index: &str) -> Result<(), sqlx::Error> {
+    let is_cut_off = "SELECT EXISTS (SELECT 1 FROM pg_index WHERE indexrelid = to_regclass($1) AND NOT indisvalid)";
+    if sqlx::query_scalar(is_cut_off).bind(index).fetch_one(&mut *connection).await? {
+        let drop = AssertSqlSafe(format!("DROP INDEX CONCURRENTLY {index}"));
+        sqlx::raw_sql(drop).execute(&mut *connection).await?;
+    }
+    Ok(())
+}
+
+/// SQLite's migrator takes no lock, so the whole run is one transaction that holds the write lock from its first moment.
+pub async fn migrate_sqlite(pool: &SqlitePool) -> Result<(), LedgerError> {
+    let away = |error: sqlx::Error| sqlite::meaning(&error);
+    let mut connection = sqlite::acquire(pool).await.map_err(away)?;
+    let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await.map_err(away)?;
+    SQLITE
+        .run_direct(None, &mut *transaction, false)
+        .await
+        .map_err(|error| migration_failed(error, sqlite::meaning))?;
+    transaction.commit().await.map_err(away)
+}
+
+fn migration_failed(error: MigrateError, meaning: fn(&sqlx::Error) -> LedgerError) -> LedgerError {
+    match error {
+        MigrateError::Execute(error) => meaning(&error),
+        MigrateError::ExecuteMigration(error, version) => match meaning(&error) {
+            LedgerError::Away(text) if lock_not_available(&error) => LedgerError::Away(format!(
+                "migration {version}: {text}: a table has been in use for minutes. See pg_stat_activity for by whom, and \
+                 migrate again"
+            )),
+            LedgerError::Away(text) => LedgerError::Away(text),
+            other => LedgerError::Refused(format!("migration {version}: {other}")),
+        },
+        MigrateError::VersionMissing(version) => LedgerError::Refused(format!(
+            "the database is at migration {version}, which this program does not know: use the newer program"
+        )),
+        other => LedgerError::Refused(other.to_string()),
+    }
+}
+
+/// Where the database stands.
+///
+/// # Errors
+/// When it cannot be asked, or a migration was changed after it was applied.
+pub async fn schema_state<C: Migrate>(
+    connection: &mut C,
+    migrator: &Migrator,
+    meaning: fn(&sqlx::Error) -> LedgerError,
+) -> Result<SchemaState, LedgerError> {
+    let applied = match connection.list_applied_migrations(MIGRATIONS_TABLE).await {
+        Ok(applied) => applied,
+        Err(error) => {
+            return match migration_failed(error, meaning) {
+                LedgerError::NotMigrated => Ok(SchemaState::NotMigrated),
+                other => Err(other),
+            };
+        }
+    };
+    for migration in migrator.iter() {
+        match applied.iter().find(|applied| applied.version == migration.version) {
+            None => return Ok(SchemaState::NotMigrated),
+            Some(applied) if applied.checksum != migration.checksum => {
+                let error = MigrateError::VersionMismatch(migration.version);
+                return Err(migration_failed(error, meaning));
+            }
+            Some(_) => {}
+        }
+    }
+    let newer = applied.iter().any(|applied| !migrator.version_exists(applied.version));
+    Ok(if newer { SchemaState::Newer } else { SchemaState::Current })
+}

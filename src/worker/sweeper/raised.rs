@@ -1,0 +1,222 @@
+//! Jobs that a limit has put down, for as long as it was then, and whose limits have changed since.
+//!
+//! Refuses to reckon what a change allows: who was refused before it is asked for again, and the gate answers. Refuses to do
+//! so for any other change of a row that it sees, because it may bring hundreds of thousands of jobs back; of what was changed
+//! before it began it knows when, and not what.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{BATCH, Batches, EVERY, Trouble};
+use crate::domain::provider::ProviderName;
+use crate::domain::quota_spec::QuotaSpec;
+use crate::ledger::upkeep::Refused;
+use crate::worker::Worker;
+use crate::worker::pauses::Pauses;
+use crate::worker::quotas::quota_specs;
+use crate::worker::settings_watch::Known;
+
+/// What the limits of each lane were when this sweeper last saw to the jobs that they had put down.
+#[derive(Debug, Default)]
+pub struct Changes {
+    /// Of the settings that were looked at last.
+    version: i64,
+    lanes: BTreeMap<ProviderName, Change>,
+}
+
+#[derive(Debug)]
+struct Change {
+    spec: Arc<QuotaSpec>,
+    seen_at: Instant,
+    /// `false`: this sweeper has just begun, and the limits may have been changed long ago.
+    was_seen: bool,
+    lifted: bool,
+    /// Sweeps that found nobody more to wake.
+    passes: u32,
+}
+
+/// Who was in hand for a moment during the first, a copy of its message having come early, is found by the second.
+const PASSES: u32 = 2;
+
+impl Changes {
+    /// Takes note of the limits as they are. Those that were never seen may have changed while nobody looked.
+    pub fn note(&mut self, known: &Known, now: Instant) {
+        if known.version == self.version {
+            return;
+        }
+        self.version = known.version;
+        self.lanes.retain(|lane, _| known.providers.contains_key(lane));
+        for quota in quota_specs(known) {
+            // Until it can be meant, its former limits hold.
+            let Some(spec) = quota.spec.map(Arc::new) else { continue };
+            for row in quota.rows {
+                let before = self.lanes.get(&row.name);
+                if before.is_none_or(|change| !change.spec.allows_as(&spec)) {
+                    let (spec, was_seen) = (Arc::clone(&spec), before.is_some());
+                    // A lane that has just begun never went by others.
+                    let change = Change { spec, seen_at: now, was_seen, lifted: !was_seen, passes: 0 };
+                    self.lanes.insert(row.name.clone(), change);
+                }
+            }
+        }
+    }
+
+    /// Ends what the lanes of this worker rest for, once more: while the change came to the gates, one may have refused a job by
+    /// the former limits.
+    pub fn lift(&mut self, lanes: &BTreeMap<ProviderName, Arc<Pauses>>, settles: Duration, now: Instant) {
+        let settled = |change: &&mut Change| !change.lifted && now.saturating_duration_since(change.seen_at) >= settles;
+        for (lane, change) in &mut self.lanes {
+            if let Some(change) = Some(change).filter(settled) {
+                change.lifted = true;
+                lanes.get(lane).inspect(|pauses| pauses.limits_changed());
+            }
+        }
+    }
+
+    /// The lanes whose limits have changed, once every worker knows it (who asks earlier may be refused by the former ones),
+    /// and how long ago they were seen to.
+    fn due(&self, known: &Known, settles: Duration, now: Instant) -> Vec<(ProviderName, Option<Duration>)> {
+        let flows = |lane: &ProviderName| known.providers.get(lane).is_some_and(|row| row.enabled && !row.paused);
+        let due = |(lane, change): (&ProviderName, &Change)| {
+            let ago = now.saturating_duration_since(change.seen_at);
+            let is_due = change.passes < PASSES && ago >= settles && flows(lane);
+            is_due.then(|| (lane.clone(), change.was_seen.then_some(ago)))
+        };
+        self.lanes.iter().filter_map(due).collect()
+    }
+
+    fn passed(&mut self, lane: &ProviderName) {
+        if let Some(change) = self.lanes.get_mut(lane) {
+            change.passes += 1;
+        }
+    }
+}
+
+/// After so long every worker knows of a change and goes by it.
+pub fn settles(worker: &Worker) -> Duration {
+    worker.options.settings_poll * 3
+}
+
+/// Ends the waits of those jobs, batch after batch; what this sweep does not come to, the next one does.
+pub async fn wake(worker: &Worker, changes: &mut Changes, known: &Known) -> Result<(), Trouble> {
+    let settles = settles(worker);
+    let until = Batches::end(worker);
+    for (lane, changed_ago) in changes.due(known, settles, Instant::now()) {
+        let (mut woken, mut batches) = (0, Batches::until(until));
+        // Twice: one refused by the new limits may be asked for once more, one refused by the former must be.
+        let which = Refused { changed_ago, settles: settles * 2, soon: EVERY, at_most: BATCH };
+        while batches.next().await {
+            let batch = worker.engines.upkeep.wake_refused(&lane, &which).await?;
+            batches.done(batch);
+            woken += batch;
+            if batch < BATCH {
+                changes.passed(&lane);
+            }
+        }
+        if woken > 0 {
+            tracing::info!(provider = %lane, jobs = woken, "limits have changed; those that waited for them are asked for again");
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::provider::Provider;
+    use crate::fleet::report::By;
+    use crate::ledger::provider_row::{LimitRow, ProviderRow};
+    use crate::worker::pauses::LaneState;
+
+    const SETTLES: Duration = Duration::from_secs(3);
+
+    fn known(version: i64, change: impl Fn(&mut ProviderRow)) -> Known {
+        let limit = LimitRow { name: "all".to_owned(), max_requests: 5, window_ms: 1_000, ..LimitRow::default() };
+        let row = |name: &str| {
+            let mut row = ProviderRow {
+                name: name.to_owned(),
+                quota: Some("shared".to_owned()),
+                url: "https://x.test/".to_owned(),
+                limits: vec![limit.clone()],
+                ..ProviderRow::default()
+            };
+            if name == "acme" {
+                change(&mut row);
+            }
+            let provider: Provider = row.meant(version).unwrap();
+            (provider.name.clone(), Arc::new(provider))
+        };
+        Known { version, providers: ["acme", "bolt"].map(row).into(), bad: Vec::new() }
+    }
+
+    #[test]
+    fn what_allows_as_much_as_before_wakes_nobody() {
+        let mut changes = Changes::default();
+        let begun = Instant::now();
+        let mut due_after = |known: &Known, after_s: u64| {
+            let now = begun + Duration::from_secs(after_s);
+            changes.note(known, now);
+            let due = changes.due(known, SETTLES, now);
+            due.iter().for_each(|(lane, _)| changes.passed(lane));
+            let told = |(lane, ago): &(ProviderName, Option<Duration>)| match ago {
+                Some(ago) => format!("{lane} {ago:?}"),
+                None => format!("{lane} once"),
+            };
+            due.iter().map(told).collect::<Vec<_>>().join(", ")
+        };
+        let as_before = known(1, |_| {});
+        // Whoever begins does not know what changed before.
+        assert_eq!(due_after(&as_before, 0), "");
+        assert_eq!(due_after(&as_before, 2), "");
+        assert_eq!(due_after(&as_before, 3), "acme once, bolt once");
+        assert_eq!(due_after(&as_before, 5), "acme once, bolt once", "a second time, for who was in hand");
+        assert_eq!(due_after(&as_before, 9), "");
+        let header = known(2, |row| row.max_attempts = 3);
+        assert_eq!(due_after(&header, 10) + &due_after(&header, 20), "");
+        let raised = known(3, |row| row.limits[0].max_requests = 4);
+        assert_eq!(due_after(&raised, 30), "");
+        assert_eq!(due_after(&raised, 33), "acme 3s, bolt 3s", "both share it");
+        assert_eq!(due_after(&raised, 38), "acme 8s, bolt 8s");
+        // One that is paused is woken when it goes on.
+        let paused = known(4, |row| (row.limits[0].max_requests, row.paused) = (3, true));
+        assert_eq!(due_after(&paused, 40) + &due_after(&paused, 43), "bolt 3s");
+        let resumed = known(5, |row| row.limits[0].max_requests = 3);
+        assert_eq!(due_after(&resumed, 50), "acme 10s, bolt 10s");
+        // Whose own row says what it said is allowed more, because a stricter one has left the quota.
+        let alone = known(6, |row| row.quota = None);
+        assert_eq!(due_after(&alone, 70) + &due_after(&alone, 73), "acme 3s, bolt 3s");
+    }
+
+    #[test]
+    fn rests_for_a_limit_end_once_more_when_the_change_has_settled() {
+        let (mut changes, begun) = (Changes::default(), Instant::now());
+        let pauses = Arc::new(Pauses::default());
+        let lanes: BTreeMap<_, _> = [(ProviderName::new("acme").unwrap(), Arc::clone(&pauses))].into();
+        let (before, raised) = (known(1, |_| {}), known(2, |row| row.limits[0].max_requests = 4));
+        for (after, known, by, rests) in [
+            (0, &before, By::Limit, true),
+            (1, &before, By::Limit, true),
+            (2, &raised, By::Limit, true),
+            (3, &raised, By::Limit, false),
+            (4, &raised, By::Limit, true),
+            (5, &raised, By::Provider, true),
+        ] {
+            let now = begun + SETTLES * after;
+            changes.note(known, now);
+            pauses.stop_taking(Duration::from_secs(600), by, "why");
+            changes.lift(&lanes, SETTLES, now);
+            assert_eq!(matches!(pauses.state(), LaneState::Resting(_)), rests, "{after:?}");
+        }
+        pauses.limits_changed();
+        assert!(matches!(pauses.state(), LaneState::Resting(pause) if pause.by == By::Provider));
+        // While nothing is sent, nothing is taken: the longer rest for a limit hid that.
+        let pauses = Pauses::default();
+        pauses.stop_taking(Duration::from_secs(3_600), By::Limit, "waits for limit all");
+        pauses.stop_sending(Duration::from_secs(60), By::Setup, "credentials");
+        pauses.limits_changed();
+        assert_eq!(pauses.watch_intake().borrow().as_ref().map(|pause| pause.by), Some(By::Setup));
+    }
+}

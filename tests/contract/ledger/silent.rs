@@ -1,0 +1,146 @@
+//! PostgreSQL behind a way that forgets its connections and tells nobody, and one that was demoted to a standby.
+
+use std::future::pending;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use sluicegate::ledger::LedgerError;
+use sqlx::Connection;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// A way to a server. While it is silent, connections are made and stay open, and nothing passes; nor ever on one that was there
+/// then.
+struct Way {
+    address: SocketAddr,
+    silent: watch::Sender<bool>,
+    target: watch::Sender<SocketAddr>,
+}
+
+impl Way {
+    async fn to(target: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let way = Self {
+            address: listener.local_addr().unwrap(),
+            silent: watch::Sender::new(false),
+            target: watch::Sender::new(target),
+        };
+        let (silent, target) = (way.silent.subscribe(), way.target.subscribe());
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let target = *target.borrow();
+                tokio::spawn(pass(client, target, silent.clone()));
+            }
+        });
+        way
+    }
+}
+
+async fn pass(client: TcpStream, target: SocketAddr, mut silent: watch::Receiver<bool>) {
+    let server = TcpStream::connect(target).await.unwrap();
+    let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
+        (client.into_split(), server.into_split());
+    let both = async {
+        tokio::join!(copy(&mut from_client, &mut to_server), copy(&mut from_server, &mut to_client));
+    };
+    tokio::select! {
+        biased;
+        // Held open until the test is over.
+        () = falls(&mut silent) => pending().await,
+        () = both => {}
+    }
+}
+
+async fn falls(silent: &mut watch::Receiver<bool>) {
+    if silent.wait_for(|silent| *silent).await.is_err() {
+        pending().await
+    }
+}
+
+async fn copy(from: &mut (impl AsyncReadExt + Unpin), to: &mut (impl AsyncWriteExt + Unpin)) {
+    let mut buffer = vec![0; 65_536];
+    while let Ok(read @ 1..) = from.read(&mut buffer).await {
+        if to.write_all(&buffer[..read]).await.is_err() {
+            return;
+        }
+    }
+    let _ = to.shutdown().await;
+}
+
+/// Where a cluster listens, and the same URL by another way.
+fn by_way(url: &str, way: Option<SocketAddr>) -> (SocketAddr, String) {
+    let mut parsed = url::Url::parse(url).unwrap();
+    let direct = SocketAddr::new(parsed.host_str().unwrap().parse().unwrap(), parsed.port().unwrap());
+    if let Some(way) = way {
+        parsed.set_port(Some(way.port())).unwrap();
+    }
+    (direct, parsed.to_string())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_fell_silent_are_replaced() {
+    let fixture = Fixture::migrated(Kind::Postgres).await;
+    let way = Way::to(by_way(&fixture.url, None).0).await;
+    let database = Database::open(&by_way(&fixture.url, Some(way.address)).1, 4).unwrap();
+    // Every connection is in use at the cut.
+    let busy = Arc::new(tokio::sync::Semaphore::new(0));
+    let writers: Vec<_> = (0..16)
+        .map(|writer| {
+            let (ledger, busy) = (database.ledger(), Arc::clone(&busy));
+            tokio::spawn(async move {
+                for number in 0.. {
+                    let claimed = ledger.claim(&job(&format!("p{writer}-{number}")), hash(1), "worker-a", LEASE).await;
+                    match claimed {
+                        Ok(_) => busy.add_permits(1),
+                        Err(error) => return error,
+                    }
+                }
+                unreachable!()
+            })
+        })
+        .collect();
+    busy.acquire_many(160).await.unwrap().forget();
+    way.silent.send_replace(true);
+    for writer in writers {
+        let error = tokio::time::timeout(PATIENCE, writer).await.unwrap().unwrap();
+        assert!(matches!(error, LedgerError::Away(_)), "{error:?}");
+    }
+    way.silent.send_replace(false);
+    let back = async { while database.ledger().claim(&job("after"), hash(1), "worker-a", LEASE).await.is_err() {} };
+    tokio::time::timeout(PATIENCE, back).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_to_a_demoted_primary_are_replaced() {
+    let (demoted, primary) = (Postgres::start(), Fixture::migrated(Kind::Postgres).await);
+    let name = url::Url::parse(&primary.url).unwrap().path().trim_start_matches('/').to_owned();
+    let standby = Database::open(&demoted.create_database(&name), 1).unwrap();
+    standby.migrate().await.unwrap();
+    let way = Way::to(by_way(&demoted.url(&name), None).0).await;
+    let database = Database::open(&by_way(&primary.url, Some(way.address)).1, 4).unwrap();
+    let mut operator = sqlx::PgConnection::connect(&demoted.url(&name)).await.unwrap();
+    let read_only = format!("ALTER DATABASE \"{name}\" SET default_transaction_read_only = on");
+    sqlx::raw_sql(AssertSqlSafe(read_only)).execute(&mut operator).await.unwrap();
+    // As many at once as there are connections, each of another kind.
+    let claims = async || {
+        let ledger = database.ledger();
+        let claim = |number: u32| {
+            let ledger = Arc::clone(&ledger);
+            async move { ledger.claim(&job(&format!("p{number}")), hash(1), "worker-a", LEASE).await }
+        };
+        futures_util::future::join_all((0..16).map(claim)).await
+    };
+    for error in claims().await.into_iter().map(Result::unwrap_err) {
+        assert!(matches!(&error, LedgerError::Away(text) if text.contains("25006")), "{error:?}");
+    }
+    // The name leads to the new primary from now on.
+    way.target.send_replace(by_way(&primary.url, None).0);
+    let back = async { while claims().await.iter().any(Result::is_err) {} };
+    tokio::time::timeout(PATIENCE, back).await.unwrap();
+    assert_eq!(primary.one("SELECT count(*) FROM jobs").await, "16");
+}

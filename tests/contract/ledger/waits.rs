@@ -1,0 +1,193 @@
+//! What a job waits for: kept when its message comes early, ended when the limit that refused it has changed.
+
+use sluicegate::domain::time::EpochMs;
+use sluicegate::ledger::upkeep::{Overdue, Refused};
+use sluicegate::ledger::{AttemptEnd, Begun, JobState, Written};
+
+use super::*;
+
+on_every_database!(
+    one_that_came_early_waits_on_as_it_did,
+    one_that_was_never_put_down_waits_for_its_time,
+    what_a_limit_refused_before_it_changed_is_due,
+    what_the_rows_do_not_tell_of_is_told_by_who_saw_it,
+    an_unknown_outcome_that_a_limit_refused_is_overdue,
+    jobs_are_woken_once_whoever_does_it,
+);
+
+const HOUR: Duration = Duration::from_secs(3_600);
+const WAIT: &str = "SELECT CAST(wake_at AS text) || ' ' || reason || ' ' || CAST(wait_since AS text) || ' ' || wait_reason \
+     || ' ' || CAST(wait_until AS text) || ' ' || CAST(wait_begun_at AS text) FROM jobs";
+
+fn refused(wait: Duration) -> JobState {
+    JobState::Waiting { wait, reason: "waits for limit all".to_owned() }
+}
+
+impl Fixture {
+    async fn put_down(&self, job: &Job, next: &JobState) {
+        let hold = self.take(job).await.hold;
+        assert_eq!(self.ledger().put_down(&hold, next).await.unwrap(), Written::Kept);
+    }
+
+    /// One whose message came before its time.
+    async fn comes_early(&self, job: &Job) {
+        let hold = self.take(job).await.hold;
+        assert_eq!(self.ledger().wait_on(&hold).await.unwrap(), Written::Kept);
+    }
+
+    async fn provider_row(&self, row: &str) {
+        self.sql(&format!("INSERT INTO providers (name, quota, url) VALUES ({row}, 'https://x.example/')"))
+            .await
+            .unwrap();
+    }
+
+    async fn wake(&self, lane: &str, at_most: u32) -> u32 {
+        let which = Refused { changed_ago: None, settles: Duration::ZERO, soon: 5 * SECOND, at_most };
+        self.database.upkeep().wake_refused(&name(lane), &which).await.unwrap()
+    }
+
+    /// Those whose time has come and that no queue has.
+    async fn due(&self) -> Vec<String> {
+        let due = self.database.upkeep().take_unqueued(&name("stripe"), Duration::ZERO, HOUR, 100).await.unwrap();
+        let mut ids: Vec<String> = due.iter().map(|job| job.job.id.to_string()).collect();
+        ids.sort();
+        ids
+    }
+}
+
+/// So that the next instant is another.
+async fn a_moment() {
+    tokio::time::sleep(Duration::from_millis(5)).await;
+}
+
+async fn one_that_came_early_waits_on_as_it_did(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.put_down(&job("early"), &refused(HOUR)).await;
+    let before = fixture.one(WAIT).await;
+    assert!(before.contains("waits for limit all"), "{before}");
+    for _ in 0..2 {
+        a_moment().await;
+        fixture.comes_early(&job("early")).await;
+        assert_eq!(fixture.one(WAIT).await, before);
+        assert_eq!(
+            fixture.one("SELECT count(*) FROM jobs WHERE lease_until IS NULL AND lease_owner IS NULL").await,
+            "1"
+        );
+    }
+    let hold = fixture.take(&job("early")).await.hold;
+    fixture.expire_lease(&hold).await;
+    fixture.take(&job("early")).await;
+    assert_eq!(fixture.ledger().wait_on(&hold).await.unwrap(), Written::Lost);
+}
+
+async fn one_that_was_never_put_down_waits_for_its_time(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let job = Job { not_before: Some(EpochMs(4_102_444_800_000)), ..job("later") };
+    fixture.comes_early(&job).await;
+    let row = "SELECT state || ': ' || reason || ', ' || wait_reason FROM jobs \
+        WHERE wake_at = not_before AND wait_until = not_before AND wait_since = wait_begun_at";
+    assert_eq!(fixture.one(row).await, "waiting: waits for its time, waits for its time");
+}
+
+async fn what_a_limit_refused_before_it_changed_is_due(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.provider_row("'stripe', NULL").await;
+    fixture.provider_row("'sibling', 'stripe'").await;
+    fixture.provider_row("'other', NULL").await;
+    a_moment().await;
+    fixture.put_down(&job("refused"), &refused(HOUR)).await;
+    fixture.put_down(&job("soon"), &refused(2 * SECOND)).await;
+    let busy = JobState::Waiting { wait: HOUR, reason: "busy".to_owned() };
+    fixture.put_down(&job("backs-off"), &busy).await;
+    let scheduled = Job { not_before: Some(EpochMs(4_102_444_800_000)), ..job("scheduled") };
+    fixture.put_down(&scheduled, &refused(HOUR)).await;
+    let elsewhere = Job { provider: name("other"), ..job("elsewhere") };
+    fixture.put_down(&elsewhere, &refused(HOUR)).await;
+    fixture.put_down(&job("early"), &refused(HOUR)).await;
+    fixture.put_down(&job("held"), &refused(HOUR)).await;
+    // Of before there was the column.
+    fixture.put_down(&job("old"), &refused(HOUR)).await;
+    fixture.sql("UPDATE jobs SET wait_begun_at = NULL WHERE id = 'old'").await.unwrap();
+    assert_eq!((fixture.wake("stripe", 100).await, fixture.due().await), (1, vec!["old".to_owned()]));
+    a_moment().await;
+
+    // Rows of a quota share their limits: whichever was changed.
+    fixture.sql("UPDATE providers SET paused = true WHERE name = 'sibling'").await.unwrap();
+    a_moment().await;
+    fixture.put_down(&job("since"), &refused(HOUR)).await;
+    fixture.comes_early(&job("early")).await;
+    fixture.take(&job("held")).await;
+    assert_eq!(fixture.wake("other", 100).await, 0);
+    assert_eq!(fixture.wake("stripe", 100).await, 2);
+    assert_eq!(fixture.due().await, ["early", "refused"]);
+    assert_eq!((fixture.wake("stripe", 100).await, fixture.due().await.len()), (0, 0), "once");
+    // Their wait is over, and their story goes on.
+    let rows = "SELECT count(*) FROM jobs WHERE id IN ('early', 'refused') AND state = 'waiting' AND attempts = 0 \
+        AND reason = 'waits for limit all' AND wait_reason = 'waits for limit all' AND wake_at = updated_at";
+    assert_eq!(fixture.one(rows).await, "2");
+    let claimed = fixture.take(&job("refused")).await;
+    assert_eq!((claimed.wait, claimed.attempts), (Duration::ZERO, 0));
+    assert_eq!(fixture.one("SELECT count(*) FROM job_audit").await, "0", "nobody's hand");
+}
+
+/// A stricter row has left the quota: those that stay say what they said. Then the last one leaves, and none says anything.
+async fn what_the_rows_do_not_tell_of_is_told_by_who_saw_it(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.provider_row("'stripe', NULL").await;
+    fixture.provider_row("'sibling', 'stripe'").await;
+    a_moment().await;
+    fixture.put_down(&job("before"), &refused(2 * HOUR)).await;
+    fixture.put_down(&job("since"), &refused(2 * HOUR)).await;
+    let hour = if kind == Kind::Postgres { "interval '1 hour'" } else { "3600000" };
+    // However long the statements of this test take.
+    fixture.sql(&format!("UPDATE jobs SET wait_begun_at = wait_begun_at + {hour} WHERE id = 'since'")).await.unwrap();
+    a_moment().await;
+    fixture.sql("DELETE FROM providers WHERE name = 'sibling'").await.unwrap();
+    assert_eq!(fixture.wake("stripe", 100).await, 0);
+    let wake = async |changed_ago, settles| {
+        let which = Refused { changed_ago: Some(changed_ago), settles, soon: SECOND, at_most: 100 };
+        let woken = fixture.database.upkeep().wake_refused(&name("stripe"), &which).await.unwrap();
+        (woken, fixture.due().await)
+    };
+    assert_eq!(wake(Duration::ZERO, Duration::ZERO).await, (1, vec!["before".to_owned()]));
+    fixture.sql("DELETE FROM providers").await.unwrap();
+    assert_eq!(wake(3 * HOUR / 2, 2 * HOUR).await, (0, Vec::new()), "whoever waited by then is told no more");
+    assert_eq!(wake(HOUR / 2, 2 * HOUR).await, (1, vec!["since".to_owned()]), "while the change came to everybody");
+}
+
+/// It is brought as any that nobody brings: only what was surely not sent is ever without a queue.
+async fn an_unknown_outcome_that_a_limit_refused_is_overdue(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let unknown = JobState::Unknown { wait: HOUR, reason: "waits for limit all".to_owned() };
+    let (ledger, hold) = (fixture.ledger(), fixture.take(&job("unknown")).await.hold);
+    let Begun::Attempt(number) = ledger.begin_attempt(&hold, &request("unknown")).await.unwrap() else {
+        panic!("lost");
+    };
+    let end = AttemptEnd { number, outcome: "unknown", status: None, detail: "reset".to_owned(), counts: true };
+    assert_eq!(ledger.finish_attempt(&hold, &end, &unknown).await.unwrap(), Written::Kept);
+    fixture.put_down(&job("unknown"), &unknown).await;
+    a_moment().await;
+    fixture.provider_row("'stripe', NULL").await;
+    assert_eq!((fixture.wake("stripe", 100).await, fixture.due().await.len()), (1, 0));
+    let which = Overdue { grace: Duration::ZERO, again_after: HOUR, again_max: HOUR, at_most: 10 };
+    let overdue = fixture.database.upkeep().take_overdue(&name("stripe"), &which).await.unwrap();
+    assert_eq!(overdue.iter().map(|job| job.job.id.as_str()).collect::<Vec<_>>(), ["unknown"]);
+    assert_eq!(fixture.one("SELECT state FROM jobs").await, "unknown");
+}
+
+async fn jobs_are_woken_once_whoever_does_it(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    for number in 0..20 {
+        fixture.put_down(&job(&format!("p{number}")), &refused(HOUR)).await;
+    }
+    a_moment().await;
+    fixture.provider_row("'stripe', NULL").await;
+    assert_eq!(fixture.wake("stripe", 3).await, 3);
+    let wakes = (0..8).map(|_| {
+        let upkeep = fixture.database.upkeep();
+        let which = Refused { changed_ago: None, settles: Duration::ZERO, soon: SECOND, at_most: 100 };
+        tokio::spawn(async move { upkeep.wake_refused(&name("stripe"), &which).await.unwrap() })
+    });
+    let woken: u32 = futures_util::future::join_all(wakes).await.into_iter().map(Result::unwrap).sum();
+    assert_eq!((woken, fixture.due().await.len()), (17, 20));
+}

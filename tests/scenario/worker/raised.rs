@@ -1,0 +1,101 @@
+//! Limits that change while jobs are parked for them.
+
+use std::time::Duration;
+
+use sluicegate::domain::limit::Rate;
+use sluicegate::ledger::provider_row::ProviderRow;
+
+use super::bench::{Bench, limit, name, row};
+use super::script::{Act, busy};
+
+const HOUR_MS: i64 = 3_600_000;
+
+/// Two an hour, and who has none is parked for the hour.
+fn hourly(provider: &str) -> ProviderRow {
+    ProviderRow {
+        mode: "requeue".to_owned(),
+        limits: vec![limit(2, HOUR_MS)],
+        leak_per_second: Some(1_000.0),
+        ..row(provider)
+    }
+}
+
+/// Two are sent, of which one must wait for an hour because the provider is busy; the others wait for the limit.
+async fn parked(bench: &Bench, provider: &str, others: &[&str]) {
+    let busy_id = format!("{provider}-busy");
+    bench.script.plan(&busy_id, [Act::Answer(busy(Some(Duration::from_secs(3_600))))]);
+    for id in [format!("{provider}-first"), busy_id] {
+        bench.pay(provider, &id).await;
+    }
+    bench.until_state(&format!("{provider}-first"), "succeeded").await;
+    bench.until_put_down(&format!("{provider}-busy"), "busy").await;
+    for id in others {
+        bench.pay(provider, id).await;
+        let job = bench.until_put_down(id, "waits for limit all").await;
+        assert_eq!((job.state.as_str(), job.attempts), ("waiting", 0));
+        // The next is taken although the lane rests.
+        bench.settings().set_paused(&name(provider), true).await.unwrap();
+        bench.settings().set_paused(&name(provider), false).await.unwrap();
+        bench.settings_known().await;
+    }
+}
+
+async fn raise(bench: &Bench, provider: &str) {
+    let rate = Rate::new(100, Duration::from_secs(3_600)).unwrap();
+    bench.settings().set_rate(&name(provider), "all", rate).await.unwrap();
+}
+
+#[tokio::test]
+async fn parked_jobs_follow_a_raised_limit() {
+    let bench = Bench::open(&[hourly("acme"), hourly("bolt")]).await;
+    parked(&bench, "acme", &["a", "b", "c"]).await;
+    parked(&bench, "bolt", &["d"]).await;
+    raise(&bench, "acme").await;
+    for id in ["a", "b", "c"] {
+        assert_eq!(bench.until_state(id, "succeeded").await.attempts, 1, "{id}");
+    }
+    // Neither the other lane's, nor those that wait for something else.
+    assert_eq!(bench.job("d").await.unwrap().state, "waiting");
+    assert_eq!(bench.job("acme-busy").await.unwrap().state, "waiting");
+    assert_eq!(bench.count("SELECT count(*) FROM jobs WHERE sweeps > 0").await, 3);
+    assert_eq!(bench.script.sent().len(), 2 * 2 + 3);
+}
+
+/// Whoever notices that the limit is another may not have been there when it changed.
+#[tokio::test]
+async fn a_limit_that_was_raised_while_nobody_looked_is_followed_too() {
+    let mut bench = Bench::prepared(&[hourly("acme")]).await;
+    bench.keep_limiter();
+    bench.run();
+    parked(&bench, "acme", &["a"]).await;
+    bench.stop().await;
+    raise(&bench, "acme").await;
+    bench.settings().set_paused(&name("acme"), true).await.unwrap();
+    bench.run();
+    bench.settings_known().await;
+    bench.settings().set_paused(&name("acme"), false).await.unwrap();
+    assert_eq!(bench.until_state("a", "succeeded").await.attempts, 1);
+}
+
+/// A lane rests until its limit has room; the limit is that of another row.
+#[tokio::test]
+async fn a_resting_lane_follows_a_limit_of_another_row() {
+    let sharing = ProviderRow { quota: Some("acme".to_owned()), limits: vec![limit(50, 1_000)], ..row("bolt") };
+    let sharing = ProviderRow { leak_per_second: Some(1_000.0), mode: "requeue".to_owned(), ..sharing };
+    let other_limit = |mut row: ProviderRow| {
+        row.limits[0].name = "burst".to_owned();
+        row
+    };
+    let bench = Bench::open(&[hourly("acme"), other_limit(sharing)]).await;
+    for id in ["1", "2"] {
+        bench.pay("bolt", id).await;
+        bench.until_state(id, "succeeded").await;
+    }
+    bench.pay("bolt", "parked").await;
+    bench.until_put_down("parked", "waits for limit all").await;
+    bench.pay("bolt", "queued").await;
+    raise(&bench, "acme").await;
+    for id in ["queued", "parked"] {
+        bench.until_state(id, "succeeded").await;
+    }
+}
