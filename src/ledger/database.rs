@@ -18,6 +18,7 @@ use super::settings::Settings;
 use super::sql::engine::{Engine, to_the_end};
 use super::sql::meaning::of_postgres;
 use super::sql::postgres::PostgresEngine;
+use super::sql::session::{Session, answered};
 pub use super::sql::sqlite::file_of as sqlite_file;
 use super::sql::sqlite::{self, SqliteEngine};
 use super::sql::{SqlLedger, SqlOperator, SqlSettings};
@@ -183,8 +184,10 @@ impl Database {
         to_the_end(async move {
             match pool {
                 Pool::Postgres(pool) => {
-                    let mut connection = pool.acquire().await.map_err(|error| of_postgres(&error))?;
-                    schema_state(&mut *connection, &POSTGRES, of_postgres).await
+                    let away = |error: sqlx::Error| of_postgres(&error);
+                    let mut session = Session::of(&pool).await.map_err(away)?;
+                    let state = answered(async { Ok(schema_state(&mut *session, &POSTGRES, of_postgres).await) }).await;
+                    session.end(state).map_err(away)?
                 }
                 Pool::Sqlite(pool) => {
                     let mut connection = sqlite::acquire(&pool).await.map_err(|error| sqlite::meaning(&error))?;
@@ -223,10 +226,7 @@ impl Database {
 async fn run_session(pool: &PgPool) -> Result<Option<PgConnection>, LedgerError> {
     let away = |error: sqlx::Error| of_postgres(&error);
     let mut connection = pool.acquire().await.map_err(away)?.detach();
-    let ours: bool = sqlx::query_scalar("SELECT pg_try_advisory_lock($1)")
-        .bind(RUN_LOCK)
-        .fetch_one(&mut connection)
-        .await
-        .map_err(away)?;
+    let ours = sqlx::query_scalar("SELECT pg_try_advisory_lock($1)").bind(RUN_LOCK).fetch_one(&mut connection);
+    let ours: bool = answered(ours).await.map_err(away)?;
     Ok(ours.then_some(connection))
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 
+use super::session::answered;
 use crate::ledger::settings::Hints;
 
 /// Named in `migrations/postgres/0008_settings_hint.sql`.
@@ -35,7 +36,7 @@ impl PostgresHints {
         let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(CONNECT);
         let mut listener = PgListener::connect_with(&pool.connect_lazy_with(self.options.clone())).await?;
         listener.eager_reconnect(false);
-        listener.listen(CHANNEL).await?;
+        answered(listener.listen(CHANNEL)).await?;
         Ok(listener)
     }
 

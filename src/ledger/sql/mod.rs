@@ -41,6 +41,7 @@ pub(super) mod postgres;
 mod recent;
 mod reports;
 mod row;
+pub(super) mod session;
 mod settings;
 mod signature;
 pub(super) mod sqlite;

@@ -1,41 +1,27 @@
-//! PostgreSQL as the ledger's engine: pool, and limits set on the server.
+//! PostgreSQL as the ledger's engine, and limits set on the server.
 //!
 //! Refuses to judge where the server is: `config` refuses plain text off this machine before anything is opened.
 
-use std::io;
 use std::str::FromStr;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::TryStreamExt;
-use sqlx::pool::PoolConnection;
-use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection, PgPool, PgPoolOptions, PgRow};
+use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection, PgPool, PgRow};
 use sqlx::query::Query;
 use sqlx::{
     AssertSqlSafe, Column, ConnectOptions, Connection, Either, Executor, Postgres, Row as _, TypeInfo, ValueRef,
 };
-use tokio::time::timeout;
 
 use super::columns::{Array, columns, in_order};
 use super::dialect::{Chain, Dialect};
 use super::engine::{Args, Engine, Group, REPEATS_MAX, Sql, Step, Value, to_the_end};
 use super::hints::PostgresHints;
-use super::meaning::{is_of_no_more_use, lock_not_available, of_postgres, rolled_back, surely_undone};
+use super::meaning::{lock_not_available, of_postgres, rolled_back, surely_undone};
 use super::row::{Cell, Names, Row};
+use super::session::{STATEMENT_MAX, Session, answered, pool};
 use crate::ledger::LedgerError;
 use crate::ledger::settings::Hints;
 use crate::tls::Authorities;
-
-/// A caller that gets no connection in this time is told that the database is away.
-const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
-/// A connection that was idle longer is asked for a sign of life before use; a busy one costs no extra round trip.
-const PING_AFTER_IDLE: Duration = Duration::from_secs(1);
-
-/// `statement_timeout`: set on the server, because a client-side timeout would cancel a transaction half-way.
-const STATEMENT_MAX: Duration = Duration::from_secs(10);
-/// A server that is there answers by then. One that is not may never tell (its machine lost power, a box on the way has
-/// forgotten the connection), and the driver would wait for as long as the kernel does: a quarter of an hour, or for ever.
-const SILENCE_MAX: Duration = STATEMENT_MAX.saturating_add(Duration::from_secs(5));
 
 /// What else is set for connections that write groups. A row that somebody else holds must not hold up all the others
 /// of its group: they are written one by one then. And a plan that was made while a table was small would read all of
@@ -72,23 +58,6 @@ impl PostgresEngine {
     pub fn pool(&self) -> &PgPool {
         &self.pool
     }
-}
-
-fn pool(max_connections: u32, options: PgConnectOptions) -> PgPool {
-    PgPoolOptions::new()
-        .max_connections(max_connections)
-        .acquire_timeout(ACQUIRE_TIMEOUT)
-        // Replaced by the hook below.
-        .test_before_acquire(false)
-        .before_acquire(|connection, metadata| {
-            Box::pin(async move {
-                if metadata.idle_for > PING_AFTER_IDLE {
-                    connection.ping().await?;
-                }
-                Ok(true)
-            })
-        })
-        .connect_lazy_with(options)
 }
 
 fn connect_options(url: &str, trusted: &Authorities) -> Result<PgConnectOptions, LedgerError> {
@@ -175,9 +144,9 @@ impl Engine for PostgresEngine {
         let pool = self.groups.clone();
         to_the_end(async move {
             let rows = async {
-                let mut connection = pool.acquire().await?;
-                let rows = answered(many(&mut connection, sql, columns)).await;
-                kept_if_good(connection, rows)
+                let mut session = Session::of(&pool).await?;
+                let rows = answered(many(&mut session, sql, columns)).await;
+                session.end(rows)
             };
             match rows.await {
                 Ok(rows) => in_order(&units, rows).map(Group::Committed),
@@ -213,16 +182,16 @@ async fn transaction(pool: &PgPool, steps: &[Step]) -> Result<Option<Vec<Vec<Row
         let (rows, affected) = transaction_of_one(pool, step).await?;
         return Ok((affected || !step.must_affect).then(|| vec![rows]));
     }
-    let mut connection = pool.acquire().await?;
-    let rows = answered(transaction_of_many(&mut connection, steps)).await;
-    kept_if_good(connection, rows)
+    let mut session = Session::of(pool).await?;
+    let rows = answered(transaction_of_many(&mut session, steps)).await;
+    session.end(rows)
 }
 
 /// One statement is a transaction by itself.
 async fn transaction_of_one(pool: &PgPool, step: &Step) -> Result<(Vec<Row>, bool), sqlx::Error> {
-    let mut connection = pool.acquire().await?;
-    let rows = answered(run(&mut connection, step)).await;
-    kept_if_good(connection, rows)
+    let mut session = Session::of(pool).await?;
+    let rows = answered(run(&mut session, step)).await;
+    session.end(rows)
 }
 
 async fn transaction_of_many(
@@ -241,24 +210,6 @@ async fn transaction_of_many(
     }
     transaction.commit().await?;
     Ok(Some(all))
-}
-
-/// What the server answers, in bounded time.
-async fn answered<T>(work: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
-    let silent = || {
-        let words = format!("the server has said nothing for {} s", SILENCE_MAX.as_secs());
-        sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, words))
-    };
-    timeout(SILENCE_MAX, work).await.unwrap_or_else(|_| Err(silent()))
-}
-
-/// A connection to a server that is silent, or that was demoted and only reads, is not used again: the database may be elsewhere
-/// by now.
-fn kept_if_good<T>(mut connection: PoolConnection<Postgres>, result: Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
-    if result.as_ref().is_err_and(is_of_no_more_use) {
-        connection.close_on_drop();
-    }
-    result
 }
 
 async fn many(connection: &mut PgConnection, sql: Sql, columns: Vec<Array>) -> Result<Vec<Row>, sqlx::Error> {

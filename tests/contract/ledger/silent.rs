@@ -14,12 +14,24 @@ use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// A way to a server. While it is silent, connections are made and stay open, and nothing passes; nor ever on one that was there
-/// then.
+/// Sync, alone: what a client sends that only asks for a sign of life.
+/// <https://www.postgresql.org/docs/current/protocol-message-formats.html>
+const SYNC: &[u8] = &[b'S', 0, 0, 0, 4];
+
+/// A way to a server.
 struct Way {
     address: SocketAddr,
-    silent: watch::Sender<bool>,
+    lost: watch::Sender<Lost>,
     target: watch::Sender<SocketAddr>,
+}
+
+/// What gets lost on the way. On a connection where something was, nothing ever passes again, and it stays open.
+#[derive(Clone, Copy, PartialEq)]
+enum Lost {
+    Nothing,
+    /// From the next question for a sign of life on.
+    Pings,
+    Everything,
 }
 
 impl Way {
@@ -27,44 +39,56 @@ impl Way {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let way = Self {
             address: listener.local_addr().unwrap(),
-            silent: watch::Sender::new(false),
+            lost: watch::Sender::new(Lost::Nothing),
             target: watch::Sender::new(target),
         };
-        let (silent, target) = (way.silent.subscribe(), way.target.subscribe());
+        let (lost, target) = (way.lost.subscribe(), way.target.subscribe());
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let target = *target.borrow();
-                tokio::spawn(pass(client, target, silent.clone()));
+                tokio::spawn(pass(client, target, lost.clone()));
             }
         });
         way
     }
 }
 
-async fn pass(client: TcpStream, target: SocketAddr, mut silent: watch::Receiver<bool>) {
+async fn pass(client: TcpStream, target: SocketAddr, mut lost: watch::Receiver<Lost>) {
     let server = TcpStream::connect(target).await.unwrap();
     let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
         (client.into_split(), server.into_split());
+    let now = lost.clone();
+    let is_lost = |said: &[u8]| said == SYNC && *now.borrow() == Lost::Pings;
     let both = async {
-        tokio::join!(copy(&mut from_client, &mut to_server), copy(&mut from_server, &mut to_client));
+        tokio::join!(
+            copy(&mut from_client, &mut to_server, is_lost),
+            copy(&mut from_server, &mut to_client, |_| false)
+        );
     };
     tokio::select! {
         biased;
         // Held open until the test is over.
-        () = falls(&mut silent) => pending().await,
+        () = falls(&mut lost) => pending().await,
         () = both => {}
     }
 }
 
-async fn falls(silent: &mut watch::Receiver<bool>) {
-    if silent.wait_for(|silent| *silent).await.is_err() {
+async fn falls(lost: &mut watch::Receiver<Lost>) {
+    if lost.wait_for(|lost| *lost == Lost::Everything).await.is_err() {
         pending().await
     }
 }
 
-async fn copy(from: &mut (impl AsyncReadExt + Unpin), to: &mut (impl AsyncWriteExt + Unpin)) {
+async fn copy(
+    from: &mut (impl AsyncReadExt + Unpin),
+    to: &mut (impl AsyncWriteExt + Unpin),
+    is_lost: impl Fn(&[u8]) -> bool,
+) {
     let mut buffer = vec![0; 65_536];
     while let Ok(read @ 1..) = from.read(&mut buffer).await {
+        if is_lost(&buffer[..read]) {
+            pending().await
+        }
         if to.write_all(&buffer[..read]).await.is_err() {
             return;
         }
@@ -105,13 +129,32 @@ async fn connections_that_fell_silent_are_replaced() {
         })
         .collect();
     busy.acquire_many(160).await.unwrap().forget();
-    way.silent.send_replace(true);
+    way.lost.send_replace(Lost::Everything);
     for writer in writers {
         let error = tokio::time::timeout(PATIENCE, writer).await.unwrap().unwrap();
         assert!(matches!(error, LedgerError::Away(_)), "{error:?}");
     }
-    way.silent.send_replace(false);
+    way.lost.send_replace(Lost::Nothing);
     let back = async { while database.ledger().claim(&job("after"), hash(1), "worker-a", LEASE).await.is_err() {} };
+    tokio::time::timeout(PATIENCE, back).await.unwrap();
+}
+
+/// The answer came, and the connection is on its way back into the pool.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_fell_silent_after_their_answer_are_replaced() {
+    let fixture = Fixture::migrated(Kind::Postgres).await;
+    let way = Way::to(by_way(&fixture.url, None).0).await;
+    let database = Database::open(&by_way(&fixture.url, Some(way.address)).1, 4).unwrap();
+    way.lost.send_replace(Lost::Pings);
+    let claimed = async |id: &str| database.ledger().claim(&job(id), hash(1), "worker-a", LEASE).await.is_ok();
+    // More of them than connections.
+    let mut before = 0;
+    for number in 0..5 {
+        before += u32::from(claimed(&format!("before-{number}")).await);
+    }
+    assert!(before > 0, "no connection had an answer before it fell silent");
+    way.lost.send_replace(Lost::Nothing);
+    let back = async { while !claimed("after").await {} };
     tokio::time::timeout(PATIENCE, back).await.unwrap();
 }
 
