@@ -170,7 +170,7 @@ fn named(retry_after: Option<Duration>) -> Option<Duration> {
 
 /// The wait after a refusal for the rate that names none. It holds everybody, so nothing is spread by chance.
 fn nameless(history: &History, policy: &RetryPolicy) -> Duration {
-    policy.backoff.delay(history.refusal_round, 1.0)
+    policy.backoff.delay(history.refusal_round, 1.0).min(NAMED_WAIT_MAX)
 }
 
 /// Decides what may be sent for a job, at the moment of sending: asked when it is taken and again when its permit has come.

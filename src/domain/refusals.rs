@@ -1,5 +1,5 @@
-//! How often in a row a provider has refused for its limit what ours allowed: whom it tells no wait, waits longer with
-//! each round.
+//! How often in a row a provider has refused for its limit what ours allowed, and let none through: whom it tells no wait,
+//! waits longer with each round.
 //!
 //! A round is all requests that were under way when the refusal came: a hundred that are refused together ask for one
 //! wait, not for a hundred doublings. Refuses to lengthen a wait that the provider names, and to learn a limit from
@@ -11,6 +11,8 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Refusals {
     rounds: u32,
+    /// Requests that began earlier belong to a round before the last.
+    since: Duration,
     /// Requests that began earlier belong to the last round.
     until: Duration,
 }
@@ -24,14 +26,18 @@ impl Refusals {
 
     /// The refusals of this round are waited for until then.
     pub fn refused(&mut self, round: u32, until: Duration) {
+        if round > self.rounds {
+            self.since = self.until;
+        }
         self.rounds = self.rounds.max(round);
         self.until = self.until.max(until);
     }
 
-    /// A request that began then was let through: what was refused before it says nothing of now.
+    /// A request that began then was let through, and with it some of its round: the next refusal is the first in a row. A
+    /// charge takes longer than its refusal, so that this is known after the round was refused.
     pub fn let_through(&mut self, began: Duration) {
-        if began >= self.until {
-            *self = Self::default();
+        if began >= self.since {
+            self.rounds = 0;
         }
     }
 }
@@ -73,7 +79,14 @@ mod tests {
             (&[refused(0, 1), refused(2, 3), refused(5, 6)], &[1, 2, 3], "each after the wait for the one before"),
             (&[refused(0, 1), refused(2, 3), refused(2, 4), refused(5, 5)], &[1, 2, 2, 2], "the later wait holds"),
             (&[refused(0, 1), refused(2, 3), let_through(5), refused(5, 6)], &[1, 2, 1], "one was let through"),
-            (&[refused(0, 1), let_through(0), refused(2, 3)], &[1, 2], "let through before the refusal"),
+            (&[refused(0, 1), let_through(0), refused(2, 3)], &[1, 1], "some of a round were let through"),
+            (
+                &[refused(0, 1), refused(2, 3), let_through(2), refused(5, 6)],
+                &[1, 2, 1],
+                "the answer came after the refusal",
+            ),
+            (&[refused(0, 1), refused(2, 3), let_through(0), refused(5, 6)], &[1, 2, 3], "of a round before"),
+            (&[refused(0, 1), let_through(0), refused(0, 1), refused(2, 3)], &[1, 1, 2], "refused together"),
         ] {
             assert_eq!(rounds(answers), expected, "{why}");
         }

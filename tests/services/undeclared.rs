@@ -66,9 +66,11 @@ async fn a_queue_of_somebody_elses_holds_up_its_own_provider_alone() {
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("2 published, 0 bad") && said.contains("line 2: queue `payments.bolt` exists"), "{said}");
     stand.await_settled(3, PATIENCE);
-    stand.await_that(PATIENCE, || standing(&stand, worker, "bolt").0 == "misconfigured");
-    let (_, cause) = standing(&stand, worker, "bolt");
-    assert!(cause.contains("queue `payments.bolt` exists with other arguments"), "{cause}");
+    let exists = "queue `payments.bolt` exists with other arguments";
+    stand.await_that(PATIENCE, || {
+        let (state, cause) = standing(&stand, worker, "bolt");
+        state == "misconfigured" && cause.contains(exists)
+    });
     assert_ne!(standing(&stand, worker, "acme").0, "misconfigured");
 
     // Mended while it runs.

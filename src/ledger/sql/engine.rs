@@ -139,6 +139,15 @@ pub trait Engine: Send + Sync {
     /// affected nothing and everything was rolled back.
     async fn atomically(&self, steps: Vec<Step>) -> Result<Option<Vec<Vec<Row>>>, LedgerError>;
 
+    /// The same where each statement may take so long. A caller waits no longer for it than for any other: it goes on alone.
+    async fn atomically_within(
+        &self,
+        _at_most: Duration,
+        steps: Vec<Step>,
+    ) -> Result<Option<Vec<Vec<Row>>>, LedgerError> {
+        self.atomically(steps).await
+    }
+
     /// Runs a chain for one job, and returns what it answers; `None` when its write found nothing.
     async fn alone(&self, chain: &Chain, args: &Args) -> Result<Option<Row>, LedgerError> {
         let rows = self.atomically(chain.steps(args)).await?;

@@ -35,7 +35,7 @@ impl Statements {
                         wait_since = CASE WHEN wait_reason = $5 AND wait_request = last_attempt + 1 \
                             THEN wait_since ELSE {now} END, \
                         wait_reason = $5, wait_until = {after:$4}, wait_request = last_attempt + 1, wait_begun_at = {now}, \
-                        lease_owner = NULL, lease_until = NULL, updated_at = {now} {from} \
+                        unqueued = false, lease_owner = NULL, lease_until = NULL, updated_at = {now} {from} \
                     WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')";
         let settle = "UPDATE jobs SET state = $3, provider_reference = COALESCE($4, provider_reference), reason = $5, \
                           lease_owner = NULL, lease_until = NULL, updated_at = {now} {from} \
@@ -52,7 +52,7 @@ impl Statements {
                  wait_since = CASE WHEN wait_reason = {reason} AND wait_request = last_attempt + 1 \
                      THEN wait_since ELSE {{now}} END, \
                  wait_reason = {reason}, wait_until = {due}, wait_request = last_attempt + 1, \
-                 wait_begun_at = COALESCE(wait_begun_at, {{now}}), \
+                 wait_begun_at = COALESCE(wait_begun_at, {{now}}), unqueued = false, \
                  lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
              WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')"
         );
@@ -137,6 +137,7 @@ impl Statements {
         let args: [Value; 2] = [hold.id.as_str().into(), hold.fence.into()];
         Ok(written(self.release.write(engine, Arc::from(args), Duration::ZERO).await?.is_some()))
     }
+
     pub async fn wait_on(&self, engine: &Arc<dyn Engine>, hold: &Hold) -> Result<Written, LedgerError> {
         let args: [Value; 2] = [hold.id.as_str().into(), hold.fence.into()];
         Ok(written(self.wait_on.write(engine, Arc::from(args), Duration::ZERO).await?.is_some()))

@@ -3,6 +3,7 @@
 //! Refuses to judge where the server is: `config` refuses plain text off this machine before anything is opened.
 
 use std::str::FromStr;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::TryStreamExt;
@@ -18,7 +19,7 @@ use super::engine::{Args, Engine, Group, REPEATS_MAX, Sql, Step, Value, to_the_e
 use super::hints::PostgresHints;
 use super::meaning::{lock_not_available, of_postgres, rolled_back, surely_undone};
 use super::row::{Cell, Names, Row};
-use super::session::{STATEMENT_MAX, Session, answered, pool};
+use super::session::{STATEMENT_MAX, Session, answered, answered_within, pool};
 use crate::ledger::LedgerError;
 use crate::ledger::settings::Hints;
 use crate::tls::Authorities;
@@ -105,11 +106,19 @@ impl Engine for PostgresEngine {
     }
 
     async fn atomically(&self, steps: Vec<Step>) -> Result<Option<Vec<Vec<Row>>>, LedgerError> {
+        self.atomically_within(STATEMENT_MAX, steps).await
+    }
+
+    async fn atomically_within(
+        &self,
+        at_most: Duration,
+        steps: Vec<Step>,
+    ) -> Result<Option<Vec<Vec<Row>>>, LedgerError> {
         let pool = self.pool.clone();
         to_the_end(async move {
             let mut repeats = 0;
             loop {
-                match transaction(&pool, &steps).await {
+                match transaction(&pool, &steps, at_most).await {
                     Ok(rows) => return Ok(rows),
                     Err(error) if rolled_back(&error) && repeats < REPEATS_MAX => repeats += 1,
                     Err(error) => return Err(of_postgres(&error)),
@@ -123,7 +132,7 @@ impl Engine for PostgresEngine {
     async fn alone(&self, chain: &Chain, args: &Args) -> Result<Option<Row>, LedgerError> {
         let (pool, steps) = (self.groups.clone(), chain.steps(args));
         let rows = to_the_end(async move {
-            match transaction(&pool, &steps).await {
+            match transaction(&pool, &steps, STATEMENT_MAX).await {
                 Ok(rows) => Ok(Some(rows)),
                 Err(error) if rolled_back(&error) || lock_not_available(&error) => Ok(None),
                 Err(error) => Err(of_postgres(&error)),
@@ -177,13 +186,14 @@ async fn query(pool: PgPool, sql: &Sql, args: Args) -> Result<Vec<Row>, LedgerEr
     .await
 }
 
-async fn transaction(pool: &PgPool, steps: &[Step]) -> Result<Option<Vec<Vec<Row>>>, sqlx::Error> {
-    if let [step] = steps {
+/// Each statement may take so long.
+async fn transaction(pool: &PgPool, steps: &[Step], at_most: Duration) -> Result<Option<Vec<Vec<Row>>>, sqlx::Error> {
+    if let ([step], STATEMENT_MAX) = (steps, at_most) {
         let (rows, affected) = transaction_of_one(pool, step).await?;
         return Ok((affected || !step.must_affect).then(|| vec![rows]));
     }
     let mut session = Session::of(pool).await?;
-    let rows = answered(transaction_of_many(&mut session, steps)).await;
+    let rows = transaction_of_many(&mut session, steps, at_most).await;
     session.end(rows)
 }
 
@@ -197,18 +207,23 @@ async fn transaction_of_one(pool: &PgPool, step: &Step) -> Result<(Vec<Row>, boo
 async fn transaction_of_many(
     connection: &mut PgConnection,
     steps: &[Step],
+    at_most: Duration,
 ) -> Result<Option<Vec<Vec<Row>>>, sqlx::Error> {
-    let mut transaction = connection.begin().await?;
+    let mut transaction = answered(connection.begin()).await?;
+    if at_most != STATEMENT_MAX {
+        let limit = AssertSqlSafe(format!("SET LOCAL statement_timeout = '{}ms'", at_most.as_millis()));
+        answered(sqlx::raw_sql(limit).execute(&mut *transaction)).await?;
+    }
     let mut all = Vec::with_capacity(steps.len());
     for step in steps {
-        let (rows, affected) = run(&mut transaction, step).await?;
+        let (rows, affected) = answered_within(at_most, run(&mut transaction, step)).await?;
         if step.must_affect && !affected {
-            transaction.rollback().await?;
+            answered(transaction.rollback()).await?;
             return Ok(None);
         }
         all.push(rows);
     }
-    transaction.commit().await?;
+    answered(transaction.commit()).await?;
     Ok(Some(all))
 }
 

@@ -21,9 +21,10 @@ const PING_AFTER_IDLE: Duration = Duration::from_secs(1);
 
 /// `statement_timeout`: set on the server, because a client-side timeout would cancel a transaction half-way.
 pub const STATEMENT_MAX: Duration = Duration::from_secs(10);
-/// A server that is there answers by then. One that is not may never tell (its machine lost power, a box on the way has
-/// forgotten the connection), and the driver would wait for as long as the kernel does: a quarter of an hour, or for ever.
-const SILENCE_MAX: Duration = STATEMENT_MAX.saturating_add(Duration::from_secs(5));
+/// A server that is there has answered when a statement has had all its time and this. One that is not may never tell (its
+/// machine lost power, a box on the way has forgotten the connection), and the driver would wait for as long as the kernel
+/// does: a quarter of an hour, or for ever.
+const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// The pool asks each connection that comes back for a sign of life, and counts it as in use until it has one. Without an end
 /// to that, each that falls silent just then would be missing from the pool for ever.
 const RETURN_MAX: Duration = Duration::from_secs(3);
@@ -46,16 +47,28 @@ pub fn pool(max_connections: u32, options: PgConnectOptions) -> PgPool {
         .connect_lazy_with(options)
 }
 
-/// What the server answers, in bounded time.
+/// What the server answers to one statement, in bounded time.
 ///
 /// # Errors
-/// Those of the work; one of I/O when the server says nothing.
-pub async fn answered<T>(work: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
+/// Those of the statement; one of I/O when the server says nothing.
+pub async fn answered<T>(statement: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
+    answered_within(STATEMENT_MAX, statement).await
+}
+
+/// The same of a statement that may take so long.
+///
+/// # Errors
+/// As [`answered`].
+pub async fn answered_within<T>(
+    at_most: Duration,
+    statement: impl Future<Output = Result<T, sqlx::Error>>,
+) -> Result<T, sqlx::Error> {
+    let at_most = at_most.saturating_add(SILENCE_MAX);
     let silent = || {
-        let words = format!("the server has said nothing for {} s", SILENCE_MAX.as_secs());
+        let words = format!("the server has said nothing for {} s", at_most.as_secs());
         sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, words))
     };
-    timeout(SILENCE_MAX, work).await.unwrap_or_else(|_| Err(silent()))
+    timeout(at_most, statement).await.unwrap_or_else(|_| Err(silent()))
 }
 
 pub struct Session {

@@ -104,12 +104,20 @@ pub fn settles(worker: &Worker) -> Duration {
 pub async fn wake(worker: &Worker, changes: &mut Changes, known: &Known) -> Result<(), Trouble> {
     let settles = settles(worker);
     let until = Batches::end(worker);
+    let mut first = Ok(());
     for (lane, changed_ago) in changes.due(known, settles, Instant::now()) {
         let (mut woken, mut batches) = (0, Batches::until(until));
         // Twice: one refused by the new limits may be asked for once more, one refused by the former must be.
         let which = Refused { changed_ago, settles: settles * 2, soon: EVERY, at_most: BATCH };
         while batches.next().await {
-            let batch = worker.engines.upkeep.wake_refused(&lane, &which).await?;
+            let batch = match worker.engines.upkeep.wake_refused(&lane, &which).await {
+                Ok(batch) => batch,
+                // The other lanes are looked at all the same.
+                Err(error) => {
+                    first = first.and(Err(Trouble::Ledger(error)));
+                    break;
+                }
+            };
             batches.done(batch);
             woken += batch;
             if batch < BATCH {
@@ -120,7 +128,7 @@ pub async fn wake(worker: &Worker, changes: &mut Changes, known: &Known) -> Resu
             tracing::info!(provider = %lane, jobs = woken, "limits have changed; those that waited for them are asked for again");
         }
     }
-    Ok(())
+    first
 }
 
 #[cfg(test)]

@@ -25,6 +25,7 @@ async fn an_index_whose_build_was_cut_off_is_built_anew() {
     let waiting =
         "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%CONCURRENTLY%'";
     while fixture.one(ruins).await == "0" || fixture.one(waiting).await == "0" {
+        assert!(!migration.is_finished(), "nobody was waited for");
         tokio::task::yield_now().await;
     }
     fixture.sql("SET lock_timeout = '1s'; UPDATE jobs SET cost = 1").await.unwrap();

@@ -24,6 +24,9 @@ const SWEPT_FROM: &str = "CASE WHEN sweep_after > wake_at THEN sweep_after ELSE 
 /// Since when a job is due and held by nobody.
 const DUE_SINCE: &str = "(CASE WHEN lease_until > wake_at THEN lease_until ELSE wake_at END)";
 
+/// Since when a job waits; one that a program put down that did not know the column, since it was written last.
+const BEGUN: &str = "COALESCE(wait_begun_at, updated_at)";
+
 /// When a row of the lane's quota was changed last, as far as the rows tell: they share their limits. Of one that has left the
 /// quota they tell nothing, and of a long transaction when it was written.
 const LAST_CHANGE: &str = "SELECT max(sharing.updated_at) FROM providers AS sharing \
@@ -67,7 +70,7 @@ impl Statements {
                  ORDER BY wake_at LIMIT $4 {{unlocked}}) \
              RETURNING {RECORDED}"
         );
-        // The condition of index `jobs_parked_for_limits`. One that was put down before there was the column has no begin.
+        // The condition of index `jobs_parked_for_limits`.
         // An unknown outcome that nobody brings is overdue: only what was surely not sent is ever without a queue.
         let refused = format!(
             "UPDATE jobs SET wake_at = {{now}}, unqueued = (state = 'waiting'), updated_at = {{now}} \
@@ -76,8 +79,7 @@ impl Statements {
                  WHERE provider = $1 AND state IN ('waiting', 'unknown') AND substr(reason, 1, {}) = '{LIMIT}' \
                      AND wake_at > {{after:$3}} AND (lease_until IS NULL OR lease_until <= {{now}}) \
                      AND (not_before IS NULL OR not_before <= {{now}}) \
-                     AND (wait_begun_at IS NULL OR wait_begun_at < {{after:($2 - $5)}} \
-                         OR wait_begun_at < ({LAST_CHANGE}) + ({{after:$2}} - {{now}})) \
+                     AND ({BEGUN} < {{after:($2 - $5)}} OR {BEGUN} < ({LAST_CHANGE}) + ({{after:$2}} - {{now}})) \
                  ORDER BY wake_at LIMIT $4 {{unlocked}}) \
              RETURNING id",
             LIMIT.len()

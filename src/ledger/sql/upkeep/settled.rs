@@ -5,6 +5,7 @@
 //! most a hundredth of the time, and at once when the clock was set back.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::super::dialect::Dialect;
 use super::super::engine::{Args, Engine, Sql, Step};
@@ -28,7 +29,7 @@ const ANEW_MS: u32 = 600_000;
 const ANEW_FACTOR: u32 = 100;
 /// Counting anew is the one question that may take long: a second per million jobs. On PostgreSQL nobody waits for it; on
 /// SQLite, which has one connection, all do.
-const PATIENT: &str = "SELECT set_config('statement_timeout', '30min', true) AS patient";
+const ANEW_MAX: Duration = Duration::from_secs(30 * 60);
 
 const WITH_SUM: &str = "ON CONFLICT (provider, state) DO UPDATE SET";
 
@@ -87,8 +88,7 @@ impl Statements {
             of_mark("counted_from"),
             of_mark("counted_before"),
         );
-        let patient = (dialect == Dialect::Postgres).then(|| step(dialect.sql(PATIENT), false));
-        let anew = [
+        let anew = vec![
             step(
                 mark(&format!("counted_from = counted_before, counted_at = {{now}}, counted_before = {lagging}"), &due),
                 true,
@@ -104,12 +104,12 @@ impl Statements {
                  THEN counted_before + ({{after:{STEP_MS}}} - {{now}}) ELSE {lagging} END"
         );
         let add = vec![step(mark(&further, &passed), true), step(dialect.sql(&since), false)];
-        Self { anew: patient.into_iter().chain(anew).collect(), add }
+        Self { anew, add }
     }
 
     /// Adds what has settled for good since the last time, or counts all anew when that is due.
     pub async fn sum_up(&self, engine: &dyn Engine) -> Result<(), LedgerError> {
-        if engine.atomically(self.anew.clone()).await?.is_none() {
+        if engine.atomically_within(ANEW_MAX, self.anew.clone()).await?.is_none() {
             engine.atomically(self.add.clone()).await?;
         }
         Ok(())

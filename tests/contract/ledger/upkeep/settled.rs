@@ -165,3 +165,24 @@ async fn what_sql_changed_long_after_is_counted_in_time(kind: Kind) {
     fixture.sum_up().await;
     assert_eq!((fixture.agree("by hand").await, fixture.summed().await), (7, "4".to_owned()));
 }
+
+/// The one transaction that may: its statements are slow, and the server is not silent.
+#[tokio::test]
+async fn a_count_of_all_that_settled_may_take_longer_than_silence() {
+    let fixture = Fixture::migrated(Kind::Postgres).await;
+    fixture.settled("p1", FinalState::Succeeded).await;
+    fixture.move_back("p1", "updated_at", 3_600).await;
+    fixture
+        .sql(
+            "CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS \
+                 $$ BEGIN PERFORM pg_sleep(16); RETURN NULL; END $$",
+        )
+        .await
+        .unwrap();
+    fixture
+        .sql("CREATE TRIGGER slowly BEFORE UPDATE ON settled_jobs FOR EACH STATEMENT EXECUTE FUNCTION slowly()")
+        .await
+        .unwrap();
+    fixture.upkeep().sum_up_settled().await.unwrap();
+    assert_eq!(fixture.one("SELECT sum(jobs) FROM settled_jobs").await, "1");
+}
