@@ -180,7 +180,7 @@ async fn a_count_of_all_that_settled_may_take_longer_than_silence() {
         .await
         .unwrap();
     fixture
-        .sql("CREATE TRIGGER slowly BEFORE UPDATE ON settled_jobs FOR EACH STATEMENT EXECUTE FUNCTION slowly()")
+        .sql("CREATE TRIGGER slowly BEFORE INSERT ON settled_jobs FOR EACH STATEMENT EXECUTE FUNCTION slowly()")
         .await
         .unwrap();
     fixture.upkeep().sum_up_settled().await.unwrap();
