@@ -18,7 +18,6 @@ use super::pool::Pool;
 use super::{Worker, intake};
 use crate::domain::backoff::BackoffPolicy;
 use crate::domain::provider::{Provider, ProviderName};
-use crate::fleet::report::By;
 use crate::limiter::gate::Gate;
 use crate::provider::PaymentProvider;
 use crate::queue::{self, QueueError};
@@ -94,6 +93,7 @@ pub async fn run(parts: Arc<LaneParts>) {
         let error = match open(&parts, places).await {
             Ok(mut lane) => {
                 failed = 0;
+                parts.pauses.opened();
                 tracing::info!(provider = %parts.name, places, "lane open");
                 let jobs = TaskTracker::new();
                 match serve(&parts, lane.as_mut(), places, &jobs).await {
@@ -111,8 +111,7 @@ pub async fn run(parts: Arc<LaneParts>) {
         tracing::warn!(provider = %parts.name, %error, failed, "lane closed, will open again");
         let wait = REOPEN.delay(failed, rand::random());
         if let QueueError::Refused(why) = &error {
-            // Until after the next try: a lane that is refused again has told so all the time.
-            parts.pauses.stop_taking(wait + REOPEN.base, By::Setup, why);
+            parts.pauses.closed_by_broker(wait, why);
         }
         tokio::select! {
             () = sleep(wait) => {}

@@ -37,7 +37,7 @@ pub enum LaneState {
     Running,
     /// Takes no more; jobs in hand go on.
     Resting(Pause),
-    /// Neither takes nor sends.
+    /// Neither takes nor sends; without its queue it sends what it has in hand.
     Stopped(Pause),
     /// The provider was down, because of this: one job at a time is sent, to see whether it still is.
     Probing {
@@ -52,6 +52,8 @@ pub struct Pauses {
     provider: String,
     intake: watch::Sender<Option<Pause>>,
     sending: watch::Sender<Option<Pause>>,
+    /// Why the broker will not let the lane have its queue, until it does.
+    closed: Mutex<Option<Pause>>,
     rejected_in_a_row: AtomicU32,
     /// Of charges and of look-ups: a provider may count them apart.
     refusals: [Mutex<Refusals>; 2],
@@ -84,6 +86,7 @@ impl Default for Pauses {
             provider: String::new(),
             intake: watch::Sender::new(None),
             sending: watch::Sender::new(None),
+            closed: Mutex::default(),
             rejected_in_a_row: AtomicU32::new(0),
             refusals: Default::default(),
             late: Mutex::default(),
@@ -185,6 +188,9 @@ impl Pauses {
 
     #[must_use]
     pub fn state(&self) -> LaneState {
+        if let Some(closed) = self.closed().clone() {
+            return LaneState::Stopped(closed);
+        }
         if let Some(pause) = self.sending_paused() {
             return LaneState::Stopped(pause);
         }
@@ -235,10 +241,21 @@ impl Pauses {
         if self.is_probing() { None } else { Instant::now().checked_duration_since(until) }
     }
 
-    /// Whether the lane rests because the broker will not let it have its queue: a message would not reach it.
+    /// The broker will not let the lane have its queue, and is asked again after so long: neither a message nor a job
+    /// reaches it until [`Self::opened`].
+    pub fn closed_by_broker(&self, wait: Duration, cause: &str) {
+        *self.closed() = Some(Pause { until: Instant::now() + wait, by: By::Setup, cause: cause.to_owned() });
+    }
+
+    /// The lane has its queue.
+    pub fn opened(&self) {
+        *self.closed() = None;
+    }
+
+    /// Whether a message would not reach the lane, because the broker will not let it have its queue.
     #[must_use]
     pub fn is_closed_by_broker(&self) -> bool {
-        matches!(self.state(), LaneState::Resting(pause) if pause.by == By::Setup)
+        self.closed().is_some()
     }
 
     /// A changed row may have mended what the lane rests for.
@@ -287,6 +304,10 @@ impl Pauses {
 
     fn late(&self) -> MutexGuard<'_, LateRow> {
         self.late.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn closed(&self) -> MutexGuard<'_, Option<Pause>> {
+        self.closed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn ebb_until(&self) -> MutexGuard<'_, Option<Instant>> {
@@ -358,6 +379,24 @@ mod tests {
         assert_eq!((pause.by, pauses.sending_paused()), (By::Engine, None));
         tokio::time::advance(LATE_REST).await;
         assert_eq!(pauses.state(), LaneState::Running);
+    }
+
+    /// Through every other rest, and through a changed row, until the broker lets it have its queue.
+    #[tokio::test(start_paused = true)]
+    async fn a_lane_without_its_queue_is_stopped_until_it_has_it() {
+        let (pauses, second) = (Pauses::default(), Duration::from_secs(1));
+        pauses.stop_taking(second * 3_600, By::Limit, "waits for limit all");
+        pauses.closed_by_broker(second, "queue `payments.bolt` exists");
+        for _ in 0..2 {
+            let LaneState::Stopped(pause) = pauses.state() else { panic!("{:?}", pauses.state()) };
+            assert_eq!((pause.by, pause.cause.as_str()), (By::Setup, "queue `payments.bolt` exists"));
+            assert!(pauses.is_closed_by_broker());
+            assert_eq!(pauses.sending_paused(), None, "what is in hand goes on");
+            tokio::time::advance(second * 2).await;
+            pauses.lift();
+        }
+        pauses.opened();
+        assert_eq!((pauses.state(), pauses.is_closed_by_broker()), (LaneState::Running, false));
     }
 
     /// What was logged meanwhile.
