@@ -99,7 +99,7 @@ pub struct RequestShape {
     pub wait: Option<NamedWait>,
 }
 
-/// Where an answer that is throttled or busy names its wait, besides `Retry-After`.
+/// Where an answer names its wait that has no `Retry-After`: one that is throttled, or, in its body, busy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedWait {
     pub place: WaitPlace,
@@ -112,6 +112,14 @@ pub enum WaitPlace {
     Header(String),
     /// JSON pointer into the body. <https://www.rfc-editor.org/rfc/rfc6901>
     Body(String),
+}
+
+impl WaitPlace {
+    /// Whether the row gives `Retry-After` itself another unit than the standard's.
+    #[must_use]
+    pub fn is_retry_after(&self) -> bool {
+        matches!(self, Self::Header(name) if name.eq_ignore_ascii_case("retry-after"))
+    }
 }
 
 /// What the number counts.

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::named_wait::named_wait;
 use super::retry_after::retry_after;
 use crate::domain::outcome::{Outcome, UnknownCause};
-use crate::domain::provider::{CodeIs, HeaderIs, NamedWait, Provider, StatusCase, StatusMeaning};
+use crate::domain::provider::{CodeIs, HeaderIs, NamedWait, Provider, StatusCase, StatusMeaning, WaitPlace};
 
 /// Where the provider's reference stands unless the row names another place.
 const REFERENCE_POINTER: &str = "/id";
@@ -65,10 +65,29 @@ impl Meanings {
         }
     }
 
-    /// The longer of what `Retry-After` says and what stands where the row says. `now` as for [`classify`].
-    pub(super) fn named_wait(&self, reading: &Reading, now: SystemTime) -> Option<Duration> {
-        let elsewhere = self.wait.as_ref().and_then(|wait| named_wait(reading, wait, now));
-        retry_after(&reading.headers, now).max(elsewhere)
+    /// What `Retry-After` says, in the unit that the row gives it, if it gives one. `now` as for [`classify`].
+    pub(super) fn retry_after(&self, reading: &Reading, now: SystemTime) -> Option<Duration> {
+        match &self.wait {
+            Some(wait) if wait.place.is_retry_after() => named_wait(reading, wait, now),
+            _ => retry_after(&reading.headers, now),
+        }
+    }
+
+    /// How long a provider that refuses for its limit is left alone: by `Retry-After`, which is said of this answer, or
+    /// else by what stands where the row says.
+    pub(super) fn throttled_for(&self, reading: &Reading, now: SystemTime) -> Option<Duration> {
+        let said = self.retry_after(reading, now);
+        let elsewhere = || self.wait.as_ref().and_then(|wait| named_wait(reading, wait, now));
+        said.filter(|wait| !wait.is_zero()).or_else(elsewhere).or(said)
+    }
+
+    /// How long one payment waits that the provider is busy with. A header that tells when a quota is renewed stands in
+    /// every answer and says nothing of a lock; what the body says is said of this answer.
+    pub(super) fn busy_for(&self, reading: &Reading, now: SystemTime) -> Option<Duration> {
+        match self.wait.as_ref().map(|wait| &wait.place) {
+            Some(WaitPlace::Body(_)) => self.throttled_for(reading, now),
+            _ => self.retry_after(reading, now),
+        }
     }
 }
 
@@ -76,7 +95,6 @@ impl Meanings {
 #[must_use]
 pub fn classify(reading: &Reading, meanings: &Meanings, now: SystemTime) -> Outcome {
     let status = reading.status;
-    let named_wait = || meanings.named_wait(reading, now);
     let said_by_row = said_by_row(reading, &meanings.statuses);
     match said_by_row.unwrap_or_else(|| default_meaning(status)) {
         // A row that calls a status accepted says so for the status alone: a 204 has no body to read.
@@ -88,10 +106,10 @@ pub fn classify(reading: &Reading, meanings: &Meanings, now: SystemTime) -> Outc
         StatusMeaning::Misconfigured => Outcome::Misconfigured { status },
         StatusMeaning::Unknown => server_error(status, None),
         StatusMeaning::InProgress => Outcome::InProgress,
-        StatusMeaning::Throttled => Outcome::Throttled { retry_after: named_wait() },
-        StatusMeaning::Busy => Outcome::Busy { retry_after: named_wait() },
+        StatusMeaning::Throttled => Outcome::Throttled { retry_after: meanings.throttled_for(reading, now) },
+        StatusMeaning::Busy => Outcome::Busy { retry_after: meanings.busy_for(reading, now) },
         // An hour's quota tells of its end in every answer: a provider that is down is asked again before.
-        StatusMeaning::Unavailable => server_error(status, retry_after(&reading.headers, now)),
+        StatusMeaning::Unavailable => server_error(status, meanings.retry_after(reading, now)),
         StatusMeaning::Review => Outcome::Rejected { reason: reason(reading) },
     }
 }

@@ -156,13 +156,25 @@ fn the_wait_is_found_where_the_row_says_too() {
     assert_eq!(read(header(), 429, &[("x-reset-after", "20")], ""), throttled(seconds(20)));
     assert_eq!(read(body(), 429, &[], r#"{"retry_in":20}"#), throttled(seconds(20)));
     assert_eq!(read(body(), 418, &[], r#"{"retry_in":20}"#), Outcome::Busy { retry_after: seconds(20) });
-    // The longer of two.
-    assert_eq!(read(header(), 429, &[("x-reset-after", "20"), ("retry-after", "9")], ""), throttled(seconds(20)));
+    // What is said of this answer, before what is said of the quota.
+    assert_eq!(read(header(), 429, &[("x-reset-after", "20"), ("retry-after", "9")], ""), throttled(seconds(9)));
     assert_eq!(read(header(), 429, &[("x-reset-after", "2"), ("retry-after", "9")], ""), throttled(seconds(9)));
+    assert_eq!(read(header(), 429, &[("x-reset-after", "20"), ("retry-after", "0")], ""), throttled(seconds(20)));
+    assert_eq!(read(header(), 429, &[("retry-after", "0")], ""), throttled(seconds(0)));
     assert_eq!(read(header(), 429, &[], ""), throttled(None));
     assert_eq!(read(None, 429, &[("x-reset-after", "20")], r#"{"retry_in":20}"#), throttled(None));
     // An hour's quota names its end in every answer.
     assert_eq!(read(header(), 503, &[("x-reset-after", "3000")], ""), server_error(503, None));
+    assert_eq!(read(header(), 418, &[("x-reset-after", "3000")], ""), Outcome::Busy { retry_after: None });
+    let both = [("x-reset-after", "3000"), ("retry-after", "9")];
+    assert_eq!(read(header(), 418, &both, ""), Outcome::Busy { retry_after: seconds(9) });
+    assert_eq!(read(body(), 418, &both, r#"{"retry_in":20}"#), Outcome::Busy { retry_after: seconds(9) });
+    // A row may say that `Retry-After` counts something else.
+    let ms = Some(NamedWait { place: WaitPlace::Header("RETRY-AFTER".to_owned()), unit: WaitUnit::Milliseconds });
+    let said = [("retry-after", "9000")];
+    assert_eq!(read(ms.clone(), 429, &said, ""), throttled(seconds(9)));
+    assert_eq!(read(ms.clone(), 418, &said, ""), Outcome::Busy { retry_after: seconds(9) });
+    assert_eq!(read(ms, 503, &said, ""), server_error(503, seconds(9)));
 }
 
 #[test]

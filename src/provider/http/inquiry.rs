@@ -12,7 +12,6 @@ use serde_json::Value;
 use super::classify::{Body, Meanings, Reading, is_token, parsed, reference, said_by_row};
 use super::client::{self, Outgoing};
 use super::outbound::OutboundPolicy;
-use super::retry_after::retry_after;
 use super::secrets::HeaderTemplates;
 use crate::domain::job::Job;
 use crate::domain::lookup::{Finding, Lookup, LookupMethod};
@@ -95,12 +94,12 @@ fn unanswered(finding: Finding) -> Answer<Finding> {
 /// What an answer says about the payment. `now` serves dates in an answer without a `Date` of its own.
 fn meaning(reading: &Reading, question: &Question, lookup: &Lookup, meanings: &Meanings, now: SystemTime) -> Finding {
     let status = reading.status;
-    let named_wait = || meanings.named_wait(reading, now);
-    let retry_after = || retry_after(&reading.headers, now);
+    let throttled = || Finding::Throttled { retry_after: meanings.throttled_for(reading, now) };
+    let retry_after = || meanings.retry_after(reading, now);
     let server_error = |retry_after| Finding::Unknown { cause: UnknownCause::ServerError(status), retry_after };
     match said_by_row(reading, &meanings.statuses) {
-        Some(StatusMeaning::Throttled) => return Finding::Throttled { retry_after: named_wait() },
-        Some(StatusMeaning::Busy) => return Finding::Busy { retry_after: named_wait() },
+        Some(StatusMeaning::Throttled) => return throttled(),
+        Some(StatusMeaning::Busy) => return Finding::Busy { retry_after: meanings.busy_for(reading, now) },
         Some(StatusMeaning::Unavailable) => return server_error(retry_after()),
         _ => {}
     }
@@ -108,7 +107,7 @@ fn meaning(reading: &Reading, question: &Question, lookup: &Lookup, meanings: &M
         200..=299 => found(reading, question, lookup),
         404 => Finding::NotFound,
         401 | 403 | 407 => Finding::Misconfigured { status },
-        429 => Finding::Throttled { retry_after: named_wait() },
+        429 => throttled(),
         503 => server_error(retry_after()),
         408 | 500..=599 => server_error(None),
         405 => Finding::Unclear { reason: "provider answered a look-up with 405: check lookup.method".to_owned() },

@@ -95,13 +95,13 @@ fn named_waits_are_read_and_a_rows_lock_is_a_lock() {
     assert_eq!(read(429, headers.clone(), "busy", &lookup()), Finding::Busy { retry_after: wait });
     let unavailable = Finding::Unknown { cause: UnknownCause::ServerError(503), retry_after: wait };
     assert_eq!(read(503, headers.clone(), "", &lookup()), unavailable);
-    // Where the row says that a charge's answer names it; a provider that is down says so by `Retry-After` alone.
-    let mut headers = headers;
-    headers.insert("x-reset-ms", "60000".parse().unwrap());
+    // Where the row says that a charge's answer names it; a provider that is down or busy says so by `Retry-After` alone.
+    let elsewhere = HeaderMap::from_iter([("x-reset-ms".parse().unwrap(), "60000".parse().unwrap())]);
     let wait = Some(Duration::from_secs(60));
-    assert_eq!(read(429, headers.clone(), "", &lookup()), Finding::Throttled { retry_after: wait });
-    assert_eq!(read(429, headers.clone(), "busy", &lookup()), Finding::Busy { retry_after: wait });
-    assert_eq!(read(503, headers, "", &lookup()), unavailable);
+    assert_eq!(read(429, elsewhere.clone(), "", &lookup()), Finding::Throttled { retry_after: wait });
+    assert_eq!(read(429, elsewhere.clone(), "busy", &lookup()), Finding::Busy { retry_after: None });
+    let unavailable = Finding::Unknown { cause: UnknownCause::ServerError(503), retry_after: None };
+    assert_eq!(read(503, elsewhere, "", &lookup()), unavailable);
 }
 
 #[test]
