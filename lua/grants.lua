@@ -4,9 +4,8 @@
 local ROUNDS = 4
 local MOST = 1000
 
--- The earliest instant at which a slot now in flight can be used again: answered at once, or its lease runs out.
-local function earliest(tally, cell, cost, now)
-  if cell.max >= cost and tally.oldest > now then return min(now + cell.window, tally.oldest) end
+-- The earliest instant at which a slot now in flight can be used again: answered at once.
+local function earliest(cell, now)
   return now + cell.window
 end
 
@@ -23,7 +22,7 @@ local function place(provider, cost, kind, now, limit_at)
         local from, origin, room = find(cell, cost, start)
         if from == nil then
           exact = 0
-          from = earliest(provider, cell, cost, now)
+          from = earliest(cell, now)
           room = 0
         else
           from, room = apart(cell, from, room, cost, now)
@@ -58,7 +57,7 @@ local function own_room(owns, cost, kind, start, permits, now)
         if has then permits = min(permits, room) end
         if from == nil then
           exact = 0
-          from = earliest(own, cell, cost, now)
+          from = earliest(cell, now)
         end
         if not has and (worst == nil or from > worst_at) then worst, worst_at = cell, from end
       end

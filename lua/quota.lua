@@ -277,7 +277,7 @@ local function quota(keys, args)
       if started > 0 and cell.mode ~= HELD then recall(cell, now, now, started) end
     end
     if open_charges + open_lookups > 0 and provider.held then
-      hold_lost(provider, now + before + longest, open_charges, open_lookups)
+      hold_lost(provider, now + before, open_charges, open_lookups)
     end
   end
 
@@ -291,8 +291,8 @@ local function quota(keys, args)
     for i = 1, subjects_n do open_cells(tallies[i], now, provider.jitter, horizon) end
     local index, wait, exact, runs_n, runs, passed_n, passed =
       serve(provider, tallies, text, wants_at, wants_n, now, horizon)
-    close(provider, number, provider.hold + longest, provider.jitter)
-    for i = 1, subjects_n do close(tallies[i], number, provider.hold + longest, provider.jitter) end
+    close(provider, number, provider.hold, provider.jitter)
+    for i = 1, subjects_n do close(tallies[i], number, provider.hold, provider.jitter) end
     local remaining, decides, reset = verdict(provider, now, index)
     reply = encode(ANSWER, index and LIMIT or NONE, exact, index or 0, wait, now, version, born, remaining, decides, reset,
       runs_n, passed_n) .. runs .. passed

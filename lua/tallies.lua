@@ -117,17 +117,19 @@ local function leases_in(own)
   return sub(own, 18 + bytes)
 end
 
--- A lease past its deadline frees its slots: whatever its calls did, the provider has counted it a window ago.
+-- Whatever the calls of a lease past its deadline did, the provider has counted it by then: it counts as answered then, and
+-- each limit's own window runs from there.
 local function expire(tally, now, mine)
   if tally[1] + tally[2] == 0 then tally.oldest = 0 end
   if tally[1] + tally[2] == 0 or now < tally.oldest then return end
-  local oldest = 0
+  local oldest, over = 0, {}
   local function live_of(leases)
     local live = {}
     for at = 1, #leases, LEASE do
       local _, deadline, charges, lookups = decode('<I6I7I4I4', leases, at)
       if deadline <= now then
         tally[1], tally[2] = max(0, tally[1] - charges), max(0, tally[2] - lookups)
+        over[#over + 1] = { deadline, charges, lookups }
       else
         live[#live + 1] = sub(leases, at, at + LEASE - 1)
         if oldest == 0 or deadline < oldest then oldest = deadline end
@@ -146,6 +148,14 @@ local function expire(tally, now, mine)
   end
   tally.leases = live_of(tally.leases)
   tally.oldest = oldest
+  -- In the order of the log. Those that are over are not put behind younger ones.
+  table.sort(over, function(one, other) return one[1] < other[1] end)
+  for _, lease in ipairs(over) do
+    for _, cell in ipairs(tally.cells) do
+      local uses = in_flight({ lease[2], lease[3] }, cell.applies)
+      if cell.mode == HELD and uses > 0 and lease[1] + cell.window > now then push(cell, ceil(lease[1] / 1000), uses) end
+    end
+  end
 end
 
 -- Before the first want of a call.

@@ -15,6 +15,10 @@ use super::lookup::{Lookup, WhenNotFound};
 
 /// Longest time that a permit may be booked ahead of its start.
 pub const BOOKING_HORIZON: Duration = Duration::from_millis(250);
+/// Longest total time of one request that a row may ask for.
+pub const TIMEOUT_MAX: Duration = Duration::from_secs(600);
+/// Longest time after its start at which a permit may be used, likewise.
+pub const SEND_BUDGET_MAX: Duration = Duration::from_secs(60);
 
 /// Names that no provider can have, because queues of our own have them.
 pub const RESERVED_NAMES: [&str; 3] = ["invalid", "dead", "outcomes"];
@@ -277,6 +281,13 @@ impl Provider {
     #[must_use]
     pub fn hold_max(&self) -> Duration {
         self.send_budget + self.timeout
+    }
+
+    /// What of so many requests is left when [`Self::reserve_percent`] is taken off, rounded down.
+    #[must_use]
+    pub fn less_reserve(&self, requests: u32) -> u32 {
+        let percent = 100 - u64::from(self.reserve_percent.min(100));
+        u32::try_from(u64::from(requests) * percent / 100).unwrap_or(0)
     }
 
     /// What the decision tables go by.

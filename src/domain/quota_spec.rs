@@ -288,10 +288,19 @@ impl QuotaSpec {
     /// The largest cost that could ever be granted to such a call.
     #[must_use]
     pub fn cost_max(&self, kind: CallKind, subjects: &[Subject]) -> u32 {
+        self.narrowest(kind, subjects).map_or(0, |(_, at_once)| at_once)
+    }
+
+    /// The limit that lets the fewest come at once of those that count such a call, and how many it lets.
+    #[must_use]
+    pub fn narrowest(&self, kind: CallKind, subjects: &[Subject]) -> Option<(String, u32)> {
         let provider = self.provider_cells();
         let own = subjects.iter().flat_map(|subject| self.subject_cells(subject));
         let cells = provider.into_iter().filter(|cell| cell.name != PACING).chain(own);
-        cells.filter(|cell| !cell.shadow && cell.applies(kind)).map(|cell| cell.max).min().unwrap_or(0)
+        cells
+            .filter(|cell| !cell.shadow && cell.applies(kind))
+            .map(|cell| (cell.name, cell.max))
+            .min_by_key(|(_, max)| *max)
     }
 
     /// One more number: the earliest next start, from the limit that allows the fewest.

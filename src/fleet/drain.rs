@@ -64,8 +64,7 @@ pub fn limit_per_second(provider: &Provider) -> Option<f64> {
 }
 
 fn through(provider: &Provider, limit: &Limit, backlog: u64, free: Option<u64>, hold: Duration) -> Option<Duration> {
-    let kept = 100 - u64::from(provider.reserve_percent.min(99));
-    let share = |count: u32| u64::from(count) * kept / 100;
+    let share = |count: u32| u64::from(provider.less_reserve(count));
     let per_window = share(limit.rate.max_requests());
     if per_window == 0 {
         return None;

@@ -195,6 +195,14 @@ impl Cell {
         }
     }
 
+    /// Uses that nobody answered for, and that were counted by their deadline at the latest. Those that are over are not put
+    /// behind younger ones.
+    pub fn log_unanswered(&mut self, now_us: u64, deadline_us: u64, cost: u64) {
+        if deadline_us + self.spec.window_us > now_us {
+            self.log(deadline_us, cost);
+        }
+    }
+
     /// Slots come back with the instant they had; one whose use is over is free anyway.
     pub fn restore(&mut self, now_us: u64, origin_ms: SlotInstant, cost: u64) {
         let (Count::Log(log), CellKind::Log { granule_ms, .. }) = (&mut self.count, self.spec.kind) else { return };

@@ -150,7 +150,7 @@ fn place(terms: &Terms<'_>, provider: &Tally, cost: u64, kind: CallKind) -> Resu
             .iter()
             .map(|cell| if enforced(&cell) { find(cell) } else { Some(Found::anything(start_us)) })
             .collect();
-        if let Some(no_place) = no_place(terms, provider, cost, &found) {
+        if let Some(no_place) = no_place(terms, provider, &found) {
             return Err(no_place);
         }
         let latest_us = found.iter().flatten().map(|found| found.start_us).max().unwrap_or(start_us);
@@ -166,10 +166,10 @@ fn place(terms: &Terms<'_>, provider: &Tally, cost: u64, kind: CallKind) -> Resu
 }
 
 /// Which limit refuses, and for how long: the one whose room comes last.
-fn no_place(terms: &Terms<'_>, provider: &Tally, cost: u64, found: &[Option<Found>]) -> Option<NoPlace> {
+fn no_place(terms: &Terms<'_>, provider: &Tally, found: &[Option<Found>]) -> Option<NoPlace> {
     let mut worst: Option<(usize, u64)> = None;
     for (position, (cell, found)) in provider.cells.iter().zip(found).enumerate() {
-        let at_us = found.map_or_else(|| earliest_us(terms.now_us, provider, cell, cost), |found| found.start_us);
+        let at_us = found.map_or_else(|| earliest_us(terms.now_us, cell), |found| found.start_us);
         let refuses = found.is_none_or(|found| found.start_us > terms.horizon_us || found.permits == 0);
         if refuses && worst.is_none_or(|(_, worst_us)| at_us > worst_us) {
             worst = Some((position, at_us));
@@ -179,11 +179,9 @@ fn no_place(terms: &Terms<'_>, provider: &Tally, cost: u64, found: &[Option<Foun
     worst.map(|(position, at_us)| NoPlace { position, wait_us: at_us - terms.now_us, exact })
 }
 
-/// The earliest instant at which a slot now in flight can be used again: answered at once, or its lease runs out.
-fn earliest_us(now_us: u64, tally: &Tally, cell: &Cell, cost: u64) -> u64 {
-    let answered_now_us = now_us + cell.spec.window_us;
-    let possible = u64::from(cell.spec.max) >= cost && tally.oldest_deadline_us > now_us;
-    if possible { answered_now_us.min(tally.oldest_deadline_us) } else { answered_now_us }
+/// The earliest instant at which a slot now in flight can be used again: answered at once.
+fn earliest_us(now_us: u64, cell: &Cell) -> u64 {
+    now_us + cell.spec.window_us
 }
 
 /// How many permits the want's own account and reference have room for at its start; else the limit, the wait and whether
@@ -207,7 +205,7 @@ fn own_room(
             let from_us = if cell.spec.held() { terms.now_us } else { start_us };
             let found = cell.find(cost, from_us);
             exact &= found.is_some();
-            let at_us = found.map_or_else(|| earliest_us(terms.now_us, &own.tally, cell, cost), |found| found.start_us);
+            let at_us = found.map_or_else(|| earliest_us(terms.now_us, cell), |found| found.start_us);
             match found {
                 Some(found) if found.start_us == from_us && found.permits > 0 => permits = permits.min(found.permits),
                 _ if worst.is_none_or(|(_, worst_us)| at_us > worst_us) => worst = Some((*limit, at_us)),

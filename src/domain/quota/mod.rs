@@ -157,7 +157,7 @@ impl State {
         // Of a longer list no part may be forgotten.
         let whole = |rebuild: &&Rebuild| rebuild.born == Micros(self.born_us) && rebuild.ended.len() <= BATCH_MAX;
         if let Some(rebuild) = call.rebuild.as_ref().filter(whole) {
-            self.rebuild(now_us, before_us, spec.longest_us(), rebuild);
+            self.rebuild(now_us, before_us, rebuild);
         }
         let reply = if now_us < self.warm_us {
             self.refuse(now_us, Refusal::Cold, self.warm_us - now_us)
@@ -223,7 +223,7 @@ impl State {
     }
 
     /// The ledger has told what may still count, so the state is as good as if it had not been lost.
-    fn rebuild(&mut self, now_us: u64, before_us: u64, longest_us: u64, rebuild: &Rebuild) {
+    fn rebuild(&mut self, now_us: u64, before_us: u64, rebuild: &Rebuild) {
         if now_us >= self.warm_us {
             return;
         }
@@ -248,7 +248,7 @@ impl State {
                 cell.recall(now_us, now_us, started);
             }
         }
-        self.provider.lease(LOST, open, now_us + before_us + longest_us);
+        self.provider.lease(LOST, open, now_us + before_us);
     }
 
     fn grant(&mut self, now_us: u64, spec: &QuotaSpec, call: &Call, owns: &mut Owns<'_>) -> Reply {
@@ -267,7 +267,7 @@ impl State {
             }
         }
         let caller = (call.incarnation, call.number);
-        let lasts_us = micros_up(spec.hold_max) + spec.longest_us();
+        let lasts_us = micros_up(spec.hold_max);
         self.provider.lease(caller, grants.granted, grants.latest_us + lasts_us);
         self.provider.cells.iter_mut().for_each(|cell| cell.close(grants.latest_us, jitter_us));
         for own in &mut owns.list {

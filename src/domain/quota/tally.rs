@@ -1,7 +1,8 @@
 //! What is counted together: all calls of a quota, or those of one account or reference. Cells, and the permits in flight.
 //!
 //! A lease is one call's permits in flight, with its own deadline, never renewed: a crashed, frozen or buggy worker costs
-//! throughput, never safety. Refuses to settle what it did not lease.
+//! throughput, never safety. What is not answered by then counts as answered then, and each limit's own window runs from
+//! there. Refuses to settle what it did not lease.
 
 use std::collections::BTreeMap;
 
@@ -117,7 +118,7 @@ impl Tally {
         }
     }
 
-    /// A lease past its deadline frees its slots: whatever its calls did, the provider has counted it a window ago.
+    /// Whatever the calls of a lease past its deadline did, the provider has counted it by then.
     pub fn expire(&mut self, now_us: u64) {
         if self.in_flight.total() == 0 {
             self.oldest_deadline_us = 0;
@@ -125,16 +126,25 @@ impl Tally {
         if self.in_flight.total() == 0 || now_us < self.oldest_deadline_us {
             return;
         }
-        let mut freed = InFlight::default();
+        let mut over = Vec::new();
         self.leases.retain(|_, lease| {
             let live = lease.deadline_us > now_us;
             if !live {
-                freed.charges += lease.outstanding.charges;
-                freed.lookups += lease.outstanding.lookups;
+                over.push(*lease);
             }
             live
         });
-        self.in_flight = self.in_flight.less(freed);
+        // In the order of the log.
+        over.sort_unstable_by_key(|lease| lease.deadline_us);
+        for Lease { deadline_us, outstanding } in over {
+            self.in_flight = self.in_flight.less(outstanding);
+            for cell in self.cells.iter_mut().filter(|cell| cell.spec.held()) {
+                let uses = outstanding.of(cell.spec.applies_to);
+                if uses > 0 {
+                    cell.log_unanswered(now_us, deadline_us, uses);
+                }
+            }
+        }
         self.oldest_deadline_us = self.leases.values().map(|lease| lease.deadline_us).min().unwrap_or(0);
     }
 

@@ -13,7 +13,9 @@ use serde_json::Value;
 
 use super::{Object, ProviderRow};
 use crate::domain::backoff::BackoffPolicy;
-use crate::domain::provider::{Mode, Pacing, Provider, ProviderName, RESERVED_NAMES, SlotRelease, StoreDown};
+use crate::domain::provider::{
+    Mode, Pacing, Provider, ProviderName, RESERVED_NAMES, SEND_BUDGET_MAX, SlotRelease, StoreDown, TIMEOUT_MAX,
+};
 use crate::ledger::settings::BadRow;
 
 /// Longest retention and age: ten years, in seconds. Keeps sums of durations far from overflow.
@@ -27,12 +29,16 @@ impl ProviderRow {
     pub fn meant(&self, version: i64) -> Result<Provider, BadRow> {
         let mut check = Check::default();
         let provider = self.read(version, &mut check);
+        if let Some(provider) = &provider {
+            check.reserve(provider);
+        }
         match provider {
             Some(provider) if check.0.is_empty() => Ok(provider),
             _ => Err(BadRow {
                 provider: self.name.clone(),
                 quota: self.quota.clone().unwrap_or_else(|| self.name.clone()),
-                stopped: self.paused || !self.enabled,
+                enabled: self.enabled,
+                paused: self.paused,
                 problems: check.0,
             }),
         }
@@ -57,8 +63,8 @@ impl ProviderRow {
         let ways = [("wait", StoreDown::Wait), ("share", StoreDown::Share { of })];
         let store_down = check.one_of("store_down", &self.store_down, &ways);
         let reserve_percent = check.number("reserve_percent", self.reserve_percent, 0..=99);
-        let timeout = check.ms("timeout_ms", self.timeout_ms, 1..=600_000);
-        let send_budget = check.ms("send_budget_ms", self.send_budget_ms, 1..=60_000);
+        let timeout = check.ms("timeout_ms", self.timeout_ms, 1..=whole_ms(TIMEOUT_MAX));
+        let send_budget = check.ms("send_budget_ms", self.send_budget_ms, 1..=whole_ms(SEND_BUDGET_MAX));
         let workers = check.number("workers", self.workers, 1..=10_000);
         let bucket_capacity = check.number("bucket_capacity", self.bucket_capacity, 1..=65_535);
         let leak_per_second = check.leak(self.leak_per_second);
@@ -170,6 +176,20 @@ impl Check {
         }
     }
 
+    /// A limit is closed by 0, which says so, and not by a reserve.
+    fn reserve(&mut self, provider: &Provider) {
+        for limit in &provider.limits {
+            let written = limit.rate.max_requests();
+            if written > 0 && provider.less_reserve(written) == 0 {
+                self.problem(format!(
+                    "reserve_percent is {}: of limit `{}`, max_requests {written}, nothing is left; lower the reserve, or \
+                     write max_requests 0 to close the limit",
+                    provider.reserve_percent, limit.name
+                ));
+            }
+        }
+    }
+
     fn leak(&mut self, leak_per_second: Option<f64>) -> Option<f64> {
         if leak_per_second.is_some_and(|leak| !(leak > 0.0 && leak <= 1_000_000.0)) {
             self.problem("leak_per_second must be above 0 and at most 1000000".to_owned());
@@ -220,6 +240,10 @@ impl Check {
         }
         serde_json::from_value(Value::Object(object.clone())).ok()
     }
+}
+
+fn whole_ms(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// A `token` of RFC 9110, section 5.6.2.

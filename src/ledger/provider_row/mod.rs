@@ -227,6 +227,7 @@ mod tests {
             (json!({"slot_release": "x"}), "slot_release"),
             (json!({"transit_jitter_ms": -1}), "transit_jitter_ms is -1"),
             (json!({"reserve_percent": 100}), "reserve_percent is 100: must lie between 0 and 99"),
+            (json!({"reserve_percent": 81}), "reserve_percent is 81: of limit `all`, max_requests 5, nothing is left"),
             (json!({"store_down": "share"}), "share_of is missing"),
             (json!({"timeout_ms": 0}), "timeout_ms is 0"),
             (json!({"send_budget_ms": -1}), "send_budget_ms is -1"),
@@ -257,6 +258,10 @@ mod tests {
             (account(json!({"account": "a", "rule": "exempt", "limit_name": "x"})), "limit_name `x` is no limit"),
         ];
         assert!(good().meant(1).is_ok());
+        assert!(with(json!({"reserve_percent": 80})).meant(1).is_ok(), "one of five is left");
+        let mut closed = limit(json!({"max_requests": 0}));
+        closed["reserve_percent"] = json!(81);
+        assert!(with(closed).meant(1).is_ok(), "closed by its own number");
         for (columns, problem) in table {
             let bad = with(columns.clone()).meant(1).unwrap_err();
             assert!(bad.problems.iter().any(|line| line.contains(problem)), "{columns}: {:#?}", bad.problems);

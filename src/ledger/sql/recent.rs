@@ -1,7 +1,7 @@
 //! What was used of a quota lately: for a limiter that lost its account and rebuilds it.
 //!
 //! Look-ups count like charges, one permit each. Refuses to flatter: ages are rounded down, a request whose answer never
-//! came counts as on the wire, and providers that have left the quota or are gone are remembered by the audit. Refuses a
+//! came counts as on the wire for as long as any row may let one be, and providers that have left the quota or are gone are remembered by the audit. Refuses a
 //! statement that grows with the window: it goes back page by page.
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use super::dialect::Dialect;
 use super::engine::{Args, Engine, Sql, Value};
 use super::row::{Row, corrupt};
 use crate::domain::decision::{BATCH_MAX, ByKind};
-use crate::domain::provider::ProviderName;
+use crate::domain::provider::{BOOKING_HORIZON, ProviderName, SEND_BUDGET_MAX, TIMEOUT_MAX};
 use crate::domain::quota_spec::Lookback;
 use crate::domain::time::millis_up;
 use crate::ledger::{LedgerError, RecentUses};
@@ -24,6 +24,9 @@ const ENTRIES: u64 = BATCH_MAX as u64 - 3;
 const PAGE: u32 = 50_000;
 /// A request may end while others are read, or have ended by a clock that was ahead.
 const YEAR_MS: i64 = 365 * 86_400_000;
+/// After a request was written down the provider counts it no later: booked ahead, sent late, answered late.
+#[allow(clippy::cast_possible_truncation, reason = "minutes")]
+const ON_WIRE_MS: i64 = (BOOKING_HORIZON.as_millis() + SEND_BUDGET_MAX.as_millis() + TIMEOUT_MAX.as_millis()) as i64;
 
 pub struct Statements {
     now: Sql,
@@ -50,6 +53,11 @@ impl Statements {
     pub fn new(dialect: Dialect) -> Self {
         let sums = "CAST(sum(CASE WHEN kind = 'lookup' THEN 0 ELSE cost END) AS bigint) AS charges, \
                     CAST(sum(CASE WHEN kind = 'lookup' THEN 1 ELSE 0 END) AS bigint) AS lookups";
+        // Without an answer: as late as the provider may have counted it. Its row may have had other times then.
+        let unanswered = format!(
+            "CASE WHEN began_at > {{at:$3}} THEN NULL WHEN {{aged:began_at}} > {ON_WIRE_MS} \
+                 THEN {{aged:began_at}} - {ON_WIRE_MS} ELSE 0 END"
+        );
         Self {
             now: dialect.sql("SELECT {now_ms} AS now_ms"),
             restored: dialect.sql(
@@ -64,8 +72,10 @@ impl Statements {
                      AND COALESCE(old_row ->> 'quota', old_row ->> 'name') = $1",
             ),
             open: dialect.sql(&format!(
-                "SELECT CAST(NULL AS bigint) AS least_age_ms, {sums} FROM attempts {{join}} jobs ON jobs.id = attempts.job_id \
-                 WHERE attempts.provider = $1 AND ended_at IS NULL AND began_at > {{at:$2}}"
+                "SELECT age_ms / $4 * $4 AS least_age_ms, {sums} FROM ( \
+                     SELECT job_id, kind, {unanswered} AS age_ms \
+                     FROM attempts WHERE provider = $1 AND ended_at IS NULL AND began_at > {{at:$2}}) AS used \
+                 {{join}} jobs ON jobs.id = used.job_id GROUP BY age_ms / $4"
             )),
             page: dialect.sql(&format!(
                 "SELECT {{ms:ended_at}} AS ended_ms FROM attempts \
@@ -74,9 +84,9 @@ impl Statements {
             )),
             ended: dialect.sql(&format!(
                 "SELECT age_ms / $4 * $4 AS least_age_ms, {sums} FROM ( \
-                     SELECT job_id, kind, CASE WHEN outcome = 'unknown' AND status IS NULL AND began_at > {{at:$5}} \
-                         THEN NULL ELSE {{aged:ended_at}} END AS age_ms \
-                     FROM attempts WHERE provider = $1 AND ended_at >= {{at:$2}} AND ended_at < {{at:$3}} \
+                     SELECT job_id, kind, CASE WHEN outcome = 'unknown' AND status IS NULL THEN {unanswered} \
+                         ELSE {{aged:ended_at}} END AS age_ms \
+                     FROM attempts WHERE provider = $1 AND ended_at >= {{at:$2}} AND ended_at < {{at:$5}} \
                          AND outcome <> 'not_sent') AS used \
                  {{join}} jobs ON jobs.id = used.job_id GROUP BY age_ms / $4"
             )),
@@ -129,7 +139,8 @@ impl Statements {
         since: &Since,
         uses: &mut Uses,
     ) -> Result<(), LedgerError> {
-        let args: Args = Arc::from([provider.into(), since.counted_ms.into()]);
+        let args: Args =
+            Arc::from([provider.into(), since.counted_ms.into(), since.on_wire_ms().into(), since.bucket_ms.into()]);
         add(uses, &engine.query_by_index(&self.open, args).await?)
     }
 
@@ -145,7 +156,7 @@ impl Statements {
         while until_ms > since.counted_ms {
             let page = engine.query_by_index(&self.page, bounds(provider, since.counted_ms, until_ms)).await?;
             let from_ms = page.first().map(|row| row.int("ended_ms")).transpose()?.unwrap_or(since.counted_ms);
-            let of_page = [from_ms, until_ms, since.bucket_ms, since.counted_ms].map(Value::from);
+            let of_page = [from_ms, since.on_wire_ms(), since.bucket_ms, until_ms].map(Value::from);
             let args: Args = std::iter::once(provider.into()).chain(of_page).collect();
             add(uses, &engine.query_by_index(&self.ended, args).await?)?;
             until_ms = from_ms;
@@ -167,6 +178,11 @@ impl Since {
             noticed_ms: before(lookback.noticed),
             bucket_ms: i64::try_from(bucket_ms).unwrap_or(i64::MAX),
         }
+    }
+
+    /// What began before and has no answer is on the wire no longer.
+    fn on_wire_ms(&self) -> i64 {
+        self.now_ms.saturating_sub(ON_WIRE_MS)
     }
 }
 

@@ -90,18 +90,16 @@ fn store_down(rows: &[&Provider]) -> StoreDown {
 
 /// A limit as one row means it, less what the row keeps in reserve.
 fn limit_spec(row: &Provider, limit: &Limit) -> LimitSpec {
-    let percent = 100 - u64::from(row.reserve_percent.min(100));
-    let share = |count: u32| u32::try_from(u64::from(count) * percent / 100).unwrap_or(0);
     LimitSpec {
         name: limit.name.clone(),
         algorithm: limit.algorithm,
         scope: limit.scope,
         applies_to: limit.applies_to,
         shadow: limit.shadow,
-        max_requests: share(limit.rate.max_requests()),
+        max_requests: row.less_reserve(limit.rate.max_requests()),
         window: limit.rate.window(),
         offset: limit.offset,
-        burst: limit.burst.map(|burst| share(burst).max(1)),
+        burst: limit.burst.map(|burst| row.less_reserve(burst).max(1)),
     }
 }
 

@@ -11,6 +11,7 @@ on_every_database!(
     ages_and_costs_are_exact,
     what_was_not_sent_does_not_count,
     no_answer_counts_as_open,
+    no_answer_counts_from_the_end_of_the_longest_request,
     a_quota_is_shared_and_others_are_not_counted,
     who_left_the_quota_is_remembered,
     close_ends_become_one_entry,
@@ -129,13 +130,32 @@ async fn no_answer_counts_as_open(kind: Kind) {
     let requests: [Sent; 2] = [
         // Reset: the provider may count it later than our end of it.
         ("p1", "stripe", 4, 200, Some(100), "unknown", None),
-        // Given up long after its hold: its end is all that matters.
+        // No row lets a request be on the wire for more than 660.25 s.
         ("p2", "stripe", 6, 800_000, Some(500_000), "unknown", None),
     ];
     fixture.sent(kind, &requests).await;
     let uses = fixture.recent("stripe").await;
     assert_eq!(uses.open, ByKind::charges(4));
-    assert_ages(&uses, &[(500_000, 6)], since);
+    assert_ages(&uses, &[(139_750, 6)], since);
+}
+
+/// What a limit of a day asks for has left the wire long ago, whoever ended it, and whether anybody did.
+async fn no_answer_counts_from_the_end_of_the_longest_request(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.provider("stripe", "").await;
+    let requests: [Sent; 4] = [
+        ("p1", "stripe", 1, 3_600_000, Some(3_590_000), "unknown", None),
+        ("p2", "stripe", 2, 7_200_000, Some(100), "unknown", None),
+        ("p3", "stripe", 4, 10_800_000, None, "", None),
+        ("p4", "stripe", 8, 600_000, None, "", None),
+    ];
+    fixture.sent(kind, &requests).await;
+    let day = Duration::from_secs(86_400);
+    let uses = fixture.ledger().recent_uses(&name("stripe"), Lookback::all(day)).await.unwrap();
+    assert_eq!(uses.open, ByKind::charges(8), "{uses:?}");
+    let told: Vec<(u64, u32)> =
+        uses.ended.iter().map(|(age, cost)| ((age.as_secs() + 660).div_ceil(600), cost.charges)).collect();
+    assert_eq!(told, [(6, 1), (12, 2), (18, 4)], "in parts of ten minutes: {uses:?}");
 }
 
 async fn a_quota_is_shared_and_others_are_not_counted(kind: Kind) {

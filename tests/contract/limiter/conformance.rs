@@ -58,7 +58,8 @@ on_every_limiter!(
     an_answered_slot_is_free_exactly_a_window_later,
     an_unused_slot_goes_back_as_it_was,
     a_booked_slot_given_back_is_booked_again_for_the_same_start,
-    an_unsettled_slot_comes_back_at_its_deadline_and_not_before,
+    an_unanswered_slot_counts_from_its_deadline_for_a_window,
+    each_limit_holds_an_unanswered_slot_for_its_own_window,
     a_booked_slot_is_held_from_its_start_not_from_its_booking,
     a_settlement_counts_once_and_for_its_own_call,
     a_settlement_frees_no_more_than_its_call_holds,
@@ -167,36 +168,61 @@ async fn a_booked_slot_given_back_is_booked_again_for_the_same_start(limiter: Ar
     assert_eq!(again.granted[0].origins, origins, "and with the instant that it had");
 }
 
-async fn an_unsettled_slot_comes_back_at_its_deadline_and_not_before(limiter: Arc<dyn Limiter>) {
-    let hold_us = 500_000;
-    let spec = QuotaSpec { hold_max: Duration::from_micros(hold_us), ..spec(&[("all", 2, 600)]) };
-    let window_us = padded_us(&spec, 0);
-    let mut caller = Caller::warm(&limiter, spec).await;
+/// When a use is over that nobody answered for, which may have started then: its longest hold, in whole milliseconds as
+/// the log has it, and a window.
+fn over_us(spec: &QuotaSpec, limit: usize, start_us: u64) -> u64 {
+    (start_us + micros_up(spec.hold_max)).div_ceil(1_000) * 1_000 + padded_us(spec, limit)
+}
+
+async fn an_unanswered_slot_counts_from_its_deadline_for_a_window(limiter: Arc<dyn Limiter>) {
+    let spec = QuotaSpec { hold_max: SECOND / 2, ..spec(&[("all", 2, 600)]) };
+    let mut caller = Caller::warm(&limiter, spec.clone()).await;
     let first = caller.call(&[1]).await;
-    let deadline_us = first.now.0 + hold_us + window_us;
     until_us(&caller, first.now.0 + 100_000).await;
     let second = caller.call(&[1]).await;
     assert_eq!(second.permits(), 1);
-    until_us(&caller, first.now.0 + 600_000).await;
-    let reply = caller.call(&[1]).await;
-    assert_eq!((promised_us(&reply), refused(&reply).exact), (deadline_us.min(reply.now.0 + window_us), false));
-    let mut granted = reply;
-    while granted.permits() == 0 {
-        assert!(granted.now.0 < deadline_us + 60_000_000, "nothing is granted after the deadline: {granted:?}");
-        granted = caller.call(&[1]).await;
-        tokio::time::sleep(Duration::from_millis(3)).await;
+    let in_flight = caller.call(&[1]).await;
+    if in_flight.now.0 < first.now.0 + 500_000 {
+        let answered_now_us = in_flight.now.0 + padded_us(&spec, 0);
+        assert_eq!((promised_us(&in_flight), refused(&in_flight).exact), (answered_now_us, false));
     }
-    assert!(granted.now.0 >= deadline_us, "{} µs before its deadline", deadline_us - granted.now.0);
-    let next = second.now.0 + hold_us + window_us;
-    let refusal = caller.call(&[1]).await;
-    assert!(refusal.permits() == 0 || refusal.now.0 >= next, "one slot came back, not two: {refusal:?}");
+    // The first is past its deadline, and so known to be over a window later.
+    until_us(&caller, first.now.0 + 550_000).await;
+    let over = [&first, &second].map(|reply| over_us(&spec, 0, reply.now.0));
+    let reply = caller.call(&[1]).await;
+    if reply.now.0 < over[0] - 250_000 {
+        assert_eq!((promised_us(&reply), refused(&reply).exact), (over[0], true));
+    }
+    until_us(&caller, over[0] - 200_000).await;
+    let mut starts = Vec::new();
+    for _ in 0..2 {
+        let reply = caller.call(&[1]).await;
+        starts.extend(reply.granted.iter().map(|run| (reply.now.0, reply.now.0 + run.wait_us)));
+    }
+    for ((now_us, start_us), over_us) in starts.iter().zip(over) {
+        assert_eq!(*start_us, over_us.max(*now_us), "{starts:?}");
+    }
+    assert!(!starts.is_empty(), "the first is booked");
+}
+
+async fn each_limit_holds_an_unanswered_slot_for_its_own_window(limiter: Arc<dyn Limiter>) {
+    let spec = QuotaSpec { hold_max: SECOND / 10, ..spec(&[("long", 9, 5_400_000), ("short", 2, 100)]) };
+    let mut caller = Caller::warm(&limiter, spec.clone()).await;
+    for turn in 1..=4 {
+        let reply = caller.call(&[2]).await;
+        assert_eq!(reply.permits(), 1, "turn {turn}: {reply:?}");
+        until_us(&caller, over_us(&spec, 1, reply.now.0 + reply.granted[0].wait_us)).await;
+    }
+    // Eight of nine of an hour and a half.
+    assert_eq!(caller.call(&[1]).await.permits(), 1);
+    let reply = caller.call(&[1]).await;
+    assert_eq!(refused(&reply).by, Refusal::Limit { index: 0 }, "{reply:?}");
 }
 
 async fn a_booked_slot_is_held_from_its_start_not_from_its_booking(limiter: Arc<dyn Limiter>) {
     let hold_us = 250_000;
     let spec = QuotaSpec { hold_max: Duration::from_micros(hold_us), ..spec(&[("all", 1, 700)]) };
-    let window_us = padded_us(&spec, 0);
-    let mut caller = Caller::warm(&limiter, spec).await;
+    let mut caller = Caller::warm(&limiter, spec.clone()).await;
     caller.call(&[1]).await;
     let settled = caller.settle(vec![used(caller.number, 1, 0)], &[1]).await;
     let start_us = promised_us(&settled);
@@ -205,10 +231,10 @@ async fn a_booked_slot_is_held_from_its_start_not_from_its_booking(limiter: Arc<
     // Whoever comes late books nothing and starts at once.
     let start_us = start_us.max(booked.now.0);
     assert_eq!((booked.permits(), booked.now.0 + booked.granted[0].wait_us), (1, start_us));
-    // From here on only its deadline can give the slot back, sooner than an answer now.
+    // Past its deadline it counts as answered then.
     until_us(&caller, start_us + hold_us).await;
     let reply = caller.call(&[1]).await;
-    assert_eq!((reply.permits(), promised_us(&reply)), (0, start_us + hold_us + window_us));
+    assert_eq!((reply.permits(), promised_us(&reply)), (0, over_us(&spec, 0, start_us)));
 }
 
 async fn a_settlement_counts_once_and_for_its_own_call(limiter: Arc<dyn Limiter>) {

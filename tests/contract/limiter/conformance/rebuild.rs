@@ -255,12 +255,6 @@ fn a_rebuilt_limiter_grants_no_more_than_one_that_lost_nothing() {
             LimitSpec { name: format!("limit-{number}"), max_requests, window, offset: window / 3, ..limit(algorithm) }
         };
         let limits: Vec<LimitSpec> = algorithms.into_iter().enumerate().map(limit).collect();
-        let mut history = history;
-        if limits.len() > 1 {
-            // A lease outlasts the longest window under every limit, what is rebuilt each one's own: both are safe, and
-            // with several limits neither is always the later.
-            history.iter_mut().for_each(|(_, _, answer_us)| *answer_us = answer_us.or(Some(0)));
-        }
         let (from_lost, from_kept) = compare(limits, &history, later_us)?;
         rebuilt.set(rebuilt.get() + from_lost);
         kept.set(kept.get() + from_kept);

@@ -9,7 +9,7 @@ use std::collections::hash_map::DefaultHasher;
 use std::hash::Hasher;
 
 use super::steps::Laws;
-use super::store::Store;
+use super::store::{Lease, Store};
 use super::world::{Fate, Worker, World};
 use super::{Rules, SEND_BUDGET_US, TIMEOUT_US};
 
@@ -54,11 +54,12 @@ pub fn reduced(laws: &Laws, world: &World) -> u128 {
     workers.sort_unstable();
     let store = &*world.store;
     let mut seen = vec![world.now_us % laws.tick_us, u64::from(world.crashes_left), u64::from(world.returns_left)];
-    let mut orphans: Vec<[u64; 2]> = Vec::new();
+    let mut orphans: Vec<[u64; 3]> = Vec::new();
     for lease in &store.leases {
-        // One that has run out and that nobody can settle is gone before the next grant.
-        if !named.contains(&(lease.incarnation, lease.call)) && lease.deadline_us > world.now_us {
-            orphans.push([lease.deadline_us - world.now_us, lease.permits]);
+        let [left_us, counts_us] = view.lease_us(lease);
+        // One whose uses are over is gone before the next grant.
+        if !named.contains(&(lease.incarnation, lease.call)) && counts_us > 0 {
+            orphans.push([left_us, counts_us, lease.permits]);
         }
     }
     orphans.sort_unstable();
@@ -96,7 +97,13 @@ impl View<'_> {
         self.left_us(ms * 1_000 + self.laws.window_us)
     }
 
-    /// The log is in order: an answer older than its tail is logged as of the tail. The tail matters for those alone.
+    /// Until its deadline, and for how long its uses count that nobody answers for.
+    fn lease_us(&self, lease: &Lease) -> [u64; 2] {
+        [self.left_us(lease.deadline_us), self.left_us(lease.deadline_us + self.laws.window_us)]
+    }
+
+    /// The log is in order: an answer older than its tail is logged as of the tail, and so is a deadline. The tail matters
+    /// for those alone.
     fn tail_ms(&self) -> u64 {
         let tail_ms = self.world.store.tail_ms;
         let older = |worker: &Worker| {
@@ -105,7 +112,10 @@ impl View<'_> {
                 counts && matches!(fate, Fate::Answered(at_us) if at_us.div_ceil(1_000) < tail_ms)
             })
         };
-        if self.world.workers.iter().any(older) { tail_ms } else { 0 }
+        let leases = &self.world.store.leases;
+        let counts = |lease: &&Lease| self.lease_us(lease)[1] > 0;
+        let late = leases.iter().filter(counts).any(|lease| lease.deadline_us.div_ceil(1_000) < tail_ms);
+        if late || self.world.workers.iter().any(older) { tail_ms } else { 0 }
     }
 
     /// The instants of slots: of no account when nothing can be given back any more, or when they are over.
@@ -142,7 +152,8 @@ impl View<'_> {
         let name = |call: u64| calls.iter().position(|it| *it == call).unwrap() as u64;
         let mut seen = vec![u64::from(worker.jobs), calls.len() as u64];
         for call in &calls {
-            seen.extend(lease(*call).map_or([0, 0], |lease| [self.left_us(lease.deadline_us), lease.permits]));
+            let left = |lease: &Lease| [self.lease_us(lease), [lease.permits, 0]].concat();
+            seen.extend(lease(*call).map_or_else(|| vec![0; 4], left));
         }
         seen.push(worker.unheard.as_ref().map_or(0, |unheard| unheard.granted.len() as u64));
         if let Some(unheard) = &worker.unheard {
