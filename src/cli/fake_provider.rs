@@ -126,7 +126,8 @@ async fn serve(args: FakeProviderArgs, cancel: CancellationToken) -> Result<Repo
     let _ended = cancel.clone().drop_guard();
     let refused = |problem: String| CommandError::Failed(format!("--listen {}: {problem}", args.listen));
     if !args.listen.ip().is_loopback() && !args.expose {
-        return Err(refused("other machines could reach it; add --expose if that is meant".to_owned()));
+        let text = format!("--listen {}: other machines could reach it; add --expose if that is meant", args.listen);
+        return Err(CommandError::Usage(text));
     }
     let listener = TcpListener::bind(args.listen).await.map_err(|error| refused(error.to_string()))?;
     eprintln!("fake provider listening on http://{}", listener.local_addr()?);

@@ -240,8 +240,9 @@ async fn set_paused(
     Ok(Exit::Fine)
 }
 
+/// A provider's name as it stands on the command line.
 pub(super) fn parse_name(name: &str) -> Result<ProviderName, CommandError> {
-    ProviderName::new(name).map_err(CommandError::Failed)
+    ProviderName::new(name).map_err(CommandError::Usage)
 }
 
 pub(super) fn unknown(name: &str) -> CommandError {

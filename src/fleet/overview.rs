@@ -220,7 +220,7 @@ fn without_row(evidence: &Evidence, name: &str) -> ProviderOverview {
         None => told,
         Some(bad) => ProviderOverview {
             quota: bad.quota.clone(),
-            enabled: !bad.stopped,
+            enabled: bad.enabled,
             problems: bad.problems.clone(),
             has_good_row: has_good_row(evidence, name),
             ..told

@@ -181,7 +181,8 @@ fn a_row_that_cannot_be_meant_is_told_with_what_counts_instead() {
     let bad = BadRow {
         provider: "acme".to_owned(),
         quota: "acme".to_owned(),
-        stopped: false,
+        enabled: true,
+        paused: false,
         problems: vec!["limit per-second: window_ms is 0".to_owned()],
     };
     let mut without = evidence(vec![row()], cold());
@@ -210,7 +211,8 @@ fn a_row_that_cannot_be_read_is_told_and_hides_no_other() {
     let bad = BadRow {
         provider: "bolt".to_owned(),
         quota: "shared".to_owned(),
-        stopped: false,
+        enabled: true,
+        paused: false,
         problems: vec![problem.to_owned()],
     };
     let running = worker("one", json!({"does": "running", "in_hand": 1}));
@@ -415,7 +417,8 @@ fn of_a_bad_row_the_limits_in_force_are_shown() {
     bad.rows[0].limits[0].max_requests = -3;
     bad.rows[0].limits[1].enabled = false;
     let problems = vec!["limit per-second: max_requests is -3".to_owned()];
-    bad.bad = vec![BadRow { provider: "acme".to_owned(), quota: "acme".to_owned(), stopped: false, problems }];
+    bad.bad =
+        vec![BadRow { provider: "acme".to_owned(), quota: "acme".to_owned(), enabled: true, paused: false, problems }];
     let told = overview(&bad).providers.remove(0);
     let limits: Vec<_> =
         told.limits.iter().map(|limit| (limit.name.as_str(), limit.max_requests, limit.enabled)).collect();

@@ -21,8 +21,9 @@ pub struct BadRow {
     pub provider: String,
     /// What it counts on; nothing may be granted there without its limits.
     pub quota: String,
-    /// Whether the row, bad as it is, says that nothing shall be sent: that much is always obeyed.
-    pub stopped: bool,
+    /// What the row says of these, bad as it is. That nothing shall be sent is always obeyed.
+    pub enabled: bool,
+    pub paused: bool,
     /// One line per problem: column, what is wrong, the mend.
     pub problems: Vec<String>,
 }

@@ -188,7 +188,7 @@ async fn lanes(
 /// A row that can be meant, but not called from here: it is told like any other bad row.
 fn unusable(row: &Provider, error: &FreezeError) -> BadRow {
     let (provider, quota) = (row.name.to_string(), row.quota.to_string());
-    BadRow { provider, quota, stopped: row.paused, problems: vec![error.to_string()] }
+    BadRow { provider, quota, enabled: row.enabled, paused: row.paused, problems: vec![error.to_string()] }
 }
 
 fn follow_row(worker: &Worker, lane: &RunningLane, row: &Arc<Provider>) -> Result<(), FreezeError> {

@@ -265,7 +265,7 @@ fn stands(by: &RefusedBy, until: Instant) -> Option<Held> {
         RefusedBy::Paused => "the provider asked for a pause".to_owned(),
         RefusedBy::StoreAway(problem) => format!("limiter: {problem}"),
         RefusedBy::StaleSettings => "newer settings are being loaded".to_owned(),
-        RefusedBy::TooCostly | RefusedBy::Blocked { .. } | RefusedBy::Stopping => return None,
+        RefusedBy::TooCostly { .. } | RefusedBy::Blocked { .. } | RefusedBy::Stopping => return None,
     };
     Some(Held { by: held_by(by), words, ends_in_ms })
 }

@@ -42,7 +42,7 @@ impl Known {
                     let last_good = self.providers.get_key_value(bad.provider.as_str());
                     if let Some((name, provider)) = last_good {
                         let mut kept = Provider::clone(provider);
-                        kept.paused |= bad.stopped;
+                        kept.paused |= bad.paused || !bad.enabled;
                         next.providers.insert(name.clone(), Arc::new(kept));
                     }
                     next.bad.push(bad);
@@ -54,10 +54,11 @@ impl Known {
 }
 
 impl Known {
-    /// Quotas whose limits are not known in full: a bad row without a last good one may hold some of them.
+    /// Quotas whose limits are not known in full: a bad row without a last good one may hold some of them. One that is
+    /// disabled holds none.
     #[must_use]
     pub fn quotas_in_doubt(&self) -> BTreeSet<&str> {
-        let unknown = |bad: &&BadRow| !self.providers.contains_key(bad.provider.as_str());
+        let unknown = |bad: &&BadRow| bad.enabled && !self.providers.contains_key(bad.provider.as_str());
         self.bad.iter().filter(unknown).map(|bad| bad.quota.as_str()).collect()
     }
 }

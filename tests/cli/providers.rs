@@ -36,8 +36,13 @@ async fn apply_prints_what_changed_and_declares_the_lanes() {
 async fn a_bad_row_stops_the_whole_file_with_78() {
     let engine = Engine::default();
     let problems = vec!["window_ms: must lie between 1 ms and 31 days".to_owned()];
-    engine.state().bad_rows =
-        vec![BadRow { provider: "broken".to_owned(), quota: "broken".to_owned(), stopped: false, problems }];
+    engine.state().bad_rows = vec![BadRow {
+        provider: "broken".to_owned(),
+        quota: "broken".to_owned(),
+        enabled: true,
+        paused: false,
+        problems,
+    }];
     let dir = tempfile::tempdir().unwrap();
     for (text, part) in [
         ("good broken", "provider `broken`: window_ms: must lie"),

@@ -1,7 +1,8 @@
 //! The manifests and the unit in deploy/: they parse, name keys, files and arguments that exist, and stop later than the
-//! program does.
+//! program does. The image: what its build reads gets into it.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -15,6 +16,7 @@ use crate::page::Page;
 use crate::settings::{keys, wrong};
 
 mod containers;
+mod image;
 mod secrets;
 
 /// Debian's own interpreter, which sees Debian's python3-yaml.
@@ -29,8 +31,19 @@ const MANIFESTS: [&str; 7] = [
     "deploy/keda/scaledobject.yaml",
 ];
 const UNIT: &str = "deploy/systemd/sluicegate.service";
-/// As `LAST_WORDS_MAX` of the deployment: settlements and events after the drain.
-const LAST_WORDS: Duration = Duration::from_secs(3);
+const MACHINE: &str = "config/example.production.toml";
+/// What a stop waits for after the drain, one after the other: the last settlements and events, the worker's last report,
+/// engines that do not let themselves be closed.
+const AFTER_THE_DRAIN: [(&str, &str); 3] = [
+    ("src/worker/deployment.rs", "LAST_WORDS_MAX"),
+    ("src/cli/run.rs", "FAREWELL_MAX"),
+    ("src/app/mod.rs", "CLOSE_MAX"),
+];
+/// And then for the spans that are left, where spans are sent.
+const SPANS: (&str, &str) = ("src/telemetry/otlp.rs", "EXPORT_TIMEOUT");
+/// What tells by how much a stop may take longer than its drain.
+const TELL_OF_STOPS: [&str; 5] =
+    ["docs/deploying.md", "docker-compose.yml", "deploy/kubernetes/configuration.yaml", UNIT, MACHINE];
 
 /// Every document of every manifest, read once: an interpreter for each would take longer than all tests together.
 fn documents() -> &'static [Value] {
@@ -71,9 +84,22 @@ fn loaded(text: &str) -> Config {
     config::load(Some(&path), token, &[]).unwrap_or_else(|problems| panic!("{problems}"))
 }
 
-/// The drain, and then the last words: the deployment waits for nothing else.
+/// So many seconds as the source says.
+fn bound((path, name): (&str, &str)) -> Duration {
+    let text = Page::read(path).text;
+    let value = text.split(&format!("const {name}: Duration = Duration::from_secs(")).nth(1);
+    let value = value.unwrap_or_else(|| panic!("{path}: no {name}")).split(')').next().unwrap();
+    Duration::from_secs(value.parse().unwrap())
+}
+
+/// How much longer than its drain a stop takes at most, without spans.
+fn after_the_drain() -> Duration {
+    AFTER_THE_DRAIN.map(bound).iter().sum()
+}
+
+/// The drain and everything after it: `run` waits for nothing else.
 fn stop_takes_at_most(config: &Config) -> Duration {
-    config.worker.drain_timeout + LAST_WORDS
+    config.worker.drain_timeout + after_the_drain() + bound(SPANS)
 }
 
 /// For how long a request of any row that we ship may be on its way.
@@ -135,7 +161,7 @@ fn probes_and_selectors_lead_somewhere() {
 /// No request is cut off by the end of the drain, and no drain by the end of the process's time.
 #[test]
 fn nobody_is_killed_before_its_drain_is_over() {
-    let (pods, machine) = (configuration(), loaded(&Page::read("config/example.production.toml").text));
+    let (pods, machine) = (configuration(), loaded(&Page::read(MACHINE).text));
     for config in [&pods, &machine] {
         let (drain, longest) = (config.worker.drain_timeout, longest_request());
         assert!(drain > longest, "a drain of {drain:?} against a request of {longest:?}");
@@ -149,8 +175,38 @@ fn nobody_is_killed_before_its_drain_is_over() {
     let stop = compose.lines().find_map(|line| line.trim().strip_prefix("stop_grace_period: ")).unwrap();
     let stop = stop.trim_end_matches('s').parse().unwrap();
     assert!(Duration::from_secs(stop) > stop_takes_at_most(&loaded("")), "{stop} s");
-    let deployed = Page::read("src/worker/deployment.rs").text;
-    assert!(deployed.contains(&format!("LAST_WORDS_MAX: Duration = Duration::from_secs({})", LAST_WORDS.as_secs())));
+}
+
+/// Whoever sets a grace period reads one of these.
+#[test]
+fn the_time_of_a_stop_is_told_alike() {
+    let (without, with) = (after_the_drain().as_secs(), (after_the_drain() + bound(SPANS)).as_secs());
+    let told = format!("{without} s ({with} s with traces)");
+    for path in TELL_OF_STOPS {
+        let text = Page::read(path).text;
+        let lines: Vec<&str> = text.lines().map(|line| line.trim().trim_start_matches('#').trim()).collect();
+        assert!(lines.join(" ").contains(&told), "{path} does not say `{told}`");
+    }
+    let rows = Page::read("docs/deploying.md").table("# Deploying", "a stop waits for");
+    let phases: Vec<u64> = rows.iter().filter_map(|row| row[1].strip_suffix(" s")?.parse().ok()).collect();
+    assert_eq!(phases, AFTER_THE_DRAIN.into_iter().chain([SPANS]).map(|it| bound(it).as_secs()).collect::<Vec<_>>());
+    let drain = configuration().worker.drain_timeout.as_secs();
+    let deployment = Page::read("deploy/kubernetes/deployment.yaml").text;
+    let sum = format!("= {} s   the longest that a stop takes, {} s with traces", drain + without, drain + with);
+    assert!(deployment.contains(&sum), "deployment.yaml does not say `{sum}`");
+}
+
+/// What the unit says of everything embedded: without a token the file that it installs is refused, but on loopback.
+#[test]
+fn the_unit_says_what_everything_embedded_listens_on() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(MACHINE);
+    let refused = config::load(Some(&file), [], &[]).unwrap_err().to_string();
+    assert!(refused.contains("ops.listen") && refused.contains("ops.token"), "{refused}");
+    let listen = "127.0.0.1:9464";
+    let embedded = config::load(Some(&file), [], &[format!("ops.listen={listen}")]);
+    let embedded = embedded.unwrap_or_else(|problems| panic!("{problems}"));
+    assert_eq!(embedded.ops.listen.unwrap().to_string(), listen);
+    assert!(Page::read(UNIT).text.contains(&format!("listen = \"{listen}\"")));
 }
 
 /// More pods do not beat a limit: the greatest number that is of use follows from the row.

@@ -259,7 +259,7 @@ async fn a_cost_that_no_window_admits_is_told_at_once() {
     let Grant::Refused(refusal) = gate.permit(ask(6, Instant::now() + Duration::from_secs(60))).await else {
         panic!("granted")
     };
-    assert_eq!(refusal.by, RefusedBy::TooCostly);
+    assert_eq!(refusal.by, RefusedBy::TooCostly { limit: "second".to_owned(), at_once: 5 });
 }
 
 #[tokio::test(start_paused = true)]

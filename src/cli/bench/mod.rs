@@ -147,7 +147,7 @@ pub async fn run(
 fn require_one_limiter(workers: u16, config: &Config) -> Result<(), CommandError> {
     if workers > 1 && matches!(config.limiter.url, LimiterUrl::Embedded) {
         let text = "--workers: more than one needs a limiter in Redis (limiter.url)";
-        return Err(CommandError::Configuration(text.to_owned()));
+        return Err(CommandError::Usage(text.to_owned()));
     }
     Ok(())
 }
@@ -175,7 +175,7 @@ fn limiter(args: &LimiterArgs, console: &mut Console) -> Result<Exit, CommandErr
 /// A foreign server would be kept busy for minutes, so somebody must mean it.
 fn require_ours(url: &str, yes: bool) -> Result<(), CommandError> {
     // The error of a bad URL may quote it, password and all.
-    let parsed = Url::parse(url).map_err(|_| CommandError::Configuration("--redis is not a URL".to_owned()))?;
+    let parsed = Url::parse(url).map_err(|_| CommandError::Usage("--redis is not a URL".to_owned()))?;
     let host = parsed.host_str().unwrap_or_default().trim_matches(['[', ']']);
     let is_local = matches!(parsed.scheme(), "unix" | "redis+unix")
         || host == "localhost"
@@ -185,7 +185,7 @@ fn require_ours(url: &str, yes: bool) -> Result<(), CommandError> {
     }
     let text =
         format!("--redis: {host} is not this machine, and the bench would keep it busy: add --yes if you mean it");
-    Err(CommandError::Configuration(text))
+    Err(CommandError::Usage(text))
 }
 
 /// Measures on a private server or the named one, and leaves nothing behind, whatever happens.
@@ -263,7 +263,7 @@ mod tests {
         }
         for url in ["redis://app:hunter2@redis.example.com", "redis://app:hunter2@10.0.0.1:1", "hunter2"] {
             let refused = require_ours(url, false).unwrap_err();
-            assert_eq!(refused.exit(), Exit::BadConfiguration);
+            assert_eq!(refused.exit(), Exit::Usage);
             assert!(!refused.to_string().contains("hunter2"), "{refused}");
         }
         assert!(require_ours("redis://10.0.0.1", true).is_ok());

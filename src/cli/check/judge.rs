@@ -129,7 +129,10 @@ pub fn provider(provider: &Provider, config: &Config) -> Vec<Finding> {
             provider.hold_max().as_millis(),
             config.worker.drain_timeout.as_millis()
         );
-        warn(what, "Raise worker.drain_timeout_ms above them, and the orchestrator's grace period above that and 3 s");
+        warn(
+            what,
+            "Raise worker.drain_timeout_ms above them, and the orchestrator's grace period above that and 8 s (13 s with traces)",
+        );
     }
     if provider.limits.iter().all(|limit| limit.shadow) {
         warn("has only shadow limits: nothing holds it back".to_owned(), "Set shadow = false on one limit");

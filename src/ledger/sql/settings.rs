@@ -248,7 +248,8 @@ fn unreadable(row: &Row, name: &str, error: &LedgerError) -> BadRow {
     BadRow {
         provider: name.to_owned(),
         quota: quota.unwrap_or_else(|| name.to_owned()),
-        stopped: row.bool("paused").unwrap_or(false) || !row.bool("enabled").unwrap_or(true),
+        enabled: row.bool("enabled").unwrap_or(true),
+        paused: row.bool("paused").unwrap_or(false),
         problems: vec![match error {
             LedgerError::Corrupt(problem) => problem.clone(),
             other => other.to_string(),

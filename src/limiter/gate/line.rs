@@ -273,17 +273,20 @@ fn admissible(waiter: Waiter, spec: &QuotaSpec) -> Option<Waiter> {
         refuse(waiter, BLOCKED_WAIT, false, &RefusedBy::Blocked { account }, true);
         return None;
     };
-    // A quota that is closed for now is waited for.
-    let cost_max = spec.cost_max(waiter.of.kind(), &subjects);
-    if cost_max > 0 && waiter.cost > cost_max {
-        refuse(waiter, Duration::ZERO, true, &RefusedBy::TooCostly, true);
+    // A quota that is closed for now is waited for, and any other admits one.
+    if waiter.cost > 1
+        && let Some((limit, at_once)) = spec.narrowest(waiter.of.kind(), &subjects)
+        && at_once > 0
+        && waiter.cost > at_once
+    {
+        refuse(waiter, Duration::ZERO, true, &RefusedBy::TooCostly { limit, at_once }, true);
         return None;
     }
     Some(waiter)
 }
 
 fn refuse(waiter: Waiter, wait: Duration, exact: bool, by: &RefusedBy, of_its_own: bool) {
-    let never = *by == RefusedBy::TooCostly;
+    let never = matches!(by, RefusedBy::TooCostly { .. });
     let retry_after = if never { Duration::ZERO } else { wait.max(Duration::from_millis(1)) };
     // Whoever has gone away needs no answer.
     let _ = waiter.reply.send(Grant::Refused(GateRefusal { retry_after, exact, by: by.clone(), of_its_own }));

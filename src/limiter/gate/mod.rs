@@ -63,8 +63,11 @@ pub enum RefusedBy {
     StoreAway(String),
     /// The store knows newer settings than this process.
     StaleSettings,
-    /// The job's cost is above the smallest limit: no window can ever admit it.
-    TooCostly,
+    /// The job's cost is above what the named limit lets come at once: no window can ever admit it.
+    TooCostly {
+        limit: String,
+        at_once: u32,
+    },
     /// An operator's rule stops this account.
     Blocked {
         account: String,

@@ -175,7 +175,7 @@ fn refused(by: &RefusedBy, until: Instant, exact: bool) -> Refused {
         RefusedBy::Paused => Refuser::Paused,
         RefusedBy::StoreAway(why) => Refuser::Away(why.clone()),
         RefusedBy::StaleSettings => Refuser::StaleSettings,
-        RefusedBy::TooCostly => Refuser::TooCostly,
+        RefusedBy::TooCostly { .. } => Refuser::TooCostly,
         RefusedBy::Blocked { .. } => Refuser::Blocked,
         RefusedBy::Stopping => Refuser::Stopping,
     };

@@ -84,8 +84,12 @@ pub(super) async fn permit(lane: &LaneParts, job: JobId, ask: Ask) -> Pass {
 
 pub(super) async fn refused(lane: &LaneParts, job: &JobInHand, refusal: &GateRefusal) -> End {
     let cause = match &refusal.by {
-        RefusedBy::TooCostly => {
-            let reason = "cost is above the smallest limit: it can never be sent".to_owned();
+        RefusedBy::TooCostly { limit, at_once } => {
+            let reason = format!(
+                "cost is {}, and limit {limit} admits {at_once} at once: it can never be sent; raise the limit (of a bucket \
+                 its burst), then resend it",
+                job.job.cost
+            );
             let next = Next::Settle { state: FinalState::Review, reason, reference: None };
             return put_down_next(lane, job, next, reason_of(&refusal.by)).await;
         }
@@ -112,7 +116,7 @@ fn reason_of(by: &RefusedBy) -> &'static str {
         RefusedBy::Paused => "paused_by_provider",
         RefusedBy::StoreAway(_) => "store_away",
         RefusedBy::StaleSettings => "stale_settings",
-        RefusedBy::TooCostly => "too_costly",
+        RefusedBy::TooCostly { .. } => "too_costly",
         RefusedBy::Blocked { .. } => "blocked",
         RefusedBy::Stopping => "stopping",
     }
@@ -131,7 +135,9 @@ pub(super) fn tell_refused((lane, provider): (&LaneParts, &Provider), refusal: &
         RefusedBy::Paused => (None, "a pause that the provider asked for".to_owned()),
         RefusedBy::StoreAway(_) => (None, "a limiter store that is away".to_owned()),
         RefusedBy::StaleSettings => (None, "settings that are not loaded yet".to_owned()),
-        RefusedBy::TooCostly => (None, "its cost, above the smallest limit".to_owned()),
+        RefusedBy::TooCostly { limit, at_once } => {
+            (Some(limit.clone()), format!("its cost, above the {at_once} at once of {limit}"))
+        }
         RefusedBy::Blocked { .. } => (None, "a rule on its account".to_owned()),
         RefusedBy::Stopping => (None, "a gate that is closing".to_owned()),
     };
@@ -148,6 +154,8 @@ pub(in crate::worker) fn held_by(refused: &RefusedBy) -> By {
         RefusedBy::Cold => By::Cold,
         RefusedBy::Paused => By::Provider,
         RefusedBy::StoreAway(_) => By::Engine,
-        RefusedBy::StaleSettings | RefusedBy::TooCostly | RefusedBy::Blocked { .. } | RefusedBy::Stopping => By::Other,
+        RefusedBy::StaleSettings | RefusedBy::TooCostly { .. } | RefusedBy::Blocked { .. } | RefusedBy::Stopping => {
+            By::Other
+        }
     }
 }

@@ -142,11 +142,13 @@ fn all_quotas_at_once_are_each_of_them() {
     let bad = |provider: &str, quota: &str| BadRow {
         provider: provider.to_owned(),
         quota: quota.to_owned(),
-        stopped: false,
+        enabled: true,
+        paused: false,
         problems: vec!["timeout_ms is 0".to_owned()],
     };
-    // One has a last good row, so that its limits are known.
-    let bad = vec![bad("bolt", "bolt"), bad("foxtrot", "doubtful")];
+    // One has a last good row, so that its limits are known; one is disabled, so that it has none.
+    let disabled = BadRow { enabled: false, ..bad("golf", "shared") };
+    let bad = vec![bad("bolt", "bolt"), bad("foxtrot", "doubtful"), disabled];
     let known = Known { version: 4, providers: meant.into(), bad };
     let all = quota_specs(&known);
     let told: Vec<(&str, usize, Option<u32>)> = all

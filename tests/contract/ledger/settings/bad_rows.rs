@@ -54,13 +54,13 @@ async fn a_row_that_cannot_be_read_closes_its_quota_and_keeps_its_pause(kind: Ki
         .providers
         .iter()
         .map(|provider| provider.as_ref().unwrap_err())
-        .map(|bad| (bad.provider.as_str(), bad.quota.as_str(), bad.stopped))
+        .map(|bad| (bad.provider.as_str(), bad.quota.as_str(), bad.paused))
         .collect();
     assert_eq!(bad, [("bolt", "acme", false), ("dash", "acme", true)]);
     let bolt = ProviderName::new("bolt").unwrap();
     assert!(set_paused(fixture.settings().as_ref(), &bolt, true, None).await.unwrap(), "it is paused all the same");
     let snapshot = fixture.settings().load().await.unwrap();
-    assert!(snapshot.providers[0].as_ref().unwrap_err().stopped);
+    assert!(snapshot.providers[0].as_ref().unwrap_err().paused);
     // Payments can still be enqueued for the others; whoever wants to see the row is told which it is.
     assert_eq!(fixture.settings().names().await.unwrap(), ["bolt", "dash"]);
     let error = fixture.settings().rows(None).await.unwrap_err().to_string();

@@ -1,0 +1,142 @@
+//! The image can be built: what the compiler and Cargo read passes `.dockerignore`, and the Dockerfile copies it.
+
+use std::collections::BTreeSet;
+use std::path::{Component, Path, PathBuf};
+
+use crate::page::Page;
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+/// Whether a path is this one, or lies in it.
+fn holds(folder: &str, path: &str) -> bool {
+    path.strip_prefix(folder).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// Whether the lines of a `.dockerignore` let a path through: the last one that names it, or a folder of it, counts.
+/// <https://docs.docker.com/build/concepts/context/#dockerignore-files>
+fn passes(lines: &str, path: &str) -> bool {
+    let mut passes = true;
+    for line in lines.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        let (lets_through, named) = line.strip_prefix('!').map_or((false, line), |named| (true, named));
+        assert!(named == "*" || !named.contains(['*', '?', '[']), "`{line}` is more than this test can read");
+        if named == "*" || holds(named.trim_end_matches('/'), path) {
+            passes = lets_through;
+        }
+    }
+    passes
+}
+
+/// What the `COPY` lines of the stage that builds take from the context.
+fn copied() -> Vec<String> {
+    let text = Page::read("Dockerfile").text;
+    let stage = text.split("\nFROM ").nth(1).unwrap();
+    let lines = stage.lines().filter_map(|line| line.strip_prefix("COPY ")).filter(|line| !line.contains("--from="));
+    let taken_by = |line: &str| {
+        let mut words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        // Where to.
+        words.pop();
+        words
+    };
+    lines.flat_map(taken_by).collect()
+}
+
+/// The files of `src` that are part of the program, with their texts as far as they are no tests.
+fn sources() -> Vec<(PathBuf, String)> {
+    let (mut folders, mut found) = (vec![PathBuf::from("src")], Vec::new());
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(Path::new(ROOT).join(&folder)).unwrap() {
+            let entry = entry.unwrap();
+            let name = entry.file_name().into_string().unwrap();
+            let for_tests = name == "tests" || name == "tests.rs" || name.ends_with("_tests.rs");
+            if for_tests {
+                continue;
+            }
+            if entry.file_type().unwrap().is_dir() {
+                folders.push(folder.join(name));
+            } else if name.ends_with(".rs") {
+                let text = std::fs::read_to_string(entry.path()).unwrap();
+                let program = text.split("\n#[cfg(test)]\nmod tests").next().unwrap();
+                found.push((folder.join(name), program.to_owned()));
+            }
+        }
+    }
+    found
+}
+
+/// A path from the root, without `..`.
+fn from_root(path: &Path) -> String {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => assert!(parts.pop().is_some(), "{} is outside", path.display()),
+            Component::Normal(name) => parts.push(name.to_str().unwrap()),
+            _ => {}
+        }
+    }
+    parts.join("/")
+}
+
+/// What the program includes: files, and of paths that a macro puts together the folder.
+fn included() -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for (file, text) in sources() {
+        let calls = ["include_str!(", "include_bytes!("].into_iter().flat_map(|call| text.split(call).skip(1));
+        for arguments in calls {
+            let written = arguments.split('"').nth(1).unwrap();
+            found.insert(from_root(&file.parent().unwrap().join(written)));
+        }
+    }
+    found
+}
+
+/// The files of the targets that Cargo.toml names, as Cargo looks for them.
+/// <https://doc.rust-lang.org/cargo/reference/cargo-targets.html#target-auto-discovery>
+fn targets() -> BTreeSet<String> {
+    let manifest: toml::Table = Page::read("Cargo.toml").text.parse().unwrap();
+    let mut found = BTreeSet::from(["src/lib.rs".to_owned()]);
+    for (kind, folder) in [("bin", "src/bin"), ("test", "tests"), ("bench", "benches"), ("example", "examples")] {
+        for target in manifest.get(kind).into_iter().flat_map(|targets| targets.as_array().unwrap()) {
+            let name = target["name"].as_str().unwrap();
+            let usual = [format!("{folder}/{name}.rs"), format!("{folder}/{name}/main.rs")];
+            let file = match target.get("path") {
+                Some(path) => path.as_str().unwrap().to_owned(),
+                None => usual.into_iter().find(|path| Path::new(ROOT).join(path).exists()).unwrap(),
+            };
+            found.insert(file);
+        }
+    }
+    found
+}
+
+#[test]
+fn what_a_build_reads_gets_into_it() {
+    let (lines, copied) = (Page::read(".dockerignore").text, copied());
+    let manifest = ["Cargo.toml", "Cargo.lock"].map(str::to_owned);
+    let read: BTreeSet<String> = included().into_iter().chain(targets()).chain(manifest).collect();
+    let programs = ["src/main.rs", "benches/limiter.rs", "tests/otlp/main.rs"];
+    let texts =
+        ["benches/reference/time.lua", "config/default.toml", "lua/quota.lua", "migrations", "src/ops/page/assets"];
+    for known in programs.into_iter().chain(texts) {
+        assert!(read.contains(known), "{known} was not found: {read:?}");
+    }
+    for path in &read {
+        assert!(Path::new(ROOT).join(path).exists(), "{path} is not there");
+        assert!(passes(&lines, path), ".dockerignore keeps {path} back");
+        let brought = copied.iter().any(|source| source == "." || holds(source, path));
+        assert!(brought, "no COPY line of the Dockerfile brings {path}: {copied:?}");
+    }
+    for kept in ["config/compose.env", "target/release/sluicegate", "sluicegate.db", ".git/config", "fuzz/Cargo.toml"] {
+        assert!(!passes(&lines, kept), ".dockerignore lets {kept} through");
+    }
+}
+
+#[test]
+fn the_last_line_that_names_a_path_counts() {
+    let lines = "# all\n*\n!src\n!benches/reference\n\nsrc/secret\n";
+    for path in ["src", "src/main.rs", "src/ops/page/assets", "benches/reference/empty.lua", "src/secrets"] {
+        assert!(passes(lines, path), "{path}");
+    }
+    for path in ["Cargo.toml", "srcs/main.rs", "benches", "benches/limiter.rs", "src/secret", "src/secret/key"] {
+        assert!(!passes(lines, path), "{path}");
+    }
+}
