@@ -252,7 +252,8 @@ impl Line {
         self.waiters.first_time()
     }
 
-    /// Refuses everybody, or everybody of a kind, who would have to wait beyond their time.
+    /// Refuses everybody, or everybody of a kind, who would have to wait beyond their time. What refuses look-ups alone says
+    /// nothing of the charges, which are what a lane takes.
     pub fn refuse_waiting_for(&mut self, standing: &Standing, kind: Option<CallKind>, now: Instant) {
         let Standing { by, until, exact, .. } = standing;
         for place in self.waiters.impatient(*until) {
@@ -260,7 +261,7 @@ impl Line {
             if self.waiters.of(place).is_some_and(concerned)
                 && let Some(waiter) = self.waiters.remove(place)
             {
-                refuse(waiter, until.saturating_duration_since(now), *exact, by, false);
+                refuse(waiter, until.saturating_duration_since(now), *exact, by, kind == Some(CallKind::Lookup));
             }
         }
     }

@@ -201,7 +201,7 @@ impl LinkedLimiter for RedisLimiter {
 
     async fn unlink(&self, quota: &ProviderName, link: &Linked) {
         if let Ok(node) = self.links.node_of(quota).await {
-            self.links.unlink(&node, |current| current == link).await;
+            self.links.unlink(&node, link).await;
         }
     }
 }

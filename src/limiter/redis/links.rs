@@ -221,14 +221,15 @@ impl Links {
             Err(_) => (LimiterError::Away("no answer in time".to_owned()), true),
         };
         if ends {
-            self.unlink(node, |current| current.run_id == link.to.run_id).await;
+            self.unlink(node, &link.to).await;
         }
         Err(node.names(error))
     }
 
-    /// Drops the link to a server if it is the one.
-    pub async fn unlink(&self, node: &Node, is_it: impl FnOnce(&Linked) -> bool) {
-        self.place(&node.shown).lock().await.take_if(|current| is_it(&current.to));
+    /// Drops the link to a server if it is this one. Whoever waited for an answer on a link that was replaced meanwhile says
+    /// nothing of the new one.
+    pub async fn unlink(&self, node: &Node, link: &Linked) {
+        self.place(&node.shown).lock().await.take_if(|current| current.to == *link);
         self.forget_map();
     }
 

@@ -159,6 +159,24 @@ async fn lookups_respect_their_own_limit() {
     }
 }
 
+/// A limit on look-ups alone that is used up for long: the look-up is put down, and charges go on.
+#[tokio::test]
+async fn a_lookup_that_its_limit_refuses_rests_no_lane() {
+    let of_lookups = LimitRow { name: "questions".to_owned(), applies_to: "lookup".to_owned(), ..limit(1, 60_000) };
+    let limits = vec![limit(1_000, 100), of_lookups];
+    let bench = Bench::open(&[ProviderRow { limits, ..asked("bolt", json!({})) }]).await;
+    for id in ["one", "two"] {
+        bench.script.plan(id, [Act::ChargeAndLose]);
+        bench.pay("bolt", id).await;
+    }
+    let refused = "SELECT count(*) FROM jobs WHERE state = 'unknown' AND reason LIKE 'waits for limit questions%'";
+    bench.until("a look-up is refused", async || bench.count(refused).await == 1).await;
+    bench.pay("bolt", "next").await;
+    bench.until_state("next", "succeeded").await;
+    let lanes = bench.settings_known().await.lanes;
+    assert_eq!(lanes[&super::bench::name("bolt")].state(), LaneState::Running);
+}
+
 #[tokio::test]
 async fn a_429_to_a_lookup_pauses_the_quota_and_wrong_credentials_nobody() {
     let bench = Bench::open(&[asked("acme", json!({})), asked("bolt", json!({}))]).await;
