@@ -151,10 +151,19 @@ pub struct QuotaSpec {
 pub struct Blocked;
 
 impl QuotaSpec {
-    /// Whether both allow the same: any change of any row moves the version.
+    /// Whether both allow as many requests: what else a row says of them, how long one may take or who grants while the store
+    /// is away, frees none.
     #[must_use]
     pub fn allows_as(&self, other: &Self) -> bool {
-        Self { version: other.version, ..self.clone() } == *other
+        let as_other = Self {
+            version: other.version,
+            hold_max: other.hold_max,
+            send_budget: other.send_budget,
+            store_down: other.store_down,
+            handover: other.handover,
+            ..self.clone()
+        };
+        as_other == *other
     }
 
     /// How long after its start a permit may be used. An allowance for jitter covers a late start and the way to the

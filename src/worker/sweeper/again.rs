@@ -3,13 +3,14 @@
 //! Refuses a message that says something else than the first did: such a job goes to a person. Lanes that are paused,
 //! disabled or gone are left alone, because nobody would take what is published there.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 
 use super::rule::{GRACE_BUSY, LaneView, overdue};
-use super::{BATCH, Batches, Trouble};
+use super::{BATCH, Trouble, Turns};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::faults::{self, Point};
 use crate::ledger::Written;
@@ -23,35 +24,36 @@ use crate::worker::topology;
 
 /// Jobs that no queue has are published so long before they are due: a worker then waits for the exact instant.
 const AHEAD: Duration = Duration::from_secs(30);
-/// Publishes under way at once; the queue's own bound is of the same size.
-const AT_ONCE: usize = 8;
+/// Publishes under way at once: a broker confirms many together.
+const AT_ONCE: usize = 64;
 
 pub async fn bring_back(worker: &Worker, progress: &Progress, known: &Known) -> Result<(), Trouble> {
-    let (mut first, until) = (Ok(()), Batches::end(worker));
-    for provider in known.providers.values().filter(|row| row.enabled && !row.paused) {
+    let closed = |row: &Provider| progress.lanes.get(&row.name).is_some_and(|pauses| pauses.is_closed_by_broker());
+    let flowing = known.providers.values().filter(|row| row.enabled && !row.paused && !closed(row));
+    let (mut first, mut looked) = (Ok(()), BTreeSet::new());
+    let mut turns = Turns::of(worker, flowing);
+    while let Some((provider, batches)) = turns.next().await {
         // Without a lane of its own this worker knows nothing against the usual rule.
         let pauses = progress.lanes.get(&provider.name);
-        if pauses.is_some_and(|pauses| pauses.is_closed_by_broker()) {
-            continue;
-        }
         let flows_for = pauses.map_or(Some(Duration::MAX), |pauses| pauses.flows_for());
-        let done = bring_back_to(worker, provider, flows_for, Batches::until(until)).await;
-        if first.is_ok() {
-            first = done;
+        let published = match looked.insert(&provider.name) {
+            true => bring_overdue_back(worker, provider, flows_for).await,
+            false => publish_unqueued(worker, &provider.name).await,
+        };
+        match published {
+            Ok(jobs) => turns.done(provider, batches, jobs),
+            // Where one cannot be published, the next batch would not be either.
+            Err(error) => first = first.and(Err(error)),
         }
     }
     first
 }
 
-async fn bring_back_to(
-    worker: &Worker,
-    provider: &Provider,
-    flows_for: Option<Duration>,
-    mut batches: Batches,
-) -> Result<(), Trouble> {
+/// Those that are overdue, once in a sweep, and the first of those that no queue has.
+async fn bring_overdue_back(worker: &Worker, provider: &Provider, flows_for: Option<Duration>) -> Result<u32, Trouble> {
     let (lane, upkeep) = (&provider.name, &worker.engines.upkeep);
     // Without a queue there is nothing to publish to; the lane declares it when it opens.
-    let Some(ready) = worker.engines.queue.depth(lane).await? else { return Ok(()) };
+    let Some(ready) = worker.engines.queue.depth(lane).await? else { return Ok(0) };
     let view = LaneView { ready, jobs_per_second: provider.outflow_per_second(), flows_for };
     let back = match overdue(view, worker.options.sweep_every) {
         Some(which) => upkeep.take_overdue(lane, &which).await?,
@@ -62,13 +64,15 @@ async fn bring_back_to(
         tracing::warn!(provider = %lane, jobs = back.len(), ready, most_copies = most, "overdue jobs are brought back");
     }
     publish_all(worker, lane, back).await?;
-    // A day's payments may all be for midnight. Where one cannot be published, the next batch would not be either.
-    while batches.next().await {
-        let due = upkeep.take_unqueued(lane, AHEAD, GRACE_BUSY, BATCH).await?;
-        batches.done(u32::try_from(due.len()).unwrap_or(u32::MAX));
-        publish_all(worker, lane, due).await?;
-    }
-    Ok(())
+    publish_unqueued(worker, lane).await
+}
+
+/// A batch of those that no queue has: a day's payments may all be for midnight.
+async fn publish_unqueued(worker: &Worker, lane: &ProviderName) -> Result<u32, Trouble> {
+    let due = worker.engines.upkeep.take_unqueued(lane, AHEAD, GRACE_BUSY, BATCH).await?;
+    let taken = u32::try_from(due.len()).unwrap_or(u32::MAX);
+    publish_all(worker, lane, due).await?;
+    Ok(taken)
 }
 
 async fn publish_all(worker: &Worker, lane: &ProviderName, jobs: Vec<Recorded>) -> Result<(), Trouble> {

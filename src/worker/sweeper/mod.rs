@@ -4,6 +4,7 @@
 //! said, and how often is decided in [`rule`]. It runs in every worker; the ledger gives each duty to one at a time, and
 //! each job's copy to one sweeper, so that several do no harm.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -109,6 +110,32 @@ async fn end(worker: &Worker) -> Result<(), Trouble> {
     Ok(())
 }
 
+/// Lanes that have a batch in turn, one at least, and more as long as theirs are full and the next sweep is not near: the
+/// backlog of one is no other's wait.
+struct Turns<L>(VecDeque<(L, Batches)>);
+
+impl<L> Turns<L> {
+    fn of(worker: &Worker, lanes: impl IntoIterator<Item = L>) -> Self {
+        let until = Batches::end(worker);
+        Self(lanes.into_iter().map(|lane| (lane, Batches::until(until))).collect())
+    }
+
+    /// Whose turn it is. It has no more unless it comes back by [`Self::done`].
+    async fn next(&mut self) -> Option<(L, Batches)> {
+        while let Some((lane, mut batches)) = self.0.pop_front() {
+            if batches.next().await {
+                return Some((lane, batches));
+            }
+        }
+        None
+    }
+
+    fn done(&mut self, lane: L, mut batches: Batches, jobs: u32) {
+        batches.done(jobs);
+        self.0.push_back((lane, batches));
+    }
+}
+
 /// The batches of one duty in one sweep.
 struct Batches {
     until: Instant,
@@ -142,5 +169,27 @@ impl Batches {
     fn done(&mut self, jobs: u32) {
         let left = self.until.saturating_duration_since(Instant::now());
         self.pause = rule::pause_before_next(jobs >= BATCH, self.begun.elapsed(), left);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn lanes_take_turns_until_the_next_sweep_is_near() {
+        let until = Instant::now() + EVERY;
+        let mut turns = Turns(["a", "m", "z", "failed"].map(|lane| (lane, Batches::until(until))).into());
+        let mut order = Vec::new();
+        while let Some((lane, batches)) = turns.next().await {
+            order.push(lane);
+            tokio::time::advance(Duration::from_millis(400)).await;
+            if lane != "failed" {
+                turns.done(lane, batches, if lane == "m" { BATCH - 1 } else { BATCH });
+            }
+        }
+        assert_eq!(order[..6], ["a", "m", "z", "failed", "a", "z"], "one each, then those that had a full batch");
+        let of = |lane: &str| order.iter().filter(|it| **it == lane).count();
+        assert!(of("a") - of("z") <= 1 && Instant::now() < until + EVERY, "{order:?}");
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{BATCH, Batches, EVERY, Trouble};
+use super::{BATCH, EVERY, Trouble, Turns};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::QuotaSpec;
 use crate::ledger::upkeep::Refused;
@@ -103,30 +103,25 @@ pub fn settles(worker: &Worker) -> Duration {
 /// Ends the waits of those jobs, batch after batch; what this sweep does not come to, the next one does.
 pub async fn wake(worker: &Worker, changes: &mut Changes, known: &Known) -> Result<(), Trouble> {
     let settles = settles(worker);
-    let until = Batches::end(worker);
-    let mut first = Ok(());
-    for (lane, changed_ago) in changes.due(known, settles, Instant::now()) {
-        let (mut woken, mut batches) = (0, Batches::until(until));
+    let (mut first, mut woken) = (Ok(()), BTreeMap::<ProviderName, u32>::new());
+    let mut turns = Turns::of(worker, changes.due(known, settles, Instant::now()));
+    while let Some(((lane, changed_ago), batches)) = turns.next().await {
         // Twice: one refused by the new limits may be asked for once more, one refused by the former must be.
         let which = Refused { changed_ago, settles: settles * 2, soon: EVERY, at_most: BATCH };
-        while batches.next().await {
-            let batch = match worker.engines.upkeep.wake_refused(&lane, &which).await {
-                Ok(batch) => batch,
-                // The other lanes are looked at all the same.
-                Err(error) => {
-                    first = first.and(Err(Trouble::Ledger(error)));
-                    break;
+        match worker.engines.upkeep.wake_refused(&lane, &which).await {
+            Ok(batch) => {
+                *woken.entry(lane.clone()).or_default() += batch;
+                if batch < BATCH {
+                    changes.passed(&lane);
                 }
-            };
-            batches.done(batch);
-            woken += batch;
-            if batch < BATCH {
-                changes.passed(&lane);
+                turns.done((lane, changed_ago), batches, batch);
             }
+            // The other lanes are looked at all the same.
+            Err(error) => first = first.and(Err(Trouble::Ledger(error))),
         }
-        if woken > 0 {
-            tracing::info!(provider = %lane, jobs = woken, "limits have changed; those that waited for them are asked for again");
-        }
+    }
+    for (lane, jobs) in woken.iter().filter(|(_, jobs)| **jobs > 0) {
+        tracing::info!(provider = %lane, jobs, "limits have changed; those that waited for them are asked for again");
     }
     first
 }
@@ -182,7 +177,7 @@ mod tests {
         assert_eq!(due_after(&as_before, 3), "acme once, bolt once");
         assert_eq!(due_after(&as_before, 5), "acme once, bolt once", "a second time, for who was in hand");
         assert_eq!(due_after(&as_before, 9), "");
-        let header = known(2, |row| row.max_attempts = 3);
+        let header = known(2, |row| (row.max_attempts, row.timeout_ms, row.send_budget_ms) = (3, 20_000, 250));
         assert_eq!(due_after(&header, 10) + &due_after(&header, 20), "");
         let raised = known(3, |row| row.limits[0].max_requests = 4);
         assert_eq!(due_after(&raised, 30), "");
