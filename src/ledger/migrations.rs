@@ -39,6 +39,7 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0020_wait_begun",
         "0021_jobs_parked_for_limits",
         "0022_raised_version_audited",
+        "0023_audit_of_a_raised_version_in_its_own_schema",
     ])
 });
 

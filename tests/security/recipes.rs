@@ -130,6 +130,12 @@ fn refused_by_postgres(deployment: &Deployment) {
             assert!(words.iter().any(|words| said.contains(words)), "{role}: {statement}: {said}");
         }
     }
+    // Who may make temporary tables, which the recipe does not allow, cannot lead the audit into one of them.
+    let led_astray = "CREATE TEMP TABLE settings_audit (LIKE settings_audit INCLUDING ALL); \
+         UPDATE settings_version SET version = version + 1; SELECT 1 / (1 - count(*)) FROM pg_temp.settings_audit";
+    deployment.sql(&format!("GRANT TEMP ON DATABASE {DATABASE} TO sluicegate_worker"));
+    assert_eq!(attempt("sluicegate_worker", led_astray), "allowed", "nothing is in the temporary table");
+    deployment.sql(&format!("REVOKE TEMP ON DATABASE {DATABASE} FROM sluicegate_worker"));
     // The same question can be answered otherwise.
     for (role, statement) in [
         ("sluicegate_worker", "UPDATE jobs SET updated_at = updated_at"),
