@@ -55,6 +55,9 @@ pub struct FakeProviderArgs {
     /// Payments cannot be looked up: GET /charges?id= answers 404 whatever is asked.
     #[arg(long)]
     no_lookup: bool,
+    /// Print the report as JSON: it always is.
+    #[arg(long)]
+    json: bool,
     /// Decides which requests meet a fault, and each one's latency.
     #[arg(long, default_value_t = 0)]
     seed: u64,

@@ -123,7 +123,8 @@ async fn engines_that_fail_and_bad_rows_are_errors() {
     engine.state().bad_rows = vec![BadRow {
         provider: "bad".to_owned(),
         quota: "bad".to_owned(),
-        stopped: false,
+        enabled: true,
+        paused: false,
         problems: vec!["url: is empty".to_owned()],
     }];
     engine.state().broker_away = true;

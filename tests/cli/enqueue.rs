@@ -86,6 +86,20 @@ async fn good_lines_are_published_and_bad_ones_named() {
     assert_eq!((json["published"].as_u64(), bad.as_slice()), (Some(2), [3, 5, 6, 7, 8].as_slice()));
 }
 
+/// Whether the lane is given or must be read from the line.
+#[tokio::test]
+async fn a_line_that_is_no_json_says_where() {
+    let engine = Engine::with_providers(&["acme"]);
+    let dir = tempfile::tempdir().unwrap();
+    let file = file(&dir, "{\"provider\":\"acme\",\"id\":\"a\",\"amount\":01}\n{\"id\":\"b\"\n{\"provider\":7}\n");
+    let ran = engine.run(&["enqueue", "--file", &file]).await;
+    assert_eq!(
+        ran.err,
+        "line 1: malformed: not JSON: line 1, column 39\nline 2: malformed: JSON ends too early: line 1, column 9\n\
+         line 3: malformed: is not a JSON object with a text `provider`\n"
+    );
+}
+
 #[tokio::test]
 async fn many_publishes_are_under_way_at_once_and_their_number_is_bounded() {
     let dir = tempfile::tempdir().unwrap();

@@ -166,6 +166,8 @@ async fn a_dead_payment_is_replayed_with_the_message_that_it_came_by() {
     let again = desk.run(&["dlq", "replay", "p1"]).await;
     assert_eq!(exit(&again), Exit::Failed);
     assert_eq!(again.err, "p1: it is `waiting`; only a job that is `dead` can be replayed\n");
+    let (other, _) = desk.run(&["dlq", "replay", "p1", "--provider", "other"]).await.failure();
+    assert_eq!(other, "p1 is a payment of acme, not of other: nothing was replayed");
     let unknown = desk.run(&["dlq", "replay", "p2"]).await;
     assert_eq!((exit(&unknown), unknown.err.as_str()), (Exit::Failed, "p2: the ledger has no such job\n"));
     assert_eq!(desk.queued("acme").await.len(), 1);

@@ -36,7 +36,6 @@ fn usage_errors_exit_with_2_and_help_with_0() {
         vec!["jobs", "resolve", "p1"],
         vec!["jobs", "resolve", "p1", "--as", "dead"],
         vec!["dlq", "discard", "p1"],
-        vec!["dlq", "replay", "p1", "--provider", "acme"],
         vec!["dlq", "replay", "--rate", "0"],
         vec!["limits", "peek", "acme", "--account", "a b"],
         vec!["demo", "--limit", "0/1s"],

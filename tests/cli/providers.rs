@@ -200,7 +200,8 @@ async fn a_row_that_cannot_be_read_is_named_beside_the_others() {
     engine.state().unreadable = vec![BadRow {
         provider: "bolt".to_owned(),
         quota: "bolt".to_owned(),
-        stopped: false,
+        enabled: true,
+        paused: false,
         problems: vec!["column `statuses` is no JSON object".to_owned()],
     }];
     for line in [["provider", "list"], ["limits", "list"]] {

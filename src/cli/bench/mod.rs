@@ -147,7 +147,7 @@ pub async fn run(
 fn require_one_limiter(workers: u16, config: &Config) -> Result<(), CommandError> {
     if workers > 1 && matches!(config.limiter.url, LimiterUrl::Embedded) {
         let text = "--workers: more than one needs a limiter in Redis (limiter.url)";
-        return Err(CommandError::Usage(text.to_owned()));
+        return Err(CommandError::Configuration(text.to_owned()));
     }
     Ok(())
 }

@@ -21,9 +21,9 @@ use crate::ledger::said;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// One payment; without it and --provider all dead ones, which is asked about first.
-    #[arg(value_parser = parse_id, conflicts_with = "provider")]
+    #[arg(value_parser = parse_id)]
     id: Option<JobId>,
-    /// The dead ones of this provider.
+    /// The dead ones of this provider; with a payment, it must be this provider's.
     #[arg(long)]
     provider: Option<String>,
     /// Replay all dead payments of all providers without being asked; where nobody can be asked, nobody is.
@@ -51,10 +51,20 @@ pub async fn run(
 ) -> Result<Exit, CommandError> {
     let operator = engines.operator(config).await?;
     let operator = operator.as_ref();
+    let provider = args.provider.as_deref().map(parse_name).transpose()?;
     let source = match &args.id {
-        Some(id) => Source::Given(Some(id.clone())),
+        Some(id) => {
+            let of = operator.show(id).await?.map(|story| story.line.provider);
+            if let (Some(of), Some(wanted)) = (of, &provider)
+                && of != wanted.as_str()
+            {
+                return Err(CommandError::Failed(format!(
+                    "{id} is a payment of {of}, not of {wanted}: nothing was replayed"
+                )));
+            }
+            Source::Given(Some(id.clone()))
+        }
         None => {
-            let provider = args.provider.as_deref().map(parse_name).transpose()?;
             let dead = dead(operator, provider.as_ref()).await?;
             if dead.is_empty() {
                 return nothing(args, provider.as_ref(), config, engines, console).await;

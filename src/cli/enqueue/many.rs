@@ -11,6 +11,7 @@ use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
+use serde_json::error::Category;
 use tokio::io::{AsyncBufRead, BufReader};
 
 use super::super::declared::Undeclared;
@@ -20,6 +21,7 @@ use super::{CheckedMessage, CommandError, Console, Engines, Exit, outgoing};
 use crate::config::{CardNumbers, QueueUrl};
 use crate::domain::job::BODY_BYTES_MAX;
 use crate::domain::provider::ProviderName;
+use crate::queue::message::flaw;
 use crate::queue::{Outgoing, Queue, QueueError};
 
 /// Publishes under way at once: enough to hide a broker's fsync, few enough to hold in memory (64 KiB each).
@@ -194,8 +196,10 @@ fn lane_of(body: &[u8], order: &Order<'_>) -> Result<ProviderName, String> {
         return Ok(lane.clone());
     }
     // The parser's own error would quote the line.
-    let named: Named = serde_json::from_slice(body)
-        .map_err(|_| "malformed: is not a JSON object with a text `provider`".to_owned())?;
+    let named: Named = serde_json::from_slice(body).map_err(|error| match error.classify() {
+        Category::Data => "malformed: is not a JSON object with a text `provider`".to_owned(),
+        _ => format!("malformed: {}", flaw(&error)),
+    })?;
     let name = named.provider.ok_or("names no `provider`, and --provider is not given")?;
     let lane = ProviderName::new(name)?;
     if !order.known.contains(&lane) {

@@ -54,6 +54,11 @@ impl ProviderRow {
         check.one_of("kind", &self.kind, &[("http", ())]);
         check.url("url", &self.url);
         check.no_secrets(self);
+        for (column, object) in [("request", &self.request), ("lookup", &self.lookup), ("statuses", &self.statuses)] {
+            if object.as_ref().is_some_and(holds_nul) {
+                check.problem(format!("{column} holds U+0000, which SQL cannot store"));
+            }
+        }
         let mode = check.one_of("mode", &self.mode, &[("blocking", Mode::Blocking), ("requeue", Mode::Requeue)]);
         let transit_jitter = check.ms("transit_jitter_ms", self.transit_jitter_ms, 10..=60_000);
         let releases = [("response", SlotRelease::Response), ("grant", SlotRelease::Grant { transit_jitter })];
@@ -240,6 +245,18 @@ impl Check {
         }
         serde_json::from_value(Value::Object(object.clone())).ok()
     }
+}
+
+fn holds_nul(object: &Object) -> bool {
+    fn in_value(value: &Value) -> bool {
+        match value {
+            Value::String(text) => text.contains('\0'),
+            Value::Array(items) => items.iter().any(in_value),
+            Value::Object(object) => holds_nul(object),
+            Value::Null | Value::Bool(_) | Value::Number(_) => false,
+        }
+    }
+    object.iter().any(|(key, value)| key.contains('\0') || in_value(value))
 }
 
 fn whole_ms(duration: Duration) -> i64 {

@@ -119,8 +119,14 @@ fn row(known: &Known, name: &ProviderName) -> RowFacts {
 
 fn lane(process: &Progress, name: &ProviderName) -> LaneFacts {
     let left = |until: Instant| until.saturating_duration_since(Instant::now());
-    match process.lanes.get(name).map(|pauses| pauses.state()) {
+    let pauses = process.lanes.get(name);
+    // What it has in hand is sent all the same.
+    let still_sends = pauses.is_some_and(|pauses| pauses.is_closed_by_broker() && pauses.sending_paused().is_none());
+    match pauses.map(|pauses| pauses.state()) {
         None => LaneFacts::Absent,
+        Some(LaneState::Stopped(pause)) if still_sends => {
+            LaneFacts::Resting { cause: pause.cause, ends_in: left(pause.until) }
+        }
         Some(LaneState::Running) => LaneFacts::Running,
         Some(LaneState::Resting(pause)) => LaneFacts::Resting { cause: pause.cause, ends_in: left(pause.until) },
         Some(LaneState::Stopped(pause)) => LaneFacts::Stopped { cause: pause.cause, ends_in: left(pause.until) },

@@ -92,7 +92,8 @@ fn without_nul(text: String) -> Result<String, String> {
     Ok(text)
 }
 
-fn flaw(error: &serde_json::Error) -> String {
+/// What is wrong with a text that is no JSON, and where; never what stands there.
+pub fn flaw(error: &serde_json::Error) -> String {
     use serde_json::error::Category;
     let what = match error.classify() {
         Category::Eof => "JSON ends too early",

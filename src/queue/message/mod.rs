@@ -14,6 +14,7 @@ mod json;
 mod secret;
 mod write;
 
+pub use json::flaw;
 pub use write::{encode, outcome_event_json};
 
 use fields::Fields;
