@@ -5,8 +5,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::LimitRow;
 use super::meant::Check;
+use super::{LimitRow, MISSING};
 use crate::domain::limit::{Algorithm, AppliesTo, Limit, MAX_REQUESTS, MAX_WINDOW, Rate, Scope};
 use crate::domain::time::format_duration;
 
@@ -75,6 +75,16 @@ impl Check {
     }
 
     pub(super) fn rate(&mut self, max_requests: i64, window_ms: i64) -> Option<Rate> {
+        let left_out = [
+            (max_requests, "max_requests is missing: write how many requests a window may hold, or 0 to close it"),
+            (window_ms, "window_ms is missing: write how long a window is, as 1000 for a second"),
+        ];
+        let missing = left_out.iter().filter(|(number, _)| *number == MISSING).map(|(_, what)| (*what).to_owned());
+        let before = self.0.len();
+        self.0.extend(missing);
+        if self.0.len() > before {
+            return None;
+        }
         let count = self.number("max_requests", max_requests, 0..=MAX_REQUESTS.into());
         let window = Duration::from_millis(u64::try_from(window_ms).unwrap_or_default());
         match Rate::new(count.min(MAX_REQUESTS), window) {

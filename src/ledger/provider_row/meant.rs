@@ -126,6 +126,10 @@ impl Check {
     }
 
     pub(super) fn name(&mut self, column: &str, text: &str) -> Option<ProviderName> {
+        if text.is_empty() {
+            self.problem(format!("{column} is missing"));
+            return None;
+        }
         ProviderName::new(text).map_err(|problem| self.problem(format!("{column}: {problem}"))).ok()
     }
 
@@ -156,6 +160,7 @@ impl Check {
 
     pub(super) fn url(&mut self, column: &str, text: &str) {
         let problem = match url::Url::parse(text) {
+            _ if text.is_empty() => "is missing: write https://host/path",
             // The parser drops tabs and line ends in silence.
             _ if text.chars().any(|c| c.is_control() || c.is_whitespace()) => "holds spaces or control characters",
             Err(_) => "is not an absolute URL: write https://host/path",

@@ -25,6 +25,10 @@ pub use file::parse_provider_file;
 pub use line::LimitLine;
 pub use pause::note_unsaid_pauses;
 
+/// Of a limit's numbers, for which the contract has no default: outside the allowed range, so that one which is left out is a
+/// problem.
+pub(super) const MISSING: i64 = i64::MIN;
+
 /// A JSON column: an object.
 pub type Object = Map<String, Value>;
 
@@ -137,9 +141,8 @@ impl Default for LimitRow {
         Self {
             name: String::new(),
             algorithm: "sliding_log".to_owned(),
-            // No default in the contract: outside the allowed range, so that a missing value is a problem.
-            max_requests: -1,
-            window_ms: 0,
+            max_requests: MISSING,
+            window_ms: MISSING,
             offset_ms: 0,
             burst: None,
             scope: "provider".to_owned(),
@@ -217,7 +220,7 @@ mod tests {
         let account = |change: Value| json!({"account": [change]});
         let table = [
             (json!({"name": "Stripe"}), "name:"),
-            (json!({"quota": ""}), "quota:"),
+            (json!({"quota": ""}), "quota is missing"),
             (json!({"kind": "grpc"}), "kind is `grpc`: must be http"),
             (json!({"url": "api.example.com"}), "url is not an absolute URL"),
             (json!({"url": "ftp://example.com/"}), "url must begin with https://"),
@@ -250,7 +253,11 @@ mod tests {
             (json!({"lookup": {"url": "https://x.test/", "a\u{0}": 1}}), "lookup holds U+0000"),
             (json!({"limit": []}), "a provider without an enabled limit is closed, not unlimited"),
             (limit(json!({"enabled": false})), "a provider without an enabled limit"),
-            (limit(json!({"name": ""})), "limit ``: name:"),
+            (limit(json!({"name": ""})), "limit ``: name is missing"),
+            (limit(json!({"max_requests": MISSING})), "limit `all`: max_requests is missing: write how many requests"),
+            (limit(json!({"window_ms": MISSING})), "limit `all`: window_ms is missing: write how long a window is"),
+            (json!({"name": ""}), "name is missing"),
+            (json!({"url": ""}), "url is missing: write https://host/path"),
             (limit(json!({"max_requests": 1_000_001})), "limit `all`: max_requests is 1000001"),
             (limit(json!({"window_ms": 0})), "limit `all`: window_ms must lie"),
             (limit(json!({"burst": 0})), "limit `all`: burst is 0"),
