@@ -132,6 +132,8 @@ local function quota(keys, args)
   if not provider then return redis.error_reply('ARGUMENT not as announced: the terms') end
   local version, horizon, longest, cells_n = provider.version, provider.horizon, provider.longest, #provider.cells
   local before = horizon + provider.hold
+  -- Padded like a window: the provider's clock is another one.
+  local lasts = provider.hold + 2000 + ceil(provider.hold / 2000)
   local wants_at = HEADER_BYTES + terms_n + 1
   local pause, distrusted, rebuilt, past_n, open_charges, open_lookups = 0, 0, 0, 0, 0, 0
   if more > 0 then
@@ -277,7 +279,7 @@ local function quota(keys, args)
       if started > 0 and cell.mode ~= HELD then recall(cell, now, now, started) end
     end
     if open_charges + open_lookups > 0 and provider.held then
-      hold_lost(provider, now + before, open_charges, open_lookups)
+      hold_lost(provider, now + horizon + lasts, open_charges, open_lookups)
     end
   end
 
@@ -291,8 +293,8 @@ local function quota(keys, args)
     for i = 1, subjects_n do open_cells(tallies[i], now, provider.jitter, horizon) end
     local index, wait, exact, runs_n, runs, passed_n, passed =
       serve(provider, tallies, text, wants_at, wants_n, now, horizon)
-    close(provider, number, provider.hold, provider.jitter)
-    for i = 1, subjects_n do close(tallies[i], number, provider.hold, provider.jitter) end
+    close(provider, number, lasts, provider.jitter)
+    for i = 1, subjects_n do close(tallies[i], number, lasts, provider.jitter) end
     local remaining, decides, reset = verdict(provider, now, index)
     reply = encode(ANSWER, index and LIMIT or NONE, exact, index or 0, wait, now, version, born, remaining, decides, reset,
       runs_n, passed_n) .. runs .. passed

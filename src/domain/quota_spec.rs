@@ -80,8 +80,7 @@ impl LimitSpec {
     /// The window in microseconds, with 2 ms and 0.05 % added: covers what the comparison of clocks cannot see.
     #[must_use]
     pub fn padded_window_us(&self) -> u64 {
-        let window_us = micros_up(self.window);
-        window_us + 2_000 + window_us.div_ceil(2_000)
+        padded_us(micros_up(self.window))
     }
 
     /// The largest cost that this limit can ever admit.
@@ -144,6 +143,12 @@ pub struct QuotaSpec {
     /// How long after a state has begun somebody else may still be granted permits that it does not know of, because he has
     /// not noticed yet. Zero where nobody else ever grants.
     pub handover: Duration,
+}
+
+/// What passes by the store's clock while no more than so long does by another's, for all that comparing the two leaves open.
+#[must_use]
+pub fn padded_us(us: u64) -> u64 {
+    us + 2_000 + us.div_ceil(2_000)
 }
 
 /// Nothing is sent for this account; an operator's rule says so.

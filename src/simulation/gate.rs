@@ -252,7 +252,9 @@ impl Gate {
         } else if let Some(refused) = reply.refused {
             let limited = matches!(refused.by, Refusal::Limit { .. });
             let first = self.ready.first().copied().filter(|_| limited);
-            self.stand(now_us, refused.wait_us, refused.exact, first);
+            if !self.has_sent_away(now_us, refused.wait_us, first, verdicts) {
+                self.stand(now_us, refused.wait_us, refused.exact, first);
+            }
         }
         self.refuse_impatient(now_us, verdicts);
     }
@@ -263,6 +265,27 @@ impl Gate {
         let ahead = if exact { ASK_AHEAD } else { Duration::ZERO };
         self.ask_at_us = until_us.saturating_sub(micros_up(ahead)).max(now_us + micros_up(ASK_PAUSE));
         self.standing = Some(Standing { until_us, first });
+    }
+
+    /// Whether the first wants more than somebody behind it, more than there is, and will not wait for it: it goes, with all who
+    /// want as much and are no more patient, and those behind are asked for at once.
+    fn has_sent_away(&mut self, now_us: u64, wait_us: u64, first: Option<Place>, verdicts: &mut Vec<Verdict>) -> bool {
+        let until_us = now_us + wait_us;
+        let first = first.and_then(|first| self.line.get(&first)).map(|waiter| waiter.wish);
+        let Some(Wish { cost, .. }) = first.filter(|it| it.cost > 1 && it.wait_until_us < until_us) else {
+            return false;
+        };
+        if !self.line.values().any(|other| other.wish.cost < cost && other.aside_until_us.is_none()) {
+            return false;
+        }
+        let impatient = self.by_patience.iter().take_while(|(patience_us, _)| *patience_us < until_us);
+        let as_much = |place: &Place| self.line.get(place).is_some_and(|waiter| waiter.wish.cost >= cost);
+        let places: Vec<Place> = impatient.map(|(_, place)| *place).filter(as_much).collect();
+        for place in places {
+            verdicts.extend(self.leave(place).map(|waiter| refused(waiter.wish.job, wait_us, true)));
+        }
+        self.ask_at_us = now_us + micros_up(ASK_PAUSE);
+        true
     }
 
     /// Until no permit of a lost state can be in hands any more; then the ledger is asked.

@@ -27,6 +27,7 @@ mod migrating;
 mod operator;
 mod outbox;
 mod plans;
+mod prompt;
 mod recent;
 mod schema;
 mod settings;

@@ -8,7 +8,7 @@ use sluicegate::domain::decision::{
     ByKind, Call, CallKind, Fate, PastUse, Rebuild, Refusal, Refused, Reply, Settlement, Subject, Want,
 };
 use sluicegate::domain::provider::{BOOKING_HORIZON, ProviderName, StoreDown};
-use sluicegate::domain::quota_spec::{LimitSpec, QuotaSpec};
+use sluicegate::domain::quota_spec::{self, LimitSpec, QuotaSpec};
 use sluicegate::domain::time::Micros;
 use sluicegate::limiter::gate::Ask;
 use sluicegate::limiter::{Limiter, LimiterError};

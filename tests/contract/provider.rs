@@ -274,7 +274,7 @@ async fn a_named_wait_comes_through() {
 
 #[tokio::test]
 async fn a_wait_that_stands_where_the_row_says_comes_through() {
-    let then = Then::answer("429 Slow", "retry-after: 7\r\n", r#"{"error":{"retry_in_ms":12500}}"#);
+    let then = Then::answer("429 Slow", "retry-after: 0\r\n", r#"{"error":{"retry_in_ms":12500}}"#);
     let server = RawServer::start(vec![then]).await;
     let place = WaitPlace::Body("/error/retry_in_ms".to_owned());
     let wait = Some(NamedWait { place, unit: WaitUnit::Milliseconds });

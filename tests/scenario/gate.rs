@@ -262,6 +262,30 @@ async fn a_cost_that_no_window_admits_is_told_at_once() {
     assert_eq!(refusal.by, RefusedBy::TooCostly { limit: "second".to_owned(), at_once: 5 });
 }
 
+/// One that wants more than is free and will not wait for it goes, and holds nobody who wants less.
+#[tokio::test(start_paused = true)]
+async fn a_costly_job_that_goes_away_holds_nobody() {
+    let stop = CancellationToken::new();
+    let gate = open_gate(Arc::new(EmbeddedLimiter::new()), spec(&[("ten", 10, 600_000)]), 1, &stop);
+    let mut held = Vec::new();
+    for _ in 0..6 {
+        let Grant::Granted(permit) = gate.permit(ask(1, Instant::now() + Duration::from_secs(60))).await else {
+            panic!("refused")
+        };
+        held.push(permit);
+    }
+    let soon = Instant::now() + Duration::from_millis(500);
+    let (dear, cheap) = tokio::join!(gate.permit(ask(5, soon)), gate.permit(ask(1, soon)));
+    let Grant::Refused(refusal) = dear else { panic!("five of four") };
+    assert_eq!((refusal.by, refusal.of_its_own), (RefusedBy::Limit("ten".to_owned()), true));
+    assert!(matches!(cheap, Grant::Granted(_)), "there are four");
+    // One that waits is waited for: nobody behind it is asked for.
+    let patient = Instant::now() + Duration::from_secs(3_600);
+    let (dear, cheap) = tokio::join!(gate.permit(ask(5, patient)), gate.permit(ask(1, soon)));
+    assert!(matches!(cheap, Grant::Refused(refusal) if !refusal.of_its_own));
+    assert!(matches!(dear, Grant::Granted(_)), "when their leases are over");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_pause_named_by_the_provider_holds_everybody() {
     let stop = CancellationToken::new();

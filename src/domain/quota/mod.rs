@@ -10,7 +10,7 @@ use super::decision::{
     BATCH_MAX, ByKind, Call, Incarnation, PERMITS_MAX, Rebuild, Refusal, Refused, Reply, Standing, Subject, Want,
 };
 use super::provider::BOOKING_HORIZON;
-use super::quota_spec::QuotaSpec;
+use super::quota_spec::{QuotaSpec, padded_us};
 use super::time::{Micros, micros_down, micros_up};
 
 mod bucket;
@@ -157,7 +157,7 @@ impl State {
         // Of a longer list no part may be forgotten.
         let whole = |rebuild: &&Rebuild| rebuild.born == Micros(self.born_us) && rebuild.ended.len() <= BATCH_MAX;
         if let Some(rebuild) = call.rebuild.as_ref().filter(whole) {
-            self.rebuild(now_us, before_us, rebuild);
+            self.rebuild(now_us, micros_up(BOOKING_HORIZON) + padded_us(micros_up(spec.hold_max)), rebuild);
         }
         let reply = if now_us < self.warm_us {
             self.refuse(now_us, Refusal::Cold, self.warm_us - now_us)
@@ -223,7 +223,7 @@ impl State {
     }
 
     /// The ledger has told what may still count, so the state is as good as if it had not been lost.
-    fn rebuild(&mut self, now_us: u64, before_us: u64, rebuild: &Rebuild) {
+    fn rebuild(&mut self, now_us: u64, lost_us: u64, rebuild: &Rebuild) {
         if now_us >= self.warm_us {
             return;
         }
@@ -248,7 +248,7 @@ impl State {
                 cell.recall(now_us, now_us, started);
             }
         }
-        self.provider.lease(LOST, open, now_us + before_us);
+        self.provider.lease(LOST, open, now_us + lost_us);
     }
 
     fn grant(&mut self, now_us: u64, spec: &QuotaSpec, call: &Call, owns: &mut Owns<'_>) -> Reply {
@@ -267,7 +267,7 @@ impl State {
             }
         }
         let caller = (call.incarnation, call.number);
-        let lasts_us = micros_up(spec.hold_max);
+        let lasts_us = padded_us(micros_up(spec.hold_max));
         self.provider.lease(caller, grants.granted, grants.latest_us + lasts_us);
         self.provider.cells.iter_mut().for_each(|cell| cell.close(grants.latest_us, jitter_us));
         for own in &mut owns.list {

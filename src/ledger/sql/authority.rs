@@ -56,7 +56,7 @@ impl Statements {
         }
         let names: Vec<&str> = quotas.iter().map(ProviderName::as_str).collect();
         let args: Args = Arc::from([serde_json::Value::from(names).to_string().into()]);
-        let rows = engine.query(&self.of, args).await?;
+        let rows = engine.query_promptly(&self.of, args).await?;
         let entry = |row: &Row| {
             let quota = ProviderName::new(&row.text("quota")?).map_err(|_| corrupt("quota", "is no provider name"))?;
             Ok((quota, authority(row)?))

@@ -19,7 +19,7 @@ use super::engine::{Args, Engine, Group, REPEATS_MAX, Sql, Step, Value, to_the_e
 use super::hints::PostgresHints;
 use super::meaning::{lock_not_available, of_postgres, rolled_back, surely_undone};
 use super::row::{Cell, Names, Row};
-use super::session::{STATEMENT_MAX, Session, answered, answered_within, pool};
+use super::session::{PROMPT_MAX, STATEMENT_MAX, Session, answered, answered_within, pool, spoken_within};
 use crate::ledger::LedgerError;
 use crate::ledger::settings::Hints;
 use crate::tls::Authorities;
@@ -39,6 +39,8 @@ pub struct PostgresEngine {
     pool: PgPool,
     /// Connections for groups alone.
     groups: PgPool,
+    /// One for what is polled. People's questions may hold all others for seconds, and without it nothing is granted.
+    prompt: PgPool,
     options: PgConnectOptions,
 }
 
@@ -51,8 +53,11 @@ impl PostgresEngine {
         let options = connect_options(url, trusted)?;
         let for_groups = (max_connections / 2).max(1);
         let groups = pool(for_groups, options.clone().options(FOR_GROUPS));
-        let pool = pool(max_connections.saturating_sub(for_groups).max(1), options.clone());
-        Ok(Self { pool, groups, options })
+        let rest = max_connections.saturating_sub(for_groups).max(1);
+        let prompt = (rest > 1).then(|| pool(1, options.clone()));
+        let pool = pool(if prompt.is_some() { rest - 1 } else { rest }, options.clone());
+        let prompt = prompt.unwrap_or_else(|| pool.clone());
+        Ok(Self { pool, groups, prompt, options })
     }
 
     #[must_use]
@@ -103,6 +108,21 @@ impl Engine for PostgresEngine {
 
     async fn query_by_index(&self, sql: &Sql, args: Args) -> Result<Vec<Row>, LedgerError> {
         query(self.groups.clone(), sql, args).await
+    }
+
+    /// A connection that says nothing is given up soon, so that the next poll has another. So is one to a server that was
+    /// demoted: it would tell for ever what was true then.
+    async fn query_promptly(&self, sql: &Sql, args: Args) -> Result<Vec<Row>, LedgerError> {
+        let (pool, step) = (self.prompt.clone(), Step { sql: sql.clone(), args, must_affect: false });
+        to_the_end(async move {
+            let rows = async {
+                let mut session = spoken_within(PROMPT_MAX, Session::of(&pool)).await?;
+                let rows = spoken_within(PROMPT_MAX, of_a_primary(&mut session, &step)).await;
+                session.end(rows)
+            };
+            rows.await.map_err(|error| of_postgres(&error))
+        })
+        .await
     }
 
     async fn atomically(&self, steps: Vec<Step>) -> Result<Option<Vec<Vec<Row>>>, LedgerError> {
@@ -184,6 +204,17 @@ async fn query(pool: PgPool, sql: &Sql, args: Args) -> Result<Vec<Row>, LedgerEr
         }
     })
     .await
+}
+
+/// # Errors
+/// As of a connection that is of no more use, if the server only reads.
+async fn of_a_primary(connection: &mut PgConnection, step: &Step) -> Result<Vec<Row>, sqlx::Error> {
+    let (rows, _) = run(connection, step).await?;
+    let reads_only = sqlx::query_scalar::<_, bool>("SELECT current_setting('transaction_read_only')::boolean");
+    if reads_only.fetch_one(connection).await? {
+        return Err(sqlx::Error::Io(std::io::Error::other("the server was demoted and only reads")));
+    }
+    Ok(rows)
 }
 
 /// Each statement may take so long.

@@ -53,7 +53,7 @@ impl Statements {
     pub fn new(dialect: Dialect) -> Self {
         let sums = "CAST(sum(CASE WHEN kind = 'lookup' THEN 0 ELSE cost END) AS bigint) AS charges, \
                     CAST(sum(CASE WHEN kind = 'lookup' THEN 1 ELSE 0 END) AS bigint) AS lookups";
-        // Without an answer: as late as the provider may have counted it. Its row may have had other times then.
+        // Without an answer: as late as the provider may have counted it. Whatever times its row had.
         let unanswered = format!(
             "CASE WHEN began_at > {{at:$3}} THEN NULL WHEN {{aged:began_at}} > {ON_WIRE_MS} \
                  THEN {{aged:began_at}} - {ON_WIRE_MS} ELSE 0 END"
@@ -125,7 +125,12 @@ impl Statements {
             noticed = noticed || !engine.query_by_index(&self.noticed, before).await?.is_empty();
         }
         let open = uses.remove(&None).unwrap_or_default();
-        let mut ended: Vec<_> = uses.into_iter().filter_map(|(age, cost)| Some((age?, cost))).collect();
+        // One whose age is more than is asked for counts as if it were just that old, with all others of the kind.
+        let mut by_age = Uses::new();
+        for (age, cost) in uses {
+            add_to(&mut by_age, age.map(|age| age.min(lookback.counted)), cost);
+        }
+        let mut ended: Vec<_> = by_age.into_iter().filter_map(|(age, cost)| Some((age?, cost))).collect();
         if noticed {
             ended.push((lookback.counted, ByKind::charges(1)));
         }
@@ -193,9 +198,14 @@ fn bounds(provider: &str, from_ms: i64, until_ms: i64) -> Args {
 fn add(uses: &mut Uses, rows: &[Row]) -> Result<(), LedgerError> {
     for row in rows {
         let cost = |of: &str| Ok::<_, LedgerError>(u32::try_from(row.opt_int(of)?.unwrap_or(0)).unwrap_or(u32::MAX));
-        let sum = uses.entry(row.opt_ms("least_age_ms")?).or_default();
-        sum.charges = sum.charges.saturating_add(cost("charges")?);
-        sum.lookups = sum.lookups.saturating_add(cost("lookups")?);
+        let cost = ByKind { charges: cost("charges")?, lookups: cost("lookups")? };
+        add_to(uses, row.opt_ms("least_age_ms")?, cost);
     }
     Ok(())
+}
+
+fn add_to(uses: &mut Uses, age: Option<Duration>, cost: ByKind) {
+    let sum = uses.entry(age).or_default();
+    sum.charges = sum.charges.saturating_add(cost.charges);
+    sum.lookups = sum.lookups.saturating_add(cost.lookups);
 }

@@ -25,6 +25,8 @@ pub const STATEMENT_MAX: Duration = Duration::from_secs(10);
 /// machine lost power, a box on the way has forgotten the connection), and the driver would wait for as long as the kernel
 /// does: a quarter of an hour, or for ever.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
+/// How long a poll waits for its answer: what was polled is gone by for three seconds, so another one comes in time.
+pub const PROMPT_MAX: Duration = Duration::from_secs(1);
 /// The pool asks each connection that comes back for a sign of life, and counts it as in use until it has one. Without an end
 /// to that, each that falls silent just then would be missing from the pool for ever.
 const RETURN_MAX: Duration = Duration::from_secs(3);
@@ -63,7 +65,17 @@ pub async fn answered_within<T>(
     at_most: Duration,
     statement: impl Future<Output = Result<T, sqlx::Error>>,
 ) -> Result<T, sqlx::Error> {
-    let at_most = at_most.saturating_add(SILENCE_MAX);
+    spoken_within(at_most.saturating_add(SILENCE_MAX), statement).await
+}
+
+/// What it says in this time.
+///
+/// # Errors
+/// As [`answered`].
+pub async fn spoken_within<T>(
+    at_most: Duration,
+    statement: impl Future<Output = Result<T, sqlx::Error>>,
+) -> Result<T, sqlx::Error> {
     let silent = || {
         let words = format!("the server has said nothing for {} s", at_most.as_secs());
         sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, words))

@@ -104,7 +104,7 @@ impl SqlSettings {
 #[async_trait]
 impl Settings for SqlSettings {
     async fn version(&self) -> Result<i64, LedgerError> {
-        let rows = self.engine.query(&self.version, Arc::from([])).await?;
+        let rows = self.engine.query_promptly(&self.version, Arc::from([])).await?;
         rows.first().ok_or_else(|| corrupt("settings_version", "has no row"))?.int("version")
     }
 

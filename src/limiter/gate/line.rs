@@ -1,6 +1,7 @@
 //! The line before the gate: who waits, in which order, and who has waited long enough.
 //!
-//! Refuses to overtake: a want that cannot be granted holds those behind it, so that a costly job is not starved by them.
+//! Refuses to overtake: a want that cannot be granted holds those behind it, so that a costly job is not starved by them; but
+//! not once it has gone, because it would have had to wait too long.
 //! Other processes have lines of their own, and can overtake it while they take what comes free. One whose own account or
 //! reference refuses steps aside until that is over, and holds nobody.
 
@@ -250,6 +251,26 @@ impl Line {
     /// When the next of them will have waited long enough.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.waiters.first_time()
+    }
+
+    /// Whether the first in line wants more than somebody behind it, more than there is, and will not wait for it. Then it goes,
+    /// with all who want as much and are no more patient, and those behind may have what there is. Their lane need not rest for
+    /// that.
+    pub fn send_costly_away(&mut self, first: Place, standing: &Standing, now: Instant) -> bool {
+        let Standing { by, until, exact, .. } = standing;
+        let goes = |waiter: &&Waiter| waiter.cost > 1 && waiter.wait_until < *until;
+        let Some(cost) = self.waiters.of(first).filter(goes).map(|waiter| waiter.cost) else { return false };
+        if !self.waiters.iter().any(|(_, other)| other.cost < cost && other.aside.is_none()) {
+            return false;
+        }
+        for place in self.waiters.impatient(*until) {
+            if self.waiters.of(place).is_some_and(|waiter| waiter.cost >= cost)
+                && let Some(waiter) = self.waiters.remove(place)
+            {
+                refuse(waiter, until.saturating_duration_since(now), *exact, by, true);
+            }
+        }
+        true
     }
 
     /// Refuses everybody, or everybody of a kind, who would have to wait beyond their time. What refuses look-ups alone says

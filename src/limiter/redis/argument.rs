@@ -89,7 +89,9 @@ fn packed_subject(spec: &QuotaSpec, subject: &Subject) -> Vec<u8> {
     let cells = spec.subject_cells(subject);
     let indices: Vec<usize> = subject.limits.iter().map(|limit| limit.index).collect();
     let (names, records) = (names(&cells), records(&cells, &indices));
-    let limits = digest(&[names.as_slice(), &records].concat());
+    // With what says how long uses matter: its key lives for so long, and is given more time when that grows.
+    let matter = packed(&[(micros_up(spec.hold_max), 6), (spec.longest_us(), 6)]);
+    let limits = digest(&[names.as_slice(), &records, &matter].concat());
     [&limits[..], &packed(&[(wide(names.len()), 2), (wide(cells.len()), 2)]), &names, &records].concat()
 }
 

@@ -171,7 +171,7 @@ async fn a_booked_slot_given_back_is_booked_again_for_the_same_start(limiter: Ar
 /// When a use is over that nobody answered for, which may have started then: its longest hold, in whole milliseconds as
 /// the log has it, and a window.
 fn over_us(spec: &QuotaSpec, limit: usize, start_us: u64) -> u64 {
-    (start_us + micros_up(spec.hold_max)).div_ceil(1_000) * 1_000 + padded_us(spec, limit)
+    (start_us + quota_spec::padded_us(micros_up(spec.hold_max))).div_ceil(1_000) * 1_000 + padded_us(spec, limit)
 }
 
 async fn an_unanswered_slot_counts_from_its_deadline_for_a_window(limiter: Arc<dyn Limiter>) {
@@ -232,7 +232,7 @@ async fn a_booked_slot_is_held_from_its_start_not_from_its_booking(limiter: Arc<
     let start_us = start_us.max(booked.now.0);
     assert_eq!((booked.permits(), booked.now.0 + booked.granted[0].wait_us), (1, start_us));
     // Past its deadline it counts as answered then.
-    until_us(&caller, start_us + hold_us).await;
+    until_us(&caller, start_us + quota_spec::padded_us(hold_us)).await;
     let reply = caller.call(&[1]).await;
     assert_eq!((reply.permits(), promised_us(&reply)), (0, over_us(&spec, 0, start_us)));
 }

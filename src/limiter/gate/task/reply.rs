@@ -254,6 +254,10 @@ impl GateTask {
         let limited = matches!(by, RefusedBy::Limit(_));
         let first = self.line.first_ready(&self.kinds, arrived).filter(|_| limited);
         let standing = Standing::new(by, until, refused.exact, arrived).for_first(first);
+        if first.is_some_and(|first| self.line.send_costly_away(first, &standing, arrived)) {
+            self.ask_at = arrived + ASK_PAUSE;
+            return;
+        }
         self.ask_at = come_back.unwrap_or(standing.ask_at);
         self.standing = Some(standing);
     }

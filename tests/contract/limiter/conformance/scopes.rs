@@ -172,6 +172,27 @@ async fn an_accounts_unanswered_slot_counts_from_its_deadline_for_a_window(limit
     assert_eq!(caller.ask(&wants).await.permits(), 1);
 }
 
+/// Redis drops a key that no longer matters. One that matters for longer under other settings is kept for longer.
+#[tokio::test]
+async fn an_accounts_key_is_kept_for_as_long_as_its_uses_matter() {
+    let server = Redis::shared();
+    let limiter: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&server.url(), "kept").unwrap());
+    let mut spec = spec(&[("account", 5, 600), ("all", 20, 600)]);
+    spec.limits[0].scope = Scope::Account;
+    let mut caller = Caller::warm(&limiter, spec.clone()).await;
+    assert_eq!(caller.ask(&[of(&spec, 1, "a", None)]).await.permits(), 1);
+    (caller.spec.version, caller.spec.hold_max) = (2, 600 * SECOND);
+    let wants = [of(&caller.spec, 1, "a", None)];
+    assert_eq!(caller.ask(&wants).await.permits(), 1);
+    let mut connection = ::redis::Client::open(server.url()).unwrap().get_connection().unwrap();
+    let keys: Vec<String> = ::redis::cmd("KEYS").arg("kept:*").query(&mut connection).unwrap();
+    assert!(keys.len() >= 2, "{keys:?}");
+    for key in keys {
+        let left_ms: i64 = ::redis::cmd("PTTL").arg(&key).query(&mut connection).unwrap();
+        assert!(left_ms > 600_000, "{key} is gone in {left_ms} ms");
+    }
+}
+
 async fn a_settlement_for_another_account_frees_nothing(limiter: Arc<dyn Limiter>) {
     let spec = scoped(8_000);
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
