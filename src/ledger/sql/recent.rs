@@ -1,8 +1,8 @@
 //! What was used of a quota lately: for a limiter that lost its account and rebuilds it.
 //!
 //! Look-ups count like charges, one permit each. Refuses to flatter: ages are rounded down, a request whose answer never
-//! came counts as on the wire for as long as any row may let one be, and providers that have left the quota or are gone are remembered by the audit. Refuses a
-//! statement that grows with the window: it goes back page by page.
+//! came counts as on the wire for as long as any row may let one be, and providers that have left the quota or are gone are
+//! remembered by the audit. Refuses a statement that grows with the window: it goes back page by page.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,9 +1,8 @@
 //! The line before the gate: who waits, in which order, and who has waited long enough.
 //!
-//! Refuses to overtake: a want that cannot be granted holds those behind it, so that a costly job is not starved by them; but
-//! not once it has gone, because it would have had to wait too long.
-//! Other processes have lines of their own, and can overtake it while they take what comes free. One whose own account or
-//! reference refuses steps aside until that is over, and holds nobody.
+//! Refuses to overtake: a want that cannot be granted holds those behind it, so that a costly job is not starved by them, as
+//! long as it waits. Other processes have lines of their own, and can overtake it while they take what comes free. One whose
+//! own account or reference refuses steps aside until that is over, and holds nobody.
 
 use std::time::Duration;
 
