@@ -19,7 +19,8 @@
 --   settlement  call 6, cost 4, kind 1, fate 1, subjects 1, first subject 2, second subject 2, age 6
 --   origin      instant in ms 6; behind a settlement of what was not sent, one for each of the provider's cells
 --   past use    age 6, cost of charges 4, of lookups 4; oldest first
---   subject     limits digest 8, bytes of names 2, cells 2; names and cells as in the terms
+--   subject     limits digest 8, bytes of names 2, cells 2; names and cells as in the terms, whose longest hold and window the
+--               digest has too
 --
 -- CODES  kind of a cell: 0 log, 1 window, 2 bucket
 --   mode: 0 counts the start, 1 held until the answer, 2 shadow, 3 pacing
