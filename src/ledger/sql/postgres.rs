@@ -116,7 +116,8 @@ impl Engine for PostgresEngine {
         let (pool, step) = (self.prompt.clone(), Step { sql: sql.clone(), args, must_affect: false });
         to_the_end(async move {
             let rows = async {
-                let mut session = spoken_within(PROMPT_MAX, Session::of(&pool)).await?;
+                // A new connection may take longer than an answer: given up sooner, it would never be there.
+                let mut session = Session::of(&pool).await?;
                 let rows = spoken_within(PROMPT_MAX, of_a_primary(&mut session, &step)).await;
                 session.end(rows)
             };
