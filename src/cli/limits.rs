@@ -110,7 +110,9 @@ async fn used(
     if matches!(config.limiter.url, LimiterUrl::Embedded) {
         // What has this form needs no escaping in a query.
         let account = account.map(|account| format!("?account={account}")).unwrap_or_default();
-        return ops_client::get(config, &format!("/api/v1/limits/{name}{account}")).await;
+        // The settings were read from the database just now, so that it could name its deployment.
+        let answered = ops_client::get(config, engines, &format!("/api/v1/limits/{name}{account}")).await?;
+        return Ok(answered.value);
     }
     let known = Known::default().after(settings.load().await?);
     let limiter = engines.limiter(config).await?;

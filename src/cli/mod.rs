@@ -150,11 +150,14 @@ pub enum CommandError {
     Failed(String),
     /// What an embedded deployment starts with; only `run`, `migrate` and `provider apply` make a database.
     #[error(
-        "there is no database {} (database.url): run this where it lies or set database.url; `sluicegate provider apply \
-         FILE`, `migrate` and `run` make a new one",
+        "no deployment here: there is no database {} (database.url). Run this where it lies or set database.url; `sluicegate \
+         provider apply FILE`, `migrate` and `run` make a new one",
         .path.display()
     )]
     NoDatabaseYet { path: PathBuf },
+    /// The process on `ops.listen` works for another database than the configured one.
+    #[error("{0}")]
+    OtherDeployment(String),
     /// An engine cannot be reached now; trying again may succeed.
     #[error("{0}")]
     EngineAway(String),
@@ -170,7 +173,11 @@ impl CommandError {
             Self::Usage(_) => Exit::Usage,
             // Whoever reads our output has seen enough (`sluicegate provider list | head -1`).
             Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Exit::Fine,
-            Self::Failed(_) | Self::NoDatabaseYet { .. } | Self::EngineAway(_) | Self::Output(_) => Exit::Failed,
+            Self::Failed(_)
+            | Self::NoDatabaseYet { .. }
+            | Self::OtherDeployment(_)
+            | Self::EngineAway(_)
+            | Self::Output(_) => Exit::Failed,
         }
     }
 }

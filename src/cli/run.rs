@@ -19,6 +19,7 @@ use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl};
 use crate::ledger::fleet::Fleet;
 use crate::ledger::operator::Operator;
 use crate::ops::api::Desk;
+use crate::ops::deployment::Deployment;
 use crate::ops::metrics::{Looked, Metrics};
 use crate::ops::{self, Lookout, OpsState, Sources};
 use crate::worker::deployment::{self, DrainReport, Progress};
@@ -52,9 +53,10 @@ pub async fn run(config: &Config, engines: &dyn Engines, console: &mut Console) 
     let opened = until_back("open the database", &stop, async || {
         let operator = engines.operator(config).await?;
         let (fleet, _) = engines.fleet(config).await?;
-        Ok((operator, fleet, engines.worker(config).await?))
+        let deployment = Deployment { id: fleet.deployment().await?, database: config.database.url.location() };
+        Ok((Opened { operator, fleet, deployment }, engines.worker(config).await?))
     });
-    let (operator, fleet, (engines, _lock)) = match opened.await {
+    let (opened, (engines, _lock)) = match opened.await {
         Ok(opened) => opened,
         Err(GivenUp::Stopped) => return Ok(say(DrainReport::default(), console)?),
         Err(GivenUp::Failed(error)) => return Err(error),
@@ -64,12 +66,12 @@ pub async fn run(config: &Config, engines: &dyn Engines, console: &mut Console) 
     let identity = identity(config, &options.owner);
     let reports_end = CancellationToken::new();
     if config.ops.listen.is_some() {
-        let state = ops_state(config, &engines, operator, fleet.clone(), &progress_rx, &identity);
+        let state = ops_state(config, &engines, &opened, &progress_rx, &identity);
         let (lookout, looking_ends) = (state.lookout.clone(), reports_end.clone());
         tokio::spawn(async move { lookout.run(looking_ends).await });
         front.open(state);
     }
-    let reporter = Reporter { fleet, engines: engines.clone(), progress: progress_rx, identity };
+    let reporter = Reporter { fleet: opened.fleet, engines: engines.clone(), progress: progress_rx, identity };
     let reporting = tokio::spawn(reporter.run(reports_end.clone()));
     let report = deployment::run(engines, options, stop, progress).await;
     reports_end.cancel();
@@ -100,21 +102,28 @@ async fn serve(listener: TcpListener, front: ops::Front, stop: CancellationToken
     }
 }
 
+/// The database, as the ops server needs it.
+struct Opened {
+    operator: Arc<dyn Operator>,
+    fleet: Arc<dyn Fleet>,
+    deployment: Deployment,
+}
+
 fn ops_state(
     config: &Config,
     engines: &worker::Engines,
-    operator: Arc<dyn Operator>,
-    fleet: Arc<dyn Fleet>,
+    opened: &Opened,
     progress: &watch::Receiver<Progress>,
     identity: &Identity,
 ) -> OpsState {
     let worker::Engines { queue, upkeep, settings, limiter, .. } = engines.clone();
+    let Opened { operator, fleet, deployment } = opened;
     let looked =
         Looked { settings: settings.clone(), queue: queue.clone(), limiter: limiter.clone(), upkeep: upkeep.clone() };
     let sources = Sources {
         progress: progress.clone(),
         settings: settings.clone(),
-        fleet,
+        fleet: Arc::clone(fleet),
         upkeep: upkeep.clone(),
         queue: queue.clone(),
         limiter: limiter.clone(),
@@ -122,13 +131,14 @@ fn ops_state(
         version: identity.version.clone(),
     };
     OpsState {
+        deployment: deployment.clone(),
         metrics: Arc::new(Metrics::new(progress.clone(), looked)),
         lookout: Arc::new(Lookout::new(sources)),
         progress: progress.clone(),
         limiter,
         upkeep,
         token: config.ops.token.clone(),
-        desk: Desk { operator, settings, queue, card_numbers: config.worker.card_numbers },
+        desk: Desk { operator: Arc::clone(operator), settings, queue, card_numbers: config.worker.card_numbers },
     }
 }
 

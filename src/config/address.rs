@@ -93,6 +93,26 @@ impl DatabaseUrl {
         }
     }
 
+    /// Where the database is, for people who compare two: an absolute path, or scheme, host, port and name; no user.
+    #[must_use]
+    pub fn location(&self) -> String {
+        match self {
+            Self::Sqlite { path: None, .. } => "sqlite::memory:".to_owned(),
+            Self::Sqlite { path: Some(path), .. } => {
+                let absolute = path.canonicalize().or_else(|_| std::path::absolute(path));
+                format!("sqlite://{}", absolute.as_deref().unwrap_or(path).display())
+            }
+            Self::Postgres(url) => {
+                let Ok(url) = Url::parse(url.expose()) else { return "postgres://".to_owned() };
+                let named = url.query_pairs().filter(|(key, _)| matches!(key.as_ref(), "host" | "port" | "dbname"));
+                let named: Vec<String> = named.map(|(key, value)| format!("{key}={value}")).collect();
+                let parameters = if named.is_empty() { String::new() } else { format!("?{}", named.join("&")) };
+                let port = url.port().unwrap_or(5_432);
+                format!("postgres://{}:{port}{}{parameters}", url.host_str().unwrap_or_default(), url.path())
+            }
+        }
+    }
+
     /// Hosts that the driver may connect to; a path is a local socket.
     #[must_use]
     pub fn hosts(&self) -> Vec<String> {

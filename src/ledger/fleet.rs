@@ -8,6 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::LedgerError;
+use super::deployment::DeploymentId;
 use crate::domain::provider::ProviderName;
 
 /// Most workers that are read at once.
@@ -47,6 +48,9 @@ pub struct Reported {
 
 #[async_trait]
 pub trait Fleet: Send + Sync {
+    /// The id of the deployment whose database this is.
+    async fn deployment(&self) -> Result<DeploymentId, LedgerError>;
+
     /// Writes a process's row, or writes it anew.
     async fn report(&self, report: &WorkerReport) -> Result<(), LedgerError>;
 

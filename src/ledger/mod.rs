@@ -20,6 +20,7 @@ use crate::provider::FrozenRequest;
 
 pub mod audited;
 pub mod database;
+pub mod deployment;
 pub mod fleet;
 mod migrate;
 mod migrations;

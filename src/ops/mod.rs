@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, Request, State};
 use axum::http::StatusCode;
-use axum::middleware::{from_fn, from_fn_with_state};
+use axum::middleware::{from_fn, from_fn_with_state, map_response_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
@@ -35,6 +35,7 @@ pub mod api;
 pub mod change;
 mod connections;
 mod conservation;
+pub mod deployment;
 pub mod explain;
 mod guard;
 mod lanes;
@@ -52,6 +53,7 @@ const STARTING: &str = "starting\n";
 /// What the server can tell.
 #[derive(Clone)]
 pub struct OpsState {
+    pub deployment: deployment::Deployment,
     pub progress: watch::Receiver<Progress>,
     pub limiter: Arc<dyn Limiter>,
     pub metrics: Arc<metrics::Metrics>,
@@ -98,11 +100,13 @@ fn router(state: OpsState) -> Router {
         .route("/api/v1/conservation", get(conservation::show))
         .route("/api/v1/jobs/{id}/explain", get(explain::show))
         .merge(overview::routes())
+        .route("/api/v1/deployment", get(deployment::show))
         .route("/api/v1/openapi.json", get(openapi::show))
         .merge(api::routes())
         .merge(page::router())
         .route_layer(from_fn_with_state(state.clone(), guard::authorised));
-    Router::new().route("/livez", get(alive)).route("/readyz", get(readyz)).merge(guarded).with_state(state)
+    let all = Router::new().route("/livez", get(alive)).route("/readyz", get(readyz)).merge(guarded);
+    all.layer(map_response_with_state(state.clone(), deployment::name)).with_state(state)
 }
 
 async fn alive() -> &'static str {
@@ -204,7 +208,9 @@ mod tests {
             queue,
             card_numbers: CardNumbers::Refuse,
         };
+        let id = database.fleet().deployment().await.unwrap();
         let state = OpsState {
+            deployment: deployment::Deployment { id, database: "sqlite::memory:".to_owned() },
             metrics: Arc::new(metrics::Metrics::new(progress.clone(), looked)),
             lookout: overview::tests::lookout(&database, progress.clone(), limiter.clone()),
             progress,
@@ -317,6 +323,29 @@ mod tests {
             assert!(status == wanted && body.contains(words), "{rest}: {status} {body}");
             assert!(body.starts_with(r#"{"error":""#), "{rest}: {body}");
         }
+        stop.cancel();
+    }
+
+    #[tokio::test]
+    async fn every_answer_names_the_deployment() {
+        let (state, _progress, database) = state(Some("let-me-in")).await;
+        let id = database.fleet().deployment().await.unwrap().to_string();
+        let (address, stop) = serving(state).await;
+        for (path, token, wanted) in [
+            ("/livez", None, 200),
+            ("/readyz", None, 503),
+            ("/api/v1/overview", None, 401),
+            ("/api/v1/deployment", None, 401),
+            ("/api/v1/deployment", Some("let-me-in"), 200),
+            ("/nowhere", None, 404),
+        ] {
+            let answer = get(&format!("{address}{path}"), token).await;
+            let named = answer.headers().get(deployment::HEADER).map(|id| id.to_str().unwrap().to_owned());
+            assert_eq!((answer.status().as_u16(), named), (wanted, Some(id.clone())), "{path}");
+        }
+        let told = get(&format!("{address}/api/v1/deployment"), Some("let-me-in")).await;
+        let told: deployment::Deployment = told.json().await.unwrap();
+        assert_eq!((told.id.to_string(), told.database.as_str()), (id, "sqlite::memory:"));
         stop.cancel();
     }
 

@@ -36,6 +36,7 @@ use utoipa::{Modify, OpenApi};
         super::overview::provider,
         super::overview::past,
         super::overview::workers,
+        super::deployment::show,
         show,
     ),
     modifiers(&Guarded),

@@ -23,8 +23,11 @@ pub async fn run(
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let path = format!("/api/v1/jobs/{id}/explain");
-    let answer = match ops_client::get_if_running::<Explained>(config, &path).await? {
-        Some(answer) => answer,
+    let answer = match ops_client::get_if_running::<Explained>(config, engines, &path).await? {
+        Some(answered) => {
+            answered.unverified.iter().try_for_each(|why| console.message(why))?;
+            answered.value
+        }
         None => {
             console.message(
                 "no running process on `ops.listen`: explained from the ledger alone, without its lanes and gates",

@@ -145,10 +145,11 @@ struct Looking<'a> {
 }
 
 impl Looking<'_> {
-    /// The overview, and why it is not a running process's.
+    /// The overview, and why it is not a running process's, or perhaps another deployment's.
     async fn look(&self) -> Result<(Overview, Option<String>), CommandError> {
-        match ops_client::get(self.config, "/api/v1/overview").await {
-            Ok(overview) => Ok((overview, None)),
+        match ops_client::get::<Overview>(self.config, self.engines, "/api/v1/overview").await {
+            Ok(answered) => Ok((answered.value, answered.unverified)),
+            Err(error @ (CommandError::NoDatabaseYet { .. } | CommandError::OtherDeployment(_))) => Err(error),
             Err(error) => {
                 let overview = overview(&self.evidence().await?);
                 Ok((overview, Some(format!("{error}\nshown is what database and queue alone tell"))))

@@ -10,12 +10,14 @@ use async_trait::async_trait;
 use super::SqlLedger;
 use super::dialect::Dialect;
 use super::engine::{Args, Sql};
-use super::row::Row;
+use super::row::{Row, corrupt};
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
+use crate::ledger::deployment::DeploymentId;
 use crate::ledger::fleet::{Fleet, Reported, WORKERS_MAX, WorkerReport};
 
 pub struct Statements {
+    deployment: Sql,
     report: Sql,
     reports: Sql,
     leave: Sql,
@@ -26,6 +28,7 @@ pub struct Statements {
 impl Statements {
     pub fn new(dialect: Dialect) -> Self {
         Self {
+            deployment: dialect.sql("SELECT {text:id} AS id FROM deployment"),
             report: dialect.sql(
                 "INSERT INTO worker_reports (id, host, pid, version, started_at, reported_at, format, report) \
                  VALUES ($1, $2, $3, $4, {after:(0 - $5)}, {now}, $6, {json:$7}) \
@@ -54,6 +57,14 @@ impl Statements {
 
 #[async_trait]
 impl Fleet for SqlLedger {
+    async fn deployment(&self) -> Result<DeploymentId, LedgerError> {
+        let rows = self.engine.query(&self.fleet.deployment, Arc::from([])).await?;
+        let row = rows.first().ok_or_else(|| {
+            LedgerError::Refused("table `deployment` has no row: insert one with a new UUID as its `id`".to_owned())
+        })?;
+        DeploymentId::parse(&row.text("id")?).map_err(|problem| corrupt("id", &problem))
+    }
+
     async fn report(&self, report: &WorkerReport) -> Result<(), LedgerError> {
         let WorkerReport { id, host, pid, version, uptime, format, body } = report;
         let args: Args = Arc::from([

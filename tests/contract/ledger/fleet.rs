@@ -6,6 +6,7 @@ use sluicegate::ledger::fleet::WorkerReport;
 use super::*;
 
 on_every_database!(
+    a_database_names_its_deployment_for_ever,
     a_worker_reports_again_and_leaves,
     silent_workers_are_forgotten_after_their_time,
     a_report_that_cannot_be_meant_is_refused,
@@ -27,6 +28,29 @@ fn report(id: &str, body: &str) -> WorkerReport {
 fn silence(kind: Kind, id: &str, seconds: u32) -> String {
     let ago = if kind == Kind::Postgres { format!("interval '{seconds} s'") } else { format!("{seconds}000") };
     format!("UPDATE worker_reports SET reported_at = reported_at - {ago} WHERE id = '{id}'")
+}
+
+async fn a_database_names_its_deployment_for_ever(kind: Kind) {
+    let (fixture, other) = (Fixture::migrated(kind).await, Fixture::migrated(kind).await);
+    let id = fixture.database.fleet().deployment().await.unwrap();
+    fixture.database.migrate().await.unwrap();
+    assert_eq!(fixture.database.fleet().deployment().await.unwrap(), id);
+    assert_ne!(other.database.fleet().deployment().await.unwrap(), id);
+    let text = id.to_string();
+    assert_eq!((text.len(), &text[14..15]), (36, "4"), "a random UUID: {text}");
+    let refused = fixture.sql("INSERT INTO deployment (only_row, id) SELECT 2, id FROM deployment").await.unwrap_err();
+    assert!(refused.contains("deployment_has_one_row"), "{refused}");
+    assert!(fixture.sql("UPDATE deployment SET id = 'nobody'").await.is_err());
+    // As the runbook has it, for a copy.
+    let anew = "UPDATE deployment SET id = '6fa459ea-ee8a-4ca4-894e-db77e160355e'";
+    fixture.sql(anew).await.unwrap();
+    assert_eq!(
+        fixture.database.fleet().deployment().await.unwrap().to_string(),
+        "6fa459ea-ee8a-4ca4-894e-db77e160355e"
+    );
+    fixture.sql("DELETE FROM deployment").await.unwrap();
+    let error = fixture.database.fleet().deployment().await.unwrap_err();
+    assert!(error.to_string().contains("table `deployment` has no row"), "{error}");
 }
 
 async fn a_worker_reports_again_and_leaves(kind: Kind) {

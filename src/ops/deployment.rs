@@ -1,0 +1,45 @@
+//! The deployment that this process works for, named in every answer and at `/api/v1/deployment`.
+//!
+//! A command compares it with the database of its own configuration, because another deployment's process may listen on
+//! the same address.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::HeaderValue;
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::OpsState;
+use crate::ledger::deployment::DeploymentId;
+
+/// Header with the deployment's id; also in refusals, so that it is known without the token.
+pub const HEADER: &str = "x-sluicegate-deployment";
+
+/// Which deployment answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Deployment {
+    /// From table `deployment` of its database.
+    #[schema(value_type = String)]
+    pub id: DeploymentId,
+    /// Where its database is, without user and password.
+    pub database: String,
+}
+
+/// Which deployment this process works for.
+#[utoipa::path(
+    get,
+    path = "/api/v1/deployment",
+    tag = "description",
+    responses((status = 200, description = "Its id and the address of its database", body = Deployment))
+)]
+pub(super) async fn show(State(state): State<OpsState>) -> Json<Deployment> {
+    Json(state.deployment)
+}
+
+pub(super) async fn name(State(state): State<OpsState>, mut answer: Response) -> Response {
+    if let Ok(id) = HeaderValue::from_str(&state.deployment.id.to_string()) {
+        answer.headers_mut().insert(HEADER, id);
+    }
+    answer
+}
