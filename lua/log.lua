@@ -11,10 +11,10 @@
 --   chunk       uses before it 6; then entries
 
 -- Set by the first call: while a library is loaded, Redis hides what Lua brings.
-local decode, encode, sub, find_text, ceil, floor, max, min, fmod
+local decode, encode, sub, find_text, format, ceil, floor, max, min, fmod
 
 local function bind()
-  decode, encode, sub, find_text = struct.unpack, struct.pack, string.sub, string.find
+  decode, encode, sub, find_text, format = struct.unpack, struct.pack, string.sub, string.find, string.format
   ceil, floor, max, min, fmod = math.ceil, math.floor, math.max, math.min, math.fmod
 end
 
@@ -28,6 +28,10 @@ local function clock_us()
   local time = redis.call('TIME')
   return time[1] * 1000000 + time[2]
 end
+
+-- A whole number as an argument of a Redis command. Redis writes the number -0 as "-0" and 1e17 as "1e+17", and takes neither
+-- for an integer. Every number in a command goes through here; tests/docs/lua/numbers.rs holds that.
+local function integer(number) return format('%.0f', number + 0) end
 
 local function entry(ms, count) return encode('<I5I3', max(0, ms - BASE_MS), count) end
 
@@ -52,10 +56,10 @@ local function seek(cell, k)
     local low, high = 0, cell.chunks - 1
     while low < high do
       local middle = ceil((low + high) / 2)
-      local chunk = redis.call('LINDEX', cell.key, middle)
+      local chunk = redis.call('LINDEX', cell.key, integer(middle))
       if chunk and #chunk > 6 and older + decode('<I6', chunk) < k then low = middle else high = middle - 1 end
     end
-    text = redis.call('LINDEX', cell.key, low)
+    text = redis.call('LINDEX', cell.key, integer(low))
     if not text or #text % 8 ~= 6 or redis.call('LLEN', cell.key) ~= cell.chunks then
       damaged = true
       return nil
@@ -96,7 +100,7 @@ local function forget_oldest(cell, uses)
     cell.head, cell.spent = sub(text, left > 0 and at or at + 8), left > 0 and whole - left or 0
   end
   if place > 0 then
-    redis.call('LTRIM', cell.key, place, -1)
+    redis.call('LTRIM', cell.key, integer(place), integer(-1))
     cell.chunks = cell.chunks - place
   elseif place < 0 then
     if cell.chunks > 0 then redis.call('DEL', cell.key) end

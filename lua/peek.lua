@@ -1,7 +1,7 @@
 -- Looks at what one hash of the limiter counts, without taking, settling or writing anything; the sixth part of the
 -- limiter's library.
 --
--- KEYS  a hash as in quota.lua, the state or a subject's; for the state then the logs of the provider's cells
+-- KEYS  the state as in quota.lua; then the logs of the provider's cells, or the hash of one subject
 -- ARGV  names of the cells whose logs the keys are, in their order, joined by "|"; nothing for a subject
 -- REPLY  for each cell, but for one with a list of chunks and no key here: name, uses that count now (those in flight among them), permits that a shadow limit would have
 --   refused, permits that it would have made wait; nothing at all if there is no such hash
@@ -28,12 +28,12 @@ local function counted(cell, now)
     local low, high = -1, cell.chunks - 1
     while low < high do
       local middle = ceil((low + high) / 2)
-      local chunk = redis.call('LINDEX', cell.key, middle)
+      local chunk = redis.call('LINDEX', cell.key, integer(middle))
       local ms = chunk and decode('<I5', chunk, 7) or 0
       if (ms + BASE_MS) * 1000 + cell.window <= now then low = middle else high = middle - 1 end
     end
     if low >= 0 then
-      local chunk = redis.call('LINDEX', cell.key, low)
+      local chunk = redis.call('LINDEX', cell.key, integer(low))
       local more
       more, all = over(chunk, 7, cell.window, now)
       uses = older + decode('<I6', chunk) + more
@@ -53,14 +53,26 @@ end
 
 local function peek(keys, args)
   if not decode then bind() end
-  local now = clock_us()
+  local clock = clock_us()
+  local of_subject = args[1] == ''
   local kept = redis.call('HMGET', keys[1], 'm', 's')
   local m, s = kept[1], kept[2]
   if not m or not s then return {} end
+  -- A clock that went back counts as standing still.
+  local _, _, _, born, _, last = decode(HEAD, m)
+  local now = max(clock, last)
+  if of_subject then
+    kept = redis.call('HMGET', keys[2], 'm', 's')
+    m, s = kept[1], kept[2]
+    if not m or not s then return {} end
+    -- What is of an older state, or older than all its uses, says nothing.
+    local _, _, of_born, kept_until = decode(SUBJECT_HEAD, m)
+    if of_born ~= born or kept_until <= now then return {} end
+  end
   damaged = false
   local names, cells, names_at = decode('<I2I2', s)
   local tally = tally_of(sub(s, names_at, names_at + names - 1), s, names_at + names, cells)
-  local at = (args[1] == '' and SUBJECT_HEAD_BYTES or HEAD_BYTES) + 1
+  local at = (of_subject and SUBJECT_HEAD_BYTES or HEAD_BYTES) + 1
   tally.refreshed, tally[1], tally[2], tally.oldest, at = decode(TALLY, m, at)
   load_cells(tally, m, at)
   local logs, i = {}, 1

@@ -245,7 +245,7 @@ local function save(tally, head, now, mine, own, kept, more_ms)
   end
   for i = 1, chunks and #chunks or 0, 2 do redis.call('RPUSH', chunks[i], chunks[i + 1]) end
   if fresh or chunks then
-    local ttl = string.format('%.0f', ceil(2 * kept / 1000) + more_ms)
+    local ttl = integer(ceil(2 * kept / 1000) + more_ms)
     redis.call('PEXPIRE', tally.key, ttl)
     for i = 1, #cells do
       if cells[i].chunks > 0 then redis.call('PEXPIRE', cells[i].key, ttl) end

@@ -23,6 +23,7 @@ mod liar;
 mod model;
 mod newcomers;
 mod oracle;
+mod peek;
 mod promise;
 mod promise_mixed;
 mod refusals;

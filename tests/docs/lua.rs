@@ -2,6 +2,7 @@
 
 mod codes;
 mod header;
+mod numbers;
 mod server;
 
 use std::path::Path;

@@ -83,6 +83,7 @@ impl Quota {
         let now_us = self.state.as_ref().map_or(clock.0, |state| clock.0.max(state.last_us));
         let provider = self.state.as_ref().map(|state| &state.provider);
         let own = self.state.as_ref().and_then(|state| state.subjects.get(&subject?.key));
+        let own = own.filter(|tally| tally.kept_until_us > now_us);
         let provider_cells = spec.provider_limits().into_iter().zip(spec.provider_cells()).map(|it| (provider, it));
         let own_cells = subject.into_iter().flat_map(|subject| {
             let indices = subject.limits.iter().map(|limit| limit.index);

@@ -6,13 +6,14 @@ use std::cell::Cell;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use sluicegate::domain::decision::SubjectLimit;
+use sluicegate::domain::decision::{Standing, SubjectLimit};
 use sluicegate::domain::limit::{AccountRule, Algorithm, AppliesTo, Rule, Scope};
 use sluicegate::domain::quota::Quota;
 use sluicegate::limiter::redis::answer::parse_reply;
 use sluicegate::limiter::redis::argument::argument;
 use sluicegate::limiter::redis::keys::call_keys;
 use sluicegate::limiter::redis::library::{Library, SOURCE};
+use sluicegate::limiter::redis::look::{look, looked_at};
 
 use super::*;
 use crate::support::redis::Redis;
@@ -27,19 +28,20 @@ const CALLERS: usize = 3;
 const HISTORIES: u32 = 1_000;
 
 /// The function with its clock replaced by a key, so that both sides live through the same instants.
-struct LuaSide {
+pub(super) struct LuaSide {
     connection: redis::Connection,
     library: Library,
     prefix: String,
 }
 
 impl LuaSide {
-    fn new(prefix: &str) -> Self {
+    pub(super) fn new(prefix: &str) -> Self {
         let clock = "local clock = tonumber(redis.call('GET', keys[1] .. ':clock'))";
         // And with small chunks, so that short histories fill many.
         let mut source = SOURCE.to_owned();
-        for (found, instead) in [("local clock = clock_us()", clock), ("CHUNK_BYTES = 64", "CHUNK_BYTES = 24")] {
-            assert_eq!(source.matches(found).count(), 1, "{found}");
+        let replaced = [("local clock = clock_us()", clock, 2), ("CHUNK_BYTES = 64", "CHUNK_BYTES = 24", 1)];
+        for (found, instead, times) in replaced {
+            assert_eq!(source.matches(found).count(), times, "{found}");
             source = source.replace(found, instead);
         }
         let library = Library::of(&source);
@@ -48,7 +50,7 @@ impl LuaSide {
         Self { connection, library, prefix: prefix.to_owned() }
     }
 
-    fn call(&mut self, now: Micros, spec: &QuotaSpec, call: &Call) -> Reply {
+    pub(super) fn call(&mut self, now: Micros, spec: &QuotaSpec, call: &Call) -> Reply {
         let keys = call_keys(&self.prefix, spec, call);
         let mut both = redis::pipe();
         both.cmd("SET").arg(format!("{}:clock", keys[0])).arg(now.0).ignore();
@@ -56,6 +58,23 @@ impl LuaSide {
         let (answer,): (Vec<u8>,) = both.query(&mut self.connection).unwrap();
         parse_reply(&answer, spec.limits.len(), spec.provider_limits().len(), call.wants.len()).unwrap()
     }
+
+    /// What the limits count, on everything or for one subject.
+    pub(super) fn peek(&mut self, now: Micros, spec: &QuotaSpec, subject: Option<&Subject>) -> Vec<Standing> {
+        let (keys, names) = look(&self.prefix, spec, subject);
+        let mut both = redis::pipe();
+        both.cmd("SET").arg(format!("{}:clock", keys[0])).arg(now.0).ignore();
+        both.add_command(self.library.peek(&keys, &names));
+        let (found,): (Vec<(String, u64, u64, u64)>,) = both.query(&mut self.connection).unwrap();
+        looked_at(spec, subject, &found)
+    }
+}
+
+/// The same from the specification.
+pub(super) fn standings(quota: &Quota, now: Micros, spec: &QuotaSpec, subject: Option<&Subject>) -> Vec<Standing> {
+    let all = quota.standings(now, spec, subject);
+    let provider = quota.standings(now, spec, None).len();
+    if subject.is_some() { all[provider..].to_vec() } else { all }
 }
 
 impl Drop for LuaSide {
@@ -302,6 +321,13 @@ fn run_history(prefix: &str, plan: &Plan) -> Result<u64, TestCaseError> {
         let got = life.lua.call(life.now, &spec, &call);
         prop_assert_eq!(&got, &expected, "at {} on {:#?} with {:#?}", life.now.0 as i64 - START_US as i64, call, spec);
         life.born = expected.born;
+        // Not at every step: a look costs as much as a call.
+        let subjects = call.wants.iter().flat_map(|want| want.subjects.iter().map(Some));
+        for subject in subjects.chain([None]).filter(|_| call.number % 4 == 0) {
+            let counted = standings(&life.twin, life.now, &spec, subject);
+            let looked = life.lua.peek(life.now, &spec, subject);
+            prop_assert_eq!(looked, counted, "peek of {:?} after {:#?} with {:#?}", subject, call, spec);
+        }
         granted += expected.permits();
         if matches!(step, Step::Call { .. }) {
             life.keep(caller, &call, &expected);

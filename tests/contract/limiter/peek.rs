@@ -1,0 +1,88 @@
+//! Looking at a limit while it fills and idles: never an error, and always what the specification counts.
+
+use sluicegate::domain::quota::Quota;
+
+use super::differential::{LuaSide, standings};
+use super::*;
+
+const START_US: u64 = 1_800_000_000_000_000;
+
+/// 20 charges a second, one every 50 ms, each answered 7 ms later, for more than a minute; then nothing for two. The log
+/// of the minute fills many chunks, and its oldest use expires in every place: head, first chunk, middle, tail.
+#[test]
+fn peek_answers_while_a_limit_fills_and_idles() {
+    let spec = spec(&[("per-minute", 600, 60_000), ("per-second", 20, 1_000)]);
+    let (mut lua, mut twin) = (LuaSide::new("peek-fills"), Quota::default());
+    let (mut now_us, mut born, mut most) = (START_US, None, 0);
+    let mut granted: Option<u64> = None;
+    for number in 1..=1_300 {
+        let settlements = granted.take().map(|call| used(call, 1, 43_000)).into_iter().collect();
+        let call = Call {
+            incarnation: 1,
+            number,
+            wants: wants(&[1]),
+            settlements,
+            pause: None,
+            rebuild: born.map(forgotten_nothing),
+            distrust: None,
+            run_id: "run".to_owned(),
+        };
+        let reply = lua.call(Micros(now_us), &spec, &call);
+        assert_eq!(reply, twin.call(Micros(now_us), &spec, &call));
+        born = Some(reply.born);
+        granted = (reply.permits() > 0).then_some(number);
+        for part_us in [0, 16_667, 33_334] {
+            let at = Micros(now_us + part_us);
+            let counted = standings(&twin, at, &spec, None);
+            assert_eq!(lua.peek(at, &spec, None), counted, "{} ms after the start", (at.0 - START_US) / 1_000);
+            most = most.max(counted[0].used);
+        }
+        now_us += 50_000;
+    }
+    assert_eq!(most, 600, "the minute was full");
+    let mut states = std::collections::BTreeSet::new();
+    for idle_ms in 0..4_000 {
+        let at = Micros(now_us + idle_ms * 31_000);
+        let counted = standings(&twin, at, &spec, None);
+        assert_eq!(lua.peek(at, &spec, None), counted, "idle for {} ms", idle_ms * 31);
+        states.insert(counted[0].used);
+    }
+    assert!(states.len() > 500, "only {} different counts were seen", states.len());
+}
+
+/// Logs of one chunk, two chunks and so on, looked at in each millisecond in which another use expires: the search for the
+/// oldest use that counts ends in each chunk, along each path.
+#[test]
+fn peek_answers_for_any_number_of_chunks() {
+    let (mut lua, mut spec) = (LuaSide::new("peek-chunks"), spec(&[("all", 1_000, 2_000)]));
+    for chunks in 1..=40 {
+        spec.quota = ProviderName::new(format!("chunks-{chunks}")).unwrap();
+        let (mut twin, mut now_us, mut born) = (Quota::default(), START_US, None);
+        for number in 1..=chunks {
+            let granted = number > 2;
+            let call = Call {
+                incarnation: 1,
+                number,
+                wants: if number == 1 { Vec::new() } else { wants(&[1; 3]) },
+                settlements: if granted {
+                    [3_000, 2_000, 1_000].map(|us| used(number - 1, 1, us)).into()
+                } else {
+                    Vec::new()
+                },
+                pause: None,
+                rebuild: born.map(forgotten_nothing),
+                distrust: None,
+                run_id: "run".to_owned(),
+            };
+            let reply = lua.call(Micros(now_us), &spec, &call);
+            assert_eq!(reply, twin.call(Micros(now_us), &spec, &call));
+            born = Some(reply.born);
+            now_us += 3_000;
+        }
+        for ms in 0..3 * chunks + 10 {
+            let at = Micros(START_US + 2_002_000 + ms * 1_000);
+            let counted = standings(&twin, at, &spec, None);
+            assert_eq!(lua.peek(at, &spec, None), counted, "{chunks} calls, {ms} ms after the first use ends");
+        }
+    }
+}
