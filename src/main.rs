@@ -3,6 +3,7 @@
 //! Refuses everything else: what a command does is in `cli`, and exit codes are [`cli::Exit`].
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use sluicegate::app::App;
 use sluicegate::cli::connect::Engines as _;
@@ -14,19 +15,35 @@ use sluicegate::telemetry;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// How long messages that nothing reads may hold up the exit.
+const FLUSH_MAX: Duration = Duration::from_secs(1);
+
 fn main() -> ExitCode {
     let cli = Cli::from_arguments(std::env::args_os()).unwrap_or_else(|error| error.exit());
-    let mut console = Console::of_process();
-    let ended = run(&cli, &mut console).and_then(|exit| Ok(console.flush().map(|()| exit)?));
-    let exit = ended.unwrap_or_else(|error| {
+    // Without a thread for them messages are written as those of any other command.
+    let messages = cli.command.is_long_running().then(telemetry::non_blocking_stderr).and_then(Result::ok);
+    let mut console = match &messages {
+        Some(messages) => Console::with_messages_to(Box::new(messages.clone())),
+        None => Console::of_process(),
+    };
+    let exit = execute(&cli, &mut console);
+    if let Some(messages) = messages {
+        // What is not read by then is lost with the process.
+        let _all_read = messages.flush_within(FLUSH_MAX);
+    }
+    ExitCode::from(exit.code())
+}
+
+fn execute(cli: &Cli, console: &mut Console) -> Exit {
+    let ended = run(cli, console).and_then(|exit| Ok(console.flush().map(|()| exit)?));
+    ended.unwrap_or_else(|error| {
         let exit = error.exit();
         if exit != Exit::Fine {
             // With stderr closed as well, the exit code is all that is left to say.
             console.message(&format!("error: {error}")).unwrap_or_default();
         }
         exit
-    });
-    ExitCode::from(exit.code())
+    })
 }
 
 fn run(cli: &Cli, console: &mut Console) -> Result<Exit, CommandError> {
@@ -54,7 +71,8 @@ fn run(cli: &Cli, console: &mut Console) -> Result<Exit, CommandError> {
         engines.close().await;
         ended
     });
-    // A read from a terminal that nobody types at must not hold up the exit.
-    runtime.shutdown_background();
+    // Never shut down: a read from a terminal that nobody types at would hold up the exit, and the broker's client panics in
+    // its own thread when its tasks are cancelled. The process ends with whatever is left.
+    std::mem::forget(runtime);
     ended
 }

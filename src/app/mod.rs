@@ -161,6 +161,11 @@ enum Place {
     Session(Arc<SessionRight>),
 }
 
+/// Whether a part of it serves this process alone.
+fn is_embedded(config: &Config) -> bool {
+    matches!(config.limiter.url, LimiterUrl::Embedded) || matches!(config.queue.url, QueueUrl::Embedded)
+}
+
 async fn take_place(config: &Config, database: &Database) -> Result<Place, CommandError> {
     let taken = || CommandError::Configuration(ANOTHER_RUN.to_owned());
     match &config.database.url {
@@ -291,11 +296,16 @@ impl Engines for App {
         Ok(Arc::clone(self.limiter.get_or_try_init(open).await?))
     }
 
+    async fn has_no_other_run(&self, config: &Config) -> Result<(), CommandError> {
+        if is_embedded(config) {
+            take_place(config, self.database(config).await?).await?;
+        }
+        Ok(())
+    }
+
     async fn worker(&self, config: &Config) -> Result<(worker::Engines, RunLock), CommandError> {
         let database = self.database(config).await?;
-        let embedded =
-            matches!(config.limiter.url, LimiterUrl::Embedded) || matches!(config.queue.url, QueueUrl::Embedded);
-        let place = if embedded { take_place(config, database).await? } else { Place::InMemory };
+        let place = if is_embedded(config) { take_place(config, database).await? } else { Place::InMemory };
         let queue = self.open_queue(config).await?;
         if let OpenQueue::Embedded(queue) = queue {
             let messages = queue.recover().await?;

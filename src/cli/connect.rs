@@ -69,6 +69,9 @@ pub trait Engines: Send + Sync {
 
     async fn limiter(&self, config: &Config) -> Result<Arc<dyn Limiter>, CommandError>;
 
+    /// Fails when another `run` uses the same embedded limiter or queue. Connects to nothing but the database.
+    async fn has_no_other_run(&self, config: &Config) -> Result<(), CommandError>;
+
     /// What a worker stands on, once everything is so that it may start. It may run while the lock lives.
     async fn worker(&self, config: &Config) -> Result<(worker::Engines, RunLock), CommandError>;
 

@@ -46,6 +46,12 @@ impl Console {
         Self { answers: Some(answers), ..self }
     }
 
+    /// Standard output of this process, with messages written to `err` instead of standard error.
+    #[must_use]
+    pub fn with_messages_to(err: Box<dyn Write + Send>) -> Self {
+        Self { err, ..Self::of_process() }
+    }
+
     /// Standard output and error of this process.
     #[must_use]
     pub fn of_process() -> Self {
@@ -124,7 +130,8 @@ impl Console {
     /// # Errors
     /// When stderr is closed.
     pub fn message(&mut self, text: &str) -> io::Result<()> {
-        writeln!(self.err, "{text}")
+        // In one write: what is written whole is dropped whole, and not mixed with log lines.
+        self.err.write_all(format!("{text}\n").as_bytes())
     }
 
     /// Asks on stderr whether to go on: only `y` or `yes` says so. `None`: nobody can be asked.

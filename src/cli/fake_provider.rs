@@ -2,16 +2,17 @@
 //!
 //! Refuses to listen beyond this machine unless told to: it has no authentication and forgets nothing it is sent.
 
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use super::CommandError;
+use super::signals::Signals;
+use super::{CommandError, Console};
 use crate::domain::limit::Rate;
 use crate::domain::time::parse_duration;
 use crate::provider::simulated::{FakeOptions, FakeProvider, OnLimit, Report};
@@ -95,48 +96,52 @@ impl FakeProviderArgs {
     }
 }
 
-/// Serves until SIGINT or SIGTERM, then prints the report as JSON on stdout.
+/// Serves until a signal asks for the end, then prints the report as JSON on stdout. A second signal ends it though nothing
+/// reads the report.
 ///
 /// # Errors
 /// When the address is not allowed or taken, or the listener fails.
-pub async fn run(args: FakeProviderArgs) -> Result<(), CommandError> {
+pub async fn run(args: FakeProviderArgs, console: &mut Console) -> Result<(), CommandError> {
     // Before the address is announced: whoever reads it may send the signal at once.
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
-    let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
-    let cancel = CancellationToken::new();
-    let stop = cancel.clone();
-    let stopped = async move {
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
-        stop.cancel();
-    };
-    let (report, ()) = tokio::join!(serve(args, cancel.clone()), async {
-        tokio::select! {
-            () = stopped => {}
-            // The listener failed, or its address was refused.
-            () = cancel.cancelled() => {}
-        }
+    let mut signals = Signals::watch()?;
+    let listener = listen(&args).await?;
+    console.message(&format!("fake provider listening on http://{}", listener.local_addr()?))?;
+    let report = serve(&args, listener, async {
+        signals.stop().await;
     });
-    let report = serde_json::to_string_pretty(&report?).map_err(failed)?;
-    println!("{report}");
-    Ok(())
+    let report = serde_json::to_string_pretty(&report.await?).map_err(failed)?;
+    let printed = tokio::task::spawn_blocking(move || writeln!(std::io::stdout(), "{report}"));
+    tokio::select! {
+        printed = printed => Ok(printed.map_err(failed)??),
+        signal = signals.stop() => Err(CommandError::Failed(format!("{signal}: the report was not read"))),
+    }
 }
 
-async fn serve(args: FakeProviderArgs, cancel: CancellationToken) -> Result<Report, CommandError> {
-    // Whatever ends this ends the wait for a signal too.
-    let _ended = cancel.clone().drop_guard();
-    let refused = |problem: String| CommandError::Failed(format!("--listen {}: {problem}", args.listen));
+async fn listen(args: &FakeProviderArgs) -> Result<TcpListener, CommandError> {
     if !args.listen.ip().is_loopback() && !args.expose {
         let text = format!("--listen {}: other machines could reach it; add --expose if that is meant", args.listen);
         return Err(CommandError::Usage(text));
     }
-    let listener = TcpListener::bind(args.listen).await.map_err(|error| refused(error.to_string()))?;
-    eprintln!("fake provider listening on http://{}", listener.local_addr()?);
+    let refused = |error| CommandError::Failed(format!("--listen {}: {error}", args.listen));
+    TcpListener::bind(args.listen).await.map_err(refused)
+}
+
+async fn serve(
+    args: &FakeProviderArgs,
+    listener: TcpListener,
+    stopped: impl Future<Output = ()>,
+) -> Result<Report, CommandError> {
     let fake = FakeProvider::new(args.options());
-    let handle = fake.handle();
-    fake.serve(listener, cancel).await.map_err(failed)?;
+    let (handle, stop) = (fake.handle(), CancellationToken::new());
+    let serving = fake.serve(listener, stop.clone());
+    tokio::pin!(serving);
+    tokio::select! {
+        ended = &mut serving => ended.map_err(failed)?,
+        () = stopped => {
+            stop.cancel();
+            serving.await.map_err(failed)?;
+        }
+    }
     Ok(handle.report())
 }
 
@@ -193,18 +198,18 @@ mod tests {
 
     #[tokio::test]
     async fn it_does_not_listen_for_others_unasked() {
-        let refused = run(parse("x --listen 0.0.0.0:0").unwrap()).await.unwrap_err();
+        let listens = async |line: &str| listen(&parse(line).unwrap()).await;
+        let refused = listens("x --listen 0.0.0.0:0").await.unwrap_err();
         assert!(refused.to_string().contains("--expose"), "{refused}");
         let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let line = format!("x --listen {}", taken.local_addr().unwrap());
-        assert!(run(parse(&line).unwrap()).await.unwrap_err().to_string().contains("--listen"));
+        assert!(listens(&line).await.unwrap_err().to_string().contains("--listen"));
     }
 
     #[tokio::test]
     async fn when_it_ends_it_tells_what_it_saw() {
-        let cancel = CancellationToken::new();
-        cancel.cancel();
-        let report = serve(parse("x --listen 127.0.0.1:0 --limit 1/1s").unwrap(), cancel).await.unwrap();
+        let args = parse("x --listen 127.0.0.1:0 --limit 1/1s").unwrap();
+        let report = serve(&args, listen(&args).await.unwrap(), async {}).await.unwrap();
         assert_eq!((report.requests, report.limits[0].limit.as_str()), (0, "1/1s"));
     }
 }

@@ -30,6 +30,7 @@ mod os_user;
 pub mod provider;
 mod rows;
 pub mod run;
+mod signals;
 pub mod simulate;
 pub mod status;
 mod stdin;
@@ -215,6 +216,16 @@ impl Command {
         Log { level, ..configured }
     }
 
+    /// Whether it runs until it is stopped, or works beside what it shows: it must not wait for whoever reads its messages.
+    #[must_use]
+    pub fn is_long_running(&self) -> bool {
+        match self {
+            Self::Run(_) | Self::Demo(_) | Self::FakeProvider(_) => true,
+            Self::Status(args) => args.watches(),
+            _ => false,
+        }
+    }
+
     /// What becomes of an embedded database that is not there yet: most commands only look into one, or change one.
     #[must_use]
     pub fn missing_database(&self) -> MissingDatabase {
@@ -230,7 +241,7 @@ impl Command {
         match self {
             Self::Completions(args) => Some(completions::run(args, console)),
             Self::Man(args) => Some(man::run(args, console)),
-            Self::FakeProvider(args) => Some(fake_provider(args)),
+            Self::FakeProvider(args) => Some(fake_provider(args, console)),
             Self::Bench(args) => bench::without_config(args, console),
             _ => None,
         }
@@ -238,10 +249,12 @@ impl Command {
 }
 
 /// The fake provider has a runtime of its own, because it needs no configuration.
-fn fake_provider(args: &fake_provider::FakeProviderArgs) -> Result<Exit, CommandError> {
+fn fake_provider(args: &fake_provider::FakeProviderArgs, console: &mut Console) -> Result<Exit, CommandError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(fake_provider::run(args.clone()))?;
-    Ok(Exit::Fine)
+    let ended = runtime.block_on(fake_provider::run(args.clone(), console));
+    // A report that nothing reads must not hold up the exit.
+    runtime.shutdown_background();
+    ended.map(|()| Exit::Fine)
 }
 
 /// Runs one command with its configuration.
@@ -266,7 +279,7 @@ pub async fn execute(
         Command::Simulate(args) => simulate::run(args, config, engines, console).await,
         Command::Completions(args) => completions::run(args, console),
         Command::Man(args) => man::run(args, console),
-        Command::FakeProvider(args) => fake_provider(args),
+        Command::FakeProvider(args) => fake_provider(args, console),
         Command::Bench(args) => bench::run(args, config, engines, console).await,
         Command::Run(_) => run::run(config, engines, console).await,
         Command::Demo(args) => demo::run(args, engines, console).await,

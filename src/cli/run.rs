@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::connect::Engines;
+use super::signals::Signals;
 use super::{CommandError, Console, Exit, os_user};
 use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl};
 use crate::ledger::fleet::Fleet;
@@ -33,7 +33,7 @@ const FAREWELL_MAX: Duration = Duration::from_secs(2);
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 
-/// Runs the command until SIGTERM or SIGINT.
+/// Runs the command until a signal asks for its end.
 ///
 /// # Errors
 /// When the worker cannot start.
@@ -88,7 +88,7 @@ async fn listen(address: SocketAddr, config: &Config, engines: &dyn Engines) -> 
         Err(error) => error,
     };
     if error.kind() == std::io::ErrorKind::AddrInUse
-        && let Err(reason @ CommandError::Configuration(_)) = engines.worker(config).await
+        && let Err(reason @ CommandError::Configuration(_)) = engines.has_no_other_run(config).await
     {
         return Err(reason);
     }
@@ -177,17 +177,17 @@ fn options(config: &Config) -> WorkerOptions {
     }
 }
 
-/// SIGTERM and SIGINT stop the worker; a second one changes nothing, because the drain has its own time.
+/// The first signal that asks for the end stops the worker. Later ones change nothing: the drain has its own time.
 fn watch_signals(stop: CancellationToken) -> Result<(), CommandError> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut signals = Signals::watch()?;
     tokio::spawn(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        tracing::info!("stopping: no more jobs are taken");
+        let signal = signals.stop().await;
+        tracing::info!(signal, "stopping: no more jobs are taken");
         stop.cancel();
+        loop {
+            let signal = signals.stop().await;
+            tracing::info!(signal, "already stopping: the drain ends after worker.drain_timeout_ms");
+        }
     });
     Ok(())
 }

@@ -2,8 +2,11 @@
 //!
 //! Refuses to let a library log below `warn`, and `lapin` below `error`: it prints whole messages, payload included,
 //! when the broker returns one (`lapin` 4.12, `returned_messages.rs`). There is no filter expression to weaken that.
+//! A long-running command writes through [`NonBlocking`]: its reader may stall, its work must not.
 
-use std::io::IsTerminal as _;
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::io::{IsTerminal as _, Write as _};
+use std::sync::OnceLock;
 
 use tracing::Subscriber;
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -14,9 +17,12 @@ use tracing_subscriber::registry;
 use crate::config::{Log, LogFormat};
 use crate::tls::Authorities;
 
+mod non_blocking;
 #[cfg(feature = "otlp")]
 pub mod otlp;
 pub mod spans;
+
+pub use non_blocking::NonBlocking;
 
 #[cfg(not(feature = "otlp"))]
 type SpanLayer = tracing_subscriber::layer::Identity;
@@ -30,8 +36,43 @@ pub struct Telemetry {
     _exporting: Option<otlp::Exporting>,
 }
 
-/// Sends log lines to stderr for the rest of the process, and spans to `otlp_endpoint` if there is one. Not from within a
-/// runtime: the exporter has its own.
+static STDERR: OnceLock<NonBlocking> = OnceLock::new();
+
+/// Standard error as a long-running process writes it: without waiting. Panics are written there, too.
+///
+/// # Errors
+/// When no thread can be started.
+pub fn non_blocking_stderr() -> std::io::Result<NonBlocking> {
+    if let Some(stderr) = STDERR.get() {
+        return Ok(stderr.clone());
+    }
+    let stderr = STDERR.get_or_init({
+        let stderr = NonBlocking::new(std::io::stderr())?;
+        move || stderr
+    });
+    // The standard library's own hook writes to stderr itself, and would wait there.
+    std::panic::set_hook(Box::new(move |panic| {
+        let backtrace = Backtrace::capture();
+        let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| format!("\n{backtrace}"));
+        let thread = std::thread::current();
+        let text = format!("thread `{}` {panic}{}", thread.name().unwrap_or("?"), backtrace.unwrap_or_default());
+        if tracing::dispatcher::has_been_set() {
+            tracing::error!("{text}");
+        } else {
+            stderr.clone().write_all(format!("{text}\n").as_bytes()).unwrap_or_default();
+        }
+    }));
+    Ok(stderr.clone())
+}
+
+/// Number of log lines that this process has dropped because nothing read them.
+#[must_use]
+pub fn log_lines_dropped() -> u64 {
+    STDERR.get().map_or(0, NonBlocking::dropped)
+}
+
+/// Sends log lines to stderr for the rest of the process, through [`non_blocking_stderr`] if it was called before, and spans
+/// to `otlp_endpoint` if there is one. Not from within a runtime: the exporter has its own.
 ///
 /// # Errors
 /// When a subscriber is installed already, or spans cannot be exported.
@@ -39,8 +80,11 @@ pub fn init(log: Log, otlp_endpoint: Option<&str>, authorities: &Authorities) ->
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let coloured = std::io::stderr().is_terminal() && !no_color;
     let (spans, telemetry) = spans_to(otlp_endpoint, authorities)?;
-    tracing::subscriber::set_global_default(subscriber(log, coloured, std::io::stderr, spans))
-        .map_err(|error| error.to_string())?;
+    let subscriber = match STDERR.get() {
+        Some(stderr) => subscriber(log, coloured, || stderr.clone(), spans),
+        None => subscriber(log, coloured, std::io::stderr, spans),
+    };
+    tracing::subscriber::set_global_default(subscriber).map_err(|error| error.to_string())?;
     Ok(telemetry)
 }
 

@@ -154,6 +154,10 @@ impl Engines for Engine {
         Ok(Arc::new(EmbeddedLimiter::new()))
     }
 
+    async fn has_no_other_run(&self, _: &Config) -> Result<(), CommandError> {
+        Ok(())
+    }
+
     async fn worker(&self, _: &Config) -> Result<(sluicegate::worker::Engines, RunLock), CommandError> {
         Err(CommandError::Failed("these engines carry no worker".to_owned()))
     }

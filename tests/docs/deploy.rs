@@ -34,10 +34,11 @@ const UNIT: &str = "deploy/systemd/sluicegate.service";
 const MACHINE: &str = "config/example.production.toml";
 /// What a stop waits for after the drain, one after the other: the last settlements and events, the worker's last report,
 /// engines that do not let themselves be closed.
-const AFTER_THE_DRAIN: [(&str, &str); 3] = [
+const AFTER_THE_DRAIN: [(&str, &str); 4] = [
     ("src/worker/deployment.rs", "LAST_WORDS_MAX"),
     ("src/cli/run.rs", "FAREWELL_MAX"),
     ("src/app/mod.rs", "CLOSE_MAX"),
+    ("src/main.rs", "FLUSH_MAX"),
 ];
 /// And then for the spans that are left, where spans are sent.
 const SPANS: (&str, &str) = ("src/telemetry/otlp.rs", "EXPORT_TIMEOUT");

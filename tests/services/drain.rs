@@ -147,8 +147,8 @@ const QUEUED: &str = "SELECT count(*) FROM queue_messages WHERE queue = 'payment
 const MESSAGES: &str = "SELECT count(*) FROM queue_messages WHERE queue = 'payments.acme'";
 
 #[tokio::test]
-async fn sigterm_finishes_the_wire_hands_back_the_rest_and_exits_with_0() {
-    for signal in ["TERM", "INT"] {
+async fn a_stop_finishes_the_wire_hands_back_the_rest_and_exits_with_0() {
+    for signal in ["TERM", "HUP"] {
         let slow = Slow::start();
         let deployment = Deployment::new(&slow, 30_000).await;
         let mut program = deployment.busy(&slow).await;

@@ -1,10 +1,12 @@
 //! One run of the program whose exit code matters: killed with its test, its output in a file.
 
 use std::fs::File;
+use std::io::PipeWriter;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+const PROGRAM: &str = env!("CARGO_BIN_EXE_sluicegate");
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Program {
@@ -15,13 +17,21 @@ pub struct Program {
 impl Program {
     /// Starts `sluicegate` with these arguments; output goes to `log`.
     pub fn start(args: &[&str], environment: &[(String, String)], log: &Path) -> Self {
+        let words: Vec<&str> = [PROGRAM].iter().chain(args).copied().collect();
+        Self::start_words(&words, environment, log)
+    }
+
+    /// The same by a whole command line, whose process becomes the program.
+    pub fn start_words(words: &[&str], environment: &[(String, String)], log: &Path) -> Self {
         let output = File::create(log).unwrap();
-        let mut command = Command::new("setpriv");
-        // The kernel kills it when this test's thread ends, however that ends. The process id stays the program's.
-        command.args(["--pdeathsig", "KILL", env!("CARGO_BIN_EXE_sluicegate")]).args(args);
-        command.envs(environment.iter().map(|(name, value)| (name, value)));
-        command.stdin(Stdio::null()).stdout(output.try_clone().unwrap()).stderr(output);
-        Self { child: command.spawn().unwrap(), log: log.to_owned() }
+        let stderr = output.try_clone().unwrap();
+        Self { child: spawn(words, environment, output.into(), stderr.into()), log: log.to_owned() }
+    }
+
+    /// The same with messages and log lines to this pipe, and nothing on `log`.
+    pub fn start_with_stderr(args: &[&str], environment: &[(String, String)], stderr: PipeWriter) -> Self {
+        let words: Vec<&str> = [PROGRAM].iter().chain(args).copied().collect();
+        Self { child: spawn(&words, environment, Stdio::null(), stderr.into()), log: PathBuf::new() }
     }
 
     /// Waits until the log holds this text.
@@ -58,6 +68,14 @@ impl Program {
     pub fn log_text(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
+}
+
+fn spawn(words: &[&str], environment: &[(String, String)], stdout: Stdio, stderr: Stdio) -> Child {
+    let mut command = Command::new("setpriv");
+    // The kernel kills it when this test's thread ends, however that ends. The process id stays the program's.
+    command.args(["--pdeathsig", "KILL"]).args(words);
+    command.envs(environment.iter().map(|(name, value)| (name, value)));
+    command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).spawn().unwrap()
 }
 
 impl Drop for Program {

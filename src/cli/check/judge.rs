@@ -131,7 +131,7 @@ pub fn provider(provider: &Provider, config: &Config) -> Vec<Finding> {
         );
         warn(
             what,
-            "Raise worker.drain_timeout_ms above them, and the orchestrator's grace period above that and 8 s (13 s with traces)",
+            "Raise worker.drain_timeout_ms above them, and the orchestrator's grace period above that and 9 s (14 s with traces)",
         );
     }
     if provider.limits.iter().all(|limit| limit.shadow) {

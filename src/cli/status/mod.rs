@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::connect::Engines;
@@ -24,6 +25,8 @@ mod text;
 
 /// How often `--watch` looks.
 const EVERY: Duration = Duration::from_secs(2);
+/// How long the end waits for a reader that stalls.
+const STOP_MAX: Duration = Duration::from_secs(2);
 /// Longest time that the broker is waited for.
 const QUEUE_PATIENCE: Duration = Duration::from_secs(2);
 /// The terminal's second screen, so that what stood there before stands there afterwards; and back.
@@ -44,6 +47,14 @@ pub struct Args {
     /// Print JSON: the whole overview, as /api/v1/overview; with --watch one object per line.
     #[arg(long)]
     json: bool,
+}
+
+impl Args {
+    /// Whether it shows the overview until it is stopped.
+    #[must_use]
+    pub fn watches(&self) -> bool {
+        self.watch
+    }
 }
 
 /// Runs the command.
@@ -79,6 +90,14 @@ async fn watch(args: &Args, looking: &Looking<'_>, draws: bool, console: &mut Co
     let mut said = None;
     let stop = tokio::signal::ctrl_c();
     tokio::pin!(stop);
+    // A reader that stalls holds up the writing, and with it the end that Ctrl-C asks for.
+    let mut last_resort = JoinSet::new();
+    last_resort.spawn(async {
+        if tokio::signal::ctrl_c().await.is_ok() {
+            sleep(STOP_MAX).await;
+            std::process::exit(Exit::Fine.code().into());
+        }
+    });
     loop {
         let looked = tokio::select! {
             looked = looking.look() => looked,

@@ -5,6 +5,7 @@
 use std::fmt;
 
 use super::write::{Labels, Writer, float, seconds};
+use crate::telemetry;
 use crate::worker::deployment::Progress;
 
 pub fn write(writer: &mut Writer<'_>, progress: &Progress) -> Result<(), fmt::Error> {
@@ -22,6 +23,11 @@ pub fn write(writer: &mut Writer<'_>, progress: &Progress) -> Result<(), fmt::Er
         "ready",
         "1 while this process takes jobs as its rows say; 0 while it starts or drains.",
         [(none(), f64::from(u8::from(ready)))],
+    )?;
+    writer.counter(
+        "log_lines_dropped",
+        "Log lines that were dropped because nothing read them in time.",
+        [(none(), telemetry::log_lines_dropped())],
     )?;
     let reloads = meter.reloads();
     writer.counter(

@@ -1,0 +1,128 @@
+//! Signals that would end the process by default, and the reaction to each: drain, or ignore.
+//!
+//! A process that dies by a stray signal abandons its requests. So whatever asks for an end drains (terminals, supervisors, a
+//! power failure, a limit of the processor's time), and the rest is ignored and logged. Signals that report a fault of the
+//! program itself (SIGSEGV, SIGABRT and the like) are left alone.
+
+use std::io;
+use std::task::Poll;
+
+use futures_util::future::poll_fn;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// What follows a signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reaction {
+    Drain,
+    Ignore,
+}
+
+use Reaction::{Drain, Ignore};
+
+/// Signals whose default is to end the process, by name. SIGPIPE is ignored by Rust's runtime.
+fn table() -> Vec<(String, SignalKind, Reaction)> {
+    let named = [
+        ("SIGTERM", SignalKind::terminate(), Drain),
+        ("SIGINT", SignalKind::interrupt(), Drain),
+        ("SIGHUP", SignalKind::hangup(), Drain),
+        ("SIGQUIT", SignalKind::quit(), Drain),
+        ("SIGUSR1", SignalKind::user_defined1(), Ignore),
+        ("SIGUSR2", SignalKind::user_defined2(), Ignore),
+        ("SIGALRM", SignalKind::alarm(), Ignore),
+        ("SIGIO", SignalKind::io(), Ignore),
+    ];
+    let named = named.into_iter().chain(linux()).map(|(name, kind, reaction)| (name.to_owned(), kind, reaction));
+    named.chain(real_time()).collect()
+}
+
+/// By their numbers on Linux (x86, ARM, RISC-V), see signal(7).
+#[cfg(target_os = "linux")]
+fn linux() -> Vec<(&'static str, SignalKind, Reaction)> {
+    let raw = SignalKind::from_raw;
+    vec![
+        ("SIGPWR", raw(30), Drain),
+        // The soft limit of the processor's time; the hard one kills.
+        ("SIGXCPU", raw(24), Drain),
+        // A write beyond the limit of a file's size fails as any other does.
+        ("SIGXFSZ", raw(25), Ignore),
+        ("SIGVTALRM", raw(26), Ignore),
+        ("SIGPROF", raw(27), Ignore),
+        ("SIGSTKFLT", raw(16), Ignore),
+    ]
+}
+
+/// The first two of the kernel's real-time signals belong to the C library.
+#[cfg(target_os = "linux")]
+fn real_time() -> impl Iterator<Item = (String, SignalKind, Reaction)> {
+    (34..=64).map(|number| (format!("real-time signal {number}"), SignalKind::from_raw(number), Ignore))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn linux() -> Vec<(&'static str, SignalKind, Reaction)> {
+    Vec::new()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn real_time() -> impl Iterator<Item = (String, SignalKind, Reaction)> {
+    std::iter::empty()
+}
+
+/// Signals that are watched from now on.
+pub struct Signals(Vec<(String, Signal, Reaction)>);
+
+impl Signals {
+    /// Watches every signal of the table, but for a SIGHUP that this process was started to ignore (`nohup`).
+    ///
+    /// # Errors
+    /// When a signal cannot be watched.
+    pub fn watch() -> io::Result<Self> {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let hangup = SignalKind::hangup();
+        let is_watched = |kind: SignalKind| kind != hangup || !is_ignored(&status, hangup);
+        let watched = table().into_iter().filter(|(_, kind, _)| is_watched(*kind));
+        watched.map(|(name, kind, reaction)| Ok((name, signal(kind)?, reaction))).collect::<io::Result<_>>().map(Self)
+    }
+
+    /// Waits for a signal that asks for the end, and returns its name.
+    pub async fn stop(&mut self) -> String {
+        loop {
+            match self.next().await {
+                (name, Drain) => return name,
+                (name, Ignore) => tracing::warn!(signal = name, "signal ignored; SIGTERM stops this process"),
+            }
+        }
+    }
+
+    async fn next(&mut self) -> (String, Reaction) {
+        poll_fn(|context| {
+            for (name, signal, reaction) in &mut self.0 {
+                if signal.poll_recv(context).is_ready() {
+                    return Poll::Ready((name.clone(), *reaction));
+                }
+            }
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+/// Whether `/proc/self/status` says that this process ignores the signal.
+fn is_ignored(status: &str, kind: SignalKind) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    let bit = u32::try_from(kind.as_raw_value() - 1).ok().and_then(|bit| 1_u64.checked_shl(bit));
+    bit.is_some_and(|bit| mask & bit != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nohup_is_read_from_the_mask_of_ignored_signals() {
+        let status = "Name:\tsluicegate\nSigBlk:\tffffffffffffffff\nSigIgn:\t0000000000001001\n";
+        assert!(is_ignored(status, SignalKind::hangup()));
+        assert!(!is_ignored(status, SignalKind::terminate()));
+        assert!(!is_ignored("", SignalKind::hangup()));
+    }
+}
