@@ -10,6 +10,7 @@ pub mod clock_comparison;
 pub mod clock_witness;
 pub mod company;
 pub mod decision;
+pub mod delay;
 pub mod disposition;
 pub mod explain;
 pub mod job;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use self::copies::{Arrived, Claimant, ComesBack};
 use crate::domain::clock_witness::Word;
 use crate::domain::decision::ByKind;
 use crate::domain::disposition::Resend;
@@ -19,6 +20,7 @@ use crate::domain::time::Micros;
 use crate::provider::FrozenRequest;
 
 pub mod audited;
+pub mod copies;
 pub mod database;
 pub mod deployment;
 pub mod fleet;
@@ -86,6 +88,8 @@ pub struct Claimed {
     /// What the first attempt froze, and how long ago the first request that may have left was begun; zero when every
     /// request so far surely stayed unsent.
     pub frozen: Option<(FrozenRequest, Duration)>,
+    /// Number of the newest copy of its message.
+    pub copy: i64,
 }
 
 impl Claimed {
@@ -104,6 +108,7 @@ impl Claimed {
             resend: Resend::Never,
             unknown_age: None,
             frozen: None,
+            copy: 0,
         }
     }
 }
@@ -113,6 +118,8 @@ pub enum Claim {
     Claimed(Box<Claimed>),
     /// Final already: acknowledge, nothing else.
     Settled,
+    /// A newer copy of its message was published: acknowledge, nothing else.
+    Superseded,
     /// Another worker holds it, for at most this long unless it renews.
     InHand {
         lease_left: Duration,
@@ -201,6 +208,17 @@ pub enum JobState {
     },
 }
 
+impl JobState {
+    /// For how long it waits; `None` when it is final.
+    #[must_use]
+    pub fn wait(&self) -> Option<Duration> {
+        match self {
+            Self::Waiting { wait, .. } | Self::Unknown { wait, .. } => Some(*wait),
+            Self::Final { .. } => None,
+        }
+    }
+}
+
 /// An event of the outbox, to be published at least once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutcomeEvent {
@@ -266,7 +284,8 @@ pub struct Authority {
 pub trait Ledger: Send + Sync {
     /// Records the job if it is new, and claims it for `owner` if nobody else holds it.
     async fn claim(&self, job: &Job, hash: ContentHash, owner: &str, lease: Duration) -> Result<Claim, LedgerError> {
-        self.claim_in_company(job, hash, owner, Timing::at_once(lease)).await
+        let claimant = Claimant { owner, arrived: Arrived::COUNTS };
+        self.claim_in_company(job, hash, claimant, Timing::at_once(lease)).await
     }
 
     /// The same, and the write may wait for others to be committed with.
@@ -274,7 +293,7 @@ pub trait Ledger: Send + Sync {
         &self,
         job: &Job,
         hash: ContentHash,
-        owner: &str,
+        claimant: Claimant<'_>,
         timing: Timing,
     ) -> Result<Claim, LedgerError>;
 
@@ -307,35 +326,45 @@ pub trait Ledger: Send + Sync {
     }
 
     /// The same, and takes the event at once, as [`Ledger::take_outcomes`] does: whoever has written it publishes it. The
-    /// write may wait for others to be committed with.
+    /// write may wait for others to be committed with. Of a job that waits, how it comes back.
     async fn finish_and_take(
         &self,
         hold: &Hold,
         end: &AttemptEnd,
         next: &JobState,
         timing: Timing,
-    ) -> Result<(Written, Option<OutcomeEvent>), LedgerError>;
+    ) -> Result<(Written, Option<OutcomeEvent>, Option<ComesBack>), LedgerError>;
 
     /// Commits that a job of unknown outcome is asked about, before the first byte leaves. It stays `unknown` meanwhile.
     async fn begin_lookup(&self, hold: &Hold) -> Result<Begun, LedgerError>;
 
     /// Commits what a look-up found and where the job stands now, like [`Ledger::finish_attempt`]. With the final state that
-    /// was written, if one was: a charge that another payment has makes it `review`.
+    /// was written, if one was: a charge that another payment has makes it `review`. Of a job that waits, how it comes back.
     async fn finish_lookup(
         &self,
         hold: &Hold,
         end: &LookupEnd,
         next: &JobState,
-    ) -> Result<(Written, Option<FinalState>), LedgerError>;
+    ) -> Result<(Written, Option<FinalState>, Option<ComesBack>), LedgerError>;
 
     /// What a request came to, as its row says: `None` while it is open, and when there is none of this number.
     async fn outcome_of(&self, job: &JobId, number: u32) -> Result<Option<String>, LedgerError>;
 
     /// Commits where a job stands without an attempt: parked, expired, handed to a person.
-    async fn put_down(&self, hold: &Hold, next: &JobState) -> Result<Written, LedgerError>;
+    async fn put_down(&self, hold: &Hold, next: &JobState) -> Result<Written, LedgerError> {
+        Ok(self.delay(hold, next).await?.0)
+    }
+
+    /// The same; of a job that waits, how it comes back.
+    async fn delay(&self, hold: &Hold, next: &JobState) -> Result<(Written, Option<ComesBack>), LedgerError>;
 
     /// Gives the hold of a job up that came before its time: what it waits for stays, and until when.
-    async fn wait_on(&self, hold: &Hold) -> Result<Written, LedgerError>;
+    async fn wait_on(&self, hold: &Hold) -> Result<Written, LedgerError> {
+        Ok(self.delay_further(hold, Duration::ZERO).await?.0)
+    }
+
+    /// The same for a job that is to be looked at again after `wait` at the latest, and how it comes back.
+    async fn delay_further(&self, hold: &Hold, wait: Duration) -> Result<(Written, Option<ComesBack>), LedgerError>;
 
     /// Gives the hold up and leaves the job as it is, due at once.
     async fn release(&self, hold: &Hold) -> Result<Written, LedgerError>;

@@ -293,6 +293,8 @@ pub struct Recalled {
     pub hash: ContentHash,
     /// For [`Operator::decide`]: what was seen is what is decided on.
     pub fence: i64,
+    /// Number of the newest copy of its message.
+    pub copy: i64,
 }
 
 /// A job as it came, for rehearsals.

@@ -43,6 +43,8 @@ pub struct Recorded {
     pub hash: ContentHash,
     /// Copies published by a sweeper so far, this one included.
     pub sweeps: u32,
+    /// The number of the copy that is to be published.
+    pub copy: i64,
 }
 
 /// What the ledger knows of a message.
@@ -51,6 +53,8 @@ pub enum Standing {
     /// It never became a job.
     NotRecorded,
     Open,
+    /// The job is open, and a newer copy of its message was published.
+    Superseded,
     Settled,
     /// The id belongs to a payment with other content.
     Conflict,
@@ -153,7 +157,8 @@ pub trait Upkeep: Send + Sync {
     /// wire has an unknown outcome from then on.
     async fn set_aside(&self, id: &JobId, reason: &str) -> Result<Written, LedgerError>;
 
-    async fn standing(&self, job: &Job, hash: ContentHash) -> Result<Standing, LedgerError>;
+    /// `copy` is the number of the message.
+    async fn standing(&self, job: &Job, hash: ContentHash, copy: i64) -> Result<Standing, LedgerError>;
 
     /// Empties payload and request body of jobs that settled longer than this ago; returns how many. Id and hash stay.
     async fn scrub(&self, older_than: Duration, at_most: u32) -> Result<u32, LedgerError>;

@@ -9,8 +9,27 @@ pub const REASON: &str = "x-sluicegate-reason";
 /// On an invalid message: field and mend, for people.
 pub const DETAIL: &str = "x-sluicegate-detail";
 
+/// On a copy that we publish of a job's message: its number, from 1. A producer's message has none, and counts as 0.
+pub const COPY: &str = "x-sluicegate-copy";
+
 /// On a message that was given up and published again: how often that happened.
 pub const DEAD_ROUNDS: &str = "x-sluicegate-dead-rounds";
+
+/// The number of this copy of its job's message. A header that cannot be read was not written by us.
+#[must_use]
+pub fn copy_number(properties: &Properties) -> i64 {
+    let number = properties.headers.get(COPY).and_then(|text| text.parse().ok());
+    number.filter(|number| *number > 0).unwrap_or(0)
+}
+
+/// The same properties for a copy with this number.
+#[must_use]
+pub fn with_copy_number(mut properties: Properties, number: i64) -> Properties {
+    if number > 0 {
+        properties.headers.insert(COPY.to_owned(), number.to_string());
+    }
+    properties
+}
 
 /// The message's properties, with the headers that its destination adds.
 pub(super) fn with_destination(message: &Outgoing) -> Properties {

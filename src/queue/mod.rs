@@ -20,25 +20,7 @@ pub mod message;
 mod names;
 pub mod rabbitmq;
 
-/// Lengths of the delay queues: a parked job goes to the longest step that fits, again if time remains.
-pub const DELAY_STEPS: [Duration; 10] = [
-    Duration::from_millis(250),
-    Duration::from_millis(500),
-    Duration::from_secs(1),
-    Duration::from_secs(2),
-    Duration::from_secs(5),
-    Duration::from_secs(15),
-    Duration::from_secs(60),
-    Duration::from_secs(300),
-    Duration::from_secs(900),
-    Duration::from_secs(1_800),
-];
-
-/// The longest step not longer than `wait`; `None` when the wait is below the shortest step and is slept in hand.
-#[must_use]
-pub fn delay_step(wait: Duration) -> Option<Duration> {
-    DELAY_STEPS.into_iter().rev().find(|step| *step <= wait)
-}
+pub use crate::domain::delay::{DELAY_STEPS, copy_step, delay_step};
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum QueueError {
@@ -110,10 +92,20 @@ pub struct Delivery {
     pub receipt: Box<dyn Receipt>,
 }
 
-/// A message that the broker gave up on: it was delivered too often and never finished.
+/// Why a message is in no lane any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeathCause {
+    /// It was delivered too often and never finished.
+    GivenUp,
+    /// It came out of a delay queue, and its lane has no queue.
+    NoQueue,
+}
+
+/// A message that is in no lane any more.
 pub struct DeadLetter {
-    /// The lane that it was given up in, if the broker says so.
+    /// The lane that it was given up in, or is for, if the broker says so.
     pub lane: Option<ProviderName>,
+    pub cause: DeathCause,
     pub body: Bytes,
     pub properties: Properties,
     /// Dropped, it comes back once this process has ended, at the latest.
@@ -209,20 +201,4 @@ pub trait Queue: Send + Sync {
 
     /// Whether the broker answers now; its version, where it tells one.
     async fn ping(&self) -> Result<Option<String>, QueueError>;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_wait_takes_the_longest_step_that_fits() {
-        let ms = Duration::from_millis;
-        for (wait, step) in
-            [(249, None), (250, Some(250)), (999, Some(500)), (1_000, Some(1_000)), (59_999, Some(15_000))]
-        {
-            assert_eq!(delay_step(ms(wait)), step.map(ms), "{wait} ms");
-        }
-        assert_eq!(delay_step(Duration::from_secs(86_400)), Some(Duration::from_secs(1_800)));
-    }
 }

@@ -23,9 +23,10 @@ use crate::domain::explain::parked::ITS_TIME;
 use crate::domain::job::{Invalid, JobId};
 use crate::faults::{self, Point};
 use crate::fleet::report::By;
+use crate::ledger::copies::{Arrived, Claimant, ComesBack};
 use crate::ledger::{Claim, Claimed, RejectedMessage, Timing, Written};
 use crate::queue::message::{DecodeError, Decoded};
-use crate::queue::{DELAY_STEPS, Delivery, Destination, Outgoing, QueueError, Receipt};
+use crate::queue::{DELAY_STEPS, Delivery, Destination, Outgoing, QueueError, Receipt, headers};
 use crate::telemetry::spans;
 
 /// How long a message of a newer format waits before it is looked at again: about a rolling deployment's step.
@@ -44,8 +45,9 @@ pub(super) const REFUSAL_REST: Duration = Duration::from_secs(30);
 pub enum End {
     /// Everything is written down.
     Ack,
-    /// A copy comes back after the wait; then acknowledge.
-    Park(Duration),
+    /// A copy comes back after the wait; then acknowledge. With a number where it is the newest of its job; without one it
+    /// takes the message's place.
+    Park { wait: Duration, number: Option<i64> },
     /// To the queue again, for whoever is next.
     HandBack,
     /// The same, after a pause: something is wrong with this job.
@@ -58,7 +60,7 @@ impl End {
     fn word(self) -> &'static str {
         match self {
             Self::Ack => "acknowledged",
-            Self::Park(_) => "parked",
+            Self::Park { .. } => "parked",
             Self::HandBack => "handed back",
             Self::Fault => "fault",
             Self::Refused => "engine refused",
@@ -94,7 +96,7 @@ pub async fn work_off(lane: Arc<LaneParts>, delivery: Delivery) {
 async fn finish(lane: &LaneParts, copy: &Copy, receipt: Box<dyn Receipt>, end: End) -> Result<(), QueueError> {
     match end {
         End::Ack => receipt.ack().await,
-        End::Park(wait) => match publish_copy(&lane.worker, copy, wait).await {
+        End::Park { wait, number } => match publish_copy(&lane.worker, &copy.numbered(number), wait).await {
             Ok(()) => {
                 faults::crash(Point::AfterDelayCopy);
                 receipt.ack().await
@@ -143,6 +145,7 @@ async fn pause_after_fault(lane: &LaneParts) {
 }
 
 async fn steps(lane: &LaneParts, copy: &Copy, (delivered_at, redelivered): (Instant, bool)) -> End {
+    let arrived = Arrived { copy: headers::copy_number(&copy.properties), redelivered };
     let read = until_back("read a message", &lane.stop, || read(&lane.worker, &copy.body, &lane.name)).await;
     let decoded = match read {
         // Moved more than once while it waits, and each of its places would be kept.
@@ -150,7 +153,7 @@ async fn steps(lane: &LaneParts, copy: &Copy, (delivered_at, redelivered): (Inst
         Ok(Err(DecodeError::NewerVersion(version))) => {
             tracing::error!(provider = %lane.name, version, "message of a newer format waits for a newer worker");
             lane.meter.parked("newer_version", "message of a newer format waits for a newer worker");
-            return End::Park(NEWER_VERSION_WAIT);
+            return End::Park { wait: NEWER_VERSION_WAIT, number: None };
         }
         Ok(Err(DecodeError::Invalid { invalid, claimed_id: id })) => return reject(lane, copy, &invalid, id).await,
         Err(error) => {
@@ -159,7 +162,8 @@ async fn steps(lane: &LaneParts, copy: &Copy, (delivered_at, redelivered): (Inst
         }
     };
     spans::name_job(&decoded.job.id);
-    let sent = match redelivered {
+    // A copy of ours is one of a job that is recorded.
+    let sent = match redelivered || arrived.copy > 0 {
         true => Err((decoded, None)),
         // Thousands wait in hand, and few of them by this way: those alone pay for the room that it takes.
         false => Box::pin(execute::send_new(lane, decoded, delivered_at)).await,
@@ -169,16 +173,20 @@ async fn steps(lane: &LaneParts, copy: &Copy, (delivered_at, redelivered): (Inst
         Err(to_claim) => to_claim,
     };
     let may_wait = records_within(place.as_ref(), lane.gate.moves());
-    let not_claimed = match claim(lane, &decoded, may_wait).instrument(spans::step("claim")).await {
+    let not_claimed = match claim(lane, &decoded, arrived, may_wait).instrument(spans::step("claim")).await {
         Some(Claim::Claimed(claimed)) => return begin(lane, decoded, claimed, (delivered_at, place)).await,
         Some(Claim::Settled) => {
             lane.repeats.came();
             End::Ack
         }
+        Some(Claim::Superseded) => {
+            tracing::debug!(provider = %lane.name, job = %decoded.job.id, copy = arrived.copy, "an older copy; acknowledged");
+            End::Ack
+        }
         // Its holder, or whoever takes over, will settle it; then this copy finds it settled.
         Some(Claim::InHand { lease_left }) => {
             lane.meter.parked("in_hand_elsewhere", "another delivery of the job is in hand");
-            End::Park(lease_left.clamp(DELAY_STEPS[0], LEASE / 2))
+            End::Park { wait: lease_left.clamp(DELAY_STEPS[0], LEASE / 2), number: None }
         }
         // Keeping the message may wait for an engine, and the place must not wait with it.
         Some(Claim::Conflict(invalid)) => {
@@ -192,12 +200,13 @@ async fn steps(lane: &LaneParts, copy: &Copy, (delivered_at, redelivered): (Inst
     not_claimed
 }
 
-async fn claim(lane: &LaneParts, decoded: &Decoded, may_wait: Duration) -> Option<Claim> {
+async fn claim(lane: &LaneParts, decoded: &Decoded, arrived: Arrived, may_wait: Duration) -> Option<Claim> {
     let worker = &lane.worker;
     let ledger = &worker.engines.ledger;
     let claimed = until_back("claim a job", &lane.stop, || {
         let timing = Timing { lease: LEASE, may_wait };
-        ledger.claim_in_company(&decoded.job, decoded.hash, &worker.options.owner, timing)
+        let claimant = Claimant { owner: &worker.options.owner, arrived };
+        ledger.claim_in_company(&decoded.job, decoded.hash, claimant, timing)
     });
     claimed.await.map_err(|error| tracing::warn!(job = %decoded.job.id, ?error, "not claimed")).ok()
 }
@@ -229,16 +238,26 @@ async fn begin(
         return execute::execute(lane, &job, place).await;
     }
     let ledger = &lane.worker.engines.ledger;
-    let waits = until_back("let a job wait on", &lane.worker.abandon, || ledger.wait_on(&job.held.hold));
+    let waits = until_back("let a job wait on", &lane.worker.abandon, || ledger.delay_further(&job.held.hold, wait));
     let waits = waits.await.map_err(|error| tracing::warn!(job = %job.job.id, ?error, "not put down")).ok();
-    match waits {
-        Some(Written::Kept) if wait > UNQUEUED_FROM && kept_unqueued(lane, &job).await => End::Ack,
-        Some(Written::Kept) => {
-            lane.meter.parked("not_yet", ITS_TIME);
-            End::Park(wait)
-        }
-        Some(Written::Lost) => End::HandBack,
-        None => End::Refused,
+    let back = match waits {
+        Some((Written::Kept, back)) => back,
+        Some((Written::Lost, _)) => return End::HandBack,
+        None => return End::Refused,
+    };
+    let end = after_delay(&job, wait, back);
+    if wait > UNQUEUED_FROM && end != End::Ack && kept_unqueued(lane, &job).await {
+        return End::Ack;
+    }
+    lane.meter.parked("not_yet", ITS_TIME);
+    end
+}
+
+/// A job that waits comes back by a new copy, unless a delay queue has one that is in time, or the sweeper brings it.
+pub(super) fn after_delay(job: &JobInHand, wait: Duration, back: Option<ComesBack>) -> End {
+    match back.and_then(|back| back.publishes(job.claimed.copy)) {
+        Some(number) => End::Park { wait, number: Some(number) },
+        None => End::Ack,
     }
 }
 

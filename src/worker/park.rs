@@ -11,7 +11,7 @@ use super::Worker;
 use super::patience::{GivenUp, until_back};
 use super::topology::publish;
 use crate::domain::provider::ProviderName;
-use crate::queue::{Destination, Outgoing, Properties, QueueError, delay_step};
+use crate::queue::{Destination, Outgoing, Properties, QueueError, copy_step, headers};
 
 /// A message's body and properties, to be published again as they are.
 #[derive(Clone, Debug)]
@@ -21,12 +21,21 @@ pub struct Copy {
     pub properties: Properties,
 }
 
+impl Copy {
+    /// The same message as the newest copy of its job, or as it is.
+    #[must_use]
+    pub fn numbered(&self, number: Option<i64>) -> Self {
+        let properties = headers::with_copy_number(self.properties.clone(), number.unwrap_or_default());
+        Self { properties, ..self.clone() }
+    }
+}
+
 /// Publishes the copy so that it comes back after at most `wait`: the longest step that fits, or the shortest.
 ///
 /// # Errors
 /// [`GivenUp`]: the original must not be acknowledged.
 pub async fn publish_copy(worker: &Worker, copy: &Copy, wait: Duration) -> Result<(), GivenUp<QueueError>> {
-    let step = delay_step(wait).unwrap_or(crate::queue::DELAY_STEPS[0]);
+    let step = copy_step(wait);
     let message = Outgoing {
         destination: Destination::Delay { provider: copy.provider.clone(), step },
         body: copy.body.clone(),

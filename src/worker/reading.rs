@@ -30,8 +30,8 @@ pub async fn read(
         _ => return Ok(judged),
     };
     let Ok(decoded) = decode_recorded(body, lane) else { return Ok(judged) };
-    match worker.engines.upkeep.standing(&decoded.job, decoded.hash).await? {
-        Standing::Open | Standing::Settled => {
+    match worker.engines.upkeep.standing(&decoded.job, decoded.hash, i64::MAX).await? {
+        Standing::Open | Standing::Superseded | Standing::Settled => {
             let rule = reason.code();
             tracing::warn!(provider = %lane, rule, "a new job would be refused by this rule; this one was recorded before");
             Ok(Ok(decoded))

@@ -12,7 +12,7 @@ use crate::ledger::LedgerError;
 use crate::ledger::operator::{By, Operator, Recalled, Refusal, Verdict};
 use crate::ledger::settings::Settings;
 use crate::queue::message::{CardNumbers, DecodeError, decode, encode};
-use crate::queue::{Destination, Outgoing, Properties, Queue, QueueError};
+use crate::queue::{Destination, Outgoing, Properties, Queue, QueueError, headers};
 
 /// Sends jobs again.
 pub struct SendAgain<'a> {
@@ -87,14 +87,16 @@ impl SendAgain<'_> {
                 Some(_) => NotSent::Unreadable("its row no longer says what was recorded".to_owned()),
             });
         }
+        let properties = Properties {
+            message_id: Some(id.as_str().to_owned()),
+            content_type: Some("application/json".to_owned()),
+            ..Properties::default()
+        };
         let outgoing = Outgoing {
             destination: Destination::Lane(job.provider.clone()),
             body: Bytes::from(body),
-            properties: Properties {
-                message_id: Some(id.as_str().to_owned()),
-                content_type: Some("application/json".to_owned()),
-                ..Properties::default()
-            },
+            // The one that the verdict makes the newest.
+            properties: headers::with_copy_number(properties, recalled.copy + 1),
         };
         Ok((recalled, outgoing))
     }

@@ -17,6 +17,7 @@ use crate::support::postgres::Postgres;
 mod attempts;
 mod authority;
 mod claims;
+mod copies;
 mod faults;
 mod first;
 mod fleet;

@@ -8,6 +8,7 @@ mod backlog_of_events;
 mod bad_rows;
 mod bench;
 mod breaker;
+mod copies;
 mod drain;
 mod explain;
 mod faults;

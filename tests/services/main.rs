@@ -5,6 +5,7 @@
 mod support;
 
 mod billing_day;
+mod copies;
 mod decisions;
 mod deleted;
 mod drain;

@@ -6,13 +6,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::copies::{self, COMES_BACK, comes_back};
 use super::dialect::{ChainText, Dialect, Returning};
 use super::engine::{Args, Engine, Sql, Value};
 use super::group::Grouped;
 use super::outbox::{EVENT_COLUMNS, event};
 use super::row::Row;
 use super::storable;
+use crate::domain::delay::copy_step;
 use crate::domain::outcome::{FinalState, NOT_SENT};
+use crate::ledger::copies::ComesBack;
 use crate::ledger::{AttemptEnd, Begun, Hold, JobState, LedgerError, OutcomeEvent, Timing, Written};
 use crate::provider::FrozenRequest;
 
@@ -99,9 +102,12 @@ impl Statements {
             then: &[OPEN_ATTEMPT],
             returning: Returning::Job("last_attempt"),
         };
+        let delayed = copies::delayed("{after:$10}", "$12", &format!("NOT ({MAYBE_CHARGED} OR $9)"));
+        let kept = format!("{KEPT}, {COMES_BACK}");
         let rest = format!(
             "UPDATE jobs SET state = CASE WHEN {MAYBE_CHARGED} OR $9 THEN 'unknown' ELSE 'waiting' END, \
-                 maybe_charged = ({MAYBE_CHARGED} OR $9), wake_at = {{after:$10}}, reason = $11, {END_ATTEMPT} {{from}} \
+                 maybe_charged = ({MAYBE_CHARGED} OR $9), wake_at = {{after:$10}}, reason = $11, {delayed}, \
+                 {END_ATTEMPT} {{from}} \
              WHERE {HELD_AND_SENDING}"
         );
         let settle = format!(
@@ -119,9 +125,9 @@ impl Statements {
             ),
             rest: Grouped::new(dialect.chain(&ChainText {
                 write: &rest,
-                kept: KEPT,
+                kept: &kept,
                 then: &[CLOSE_ATTEMPT],
-                returning: Returning::Job("id"),
+                returning: Returning::Job(COMES_BACK),
             })),
             settle: Grouped::new(dialect.chain(&ChainText {
                 write: &settle,
@@ -167,7 +173,7 @@ impl Statements {
         end: &AttemptEnd,
         next: &JobState,
         Timing { lease, may_wait }: Timing,
-    ) -> Result<(Written, Option<OutcomeEvent>), LedgerError> {
+    ) -> Result<(Written, Option<OutcomeEvent>, Option<ComesBack>), LedgerError> {
         let mut args: Vec<Value> = vec![
             hold.id.as_str().into(),
             hold.fence.into(),
@@ -180,11 +186,11 @@ impl Statements {
         ];
         let chain = match next {
             JobState::Waiting { wait, reason } => {
-                args.extend([false.into(), (*wait).into(), storable(reason).into()]);
+                args.extend([false.into(), (*wait).into(), storable(reason).into(), copy_step(*wait).into()]);
                 &self.rest
             }
             JobState::Unknown { wait, reason } => {
-                args.extend([true.into(), (*wait).into(), storable(reason).into()]);
+                args.extend([true.into(), (*wait).into(), storable(reason).into(), copy_step(*wait).into()]);
                 &self.rest
             }
             JobState::Final { state, reason, reference } => {
@@ -193,10 +199,13 @@ impl Statements {
                 &self.settle
             }
         };
-        let Some(row) = chain.write(engine, Arc::from(args), may_wait).await? else { return Ok((Written::Lost, None)) };
+        let written = chain.write(engine, Arc::from(args), may_wait).await?;
+        let Some(row) = written else { return Ok((Written::Lost, None, None)) };
         page_if_conflicting(hold, next, Some(&row))?;
-        let is_final = matches!(next, JobState::Final { .. });
-        Ok((Written::Kept, is_final.then(|| event(&row)).transpose()?))
+        match next {
+            JobState::Final { .. } => Ok((Written::Kept, Some(event(&row)?), None)),
+            JobState::Waiting { .. } | JobState::Unknown { .. } => Ok((Written::Kept, None, Some(comes_back(&row)?))),
+        }
     }
 }
 

@@ -14,6 +14,7 @@ use super::row::{Row, corrupt};
 use crate::domain::disposition::Resend;
 use crate::domain::job::{ContentHash, Invalid, InvalidReason, Job};
 use crate::domain::outcome::UnknownCause;
+use crate::ledger::copies::Claimant;
 use crate::ledger::{Claim, Claimed, Hold, LedgerError, Timing};
 use crate::provider::FrozenRequest;
 
@@ -31,10 +32,19 @@ const CLAIMED_COLUMNS: &str = "fence, attempts, maybe_charged, \
      {since:CASE WHEN not_before > COALESCE(revived_at, created_at) THEN not_before \
          ELSE COALESCE(revived_at, created_at) END} AS age_ms, \
      {until:expires_at} AS expires_in_ms, last_attempt, lookups, resend, \
-     frozen_method, frozen_url, frozen_key, frozen_content_type, frozen_body, frozen_account, frozen_fingerprint, \
+     frozen_method, frozen_url, frozen_key, frozen_content_type, frozen_body, frozen_account, frozen_fingerprint, copy, \
      {since:first_sent_at} AS sent_age_ms, \
      {since:(SELECT max(began_at) FROM attempts WHERE attempts.job_id = $1 AND kind = 'charge' \
          AND COALESCE(outcome, 'unknown') IN ('unknown', 'in_progress'))} AS unknown_age_ms";
+
+/// A claim as its caller wants it.
+#[derive(Clone, Copy)]
+pub struct Request<'a> {
+    pub job: &'a Job,
+    pub hash: ContentHash,
+    pub claimant: Claimant<'a>,
+    pub timing: Timing,
+}
 
 pub struct Statements {
     record: Grouped,
@@ -60,9 +70,15 @@ impl Statements {
                          maybe_charged = maybe_charged OR state = 'sending', \
                          resend = CASE WHEN state = 'sending' AND resend = 'granted' THEN 'used' ELSE resend END, \
                          reason = CASE WHEN state = 'sending' THEN $6 ELSE reason END, \
-                         state = CASE WHEN state = 'sending' THEN 'unknown' ELSE state END, updated_at = {now} {from} \
+                         state = CASE WHEN state = 'sending' THEN 'unknown' ELSE state END, \
+                         delayed_copy = CASE WHEN $8 OR delayed_copy = $7 OR delayed_until <= {now} THEN NULL \
+                             ELSE delayed_copy END, \
+                         delayed_until = CASE WHEN $8 OR delayed_copy = $7 OR delayed_until <= {now} THEN NULL \
+                             ELSE delayed_until END, \
+                         updated_at = {now} {from} \
                      WHERE id = $1 AND jobs.provider || '' = $2 AND content_hash = $3 \
                          AND jobs.state || '' IN ('waiting', 'sending', 'unknown') \
+                         AND ($8 OR copy <= $7 OR delayed_copy = $7) \
                          AND (lease_until IS NULL OR lease_until <= {now})",
             kept: "jobs.*",
             then: &[
@@ -76,20 +92,15 @@ impl Statements {
             record: Grouped::new(dialect.chain(&record)),
             take: Grouped::new(dialect.chain(&take)),
             look: dialect.sql(
-                "SELECT provider, content_hash, state, {until:lease_until} AS lease_left_ms FROM jobs WHERE id = $1",
+                "SELECT provider, content_hash, state, copy, delayed_copy, {until:lease_until} AS lease_left_ms \
+                 FROM jobs WHERE id = $1",
             ),
             key_holder: dialect.sql("SELECT id FROM jobs WHERE provider = $1 AND idempotency_key = $2"),
         }
     }
 
-    pub async fn claim(
-        &self,
-        engine: &Arc<dyn Engine>,
-        job: &Job,
-        hash: ContentHash,
-        owner: &str,
-        Timing { lease, may_wait }: Timing,
-    ) -> Result<Claim, LedgerError> {
+    pub async fn claim(&self, engine: &Arc<dyn Engine>, request: Request<'_>) -> Result<Claim, LedgerError> {
+        let Request { job, hash, claimant: Claimant { owner, arrived }, timing: Timing { lease, may_wait } } = request;
         let record: Args = Arc::from(record_args(job, hash, owner, lease));
         let take: Args = Arc::from([
             job.id.as_str().into(),
@@ -98,6 +109,8 @@ impl Statements {
             owner.into(),
             lease.into(),
             UnknownCause::WorkerLost.describe().into(),
+            arrived.copy.into(),
+            arrived.redelivered.into(),
         ]);
         for _ in 0..LOOKS_MAX {
             if let Some(row) = self.record.write(engine, record.clone(), may_wait).await? {
@@ -106,7 +119,7 @@ impl Statements {
             if let Some(row) = self.take.write(engine, take.clone(), may_wait).await? {
                 return claimed(job, &row);
             }
-            if let Some(refusal) = self.refusal(&**engine, job, hash).await? {
+            if let Some(refusal) = self.refusal(&**engine, &request).await? {
                 return Ok(refusal);
             }
         }
@@ -115,7 +128,8 @@ impl Statements {
     }
 
     /// Why the job could be neither recorded nor taken; `None` when it could be by now.
-    async fn refusal(&self, engine: &dyn Engine, job: &Job, hash: ContentHash) -> Result<Option<Claim>, LedgerError> {
+    async fn refusal(&self, engine: &dyn Engine, request: &Request<'_>) -> Result<Option<Claim>, LedgerError> {
+        let Request { job, hash, claimant: Claimant { arrived, .. }, .. } = *request;
         let rows = engine.query(&self.look, Arc::from([job.id.as_str().into()])).await?;
         let Some(row) = rows.first() else {
             let key = job.effective_key().as_str();
@@ -135,6 +149,10 @@ impl Statements {
         }
         if !matches!(row.text("state")?.as_str(), "waiting" | "sending" | "unknown") {
             return Ok(Some(Claim::Settled));
+        }
+        let counts = row.int("copy")? <= arrived.copy || row.opt_int("delayed_copy")? == Some(arrived.copy);
+        if !counts && !arrived.redelivered {
+            return Ok(Some(Claim::Superseded));
         }
         let lease_left = row.opt_ms("lease_left_ms")?.filter(|left| !left.is_zero());
         Ok(lease_left.map(|lease_left| Claim::InHand { lease_left }))
@@ -190,6 +208,7 @@ fn claimed(job: &Job, row: &Row) -> Result<Claim, LedgerError> {
             .ok_or_else(|| corrupt("resend", "is no word of ours"))?,
         unknown_age: row.opt_ms("unknown_age_ms")?,
         frozen: frozen(row)?,
+        copy: row.int("copy")?,
     })))
 }
 

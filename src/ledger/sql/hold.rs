@@ -8,11 +8,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::attempt::{KEPT, WRITE_EVENT};
+use super::copies::{self, COMES_BACK, comes_back};
 use super::dialect::{ChainText, Dialect, Returning};
 use super::engine::{Engine, Sql, Value};
 use super::group::Grouped;
 use super::{storable, written};
+use crate::domain::delay::copy_step;
 use crate::domain::explain::parked::ITS_TIME;
+use crate::ledger::copies::ComesBack;
 use crate::ledger::{Hold, JobState, LedgerError, Written};
 
 /// Leases prolonged by one statement: their rows are locked for as long as it takes, and who finishes one of those jobs
@@ -30,13 +33,17 @@ pub struct Statements {
 impl Statements {
     pub fn new(dialect: Dialect) -> Self {
         // A job that may have been charged never goes back to `waiting`, whatever the caller says.
-        let rest = "UPDATE jobs SET state = CASE WHEN maybe_charged OR $3 THEN 'unknown' ELSE 'waiting' END, \
-                        maybe_charged = (maybe_charged OR $3), wake_at = {after:$4}, reason = $5, \
+        let delayed = copies::delayed("{after:$4}", "$6", "NOT (maybe_charged OR $3)");
+        let rest = format!(
+            "UPDATE jobs SET state = CASE WHEN maybe_charged OR $3 THEN 'unknown' ELSE 'waiting' END, \
+                        maybe_charged = (maybe_charged OR $3), wake_at = {{after:$4}}, reason = $5, \
                         wait_since = CASE WHEN wait_reason = $5 AND wait_request = last_attempt + 1 \
-                            THEN wait_since ELSE {now} END, \
-                        wait_reason = $5, wait_until = {after:$4}, wait_request = last_attempt + 1, wait_begun_at = {now}, \
-                        unqueued = false, lease_owner = NULL, lease_until = NULL, updated_at = {now} {from} \
-                    WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')";
+                            THEN wait_since ELSE {{now}} END, \
+                        wait_reason = $5, wait_until = {{after:$4}}, wait_request = last_attempt + 1, \
+                        wait_begun_at = {{now}}, {delayed}, \
+                        lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
+                    WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')"
+        );
         let settle = "UPDATE jobs SET state = $3, provider_reference = COALESCE($4, provider_reference), reason = $5, \
                           lease_owner = NULL, lease_until = NULL, updated_at = {now} {from} \
                       WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')";
@@ -47,15 +54,17 @@ impl Statements {
         // What it waits for stays, and since when: only one that has never been put down waits for its time from now on.
         let reason = format!("COALESCE(reason, '{ITS_TIME}')");
         let due = "CASE WHEN not_before > wake_at THEN not_before ELSE wake_at END";
+        let delayed = copies::delayed(due, "$3", "NOT maybe_charged");
         let wait_on = format!(
             "UPDATE jobs SET wake_at = {due}, reason = {reason}, \
                  wait_since = CASE WHEN wait_reason = {reason} AND wait_request = last_attempt + 1 \
                      THEN wait_since ELSE {{now}} END, \
                  wait_reason = {reason}, wait_until = {due}, wait_request = last_attempt + 1, \
-                 wait_begun_at = COALESCE(wait_begun_at, {{now}}), unqueued = false, \
+                 wait_begun_at = COALESCE(wait_begun_at, {{now}}), {delayed}, \
                  lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
              WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')"
         );
+        let kept = format!("{KEPT}, {COMES_BACK}");
         Self {
             renew: dialect.sql(
                 "UPDATE jobs SET lease_until = {after:$2} WHERE id IN (\
@@ -64,10 +73,10 @@ impl Statements {
                  RETURNING id, fence",
             ),
             rest: Grouped::new(dialect.chain(&ChainText {
-                write: rest,
-                kept: KEPT,
+                write: &rest,
+                kept: &kept,
                 then: &[],
-                returning: Returning::Job("id"),
+                returning: Returning::Job(COMES_BACK),
             })),
             settle: Grouped::new(dialect.chain(&ChainText {
                 write: settle,
@@ -83,9 +92,9 @@ impl Statements {
             })),
             wait_on: Grouped::new(dialect.chain(&ChainText {
                 write: &wait_on,
-                kept: KEPT,
+                kept: &kept,
                 then: &[],
-                returning: Returning::Job("id"),
+                returning: Returning::Job(COMES_BACK),
             })),
         }
     }
@@ -121,7 +130,7 @@ impl Statements {
         engine: &Arc<dyn Engine>,
         hold: &Hold,
         next: &JobState,
-    ) -> Result<Written, LedgerError> {
+    ) -> Result<(Written, Option<ComesBack>), LedgerError> {
         let (chain, third, fourth, reason): (&Grouped, Value, Value, &str) = match next {
             JobState::Waiting { wait, reason } => (&self.rest, false.into(), (*wait).into(), reason),
             JobState::Unknown { wait, reason } => (&self.rest, true.into(), (*wait).into(), reason),
@@ -129,8 +138,13 @@ impl Statements {
                 (&self.settle, state.name().into(), reference.as_deref().map(storable).into(), reason)
             }
         };
-        let args: [Value; 5] = [hold.id.as_str().into(), hold.fence.into(), third, fourth, storable(reason).into()];
-        Ok(written(chain.write(engine, Arc::from(args), Duration::ZERO).await?.is_some()))
+        let mut args: Vec<Value> =
+            vec![hold.id.as_str().into(), hold.fence.into(), third, fourth, storable(reason).into()];
+        let wait = next.wait();
+        args.extend(wait.map(|wait| copy_step(wait).into()));
+        let row = chain.write(engine, Arc::from(args), Duration::ZERO).await?;
+        let back = row.as_ref().filter(|_| wait.is_some()).map(comes_back).transpose()?;
+        Ok((written(row.is_some()), back))
     }
 
     pub async fn release(&self, engine: &Arc<dyn Engine>, hold: &Hold) -> Result<Written, LedgerError> {
@@ -138,8 +152,14 @@ impl Statements {
         Ok(written(self.release.write(engine, Arc::from(args), Duration::ZERO).await?.is_some()))
     }
 
-    pub async fn wait_on(&self, engine: &Arc<dyn Engine>, hold: &Hold) -> Result<Written, LedgerError> {
-        let args: [Value; 2] = [hold.id.as_str().into(), hold.fence.into()];
-        Ok(written(self.wait_on.write(engine, Arc::from(args), Duration::ZERO).await?.is_some()))
+    pub async fn wait_on(
+        &self,
+        engine: &Arc<dyn Engine>,
+        hold: &Hold,
+        wait: Duration,
+    ) -> Result<(Written, Option<ComesBack>), LedgerError> {
+        let args: [Value; 3] = [hold.id.as_str().into(), hold.fence.into(), copy_step(wait).into()];
+        let row = self.wait_on.write(engine, Arc::from(args), Duration::ZERO).await?;
+        Ok((written(row.is_some()), row.as_ref().map(comes_back).transpose()?))
     }
 }

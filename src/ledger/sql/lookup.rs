@@ -6,11 +6,14 @@
 use std::sync::Arc;
 
 use super::attempt::{CLOSE_ATTEMPT, KEPT, WRITE_EVENT, page_if_conflicting, settled_reason, settled_state};
+use super::copies::{self, COMES_BACK, comes_back};
 use super::dialect::{Chain, ChainText, Dialect, Returning};
 use super::engine::{Engine, Value};
 use super::outbox::final_state;
 use super::{storable, written};
+use crate::domain::delay::copy_step;
 use crate::domain::outcome::FinalState;
+use crate::ledger::copies::ComesBack;
 use crate::ledger::{Begun, Hold, JobState, LedgerError, LookupEnd, Written};
 
 /// A look-up of this job that has not ended.
@@ -31,9 +34,11 @@ impl Statements {
             "UPDATE jobs SET last_attempt = last_attempt + 1, lookups = lookups + 1, updated_at = {{now}} {{from}} \
              WHERE {HELD} AND NOT {ON_WIRE}"
         );
+        let delayed = copies::delayed("{after:$9}", "$11", "false");
+        let kept = format!("{KEPT}, {COMES_BACK}");
         let rest = format!(
             "UPDATE jobs SET resend = CASE WHEN $8 THEN 'granted' ELSE resend END, wake_at = {{after:$9}}, \
-                 reason = $10, lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
+                 reason = $10, {delayed}, lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
              WHERE {HELD} AND last_attempt = $3 AND {ON_WIRE}"
         );
         let settle = format!(
@@ -54,9 +59,9 @@ impl Statements {
             }),
             rest: dialect.chain(&ChainText {
                 write: &rest,
-                kept: KEPT,
+                kept: &kept,
                 then: &[CLOSE_ATTEMPT],
-                returning: Returning::Job("id"),
+                returning: Returning::Job(COMES_BACK),
             }),
             settle: dialect.chain(&ChainText {
                 write: &settle,
@@ -82,7 +87,7 @@ impl Statements {
         hold: &Hold,
         end: &LookupEnd,
         next: &JobState,
-    ) -> Result<(Written, Option<FinalState>), LedgerError> {
+    ) -> Result<(Written, Option<FinalState>, Option<ComesBack>), LedgerError> {
         let mut args: Vec<Value> = vec![
             hold.id.as_str().into(),
             hold.fence.into(),
@@ -96,7 +101,7 @@ impl Statements {
         ];
         let chain = match next {
             JobState::Waiting { wait, reason } | JobState::Unknown { wait, reason } => {
-                args.extend([(*wait).into(), storable(reason).into()]);
+                args.extend([(*wait).into(), storable(reason).into(), copy_step(*wait).into()]);
                 &self.rest
             }
             JobState::Final { state, reason, reference } => {
@@ -108,6 +113,7 @@ impl Statements {
         page_if_conflicting(hold, next, row.as_ref())?;
         let is_final = matches!(next, JobState::Final { .. });
         let state = row.as_ref().filter(|_| is_final).map(final_state).transpose()?;
-        Ok((written(row.is_some()), state))
+        let back = row.as_ref().filter(|_| !is_final).map(comes_back).transpose()?;
+        Ok((written(row.is_some()), state, back))
     }
 }

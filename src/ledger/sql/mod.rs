@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use super::copies::{Claimant, ComesBack};
 use super::{
     AttemptEnd, Authority, Begun, Claim, First, Hold, JobState, Ledger, LedgerError, LookupEnd, OutcomeEvent,
     RecentUses, RejectedMessage, StateCount, Timing, Written,
@@ -26,6 +27,7 @@ mod audit;
 mod authority;
 mod claim;
 mod columns;
+mod copies;
 mod dialect;
 pub(super) mod engine;
 mod first;
@@ -93,10 +95,11 @@ impl Ledger for SqlLedger {
         &self,
         job: &Job,
         hash: ContentHash,
-        owner: &str,
+        claimant: Claimant<'_>,
         timing: Timing,
     ) -> Result<Claim, LedgerError> {
-        self.claim.claim(&self.engine, job, hash, owner, timing).await
+        let request = claim::Request { job, hash, claimant, timing };
+        self.claim.claim(&self.engine, request).await
     }
 
     async fn record_and_begin(&self, first: First<'_>) -> Result<Written, LedgerError> {
@@ -122,7 +125,7 @@ impl Ledger for SqlLedger {
         end: &AttemptEnd,
         next: &JobState,
         timing: Timing,
-    ) -> Result<(Written, Option<OutcomeEvent>), LedgerError> {
+    ) -> Result<(Written, Option<OutcomeEvent>, Option<ComesBack>), LedgerError> {
         self.attempt.finish(&self.engine, hold, end, next, timing).await
     }
 
@@ -135,11 +138,11 @@ impl Ledger for SqlLedger {
         hold: &Hold,
         end: &LookupEnd,
         next: &JobState,
-    ) -> Result<(Written, Option<FinalState>), LedgerError> {
+    ) -> Result<(Written, Option<FinalState>, Option<ComesBack>), LedgerError> {
         self.lookup.finish(&*self.engine, hold, end, next).await
     }
 
-    async fn put_down(&self, hold: &Hold, next: &JobState) -> Result<Written, LedgerError> {
+    async fn delay(&self, hold: &Hold, next: &JobState) -> Result<(Written, Option<ComesBack>), LedgerError> {
         self.hold.put_down(&self.engine, hold, next).await
     }
 
@@ -147,8 +150,8 @@ impl Ledger for SqlLedger {
         self.hold.release(&self.engine, hold).await
     }
 
-    async fn wait_on(&self, hold: &Hold) -> Result<Written, LedgerError> {
-        self.hold.wait_on(&self.engine, hold).await
+    async fn delay_further(&self, hold: &Hold, wait: Duration) -> Result<(Written, Option<ComesBack>), LedgerError> {
+        self.hold.wait_on(&self.engine, hold, wait).await
     }
 
     async fn reject(&self, message: &RejectedMessage) -> Result<(), LedgerError> {

@@ -8,13 +8,14 @@ use async_trait::async_trait;
 use super::PREFIX;
 use super::store::Store;
 use crate::domain::provider::ProviderName;
-use crate::queue::{DeadLetter, QueueError, Receipt};
+use crate::queue::{DeadLetter, DeathCause, QueueError, Receipt};
 
 pub(super) async fn take(store: &Store) -> Result<Option<DeadLetter>, QueueError> {
     let number = rand::random_range(1..i64::MAX);
     let Some((message, queue)) = store.take_dead(number).await? else { return Ok(None) };
     let name = queue.as_deref().and_then(|queue| queue.strip_prefix(PREFIX)?.strip_prefix('.'));
     Ok(Some(DeadLetter {
+        cause: DeathCause::GivenUp,
         lane: name.and_then(|name| ProviderName::new(name).ok()),
         body: message.body.into(),
         properties: message.properties,

@@ -3,9 +3,11 @@
 //! Refuses to consume: they are rare, and a look now and then needs no prefetch and leaves none behind. Which lane a
 //! message comes from is told by the broker's own header, which it writes itself and no producer can.
 
+use std::collections::BTreeMap;
+
 use async_trait::async_trait;
 use lapin::options::{BasicAckOptions, BasicGetOptions, BasicNackOptions};
-use lapin::types::AMQPValue;
+use lapin::types::{AMQPValue, ShortString};
 use lapin::{Acker, BasicProperties, Channel, Connection};
 
 use super::declare::open_channel;
@@ -13,7 +15,7 @@ use super::failure::{Failure, limited};
 use super::topology::Topology;
 use super::wire;
 use crate::domain::provider::ProviderName;
-use crate::queue::{DeadLetter, QueueError, Receipt};
+use crate::queue::{DeadLetter, DeathCause, QueueError, Receipt};
 
 /// <https://www.rabbitmq.com/docs/dlx#effects>
 const DEATHS: &str = "x-death";
@@ -30,6 +32,7 @@ pub(super) async fn take(connection: &Connection, topology: &Topology) -> Result
         let message = message.delivery;
         DeadLetter {
             lane: lane_of(&message.properties, topology),
+            cause: cause_of(&message.properties, topology),
             properties: wire::from_amqp(&message.properties),
             body: message.data.into(),
             receipt: Box::new(DeadReceipt { acker: message.acker, _channel: channel }),
@@ -38,18 +41,50 @@ pub(super) async fn take(connection: &Connection, topology: &Topology) -> Result
 }
 
 /// The lane that gave up last, for whatever reason: too many deliveries, or an `expiration` that the producer set. A message
-/// that was parked has died in delay queues too, by their time; those are no provider's.
+/// that was delayed has died in delay queues too, by their time; those tell its lane by the routing key.
 fn lane_of(properties: &BasicProperties, topology: &Topology) -> Option<ProviderName> {
-    let AMQPValue::FieldArray(deaths) = properties.headers().as_ref()?.inner().get(DEATHS)? else { return None };
-    let text = |value: Option<&AMQPValue>| match value? {
-        AMQPValue::LongString(text) => Some(text.to_string()),
-        _ => None,
+    deaths(properties).find_map(|death| {
+        let queue = text(death.get("queue"))?;
+        match topology.is_delay(&queue) {
+            true => ProviderName::new(first_text(death.get("routing-keys"))?).ok(),
+            false => topology.provider_of(&queue),
+        }
+    })
+}
+
+/// The broker puts the last death first.
+fn cause_of(properties: &BasicProperties, topology: &Topology) -> DeathCause {
+    let last = deaths(properties).next().and_then(|death| text(death.get("queue")));
+    match last.is_some_and(|queue| topology.is_delay(&queue)) {
+        true => DeathCause::NoQueue,
+        false => DeathCause::GivenUp,
+    }
+}
+
+fn deaths(properties: &BasicProperties) -> impl Iterator<Item = &BTreeMap<ShortString, AMQPValue>> {
+    let header = properties.headers().as_ref().and_then(|headers| headers.inner().get(DEATHS));
+    let deaths = match header {
+        Some(AMQPValue::FieldArray(deaths)) => deaths.as_slice(),
+        _ => &[],
     };
-    let mut given_up = deaths.as_slice().iter().filter_map(|death| match death {
+    deaths.iter().filter_map(|death| match death {
         AMQPValue::FieldTable(death) => Some(death.inner()),
         _ => None,
-    });
-    given_up.find_map(|death| topology.provider_of(&text(death.get("queue"))?))
+    })
+}
+
+fn text(value: Option<&AMQPValue>) -> Option<String> {
+    match value? {
+        AMQPValue::LongString(text) => Some(text.to_string()),
+        _ => None,
+    }
+}
+
+fn first_text(value: Option<&AMQPValue>) -> Option<String> {
+    match value? {
+        AMQPValue::FieldArray(values) => text(values.as_slice().first()),
+        _ => None,
+    }
 }
 
 /// Dropping it closes the channel, and the broker has the message back.
@@ -90,11 +125,22 @@ mod tests {
         AMQPValue::FieldTable(death)
     }
 
-    fn lane(deaths: Vec<AMQPValue>) -> Option<String> {
+    fn with(deaths: Vec<AMQPValue>) -> BasicProperties {
         let mut headers = FieldTable::default();
         headers.insert(DEATHS.into(), AMQPValue::FieldArray(FieldArray::from(deaths)));
-        let properties = BasicProperties::default().with_headers(headers);
-        lane_of(&properties, &Topology::new("payments")).map(|provider| provider.to_string())
+        BasicProperties::default().with_headers(headers)
+    }
+
+    fn lane(deaths: Vec<AMQPValue>) -> Option<String> {
+        lane_of(&with(deaths), &Topology::new("payments")).map(|provider| provider.to_string())
+    }
+
+    /// What a delay queue gave back, and no lane took.
+    fn unrouted() -> AMQPValue {
+        let AMQPValue::FieldTable(mut death) = death("payments.delay.250", "expired") else { panic!("no table") };
+        let keys = vec![AMQPValue::LongString("acme".into())];
+        death.insert("routing-keys".into(), AMQPValue::FieldArray(FieldArray::from(keys)));
+        AMQPValue::FieldTable(death)
     }
 
     #[test]
@@ -103,6 +149,10 @@ mod tests {
         assert_eq!(lane(vec![death("payments.acme", "delivery_limit"), parked()]).as_deref(), Some("acme"));
         assert_eq!(lane(vec![parked(), death("payments.acme", "delivery_limit")]).as_deref(), Some("acme"));
         assert_eq!(lane(vec![death("payments.acme", "expired"), parked()]).as_deref(), Some("acme"));
+        assert_eq!(lane(vec![unrouted()]).as_deref(), Some("acme"));
+        let cause = |deaths| cause_of(&with(deaths), &Topology::new("payments"));
+        assert_eq!(cause(vec![unrouted(), death("payments.acme", "delivery_limit")]), DeathCause::NoQueue);
+        assert_eq!(cause(vec![death("payments.acme", "delivery_limit"), unrouted()]), DeathCause::GivenUp);
         for other in [parked(), death("payments.dead", "delivery_limit"), death("other.acme", "delivery_limit")] {
             assert_eq!(lane(vec![other.clone()]), None, "{other:?}");
         }

@@ -55,7 +55,7 @@ pub(super) async fn open_channel(connection: &Connection) -> Result<Channel, Que
 
 pub(super) async fn declare(channel: &Channel, declaration: &Declaration) -> Result<(), Failure> {
     match declaration {
-        Declaration::Exchange { name, kind } => {
+        Declaration::Exchange { name, kind, arguments } => {
             let options = ExchangeDeclareOptions {
                 passive: false,
                 durable: true,
@@ -64,7 +64,7 @@ pub(super) async fn declare(channel: &Channel, declaration: &Declaration) -> Res
                 internal: false,
                 nowait: false,
             };
-            let call = channel.exchange_declare(name.as_str().into(), kind.clone(), options, FieldTable::default());
+            let call = channel.exchange_declare(name.as_str().into(), kind.clone(), options, table(arguments));
             limited(call).await
         }
         Declaration::Queue { name, arguments } => {

@@ -44,7 +44,7 @@ async fn look(connection: &Connection, declaration: &Declaration) -> Result<Opti
 async fn is_there(connection: &Connection, declaration: &Declaration, what: &str) -> Result<bool, QueueError> {
     let channel = open_channel(connection).await?;
     let asked = match declaration {
-        Declaration::Exchange { name, kind } => {
+        Declaration::Exchange { name, kind, .. } => {
             let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
             limited(channel.exchange_declare(name.as_str().into(), kind.clone(), options, FieldTable::default())).await
         }

@@ -22,7 +22,7 @@ const KEPT_DELIVERY_LIMIT: i32 = 1_000_000;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Declaration {
-    Exchange { name: String, kind: ExchangeKind },
+    Exchange { name: String, kind: ExchangeKind, arguments: Vec<(&'static str, Argument)> },
     Queue { name: String, arguments: Vec<(&'static str, Argument)> },
     Binding { queue: String, exchange: String, routing_key: String },
 }
@@ -63,6 +63,16 @@ impl Topology {
         format!("{}.outcomes", self.prefix)
     }
 
+    /// Delay queues give their messages to it: to their lanes, or where one has no queue, to [`Self::unrouted`].
+    fn requeue(&self) -> String {
+        format!("{}.requeue", self.prefix)
+    }
+
+    /// Leads to `dead`.
+    fn unrouted(&self) -> String {
+        format!("{}.unrouted", self.prefix)
+    }
+
     /// Queue and exchange of one delay step.
     fn delay(&self, step: Duration) -> String {
         format!("{}.delay.{}", self.prefix, millis_up(step))
@@ -71,15 +81,25 @@ impl Topology {
     /// What all providers share, in an order in which nothing names what is not there yet.
     pub fn shared(&self) -> Vec<Declaration> {
         let mut declarations = vec![
-            Declaration::Exchange { name: self.prefix.clone(), kind: ExchangeKind::Direct },
-            Declaration::Exchange { name: self.outcomes(), kind: ExchangeKind::Topic },
+            exchange(self.prefix.clone(), ExchangeKind::Direct),
+            exchange(self.outcomes(), ExchangeKind::Topic),
             Declaration::Queue { name: self.invalid(), arguments: kept() },
             Declaration::Queue { name: self.dead(), arguments: kept() },
+            exchange(self.unrouted(), ExchangeKind::Fanout),
+            Declaration::Binding { queue: self.dead(), exchange: self.unrouted(), routing_key: String::new() },
+            // At-least-once dead-lettering has 32 messages out at a time and waits for a queue that takes each. One lane
+            // that is gone would hold up all others.
+            // <https://www.rabbitmq.com/docs/quorum-queues#limitations-and-caveats-of-at-least-once-dead-lettering>
+            Declaration::Exchange {
+                name: self.requeue(),
+                kind: ExchangeKind::Direct,
+                arguments: vec![("alternate-exchange", Argument::Text(self.unrouted()))],
+            },
         ];
         for step in DELAY_STEPS {
             let name = self.delay(step);
             // Fanout, so that the routing key stays free to carry the provider's name through the delay.
-            declarations.push(Declaration::Exchange { name: name.clone(), kind: ExchangeKind::Fanout });
+            declarations.push(exchange(name.clone(), ExchangeKind::Fanout));
             declarations.push(Declaration::Queue { name: name.clone(), arguments: self.delay_arguments(step) });
             declarations.push(Declaration::Binding { queue: name.clone(), exchange: name, routing_key: String::new() });
         }
@@ -90,9 +110,15 @@ impl Topology {
     /// When the provider's name is one that a queue of our own has.
     pub fn lane(&self, provider: &ProviderName) -> Result<Vec<Declaration>, QueueError> {
         let queue = self.lane_queue(provider)?;
+        let bound_to = |exchange| Declaration::Binding {
+            queue: queue.clone(),
+            exchange,
+            routing_key: provider.as_str().to_owned(),
+        };
         Ok(vec![
             Declaration::Queue { name: queue.clone(), arguments: self.lane_arguments() },
-            Declaration::Binding { queue, exchange: self.prefix.clone(), routing_key: provider.as_str().to_owned() },
+            bound_to(self.prefix.clone()),
+            bound_to(self.requeue()),
         ])
     }
 
@@ -107,6 +133,11 @@ impl Topology {
         let name = queue.strip_prefix(&self.prefix)?.strip_prefix('.')?;
         let provider = ProviderName::new(name).ok()?;
         self.lane_queue(&provider).ok().map(|_| provider)
+    }
+
+    /// Whether this is the queue of a delay step.
+    pub fn is_delay(&self, queue: &str) -> bool {
+        DELAY_STEPS.iter().any(|step| self.delay(*step) == queue)
     }
 
     fn lane_arguments(&self) -> Vec<(&'static str, Argument)> {
@@ -126,7 +157,7 @@ impl Topology {
         // <https://www.rabbitmq.com/docs/ttl#per-message-ttl-caveats>
         arguments.push(("x-message-ttl", Argument::Number(ms)));
         // No x-dead-letter-routing-key: the message keeps its own, the provider's name.
-        arguments.push(("x-dead-letter-exchange", Argument::Text(self.prefix.clone())));
+        arguments.push(("x-dead-letter-exchange", Argument::Text(self.requeue())));
         arguments.extend(at_least_once());
         arguments
     }
@@ -156,6 +187,10 @@ impl Topology {
             }
         })
     }
+}
+
+fn exchange(name: String, kind: ExchangeKind) -> Declaration {
+    Declaration::Exchange { name, kind, arguments: Vec::new() }
 }
 
 /// Replicated, and on disk before a publish is confirmed. <https://www.rabbitmq.com/docs/quorum-queues>
@@ -196,21 +231,21 @@ pub(super) fn table(arguments: &[(&'static str, Argument)]) -> FieldTable {
 mod tests {
     use super::*;
 
+    fn cell(arguments: &[(&str, Argument)]) -> String {
+        let shown = arguments.iter().map(|(key, value)| match value {
+            Argument::Text(text) => format!("`{key}` = `\"{text}\"`"),
+            Argument::Number(number) => format!("`{key}` = `{number}`"),
+        });
+        let shown = shown.collect::<Vec<_>>().join(" · ");
+        if shown.is_empty() { shown } else { format!(" {shown}") }
+    }
+
     fn row(declaration: &Declaration) -> String {
         match declaration {
-            Declaration::Exchange { name, kind } => {
-                format!("| exchange `{name}` | {} | |", format!("{kind:?}").to_lowercase())
+            Declaration::Exchange { name, kind, arguments } => {
+                format!("| exchange `{name}` | {} |{} |", format!("{kind:?}").to_lowercase(), cell(arguments))
             }
-            Declaration::Queue { name, arguments } => {
-                let arguments: Vec<String> = arguments
-                    .iter()
-                    .map(|(key, value)| match value {
-                        Argument::Text(text) => format!("`{key}` = `\"{text}\"`"),
-                        Argument::Number(number) => format!("`{key}` = `{number}`"),
-                    })
-                    .collect();
-                format!("| queue `{name}` | quorum | {} |", arguments.join(" · "))
-            }
+            Declaration::Queue { name, arguments } => format!("| queue `{name}` | quorum |{} |", cell(arguments)),
             Declaration::Binding { queue, exchange, routing_key } => {
                 format!("| binding `{exchange}` → `{queue}` | | routing key `\"{routing_key}\"` |")
             }

@@ -13,27 +13,36 @@ use crate::domain::decision::CallKind;
 use crate::domain::disposition::Next;
 use crate::domain::outcome::{FinalState, NOT_SENT};
 use crate::faults::{self, Point};
+use crate::ledger::copies::ComesBack;
 use crate::ledger::{AttemptEnd, JobState, LedgerError, LookupEnd, OutcomeEvent, Timing, Written};
 use crate::queue::DELAY_STEPS;
 use crate::telemetry::spans;
-use crate::worker::intake::{End, REFUSAL_REST, rest_from_taking};
+use crate::worker::intake::{End, REFUSAL_REST, after_delay, rest_from_taking};
 use crate::worker::outbox::TAKEN_FOR;
 use crate::worker::patience::{GivenUp, Passing as _, until_back};
 
 /// Commits where a job stands; `None` when the ledger cannot be had and the worker is leaving.
-async fn put_down(lane: &LaneParts, job: &JobInHand, state: &JobState) -> Option<Written> {
+async fn put_down(lane: &LaneParts, job: &JobInHand, state: &JobState) -> Option<(Written, Option<ComesBack>)> {
     let ledger = &lane.worker.engines.ledger;
-    let written = until_back("put a job down", &lane.worker.abandon, || ledger.put_down(&job.held.hold, state));
+    let written = until_back("put a job down", &lane.worker.abandon, || ledger.delay(&job.held.hold, state));
     written.await.map_err(|error| tracing::warn!(job = %job.job.id, ?error, "not put down")).ok()
 }
 
-/// What was written of a job that is settled.
+/// What was written of where a job stands.
 #[derive(Default)]
-struct Settled {
+struct Noted {
     /// Not always what was asked for: a charge that another payment has makes it `review`.
     state: Option<FinalState>,
     /// If it is ours to publish.
     event: Option<OutcomeEvent>,
+    /// Of a job that waits.
+    back: Option<ComesBack>,
+}
+
+impl Noted {
+    fn waits(back: Option<ComesBack>) -> Self {
+        Self { back, ..Self::default() }
+    }
 }
 
 /// What a request came to, for its row.
@@ -73,18 +82,18 @@ impl Closing {
         lane: &LaneParts,
         job: &JobInHand,
         state: &JobState,
-    ) -> Result<(Written, Settled), LedgerError> {
+    ) -> Result<(Written, Noted), LedgerError> {
         let hold = &job.held.hold;
         let ledger = &lane.worker.engines.ledger;
         match self {
             Self::Charge(end) => {
                 let timing = Timing { lease: TAKEN_FOR, may_wait: after_answer(job.delivered_at.elapsed()) };
-                let (written, event) = ledger.finish_and_take(hold, end, state, timing).await?;
-                Ok((written, Settled { state: event.as_ref().map(|event| event.state), event }))
+                let (written, event, back) = ledger.finish_and_take(hold, end, state, timing).await?;
+                Ok((written, Noted { state: event.as_ref().map(|event| event.state), event, back }))
             }
             Self::Lookup(end) => {
-                let (written, state) = ledger.finish_lookup(hold, end, state).await?;
-                Ok((written, Settled { state, event: None }))
+                let (written, state, back) = ledger.finish_lookup(hold, end, state).await?;
+                Ok((written, Noted { state, event: None, back }))
             }
         }
     }
@@ -112,7 +121,7 @@ pub(super) async fn write_end(
     let written = written.instrument(spans::step("write the outcome down")).await;
     faults::crash(Point::AfterOutcome);
     let (end, unwritten) = match written {
-        Ok((Written::Kept, settled)) => return kept(lane, job, (&state, settled), why),
+        Ok((Written::Kept, noted)) => return kept(lane, job, (&state, noted), why),
         Ok((Written::Lost, _)) if tries > 1 && stands(lane, job, closing).await => {
             tracing::debug!(job = %job.job.id, "the outcome was written before the database went away");
             return End::HandBack;
@@ -174,16 +183,19 @@ pub(super) async fn retract(lane: &LaneParts, job: &JobInHand, kind: CallKind, e
     let state = state_of(Next::Again { after, unknown: job.claimed.unknown, reason });
     let written = until_back("retract a request", &lane.worker.abandon, || async {
         match open.write(lane, job, &state).await? {
-            (Written::Kept, _) => Ok(Written::Kept),
-            (Written::Lost, _) => ledger.put_down(hold, &state).await,
+            (Written::Kept, noted) => Ok::<_, LedgerError>((Written::Kept, noted)),
+            (Written::Lost, _) => {
+                let (written, back) = ledger.delay(hold, &state).await?;
+                Ok((written, Noted::waits(back)))
+            }
         }
     });
     match written.await {
-        Ok(Written::Kept) => {
+        Ok((Written::Kept, noted)) => {
             if refused {
                 rest_from_taking(lane);
             }
-            kept(lane, job, (&state, Settled::default()), why)
+            kept(lane, job, (&state, noted), why)
         }
         _ if refused => End::Refused,
         _ => End::HandBack,
@@ -198,8 +210,8 @@ fn soon(job: &JobInHand, reason: &str) -> Next {
 pub(super) async fn put_down_next(lane: &LaneParts, job: &JobInHand, next: Next, why: &'static str) -> End {
     let state = state_of(next);
     match put_down(lane, job, &state).await {
-        Some(Written::Kept) => kept(lane, job, (&state, Settled::default()), why),
-        Some(Written::Lost) => End::HandBack,
+        Some((Written::Kept, back)) => kept(lane, job, (&state, Noted::waits(back)), why),
+        Some((Written::Lost, _)) => End::HandBack,
         None => End::Refused,
     }
 }
@@ -223,18 +235,18 @@ pub(super) async fn give_back(lane: &LaneParts, job: &JobInHand) -> End {
     End::HandBack
 }
 
-fn kept(lane: &LaneParts, job: &JobInHand, (state, settled): (&JobState, Settled), why: &'static str) -> End {
+fn kept(lane: &LaneParts, job: &JobInHand, (state, noted): (&JobState, Noted), why: &'static str) -> End {
     match state {
         JobState::Waiting { wait, reason } | JobState::Unknown { wait, reason } => {
             spans::came_to(why);
             lane.meter.parked(why, reason);
-            End::Park(*wait)
+            after_delay(job, *wait, noted.back)
         }
         JobState::Final { state, .. } => {
-            let state = settled.state.unwrap_or(*state);
+            let state = noted.state.unwrap_or(*state);
             spans::came_to(state.name());
             lane.meter.settled(state.name(), job.claimed.age + job.claimed_at.elapsed());
-            match settled.event {
+            match noted.event {
                 Some(event) => lane.worker.outbox.hand_over(event),
                 None => lane.worker.outbox.left(),
             }

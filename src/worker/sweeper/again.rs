@@ -16,7 +16,7 @@ use crate::faults::{self, Point};
 use crate::ledger::Written;
 use crate::ledger::upkeep::Recorded;
 use crate::queue::message::{decode_recorded, encode};
-use crate::queue::{Destination, Outgoing, Properties};
+use crate::queue::{Destination, Outgoing, Properties, headers};
 use crate::worker::Worker;
 use crate::worker::deployment::Progress;
 use crate::worker::settings_watch::Known;
@@ -101,6 +101,7 @@ async fn publish(worker: &Worker, lane: &ProviderName, recorded: Recorded) -> Re
         content_type: Some("application/json".to_owned()),
         ..Properties::default()
     };
+    let properties = headers::with_copy_number(properties, recorded.copy);
     let message = Outgoing { destination: Destination::Lane(lane.clone()), body, properties };
     topology::publish(worker, lane, &message).await?;
     faults::crash(Point::SweeperAfterPublish);
@@ -123,7 +124,7 @@ mod tests {
 
     fn recorded(body: &str) -> Recorded {
         let decoded = decode_recorded(body.as_bytes(), &ProviderName::new("acme").unwrap()).unwrap();
-        Recorded { job: decoded.job, hash: decoded.hash, sweeps: 1 }
+        Recorded { job: decoded.job, hash: decoded.hash, sweeps: 1, copy: 0 }
     }
 
     #[test]

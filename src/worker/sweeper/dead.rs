@@ -9,11 +9,12 @@ use crate::domain::provider::ProviderName;
 use crate::ledger::Written;
 use crate::ledger::upkeep::Standing;
 use crate::queue::message::DecodeError;
-use crate::queue::{DeadLetter, Destination, Outgoing, Receipt, headers};
+use crate::queue::{DeadLetter, DeathCause, Destination, Outgoing, Receipt, headers};
 use crate::worker::Worker;
 use crate::worker::intake::{NEWER_VERSION_WAIT, rejection};
 use crate::worker::park::Copy;
 use crate::worker::reading::read;
+use crate::worker::settings_watch::Known;
 use crate::worker::topology::publish;
 
 /// How often a message is published again. Each round is a thousand deliveries, so that one which comes back after
@@ -32,16 +33,30 @@ enum Verdict {
     Done,
     /// To its lane again, for this round.
     Again(u32),
+    /// The ledger has its job, and nobody takes its lane: its provider has no row.
+    NoProvider,
     /// Its job goes to a person.
     Review,
     /// It can never be a job.
     Invalid(Invalid),
 }
 
-/// Judges a message that can be read, by what the ledger knows and how often it has come here.
-fn verdict(standing: Standing, rounds: u32) -> Verdict {
+/// How a message came to be a dead letter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Death {
+    cause: DeathCause,
+    /// How often it was published again before.
+    rounds: u32,
+    /// Its provider has a row.
+    has_row: bool,
+}
+
+/// Judges a message that can be read, by what the ledger knows and how it came here.
+fn verdict(standing: Standing, Death { cause, rounds, has_row }: Death) -> Verdict {
     match standing {
-        Standing::Settled => Verdict::Done,
+        Standing::Open if cause == DeathCause::NoQueue && !has_row => Verdict::NoProvider,
+        Standing::Open | Standing::NotRecorded if cause == DeathCause::NoQueue => Verdict::Again(rounds),
+        Standing::Settled | Standing::Superseded => Verdict::Done,
         Standing::Conflict => {
             Verdict::Invalid(Invalid::new(InvalidReason::Conflict, "id: recorded before with other content"))
         }
@@ -58,9 +73,9 @@ fn rounds(letter: &DeadLetter) -> u32 {
 
 /// Judges what is there. What cannot be judged yet is kept until the end, because a letter that is handed back is the
 /// next one again; then it goes back for another sweep.
-pub async fn judge_all(worker: &Worker) -> Result<(), Trouble> {
+pub async fn judge_all(worker: &Worker, known: &Known) -> Result<(), Trouble> {
     let mut not_yet = Vec::new();
-    let judged = judge_each(worker, &mut not_yet).await;
+    let judged = judge_each(worker, known, &mut not_yet).await;
     for receipt in not_yet {
         hand_back(receipt).await;
     }
@@ -68,14 +83,14 @@ pub async fn judge_all(worker: &Worker) -> Result<(), Trouble> {
 }
 
 /// One that meets with trouble keeps those behind it from nothing.
-async fn judge_each(worker: &Worker, not_yet: &mut Vec<Box<dyn Receipt>>) -> Result<(), Trouble> {
+async fn judge_each(worker: &Worker, known: &Known, not_yet: &mut Vec<Box<dyn Receipt>>) -> Result<(), Trouble> {
     let mut judged = Ok(());
     for _ in 0..BATCH {
         if not_yet.len() >= NOT_YET_MAX {
             break;
         }
         let Some(letter) = worker.engines.queue.take_dead().await? else { break };
-        match carry_out(worker, &letter).await {
+        match carry_out(worker, known, &letter).await {
             Ok(true) => letter.receipt.ack().await?,
             Ok(false) => not_yet.push(letter.receipt),
             Err(error) => {
@@ -94,7 +109,7 @@ async fn hand_back(receipt: Box<dyn Receipt>) {
 }
 
 /// Whether the letter is done with.
-async fn carry_out(worker: &Worker, letter: &DeadLetter) -> Result<bool, Trouble> {
+async fn carry_out(worker: &Worker, known: &Known, letter: &DeadLetter) -> Result<bool, Trouble> {
     let Some(lane) = &letter.lane else {
         let unknown = "the broker does not say which lane gave it up";
         return reject(worker, letter, &Invalid::new(InvalidReason::Undeliverable, unknown), None).await;
@@ -110,11 +125,26 @@ async fn carry_out(worker: &Worker, letter: &DeadLetter) -> Result<bool, Trouble
         }
     };
     let id = &decoded.job.id;
-    let standing = worker.engines.upkeep.standing(&decoded.job, decoded.hash).await?;
-    match verdict(standing, rounds) {
+    let standing = {
+        let copy = headers::copy_number(&letter.properties);
+        worker.engines.upkeep.standing(&decoded.job, decoded.hash, copy).await?
+    };
+    let death = Death { cause: letter.cause, rounds, has_row: known.providers.contains_key(lane.as_str()) };
+    match verdict(standing, death) {
         Verdict::Done => Ok(true),
+        Verdict::NoProvider => {
+            tracing::warn!(job = %id, provider = %lane, "its provider has no row; the job waits in the ledger for one");
+            Ok(true)
+        }
         Verdict::Again(round) => {
-            tracing::error!(job = %id, provider = %lane, round, "the broker gave up on a message; it is published again");
+            match letter.cause {
+                DeathCause::GivenUp => {
+                    tracing::error!(job = %id, provider = %lane, round, "the broker gave up on a message; it is published again");
+                }
+                DeathCause::NoQueue => {
+                    tracing::warn!(job = %id, provider = %lane, "a delayed message found no lane; it is published again");
+                }
+            }
             again(worker, letter, (lane, Destination::Lane(lane.clone())), round).await
         }
         Verdict::Review => {
@@ -167,14 +197,25 @@ mod tests {
         };
         for rounds in 0..=ROUNDS_MAX + 1 {
             let last = rounds >= ROUNDS_MAX;
-            assert_eq!(verdict(Standing::Settled, rounds), Verdict::Done);
-            assert_eq!(invalid(&verdict(Standing::Conflict, rounds)), Some("conflict"));
-            let open = if last { Verdict::Review } else { Verdict::Again(rounds + 1) };
-            assert_eq!(verdict(Standing::Open, rounds), open);
-            match verdict(Standing::NotRecorded, rounds) {
+            let death = Death { cause: DeathCause::GivenUp, rounds, has_row: true };
+            for has_row in [true, false] {
+                let death = Death { has_row, ..death };
+                assert_eq!(verdict(Standing::Settled, death), Verdict::Done);
+                assert_eq!(verdict(Standing::Superseded, death), Verdict::Done);
+                assert_eq!(invalid(&verdict(Standing::Conflict, death)), Some("conflict"));
+                let open = if last { Verdict::Review } else { Verdict::Again(rounds + 1) };
+                assert_eq!(verdict(Standing::Open, death), open);
+            }
+            match verdict(Standing::NotRecorded, death) {
                 Verdict::Again(round) => assert!(!last && round == rounds + 1),
                 other => assert_eq!((last, invalid(&other)), (true, Some("undeliverable"))),
             }
+            // A lane without a queue is no fault of the message: it is no round.
+            let unrouted = Death { cause: DeathCause::NoQueue, ..death };
+            assert_eq!(verdict(Standing::Open, unrouted), Verdict::Again(rounds));
+            assert_eq!(verdict(Standing::NotRecorded, unrouted), Verdict::Again(rounds));
+            assert_eq!(verdict(Standing::Open, Death { has_row: false, ..unrouted }), Verdict::NoProvider);
+            assert_eq!(verdict(Standing::Settled, Death { has_row: false, ..unrouted }), Verdict::Done);
         }
     }
 }

@@ -80,7 +80,7 @@ async fn sweep(
     }
     let woken = raised::wake(worker, changes, known).await;
     let again = again::bring_back(worker, progress, known).await;
-    let dead = dead::judge_all(worker).await;
+    let dead = dead::judge_all(worker, known).await;
     let ended = end(worker).await;
     let account = account::look(worker, known).await;
     woken.and(again).and(dead).and(ended).and(account)

@@ -116,6 +116,7 @@ async fn each_claim_is_answered_for_itself(kind: Kind) {
             Claim::Claimed(claimed) if claimed.hold.fence == 1 => "new",
             Claim::Claimed(_) => "again",
             Claim::Settled => "settled",
+            Claim::Superseded => "superseded",
             Claim::InHand { .. } => "in hand",
             Claim::Conflict(_) => "conflict",
         })

@@ -232,7 +232,7 @@ async fn a_charge_belongs_to_one_payment(kind: Kind) {
     let number = fixture.begin_lookup(&hold).await;
     assert_eq!(
         ledger.finish_lookup(&hold, &found(number, "accepted"), &succeeded("ch_2")).await.unwrap(),
-        (Written::Kept, Some(FinalState::Review))
+        (Written::Kept, Some(FinalState::Review), None)
     );
     let states = fixture.rows("SELECT id || '|' || state || '|' || provider_reference FROM jobs ORDER BY id").await;
     let wanted = ["p1|succeeded|ch_1", "p2|succeeded|ch_2", "p3|review|ch_1", "p4|succeeded|ch_1", "p5|review|ch_2"];

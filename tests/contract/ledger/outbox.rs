@@ -1,6 +1,7 @@
 //! What leaves the ledger.
 
 use sluicegate::domain::outcome::FinalState;
+use sluicegate::ledger::copies::ComesBack;
 use sluicegate::ledger::{AttemptEnd, Begun, JobState, RejectedMessage, StateCount, Timing, Written};
 
 use super::*;
@@ -70,13 +71,13 @@ async fn who_settles_a_job_may_take_its_event_at_once(kind: Kind) {
         let hold = fixture.take(&job(id)).await.hold;
         assert_eq!(ledger.begin_attempt(&hold, &request(id)).await.unwrap(), Begun::Attempt(1));
         let lease = Duration::from_secs(3_600);
-        let (written, event) =
+        let (written, event, _) =
             ledger.finish_and_take(&hold, &end, &next(reference), Timing::at_once(lease)).await.unwrap();
         assert_eq!(written, Written::Kept);
         taken.push(event.unwrap());
         assert_eq!(
             ledger.finish_and_take(&hold, &end, &next(reference), Timing::at_once(lease)).await.unwrap(),
-            (Written::Lost, None)
+            (Written::Lost, None, None)
         );
     }
     // As it was written: the third found its charge on another payment.
@@ -93,7 +94,8 @@ async fn who_settles_a_job_may_take_its_event_at_once(kind: Kind) {
     assert_eq!(ledger.begin_attempt(&hold, &request("p4")).await.unwrap(), Begun::Attempt(1));
     let rests = JobState::Waiting { wait: SECOND, reason: "throttled".to_owned() };
     let rested = ledger.finish_and_take(&hold, &end, &rests, Timing::at_once(SECOND)).await.unwrap();
-    assert_eq!(rested, (Written::Kept, None));
+    let back = ComesBack { copy: 1, unqueued: false };
+    assert_eq!(rested, (Written::Kept, None, Some(back)));
 }
 
 async fn rejected_messages_are_kept(kind: Kind) {

@@ -211,7 +211,7 @@ async fn a_recorded_job_is_what_was_recorded(kind: Kind) {
     }
     let mut given = fixture.upkeep().take_overdue(&name("stripe"), &after(MINUTE)).await.unwrap();
     given.sort_by(|a, b| a.job.id.cmp(&b.job.id));
-    let recorded = |job: Job| Recorded { job, hash: hash(1), sweeps: 1 };
+    let recorded = |job: Job| Recorded { job, hash: hash(1), sweeps: 1, copy: 0 };
     assert_eq!(given, [recorded(bare), recorded(full)]);
 }
 
@@ -321,7 +321,7 @@ async fn a_message_stands_as_the_ledger_knows_it(kind: Kind) {
         (job("done"), hash(1), Standing::Settled),
         (job("done"), hash(2), Standing::Conflict),
     ] {
-        assert_eq!(fixture.upkeep().standing(&job, hash).await.unwrap(), standing, "{} {hash:?}", job.id);
+        assert_eq!(fixture.upkeep().standing(&job, hash, 0).await.unwrap(), standing, "{} {hash:?}", job.id);
     }
 }
 
@@ -355,7 +355,7 @@ async fn old_payloads_are_emptied_and_the_id_is_known_for_ever(kind: Kind) {
         let claim = async |hash| fixture.ledger().claim(&job(id), hash, "worker-b", LEASE).await.unwrap();
         assert_eq!(claim(hash(1)).await, Claim::Settled, "{id}");
         assert!(matches!(claim(hash(2)).await, Claim::Conflict(_)), "{id}");
-        assert_eq!(fixture.upkeep().standing(&job(id), hash(1)).await.unwrap(), Standing::Settled);
+        assert_eq!(fixture.upkeep().standing(&job(id), hash(1), 0).await.unwrap(), Standing::Settled);
     }
     let reopened = fixture.sql("UPDATE jobs SET state = 'waiting' WHERE id = 'unsent'").await;
     assert!(reopened.unwrap_err().contains("open_jobs_are_not_scrubbed"));

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use lapin::options::{BasicGetOptions, ExchangeDeleteOptions, QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use secrecy::SecretString;
+use sluicegate::domain::provider::ProviderName;
 use sluicegate::queue::rabbitmq::{RabbitMq, Settings};
 use sluicegate::queue::{Destination, Queue, QueueError};
 
@@ -212,6 +213,33 @@ async fn what_expires_in_its_lane_is_known_by_it() {
     letter.receipt.ack().await.unwrap();
 }
 
+/// At-least-once dead-lettering has 32 letters out at a time, and waits for ever for those that no queue takes.
+#[tokio::test(flavor = "multi_thread")]
+async fn delayed_messages_of_a_lane_that_is_gone_hold_up_no_others() {
+    let bench = bench("delayed_messages_of_a_lane_that_is_gone_hold_up_no_others").await;
+    let (gone, stripe) = (provider("gone"), provider("stripe"));
+    bench.queue.declare(&[gone.clone(), stripe.clone()]).await.unwrap();
+    let (_connection, channel) = raw_channel(&bench.url).await;
+    channel.queue_delete("payments.gone".into(), QueueDeleteOptions::default()).await.unwrap();
+    let step = sluicegate::queue::DELAY_STEPS[0];
+    let delayed =
+        |provider: &ProviderName, body: &str| message(Destination::Delay { provider: provider.clone(), step }, body);
+    for number in 0..40 {
+        bench.queue.publish(delayed(&gone, &format!("gone-{number}"))).await.unwrap();
+    }
+    bench.queue.publish(delayed(&stripe, "paid")).await.unwrap();
+    let mut lane = bench.queue.open_lane(&stripe, 1).await.unwrap();
+    assert_eq!(take(&mut *lane).await.body, "paid");
+    // What found no lane is kept, and says whose it was.
+    let mut bodies = BTreeSet::new();
+    while bodies.len() < 40 {
+        let letter = super::await_dead(&*bench.queue).await;
+        assert_eq!(letter.lane.as_ref(), Some(&gone));
+        bodies.insert(letter.body.clone());
+        letter.receipt.ack().await.unwrap();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn each_return_is_told_to_its_own_publish() {
     let bench = bench("each_return_is_told_to_its_own_publish").await;
@@ -361,24 +389,33 @@ fn a_broker_that_blocks_publishers_still_takes_acknowledgements() {
             (take(&mut *lane).await, lane)
         });
         node.ctl(&["set_vm_memory_high_watermark", "absolute", "1MB"]);
-        runtime.block_on(async {
-            // A broker blocks a connection at its next publish, so the first is in flight then and the second is not.
+        let in_flight = runtime.block_on(async {
+            // A broker blocks a connection at its next publish, so the first is in flight then and the others are not.
+            let publishing = Arc::clone(&queue);
+            let in_flight = tokio::spawn(async move { publishing.publish(to_lane("stripe", "two")).await });
             for _ in 0..2 {
-                let publishing = queue.publish(to_lane("stripe", "two"));
+                let publishing = queue.publish(to_lane("stripe", "not sent"));
                 let answer = tokio::time::timeout(PATIENCE, publishing).await.expect("publish hangs");
                 assert!(matches!(answer, Err(QueueError::NotConfirmed(_))), "{answer:?}");
             }
             let (delivery, lane) = delivery;
             delivery.receipt.ack().await.unwrap();
             drop(lane);
+            in_flight
         });
         node.ctl(&["set_vm_memory_high_watermark", "absolute", "1GB"]);
         runtime.block_on(async {
+            // Its publisher was told nothing, however late the confirm came, so that it published no second copy.
+            let answer = tokio::time::timeout(PATIENCE, in_flight).await.expect("no confirm").unwrap();
+            assert!(answer.is_ok(), "{answer:?}");
             let deadline = std::time::Instant::now() + PATIENCE;
             while let Err(error) = queue.publish(to_lane("stripe", "three")).await {
                 assert!(matches!(error, QueueError::NotConfirmed(_)), "{error}");
                 assert!(std::time::Instant::now() < deadline, "publishes never work again");
             }
+            let mut lane = queue.open_lane(&provider("stripe"), 9).await.unwrap();
+            assert_eq!(super::bodies(&super::take_many(&mut *lane, 2).await), super::set(&["two", "three"]));
+            super::assert_quiet(&mut *lane).await;
         });
     });
 }

@@ -22,7 +22,7 @@ impl Statements {
             job: dialect.sql(
                 "SELECT id, provider, idempotency_key, key_given, content_hash, amount, currency, account, reference, \
                      cost, priority, {ms:not_before} AS not_before_ms, {ms:expires_at} AS expires_at_ms, payload, \
-                     fence \
+                     fence, copy \
                  FROM jobs WHERE id = $1",
             ),
         }
@@ -53,5 +53,5 @@ fn recalled(row: &Row) -> Result<Recalled, LedgerError> {
         payload: row.opt_text("payload")?,
     };
     let hash = <[u8; 32]>::try_from(hash).map_err(|_| corrupt("content_hash", "is not 32 bytes"))?;
-    Ok(Recalled { job, hash: ContentHash(hash), fence: row.int("fence")? })
+    Ok(Recalled { job, hash: ContentHash(hash), fence: row.int("fence")?, copy: row.int("copy")? })
 }

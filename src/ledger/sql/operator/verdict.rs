@@ -47,6 +47,7 @@ impl Statements {
             revive: dialect.sql(
                 "UPDATE jobs SET state = $4, fence = fence + 1, reason = $5, maybe_charged = $6, attempts = 0, \
                      lookups = 0, resend = NULL, provider_reference = NULL, wake_at = {now}, revived_at = {now}, \
+                     copy = copy + 1, delayed_copy = NULL, delayed_until = NULL, \
                      updated_at = {now} \
                  WHERE id = $1 AND state = $2 AND fence = $3 AND lease_until IS NULL \
                      AND (state = 'review' OR NOT maybe_charged) RETURNING id",

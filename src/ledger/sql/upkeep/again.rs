@@ -35,7 +35,7 @@ const LAST_CHANGE: &str = "SELECT max(sharing.updated_at) FROM providers AS shar
 
 /// `not_before` and `expires_at` are read as epoch milliseconds.
 const RECORDED: &str = "id, provider, idempotency_key, key_given, content_hash, amount, currency, account, reference, \
-     cost, priority, {ms:not_before} AS not_before_ms, {ms:expires_at} AS expires_at_ms, payload, sweeps";
+     cost, priority, {ms:not_before} AS not_before_ms, {ms:expires_at} AS expires_at_ms, payload, sweeps, copy";
 
 pub struct Statements {
     overdue: Sql,
@@ -47,9 +47,13 @@ pub struct Statements {
 
 impl Statements {
     pub fn new(dialect: Dialect) -> Self {
+        // A job may have messages in its lane: they count like this one, or it would go to the end of the lane. The copy that
+        // a delay queue holds must stay apart from it.
         // Twice as long overdue as now is `now + (now - due)`, in either database's arithmetic of instants.
         let overdue = format!(
-            "UPDATE jobs SET sweeps = sweeps + 1, unqueued = false, sweep_after = CASE \
+            "UPDATE jobs SET sweeps = sweeps + 1, unqueued = false, \
+                 copy = copy + CASE WHEN delayed_copy = copy AND delayed_until > {{now}} THEN 1 ELSE 0 END, \
+                 sweep_after = CASE \
                  WHEN {{now}} + ({{now}} - {DUE_SINCE}) > {{after:$4}} THEN {{after:$4}} \
                  WHEN {{now}} + ({{now}} - {DUE_SINCE}) < {{after:$3}} THEN {{after:$3}} \
                  ELSE {{now}} + ({{now}} - {DUE_SINCE}) END \
@@ -62,7 +66,7 @@ impl Statements {
              RETURNING {RECORDED}"
         );
         let unqueued = format!(
-            "UPDATE jobs SET sweeps = sweeps + 1, unqueued = false, sweep_after = {{after:$3}} \
+            "UPDATE jobs SET sweeps = sweeps + 1, unqueued = false, copy = copy + 1, sweep_after = {{after:$3}} \
              WHERE id IN (\
                  SELECT id FROM jobs \
                  WHERE unqueued AND state = 'waiting' AND provider = $1 AND wake_at <= {{after:$2}} \
@@ -87,12 +91,12 @@ impl Statements {
         Self {
             overdue: dialect.sql(&overdue),
             keep: dialect.sql(
-                "UPDATE jobs SET unqueued = true \
+                "UPDATE jobs SET unqueued = true, delayed_copy = NULL, delayed_until = NULL \
                  WHERE id = $1 AND fence = $2 AND lease_until IS NULL AND state = 'waiting' RETURNING id",
             ),
             unqueued: dialect.sql(&unqueued),
             refused: dialect.sql(&refused),
-            standing: dialect.sql("SELECT provider, content_hash, state FROM jobs WHERE id = $1"),
+            standing: dialect.sql("SELECT provider, content_hash, state, copy, delayed_copy FROM jobs WHERE id = $1"),
         }
     }
 
@@ -147,7 +151,13 @@ impl Statements {
         engine.query(sql, args).await?.iter().map(recorded).collect()
     }
 
-    pub async fn standing(&self, engine: &dyn Engine, job: &Job, hash: ContentHash) -> Result<Standing, LedgerError> {
+    pub async fn standing(
+        &self,
+        engine: &dyn Engine,
+        job: &Job,
+        hash: ContentHash,
+        copy: i64,
+    ) -> Result<Standing, LedgerError> {
         let rows = engine.query(&self.standing, Arc::from([job.id.as_str().into()])).await?;
         let Some(row) = rows.first() else { return Ok(Standing::NotRecorded) };
         let recorded = row.bytes("content_hash")?;
@@ -156,6 +166,11 @@ impl Statements {
             return Ok(Standing::Conflict);
         }
         Ok(match row.text("state")?.as_str() {
+            "waiting" | "sending" | "unknown"
+                if row.int("copy")? > copy && row.opt_int("delayed_copy")? != Some(copy) =>
+            {
+                Standing::Superseded
+            }
             "waiting" | "sending" | "unknown" => Standing::Open,
             _ => Standing::Settled,
         })
@@ -185,5 +200,6 @@ fn recorded(row: &Row) -> Result<Recorded, LedgerError> {
         },
         hash: ContentHash(hash),
         sweeps: row.count("sweeps")?,
+        copy: row.int("copy")?,
     })
 }

@@ -89,8 +89,8 @@ impl Upkeep for SqlLedger {
         self.upkeep.ending.set_aside(&*self.engine, id, reason).await
     }
 
-    async fn standing(&self, job: &Job, hash: ContentHash) -> Result<Standing, LedgerError> {
-        self.upkeep.again.standing(&*self.engine, job, hash).await
+    async fn standing(&self, job: &Job, hash: ContentHash, copy: i64) -> Result<Standing, LedgerError> {
+        self.upkeep.again.standing(&*self.engine, job, hash, copy).await
     }
 
     async fn scrub(&self, older_than: Duration, at_most: u32) -> Result<u32, LedgerError> {

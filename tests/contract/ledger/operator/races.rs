@@ -64,7 +64,7 @@ async fn a_payment_is_cancelled_before_its_message_comes(kind: Kind) {
         request: &frozen,
     };
     assert_eq!(ledger.record_and_begin(first).await.unwrap(), Written::Lost);
-    assert_eq!(upkeep.standing(&job("p1"), hash(7)).await.unwrap(), Standing::Settled);
+    assert_eq!(upkeep.standing(&job("p1"), hash(7), 0).await.unwrap(), Standing::Settled);
     let elsewhere = Job { provider: ProviderName::new("elsewhere").unwrap(), ..job("p1") };
     assert!(matches!(ledger.claim(&elsewhere, hash(7), "worker-a", LEASE).await.unwrap(), Claim::Conflict(_)));
     assert_eq!(fixture.one("SELECT count(*) FROM attempts").await, "0");

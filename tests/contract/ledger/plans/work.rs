@@ -311,7 +311,7 @@ impl<E: Explained> Working<'_, E> {
                 upkeep.wake_refused(&lane, &which).await.unwrap();
                 self.did("jobs that a limit refused are woken").await;
             }
-            upkeep.standing(&kept, hash(1)).await.unwrap();
+            upkeep.standing(&kept, hash(1), 0).await.unwrap();
             assert_eq!(upkeep.set_aside(&hold.id, "why").await.unwrap(), Written::Kept);
             self.did("a job is set aside").await;
             let late = Job { expires_at: Some(sluicegate::domain::time::EpochMs(1)), ..self.job("expires", round) };

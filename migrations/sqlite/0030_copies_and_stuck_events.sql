@@ -1,0 +1,8 @@
+-- Which copy of a job's message counts, and when an outcome event is tried again.
+
+-- Number of the newest copy of its message; 0 is the producer's own.
+ALTER TABLE jobs ADD COLUMN copy INTEGER NOT NULL DEFAULT 0 CONSTRAINT copy_is_0_or_more CHECK (copy >= 0);
+-- Number of the copy that a delay queue holds, until an instant.
+ALTER TABLE jobs ADD COLUMN delayed_copy INTEGER;
+ALTER TABLE jobs ADD COLUMN delayed_until INTEGER
+    CONSTRAINT a_delayed_copy_has_a_number_and_an_end CHECK ((delayed_copy IS NULL) = (delayed_until IS NULL));

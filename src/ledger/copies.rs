@@ -1,0 +1,43 @@
+//! Copies of one job's message: which of them counts, and whether a job that waits needs one more.
+//!
+//! A message that lies in a queue cannot be taken back. So each copy that we publish has a number, and the job's row
+//! has the newest one, and the one that a delay queue holds until a known instant. An older copy is acknowledged without
+//! effect, and while a delay queue holds a copy that comes back in time, no further one is published.
+
+/// A message of a job, as it was delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrived {
+    pub copy: i64,
+    /// A worker had it before and may have died between a commit and its publish: what the row says of copies in queues
+    /// is not trusted, and this copy counts.
+    pub redelivered: bool,
+}
+
+impl Arrived {
+    /// A copy that counts, whatever its number is.
+    pub const COUNTS: Self = Self { copy: i64::MAX, redelivered: false };
+}
+
+/// A worker that claims a job, and the message that it does so for.
+#[derive(Clone, Copy, Debug)]
+pub struct Claimant<'a> {
+    pub owner: &'a str,
+    pub arrived: Arrived,
+}
+
+/// How a job comes back that waits, as its row says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ComesBack {
+    /// The newest copy's number.
+    pub copy: i64,
+    /// The sweeper publishes its message when it is due: a copy in a delay queue would come back later than that.
+    pub unqueued: bool,
+}
+
+impl ComesBack {
+    /// The number of the copy that is to be published now; `None` when the job comes back without one.
+    #[must_use]
+    pub fn publishes(self, newest_before: i64) -> Option<i64> {
+        (!self.unqueued && self.copy > newest_before).then_some(self.copy)
+    }
+}

@@ -1,0 +1,37 @@
+//! What a write that ends a hold says of the copies of the job's message.
+
+use super::row::Row;
+use crate::ledger::LedgerError;
+use crate::ledger::copies::ComesBack;
+
+/// Columns that [`comes_back`] reads.
+pub const COMES_BACK: &str = "copy, unqueued";
+
+/// A delay queue holds a copy.
+const ON_ITS_WAY: &str = "COALESCE(delayed_until > {now}, false)";
+
+/// Below this a job gets a second copy rather than none: the sweeper would be late for it.
+const UNQUEUED_FROM_MS: u32 = 60_000;
+
+/// Assignments for a job that waits until `wake`, and whose next copy would be in a delay queue for `step` ms. `{now}` and
+/// `{after:…}` are the dialect's. `is_unsent` says whether the job is one that the sweeper publishes when it is due.
+///
+/// A copy that is back by then is enough. One that comes later is left where it is, and the job waits without a copy; where
+/// its time is near, or it may have been charged, with a second one.
+pub fn delayed(wake: &str, step: &str, is_unsent: &str) -> String {
+    let back_in_time = format!("delayed_until <= {wake}");
+    let in_ledger = format!("({is_unsent}) AND {wake} > {{after:{UNQUEUED_FROM_MS}}}");
+    let is_kept = format!("{ON_ITS_WAY} AND ({back_in_time} OR ({is_unsent}))");
+    format!(
+        "copy = copy + CASE WHEN {ON_ITS_WAY} AND ({back_in_time} OR ({in_ledger})) THEN 0 ELSE 1 END, \
+         unqueued = ({ON_ITS_WAY} AND NOT ({back_in_time}) AND {in_ledger}), \
+         delayed_copy = CASE WHEN {is_kept} THEN delayed_copy ELSE copy + 1 END, \
+         delayed_until = CASE WHEN {is_kept} THEN delayed_until ELSE {{after:{step}}} END"
+    )
+}
+
+/// # Errors
+/// When the row lacks a column.
+pub fn comes_back(row: &Row) -> Result<ComesBack, LedgerError> {
+    Ok(ComesBack { copy: row.int("copy")?, unqueued: row.bool("unqueued")? })
+}

@@ -1,0 +1,64 @@
+//! Copies of delayed jobs in RabbitMQ: however often their limit changes, at most one message of each is there.
+
+use std::time::Duration;
+
+use serde_json::json;
+use sluicegate::provider::simulated::FakeOptions;
+
+use crate::stand::Stand;
+
+const JOBS: u64 = 200;
+const CHANGES: u64 = 3;
+const PATIENCE: Duration = Duration::from_secs(60);
+const ROWS: &str = "[[provider]]\nname = \"acme\"\nurl = \"{url:acme}\"\nidempotency_retention_s = 86400\n\
+     mode = \"requeue\"\nleak_per_second = 1000\n\
+     [[provider.limit]]\nname = \"per-second\"\nmax_requests = 1000\nwindow_ms = 1000\n\
+     [[provider.limit]]\nname = \"per-account\"\nmax_requests = 1\nwindow_ms = 3600000\nscope = \"account\"\n";
+
+/// Messages in the lane and in all delay queues, taken or not.
+fn messages(stand: &Stand) -> u64 {
+    let queues = stand.rabbit.ctl(&["list_queues", "-p", "billing", "--no-table-headers", "name", "messages"]);
+    let counted = queues.lines().filter_map(|line| line.split_once('\t'));
+    let ours = counted.filter(|(name, _)| *name == "payments.acme" || name.starts_with("payments.delay."));
+    ours.map(|(_, messages)| messages.trim().parse::<u64>().unwrap()).sum()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changed_limits_add_no_messages_of_delayed_jobs() {
+    let mut stand = Stand::start();
+    stand.add_provider("acme", FakeOptions::default()).await;
+    stand.apply(ROWS);
+    stand.add_worker();
+    let job = |number: u64| {
+        let body = json!({ "id": format!("p-{number}"), "account": "m", "amount": 100, "currency": "EUR" });
+        json!({ "key": "acme", "body": body.to_string() })
+    };
+    let jobs: Vec<serde_json::Value> = (0..JOBS).map(job).collect();
+    assert_eq!(stand.publish(&jobs), jobs.len());
+    let open = "SELECT count(*) FROM jobs WHERE state = 'waiting'";
+    let refused_since = |instant: &str| {
+        format!(
+            "{open} AND lease_until IS NULL AND NOT unqueued AND wait_begun_at > '{instant}' \
+             AND wake_at > now() + interval '2 minutes'"
+        )
+    };
+    let all_refused_since = |instant: &str| {
+        let refused = refused_since(instant);
+        stand.await_that(PATIENCE, || {
+            stand.count("SELECT count(*) FROM jobs") == JOBS && stand.count(&refused) == stand.count(open)
+        });
+    };
+    all_refused_since("epoch");
+    for change in 1..=CHANGES {
+        let sql = format!("UPDATE provider_limits SET max_requests = {} WHERE name = 'per-account'", 1 + change);
+        let changed =
+            stand.postgres.psql("billing").args(["-At", "-c", &sql, "-c", "SELECT clock_timestamp()"]).output();
+        let changed = String::from_utf8(changed.unwrap().stdout).unwrap();
+        all_refused_since(changed.lines().last().unwrap());
+        // Acknowledged a moment after it was written. Those of jobs that are paid by now lie in their delay queues still.
+        stand.await_that(PATIENCE, || messages(&stand) <= JOBS);
+    }
+    assert_eq!(stand.count("SELECT count(*) FROM jobs WHERE delayed_copy IS NULL AND state = 'waiting'"), 0);
+    let report = stand.providers["acme"].report();
+    assert_eq!((report.doubles, report.several_keys), (0, 0));
+}
