@@ -1,4 +1,5 @@
-//! What a write that ends a hold says of the copies of the job's message.
+//! What a write that ends a hold says of the copies of the job's message, in one place for the four writes after which a job
+//! waits: put down, put down early, and at the end of an attempt or a look-up.
 
 use super::row::Row;
 use crate::ledger::LedgerError;
