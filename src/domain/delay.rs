@@ -1,4 +1,5 @@
-//! Lengths of the delay queues, and which of them a wait takes.
+//! Lengths of the delay queues, and which of them a wait takes. The ledger notes until when a copy is in one of them, so it
+//! reckons with the same steps as the queue.
 
 use std::time::Duration;
 
