@@ -27,6 +27,7 @@ mod lookups;
 mod migrating;
 mod operator;
 mod outbox;
+mod pairs;
 mod plans;
 mod prompt;
 mod recent;

@@ -1,7 +1,8 @@
 //! One request's two commits: `sending` before the first byte leaves, the outcome once it is known.
 //!
 //! Refuses to thaw: the request of the first attempt stays, and a later attempt that brings another one is an error.
-//! Whatever the caller says, a job that may have been charged never goes back to `waiting`.
+//! Whatever the caller says, a job that may have been charged never goes back to `waiting`. An attempt begins only under a
+//! lease that has not run out; its end is written as long as the fencing token is current.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,8 +59,25 @@ pub(super) const KEPT: &str = "jobs.id, jobs.provider, jobs.state, jobs.provider
 pub(super) const OPEN_ATTEMPT: &str = "INSERT INTO attempts (job_id, number, provider, began_at) \
      SELECT job.id, job.last_attempt, job.provider, job.updated_at FROM {job}";
 
-pub(super) const CLOSE_ATTEMPT: &str = "UPDATE attempts SET ended_at = {now}, outcome = $4, status = $5, detail = $6, counted = $7 \
-     FROM {job} WHERE attempts.job_id = job.id AND attempts.number = $3";
+/// Closes attempt `$3`; an earlier one that is still open has an unknown outcome.
+pub(super) const CLOSE_ATTEMPT: &str = "UPDATE attempts SET ended_at = {now}, \
+         outcome = CASE WHEN attempts.number = $3 THEN $4 ELSE 'unknown' END, \
+         status = CASE WHEN attempts.number = $3 THEN $5 END, \
+         detail = CASE WHEN attempts.number = $3 THEN $6 END, \
+         counted = CASE WHEN attempts.number = $3 THEN $7 ELSE attempts.kind = 'charge' END \
+     FROM {job} WHERE attempts.job_id = job.id AND (attempts.number = $3 OR attempts.ended_at IS NULL)";
+
+/// Closes the last attempt, if it is open, as unknown: for each write that takes a job from its holder or gives it up.
+///
+/// On PostgreSQL an `UPDATE` sees attempts by the statement's snapshot. If the write had to wait for the row, the attempt may
+/// have been begun after that snapshot, and an update would not find it. `ON CONFLICT` finds every committed row.
+/// A job that is `waiting` has no open attempt.
+pub(super) const CLOSE_LEFT_OPEN: &str = "INSERT INTO attempts (job_id, number, provider, began_at, ended_at, outcome, detail, counted) \
+     SELECT job.id, job.last_attempt, job.provider, job.updated_at, {now}, 'unknown', \
+         'a worker was lost while the request was on the wire', true \
+     FROM {job} WHERE job.last_attempt > 0 AND job.state <> 'waiting' \
+     ON CONFLICT (job_id, number) DO UPDATE SET ended_at = excluded.ended_at, outcome = excluded.outcome, \
+         detail = excluded.detail, counted = (attempts.kind = 'charge') WHERE attempts.ended_at IS NULL";
 
 /// What every end of an attempt does to its job. A first sending that this attempt alone made, and that never happened,
 /// is taken back; an earlier one stays, because the provider may have begun to remember the key then.
@@ -91,7 +109,7 @@ impl Statements {
                          first_sent_number = COALESCE(first_sent_number, last_attempt + 1), \
                          frozen_method = $3, frozen_url = $4, frozen_key = $5, frozen_content_type = $6, \
                          frozen_body = $7, frozen_account = $8, frozen_fingerprint = $9, updated_at = {now} {from} \
-                     WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL \
+                     WHERE id = $1 AND fence = $2 AND lease_until > {now} \
                          AND jobs.state || '' IN ('waiting', 'unknown') \
                          AND (frozen_method IS NULL \
                               OR (frozen_method = $3 AND frozen_url = $4 AND frozen_key = $5 \
@@ -120,7 +138,7 @@ impl Statements {
         Self {
             begin: Grouped::new(dialect.chain(&begin)),
             look: dialect.sql(
-                "SELECT 1 AS held FROM jobs WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL \
+                "SELECT 1 AS held FROM jobs WHERE id = $1 AND fence = $2 AND lease_until > {now} \
                      AND state IN ('waiting', 'unknown')",
             ),
             rest: Grouped::new(dialect.chain(&ChainText {

@@ -1,12 +1,14 @@
 //! Recording a job and taking it in hand.
 //!
 //! A new job costs one statement, one that comes back two, a refused claim three; the first two are shared with others that
-//! come at the same time. A job found `sending` belonged to a worker that was lost: its attempt is closed as unknown in the
-//! same stroke that takes the job over. So is a look-up that was on the wire; the job was unknown before it and still is.
+//! come at the same time; a job of unknown outcome costs one more. A job found `sending` belonged to a worker that was lost:
+//! its attempt is closed as unknown in the same stroke that takes the job over. So is a look-up that was on the wire; the job
+//! was unknown before it and still is.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::attempt::CLOSE_LEFT_OPEN;
 use super::dialect::{ChainText, Dialect, Returning};
 use super::engine::{Args, Engine, Sql, Value};
 use super::group::Grouped;
@@ -26,16 +28,14 @@ const RECORDED_COLUMNS: &str = "fence, {until:CASE WHEN not_before > wake_at THE
      {since:CASE WHEN not_before > created_at THEN not_before ELSE created_at END} AS age_ms, \
      {until:expires_at} AS expires_in_ms";
 
-/// A charge that has not ended is one of the worker that was lost: it is closed as unknown in this same stroke. `$1` is the id.
+/// What a claim knows of the job's past from its row.
 const CLAIMED_COLUMNS: &str = "fence, attempts, maybe_charged, \
      {until:CASE WHEN not_before > wake_at THEN not_before ELSE wake_at END} AS wait_ms, \
      {since:CASE WHEN not_before > COALESCE(revived_at, created_at) THEN not_before \
          ELSE COALESCE(revived_at, created_at) END} AS age_ms, \
      {until:expires_at} AS expires_in_ms, last_attempt, lookups, resend, \
      frozen_method, frozen_url, frozen_key, frozen_content_type, frozen_body, frozen_account, frozen_fingerprint, copy, \
-     {since:first_sent_at} AS sent_age_ms, \
-     {since:(SELECT max(began_at) FROM attempts WHERE attempts.job_id = $1 AND kind = 'charge' \
-         AND COALESCE(outcome, 'unknown') IN ('unknown', 'in_progress'))} AS unknown_age_ms";
+     {since:first_sent_at} AS sent_age_ms";
 
 /// A claim as its caller wants it.
 #[derive(Clone, Copy)]
@@ -51,6 +51,7 @@ pub struct Statements {
     take: Grouped,
     look: Sql,
     key_holder: Sql,
+    unknown_age: Sql,
 }
 
 impl Statements {
@@ -81,11 +82,7 @@ impl Statements {
                          AND ($8 OR copy <= $7 OR delayed_copy = $7) \
                          AND (lease_until IS NULL OR lease_until <= {now})",
             kept: "jobs.*",
-            then: &[
-                "UPDATE attempts SET ended_at = {now}, outcome = 'unknown', detail = $6, counted = (kind = 'charge') \
-                     FROM {job} WHERE attempts.job_id = job.id AND attempts.number = job.last_attempt \
-                         AND attempts.outcome IS NULL",
-            ],
+            then: &[CLOSE_LEFT_OPEN],
             returning: Returning::Job(CLAIMED_COLUMNS),
         };
         Self {
@@ -96,6 +93,12 @@ impl Statements {
                  FROM jobs WHERE id = $1",
             ),
             key_holder: dialect.sql("SELECT id FROM jobs WHERE provider = $1 AND idempotency_key = $2"),
+            // A statement of its own, after the claim: a claim that waited for the row does not see an attempt that was begun
+            // meanwhile.
+            unknown_age: dialect.sql(
+                "SELECT {since:max(began_at)} AS unknown_age_ms FROM attempts WHERE job_id = $1 AND kind = 'charge' \
+                     AND COALESCE(outcome, 'unknown') IN ('unknown', 'in_progress')",
+            ),
         }
     }
 
@@ -117,7 +120,7 @@ impl Statements {
                 return recorded(job, &row);
             }
             if let Some(row) = self.take.write(engine, take.clone(), may_wait).await? {
-                return claimed(job, &row);
+                return self.claimed(&**engine, job, &row).await;
             }
             if let Some(refusal) = self.refusal(&**engine, &request).await? {
                 return Ok(refusal);
@@ -125,6 +128,15 @@ impl Statements {
         }
         // Whoever held it let go each time and somebody else was faster: it is in hand, for how long is not known.
         Ok(Claim::InHand { lease_left: Duration::ZERO })
+    }
+
+    async fn claimed(&self, engine: &dyn Engine, job: &Job, row: &Row) -> Result<Claim, LedgerError> {
+        let mut claimed = claimed(job, row)?;
+        if claimed.unknown {
+            let rows = engine.query(&self.unknown_age, Arc::from([job.id.as_str().into()])).await?;
+            claimed.unknown_age = rows.first().map(|row| row.opt_ms("unknown_age_ms")).transpose()?.flatten();
+        }
+        Ok(Claim::Claimed(Box::new(claimed)))
     }
 
     /// Why the job could be neither recorded nor taken; `None` when it could be by now.
@@ -194,8 +206,9 @@ fn recorded(job: &Job, row: &Row) -> Result<Claim, LedgerError> {
     })))
 }
 
-fn claimed(job: &Job, row: &Row) -> Result<Claim, LedgerError> {
-    Ok(Claim::Claimed(Box::new(Claimed {
+/// Without the age of the last unknown outcome.
+fn claimed(job: &Job, row: &Row) -> Result<Claimed, LedgerError> {
+    Ok(Claimed {
         hold: Hold { id: job.id.clone(), fence: row.int("fence")? },
         attempts: row.count("attempts")?,
         unknown: row.bool("maybe_charged")?,
@@ -206,10 +219,10 @@ fn claimed(job: &Job, row: &Row) -> Result<Claim, LedgerError> {
         lookups: row.count("lookups")?,
         resend: Resend::from_name(row.opt_text("resend")?.as_deref())
             .ok_or_else(|| corrupt("resend", "is no word of ours"))?,
-        unknown_age: row.opt_ms("unknown_age_ms")?,
+        unknown_age: None,
         frozen: frozen(row)?,
         copy: row.int("copy")?,
-    })))
+    })
 }
 
 /// The age is zero when every attempt so far surely stayed unsent; it matters to unknown outcomes alone, and there it

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::attempt::{KEPT, WRITE_EVENT};
+use super::attempt::{CLOSE_LEFT_OPEN, KEPT, WRITE_EVENT};
 use super::copies::{self, COMES_BACK, comes_back};
 use super::dialect::{ChainText, Dialect, Returning};
 use super::engine::{Engine, Sql, Value};
@@ -47,10 +47,10 @@ impl Statements {
         let settle = "UPDATE jobs SET state = $3, provider_reference = COALESCE($4, provider_reference), reason = $5, \
                           lease_owner = NULL, lease_until = NULL, updated_at = {now} {from} \
                       WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')";
-        // A worker that leaves gives back all that it has at once.
+        // A worker that leaves gives back all that it has at once, except what it may have sent: that stays until its lease ends.
         let release = "UPDATE jobs SET lease_owner = NULL, lease_until = NULL, updated_at = {now}, \
                            wake_at = CASE WHEN not_before > {now} THEN not_before ELSE {now} END {from} \
-                       WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL";
+                       WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')";
         // What it waits for stays, and since when: only one that has never been put down waits for its time from now on.
         let reason = format!("COALESCE(reason, '{ITS_TIME}')");
         let due = "CASE WHEN not_before > wake_at THEN not_before ELSE wake_at END";
@@ -75,25 +75,25 @@ impl Statements {
             rest: Grouped::new(dialect.chain(&ChainText {
                 write: &rest,
                 kept: &kept,
-                then: &[],
+                then: &[CLOSE_LEFT_OPEN],
                 returning: Returning::Job(COMES_BACK),
             })),
             settle: Grouped::new(dialect.chain(&ChainText {
                 write: settle,
                 kept: KEPT,
-                then: &[WRITE_EVENT],
+                then: &[CLOSE_LEFT_OPEN, WRITE_EVENT],
                 returning: Returning::Job("id"),
             })),
             release: Grouped::new(dialect.chain(&ChainText {
                 write: release,
                 kept: KEPT,
-                then: &[],
+                then: &[CLOSE_LEFT_OPEN],
                 returning: Returning::Job("id"),
             })),
             wait_on: Grouped::new(dialect.chain(&ChainText {
                 write: &wait_on,
                 kept: &kept,
-                then: &[],
+                then: &[CLOSE_LEFT_OPEN],
                 returning: Returning::Job(COMES_BACK),
             })),
         }

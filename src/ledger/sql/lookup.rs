@@ -32,7 +32,7 @@ impl Statements {
     pub fn new(dialect: Dialect) -> Self {
         let begin = format!(
             "UPDATE jobs SET last_attempt = last_attempt + 1, lookups = lookups + 1, updated_at = {{now}} {{from}} \
-             WHERE {HELD} AND NOT {ON_WIRE}"
+             WHERE {HELD} AND lease_until > {{now}} AND NOT {ON_WIRE}"
         );
         let delayed = copies::delayed("{after:$9}", "$11", "false");
         let kept = format!("{KEPT}, {COMES_BACK}");

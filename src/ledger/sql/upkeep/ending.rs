@@ -5,13 +5,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::attempt::{KEPT, WRITE_EVENT};
+use super::super::attempt::{CLOSE_LEFT_OPEN, KEPT, WRITE_EVENT};
 use super::super::dialect::{Chain, ChainText, Dialect, Returning};
 use super::super::engine::{Args, Engine, Sql, Value};
 use super::super::{storable, written};
 use super::OPEN;
 use crate::domain::job::JobId;
-use crate::domain::outcome::UnknownCause;
 use crate::ledger::{LedgerError, Written};
 
 /// The condition of index `jobs_waiting_by_expiry`, and what an expired job must be besides.
@@ -39,10 +38,6 @@ impl Statements {
                  lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
              WHERE id = $1 AND {OPEN} AND (lease_until IS NULL OR lease_until <= {{now}})"
         );
-        let close_attempt = "UPDATE attempts SET ended_at = {now}, outcome = 'unknown', detail = $3, \
-             counted = (kind = 'charge') \
-             FROM {job} WHERE attempts.job_id = job.id AND attempts.number = job.last_attempt \
-                 AND attempts.ended_at IS NULL";
         Self {
             expired: dialect.sql(&expired),
             expire: dialect.chain(&ChainText {
@@ -54,7 +49,7 @@ impl Statements {
             set_aside: dialect.chain(&ChainText {
                 write: &set_aside,
                 kept: KEPT,
-                then: &[close_attempt, WRITE_EVENT],
+                then: &[CLOSE_LEFT_OPEN, WRITE_EVENT],
                 returning: Returning::Job("id"),
             }),
             scrub: dialect.sql(
@@ -83,8 +78,7 @@ impl Statements {
     }
 
     pub async fn set_aside(&self, engine: &dyn Engine, id: &JobId, reason: &str) -> Result<Written, LedgerError> {
-        let lost = UnknownCause::WorkerLost.describe();
-        let args: [Value; 3] = [id.as_str().into(), storable(reason).into(), lost.into()];
+        let args: [Value; 2] = [id.as_str().into(), storable(reason).into()];
         Ok(written(engine.atomically(self.set_aside.steps(&Arc::from(args))).await?.is_some()))
     }
 

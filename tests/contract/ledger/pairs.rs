@@ -1,0 +1,437 @@
+//! Every pair of writes on one job, in both orders, the second begun while the first is not committed.
+//!
+//! On PostgreSQL the second waits for the row and goes on with a snapshot that is older than the first's commit. SQLite
+//! has one writer: there the two follow each other.
+
+use futures_util::{StreamExt as _, stream};
+use sluicegate::domain::outcome::FinalState;
+use sluicegate::domain::time::EpochMs;
+use sluicegate::ledger::operator::{By, Verdict};
+use sluicegate::ledger::upkeep::{Overdue, Refused};
+use sluicegate::ledger::{AttemptEnd, Begun, First, JobState, LookupEnd, Timing, Written};
+use tokio::task::JoinHandle;
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_pair_of_writes_on_postgres_keeps_the_invariants() {
+    every_pair(Kind::Postgres).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_pair_of_writes_on_sqlite_keeps_the_invariants() {
+    every_pair(Kind::SqliteMemory).await;
+}
+
+/// How a job stands before the pair. `Lapsed`: its worker's lease is over.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Start {
+    New,
+    Held,
+    Lapsed,
+    LapsedUnknown,
+    LapsedSending,
+    LapsedAsking,
+    Parked,
+    Review,
+    Dead,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Write {
+    // The first worker's, with its hold.
+    Begin,
+    BeginLookup,
+    FinishWaiting,
+    FinishUnknown,
+    FinishFinal,
+    FinishLookup,
+    FinishLookupFinal,
+    PutDown,
+    PutDownFinal,
+    WaitOn,
+    Release,
+    Renew,
+    // Another worker's.
+    Claim,
+    RecordAndBegin,
+    // A sweeper's.
+    Expire,
+    SetAside,
+    Republish,
+    RepublishUnqueued,
+    KeepUnqueued,
+    WakeRefused,
+    // An operator's.
+    Cancel,
+    CancelAhead,
+    Succeeded,
+    Resend,
+    Replay,
+    Discard,
+}
+use Write::*;
+
+const TABLE: [(Start, &[Write]); 9] = [
+    (Start::New, &[Claim, RecordAndBegin, CancelAhead]),
+    (Start::Held, &[Begin, PutDown, PutDownFinal, WaitOn, Release, Renew, Claim, Cancel]),
+    (Start::Lapsed, &[Begin, PutDown, PutDownFinal, Release, Renew, Claim, Expire, SetAside, Republish, Cancel]),
+    (Start::LapsedUnknown, &[Begin, BeginLookup, PutDown, PutDownFinal, WaitOn, Release, Claim, SetAside, Republish]),
+    (Start::LapsedSending, &[FinishWaiting, FinishUnknown, FinishFinal, Release, Renew, Claim, SetAside, Cancel]),
+    (Start::LapsedAsking, &[FinishLookup, FinishLookupFinal, PutDown, PutDownFinal, Release, Claim, SetAside, Begin]),
+    (Start::Parked, &[Claim, Expire, SetAside, Republish, RepublishUnqueued, KeepUnqueued, WakeRefused, Cancel]),
+    (Start::Review, &[Succeeded, Resend, Claim, SetAside, PutDownFinal]),
+    (Start::Dead, &[Replay, Discard, Claim]),
+];
+
+/// Blocks whoever has written the row, until the test lets go of the lock of this job.
+const HELD_UP: &str = "CREATE FUNCTION held_up() RETURNS trigger LANGUAGE plpgsql SET lock_timeout = 0 AS \
+     $$ BEGIN PERFORM pg_advisory_xact_lock_shared(0, hashtext(NEW.id)); RETURN NULL; END $$; \
+     CREATE TRIGGER held_up AFTER INSERT OR UPDATE ON jobs FOR EACH ROW EXECUTE FUNCTION held_up()";
+
+/// Pairs that run at the same time; each may hold two of the ledger's eight connections for writes.
+const AT_ONCE: usize = 4;
+
+async fn every_pair(kind: Kind) {
+    let fixture = Arc::new(Fixture::migrated(kind).await);
+    let server = match kind {
+        Kind::Postgres => {
+            fixture.sql(HELD_UP).await.unwrap();
+            let options = sqlx::postgres::PgPoolOptions::new().max_connections(2 * AT_ONCE as u32);
+            Some(options.connect_lazy(&fixture.url).unwrap())
+        }
+        _ => None,
+    };
+    let pairs = TABLE.into_iter().flat_map(|(start, writes)| {
+        writes.iter().flat_map(move |first| writes.iter().map(move |second| (start, *first, *second)))
+    });
+    let ran: Vec<(String, Option<bool>)> = stream::iter(pairs)
+        .map(|(start, first, second)| {
+            let (fixture, server) = (Arc::clone(&fixture), server.clone());
+            let name = format!("{start:?}: {first:?}, {second:?}");
+            let run = async move { Pair::prepare(fixture, server, start, [first, second]).await.run().await };
+            async move { (name, tokio::spawn(run).await.ok()) }
+        })
+        .buffer_unordered(AT_ONCE)
+        .collect()
+        .await;
+    let failed: Vec<&String> = ran.iter().filter(|(_, waited)| waited.is_none()).map(|(name, _)| name).collect();
+    assert!(failed.is_empty(), "{} pairs, each told of above: {failed:#?}", failed.len());
+    // Else the pairs do not show what they are for.
+    let waited = ran.iter().filter(|(_, waited)| *waited == Some(true)).count();
+    assert!(kind != Kind::Postgres || waited > 150, "only {waited} of the second writes waited for the first");
+}
+
+struct Pair {
+    fixture: Arc<Fixture>,
+    /// The way round the ledger, where a write can be held up.
+    server: Option<sqlx::PgPool>,
+    start: Start,
+    writes: [Write; 2],
+    job: Job,
+    hold: Hold,
+    number: u32,
+}
+
+/// What a write says that it did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Did {
+    Something,
+    Nothing,
+}
+
+impl Pair {
+    async fn prepare(fixture: Arc<Fixture>, server: Option<sqlx::PgPool>, start: Start, writes: [Write; 2]) -> Self {
+        let text = format!("{start:?}-{:?}-{:?}", writes[0], writes[1]);
+        let mut job = Job { provider: name(&text.to_lowercase()), ..job(&text) };
+        if writes.contains(&Expire) {
+            job.expires_at = Some(EpochMs(1_000));
+        }
+        let hold = Hold { id: job.id.clone(), fence: 7_000_000_000 };
+        Self { fixture, server, start, writes, job, hold, number: 1 }.started().await
+    }
+
+    async fn started(mut self) -> Self {
+        let (ledger, fixture) = (self.fixture.ledger(), Arc::clone(&self.fixture));
+        if self.start == Start::New {
+            return self;
+        }
+        self.hold = fixture.take(&self.job).await.hold;
+        match self.start {
+            Start::LapsedSending => assert_eq!(self.begin().await, Begun::Attempt(1)),
+            Start::LapsedUnknown | Start::LapsedAsking => {
+                assert_eq!(self.begin().await, Begun::Attempt(1));
+                self.finished("unknown", &unknown()).await;
+                self.hold = fixture.take(&self.job).await.hold;
+                if self.start == Start::LapsedAsking {
+                    assert_eq!(ledger.begin_lookup(&self.hold).await.unwrap(), Begun::Attempt(2));
+                    self.number = 2;
+                }
+            }
+            Start::Parked => {
+                let wait = Duration::from_secs(20);
+                let reason = "limit `all`: no slot".to_owned();
+                let put = ledger.put_down(&self.hold, &JobState::Waiting { wait, reason }).await.unwrap();
+                assert_eq!(put, Written::Kept);
+            }
+            Start::Review => {
+                assert_eq!(self.begin().await, Begun::Attempt(1));
+                self.finished("unknown", &done(FinalState::Review)).await;
+            }
+            Start::Dead => {
+                assert_eq!(self.begin().await, Begun::Attempt(1));
+                self.finished("not_sent", &done(FinalState::Dead)).await;
+            }
+            Start::New | Start::Held | Start::Lapsed => {}
+        }
+        if !matches!(self.start, Start::Held | Start::Parked | Start::Review | Start::Dead) {
+            fixture.expire_lease(&self.hold).await;
+        }
+        self
+    }
+
+    async fn begin(&self) -> Begun {
+        self.fixture.ledger().begin_attempt(&self.hold, &request(self.job.id.as_str())).await.unwrap()
+    }
+
+    async fn finished(&self, outcome: &'static str, next: &JobState) {
+        let end = AttemptEnd { number: 1, outcome, status: None, detail: String::new(), counts: true };
+        assert_eq!(self.fixture.ledger().finish_attempt(&self.hold, &end, next).await.unwrap(), Written::Kept);
+    }
+
+    /// Whether the second write waited for the first.
+    async fn run(self) -> bool {
+        let this = Arc::new(self);
+        let [first, second] = this.writes;
+        let Some(server) = &this.server else {
+            let did = [Arc::clone(&this).write(first).await, Arc::clone(&this).write(second).await];
+            this.judge(did).await;
+            return false;
+        };
+        let mut holding = server.acquire().await.unwrap();
+        let lock = |what: &str| AssertSqlSafe(format!("SELECT {what}(0, hashtext('{}'))", this.job.id));
+        sqlx::query(lock("pg_advisory_lock")).execute(&mut *holding).await.unwrap();
+        let first = tokio::spawn(Arc::clone(&this).write(first));
+        this.stands(&first, "waiter.pid = held_up.pid").await;
+        let first_writes = !first.is_finished();
+        let second = tokio::spawn(Arc::clone(&this).write(second));
+        if first_writes {
+            this.stands(&second, "held_up.pid = ANY (pg_blocking_pids(waiter.pid))").await;
+        }
+        let waited = first_writes && !second.is_finished();
+        sqlx::query(lock("pg_advisory_unlock")).execute(&mut *holding).await.unwrap();
+        let did = [first.await.unwrap(), second.await.unwrap()];
+        this.judge(did).await;
+        waited
+    }
+
+    /// Returns when the write has ended, or stands as `condition` says beside the write that is held up.
+    async fn stands(&self, write: &JoinHandle<Did>, condition: &str) {
+        let waiting = format!(
+            "SELECT EXISTS (SELECT 1 FROM pg_stat_activity AS waiter, pg_locks AS held_up \
+                 WHERE held_up.locktype = 'advisory' AND NOT held_up.granted AND held_up.classid = 0 \
+                     AND held_up.objid = (hashtext('{}')::bigint & 4294967295)::oid AND {condition})",
+            self.job.id,
+        );
+        let Some(server) = &self.server else { return };
+        while !write.is_finished() {
+            let stands = sqlx::query_scalar::<_, bool>(AssertSqlSafe(waiting.clone())).fetch_one(server).await.unwrap();
+            if stands {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    async fn write(self: Arc<Self>, write: Write) -> Did {
+        if self.does(write).await { Did::Something } else { Did::Nothing }
+    }
+
+    async fn does(&self, write: Write) -> bool {
+        let (ledger, upkeep, hold) = (self.fixture.ledger(), self.fixture.database.upkeep(), &self.hold);
+        let id = self.job.id.clone();
+        let lookup = |outcome| LookupEnd {
+            number: self.number,
+            outcome,
+            status: Some(200),
+            detail: String::new(),
+            grants_resend: false,
+        };
+        let kept = |written: Result<Written, _>| written.unwrap() == Written::Kept;
+        match write {
+            Begin => self.begin().await != Begun::Lost,
+            BeginLookup => ledger.begin_lookup(hold).await.unwrap() != Begun::Lost,
+            FinishWaiting | FinishUnknown | FinishFinal => {
+                let (outcome, next) = match write {
+                    FinishWaiting => ("throttled", waiting()),
+                    FinishUnknown => ("unknown", unknown()),
+                    _ => ("accepted", done(FinalState::Succeeded)),
+                };
+                let end =
+                    AttemptEnd { number: self.number, outcome, status: None, detail: String::new(), counts: true };
+                kept(ledger.finish_attempt(hold, &end, &next).await)
+            }
+            FinishLookup => kept(ledger.finish_lookup(hold, &lookup("not_found"), &unknown()).await.map(|w| w.0)),
+            FinishLookupFinal => {
+                let succeeded = done(FinalState::Succeeded);
+                kept(ledger.finish_lookup(hold, &lookup("accepted"), &succeeded).await.map(|w| w.0))
+            }
+            PutDown => kept(ledger.put_down(hold, &waiting()).await),
+            PutDownFinal => kept(ledger.put_down(hold, &done(FinalState::Review)).await),
+            WaitOn => kept(ledger.wait_on(hold).await),
+            Release => kept(ledger.release(hold).await),
+            Renew => ledger.renew(std::slice::from_ref(hold), LEASE).await.unwrap().is_empty(),
+            Claim => {
+                let claim = ledger.claim(&self.job, hash(1), "worker-b", LEASE).await.unwrap();
+                matches!(claim, super::Claim::Claimed(_))
+            }
+            RecordAndBegin => {
+                let request = request(id.as_str());
+                let timing = Timing::at_once(LEASE);
+                let first = First { job: &self.job, hash: hash(1), hold, owner: "worker-a", timing, request: &request };
+                kept(ledger.record_and_begin(first).await)
+            }
+            Expire => upkeep.expire("expires_at has passed", 10).await.unwrap() > 0,
+            SetAside => kept(upkeep.set_aside(&id, "by hand").await),
+            Republish => {
+                let which = Overdue { grace: Duration::ZERO, again_after: SECOND, again_max: SECOND, at_most: 10 };
+                !upkeep.take_overdue(&self.job.provider, &which).await.unwrap().is_empty()
+            }
+            RepublishUnqueued => !upkeep.take_unqueued(&self.job.provider, LEASE, SECOND, 10).await.unwrap().is_empty(),
+            KeepUnqueued => kept(upkeep.keep_unqueued(hold).await),
+            WakeRefused => {
+                let changed_ago = Some(Duration::ZERO);
+                let which = Refused { changed_ago, settles: SECOND, soon: Duration::ZERO, at_most: 10 };
+                upkeep.wake_refused(&self.job.provider, &which).await.unwrap() > 0
+            }
+            Cancel => self.decide(Verdict::Cancel).await,
+            Succeeded => self.decide(Verdict::Succeeded { reference: None }).await,
+            Resend => self.decide(Verdict::Resend).await,
+            Replay => self.decide(Verdict::Replay).await,
+            Discard => self.decide(Verdict::Discard).await,
+            CancelAhead => {
+                let operator = self.fixture.database.operator();
+                operator.cancel_ahead(&id, &self.job.provider, &by()).await.unwrap().is_ok()
+            }
+        }
+    }
+
+    async fn decide(&self, verdict: Verdict) -> bool {
+        self.fixture.database.operator().decide(&self.job.id, &verdict, None, &by()).await.unwrap().is_ok()
+    }
+
+    async fn judge(&self, did: [Did; 2]) {
+        let what = format!("{:?}, {:?}: {did:?}", self.start, self.writes);
+        let now = self.picture().await;
+        now.hold_together(&what);
+        self.final_states_stay(&now, &what, did[1]);
+        self.a_stale_hold_writes_nothing(&now, &what).await;
+        self.goes_on(&now, &what).await;
+    }
+
+    async fn picture(&self) -> Picture {
+        let id = &self.job.id;
+        let fields = format!(
+            "SELECT state || '|' || fence || '|' || CASE WHEN lease_until IS NULL THEN 'free' ELSE 'held' END || '|' || \
+                 last_attempt || '|' || (SELECT count(*) FROM outcome_events WHERE job_id = id AND outcome_events.state = jobs.state) \
+             FROM jobs WHERE id = '{id}'"
+        );
+        let fields = self.fixture.one(&fields).await;
+        let fields: Vec<&str> = fields.split('|').collect();
+        let open = format!("SELECT number FROM attempts WHERE job_id = '{id}' AND ended_at IS NULL");
+        let open = self.fixture.column(&open).await;
+        Picture {
+            state: fields[0].to_owned(),
+            fence: fields[1].parse().unwrap(),
+            held: fields[2] == "held",
+            last_attempt: fields[3].to_owned(),
+            events: fields[4].parse().unwrap(),
+            open: open.into_iter().flatten().collect(),
+        }
+    }
+
+    /// What the first write has ended stays as it is.
+    fn final_states_stay(&self, now: &Picture, what: &str, second: Did) {
+        let end = match self.writes[0] {
+            FinishFinal | FinishLookupFinal | Succeeded => "succeeded",
+            Cancel | CancelAhead | Discard => "cancelled",
+            Expire => "expired",
+            _ => return,
+        };
+        // An expiry may have been that of another job.
+        let is_other = matches!(self.writes[1], Expire);
+        assert!(now.state != end || second == Did::Nothing || is_other, "{what}: wrote over `{end}`");
+    }
+
+    async fn a_stale_hold_writes_nothing(&self, now: &Picture, what: &str) {
+        if now.fence == self.hold.fence {
+            return;
+        }
+        for stale in [Begin, BeginLookup, FinishUnknown, FinishLookup, PutDown, WaitOn, Release, Renew] {
+            assert!(!self.does(stale).await, "{what}: the stale hold wrote with {stale:?}");
+        }
+        assert_eq!(self.picture().await, *now, "{what}");
+    }
+
+    /// The next worker can take the job, and what is left to an operator can be decided.
+    async fn goes_on(&self, now: &Picture, what: &str) {
+        if matches!(now.state.as_str(), "waiting" | "sending" | "unknown") {
+            let over = format!(
+                "UPDATE jobs SET lease_until = created_at WHERE lease_until IS NOT NULL AND id = '{}'",
+                self.job.id
+            );
+            self.fixture.sql(&over).await.unwrap();
+            let claimed = self.fixture.take(&self.job).await;
+            let taken = self.picture().await;
+            assert!(taken.open.is_empty(), "{what}: taken over, and attempts {:?} stay open", taken.open);
+            assert_eq!(claimed.unknown, taken.state == "unknown", "{what}");
+            assert_eq!(claimed.unknown_age.is_some(), claimed.unknown, "{what}");
+            let put = self.fixture.ledger().put_down(&claimed.hold, &done(FinalState::Review)).await.unwrap();
+            assert_eq!(put, Written::Kept, "{what}");
+        }
+        if self.picture().await.state == "review" {
+            assert!(self.decide(Verdict::Succeeded { reference: None }).await, "{what}: its review cannot be resolved");
+        }
+    }
+}
+
+#[derive(Debug, PartialEq)]
+struct Picture {
+    state: String,
+    fence: i64,
+    held: bool,
+    last_attempt: String,
+    /// Of the job's present state.
+    events: u32,
+    open: Vec<String>,
+}
+
+impl Picture {
+    fn hold_together(&self, what: &str) {
+        let is_open = matches!(self.state.as_str(), "waiting" | "sending" | "unknown");
+        assert!(self.open.len() <= 1, "{what}: several open attempts: {self:?}");
+        if let Some(number) = self.open.first() {
+            assert!(is_open && self.held, "{what}: an open attempt without a lease: {self:?}");
+            assert_eq!(*number, self.last_attempt, "{what}");
+        }
+        assert!(self.state != "sending" || !self.open.is_empty(), "{what}: sending without an attempt: {self:?}");
+        assert!(is_open || !self.held, "{what}: a final job with a lease: {self:?}");
+        assert!(is_open || self.events > 0, "{what}: a final job without its event: {self:?}");
+    }
+}
+
+fn waiting() -> JobState {
+    JobState::Waiting { wait: Duration::ZERO, reason: "again".to_owned() }
+}
+
+fn unknown() -> JobState {
+    JobState::Unknown { wait: Duration::ZERO, reason: "no answer in time".to_owned() }
+}
+
+fn done(state: FinalState) -> JobState {
+    JobState::Final { state, reason: "done".to_owned(), reference: None }
+}
+
+fn by() -> By {
+    By { os_user: "alice@desk".to_owned(), program: None, because: None }
+}
