@@ -9,6 +9,7 @@ pub mod breaker;
 pub mod clock_comparison;
 pub mod clock_witness;
 pub mod company;
+pub mod decimal;
 pub mod decision;
 pub mod delay;
 pub mod disposition;

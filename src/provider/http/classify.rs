@@ -5,9 +5,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
-use reqwest::header::HeaderMap;
-use serde_json::Value;
+use reqwest::header::{CONTENT_TYPE, HeaderMap};
 
+use super::answer_json::{AnswerJson, Field};
 use super::named_wait::named_wait;
 use super::retry_after::retry_after;
 use crate::domain::outcome::{Outcome, UnknownCause};
@@ -41,6 +41,17 @@ pub struct Reading {
     pub status: u16,
     pub headers: HeaderMap,
     pub body: Body,
+}
+
+impl Reading {
+    /// The body, if it is JSON.
+    pub(super) fn json(&self) -> Option<AnswerJson> {
+        let content_type = self.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        match &self.body {
+            Body::Whole(bytes) => AnswerJson::read(bytes, content_type),
+            Body::TooLarge | Body::Broken(_) => None,
+        }
+    }
 }
 
 /// What one provider's answers mean beyond the default table.
@@ -99,7 +110,7 @@ pub fn classify(reading: &Reading, meanings: &Meanings, now: SystemTime) -> Outc
     match said_by_row.unwrap_or_else(|| default_meaning(status)) {
         // A row that calls a status accepted says so for the status alone: a 204 has no body to read.
         StatusMeaning::Accepted if said_by_row.is_some() => Outcome::Accepted {
-            reference: parsed(&reading.body).and_then(|body| reference(&body, &meanings.reference_pointer)),
+            reference: reading.json().and_then(|body| reference(&body, &meanings.reference_pointer)),
         },
         StatusMeaning::Accepted => accepted(reading, meanings),
         StatusMeaning::Declined => Outcome::Declined { reason: reason(reading) },
@@ -117,7 +128,7 @@ pub fn classify(reading: &Reading, meanings: &Meanings, now: SystemTime) -> Outc
 /// The first case of the row that fits the answer.
 pub(super) fn said_by_row(reading: &Reading, statuses: &BTreeMap<u16, Vec<StatusCase>>) -> Option<StatusMeaning> {
     let cases = statuses.get(&reading.status)?;
-    let body = cases.iter().any(|case| case.code.is_some()).then(|| parsed(&reading.body)).flatten();
+    let body = cases.iter().any(|case| case.code.is_some()).then(|| reading.json()).flatten();
     let fits = |case: &&StatusCase| {
         case.header.as_ref().is_none_or(|header| has_header(&reading.headers, header))
             && case.code.as_ref().is_none_or(|code| body.as_ref().is_some_and(|body| has_code(body, code)))
@@ -130,16 +141,18 @@ fn has_header(headers: &HeaderMap, wanted: &HeaderIs) -> bool {
     headers.get_all(wanted.name.as_str()).iter().any(|value| same(&String::from_utf8_lossy(value.as_bytes())))
 }
 
-fn has_code(body: &Value, wanted: &CodeIs) -> bool {
-    let is_it = |value: &Value| match value {
-        Value::String(text) => *text == wanted.code,
-        Value::Number(number) => number.to_string() == wanted.code,
-        _ => false,
+fn has_code(body: &AnswerJson, wanted: &CodeIs) -> bool {
+    let is_code = |field: &Field| match field {
+        Field::Text(_) | Field::Number(_) => field.is(&wanted.code),
+        Field::Bool(_) | Field::Null | Field::List(_) | Field::Object | Field::Unreadable => false,
     };
-    let holds_it = |value: &Value| is_it(value) || value.as_array().is_some_and(|list| list.iter().any(is_it));
+    let holds_code = |field: Field| match &field {
+        Field::List(items) => items.iter().any(is_code),
+        field => is_code(field),
+    };
     match &wanted.at {
-        Some(place) => body.pointer(place).is_some_and(holds_it),
-        None => CODE_PLACES.into_iter().filter_map(|place| body.pointer(place)).any(holds_it),
+        Some(place) => body.field(place).is_some_and(holds_code),
+        None => CODE_PLACES.into_iter().filter_map(|place| body.field(place)).any(holds_code),
     }
 }
 
@@ -168,41 +181,34 @@ fn accepted(reading: &Reading, meanings: &Meanings) -> Outcome {
     if let Body::Broken(cause) = reading.body {
         return Outcome::Unknown { cause, retry_after: None };
     }
-    match parsed(&reading.body).filter(Value::is_object) {
+    match reading.json().filter(AnswerJson::is_object) {
         Some(body) => Outcome::Accepted { reference: reference(&body, &meanings.reference_pointer) },
         None => Outcome::Unknown { cause: UnknownCause::UnreadableAnswer(reading.status), retry_after: None },
     }
 }
 
-pub(super) fn parsed(body: &Body) -> Option<Value> {
-    match body {
-        Body::Whole(bytes) => serde_json::from_slice(bytes).ok(),
-        Body::TooLarge | Body::Broken(_) => None,
-    }
-}
-
 /// What stands at the pointer, if it can be a reference.
-pub(super) fn reference(body: &Value, pointer: &str) -> Option<String> {
-    let text = match body.pointer(pointer)? {
-        Value::String(text) => text.clone(),
-        Value::Number(number) => number.to_string(),
-        _ => return None,
-    };
+pub(super) fn reference(body: &AnswerJson, pointer: &str) -> Option<String> {
+    let (Field::Text(text) | Field::Number(text)) = body.field(pointer)? else { return None };
     let fits = !text.is_empty() && text.chars().count() <= REFERENCE_CHARS_MAX;
     (fits && !text.chars().any(char::is_control)).then_some(text)
 }
 
 fn reason(reading: &Reading) -> String {
     let status = reading.status;
-    match parsed(&reading.body).as_ref().and_then(token) {
+    match reading.json().as_ref().and_then(token) {
         Some(token) => format!("provider answered {status}: {token}"),
         None => format!("provider answered {status}"),
     }
 }
 
 /// The first of `code`, `error`, `type` that is a short token, at the top or inside an `error` object.
-fn token(body: &Value) -> Option<&str> {
-    CODE_PLACES.into_iter().filter_map(|place| body.pointer(place)?.as_str()).find(|text| is_token(text))
+fn token(body: &AnswerJson) -> Option<String> {
+    let text = |place| match body.field(place)? {
+        Field::Text(text) if is_token(&text) => Some(text),
+        _ => None,
+    };
+    CODE_PLACES.into_iter().find_map(text)
 }
 
 pub(super) fn is_token(text: &str) -> bool {

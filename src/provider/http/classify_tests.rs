@@ -1,9 +1,12 @@
 //! The contract's table of answers, row by row.
 
+use reqwest::header::CONTENT_TYPE;
+
 type Headers<'a> = &'a [(&'static str, &'a str)];
 
 use super::*;
 use crate::domain::provider::{WaitPlace, WaitUnit};
+use std::collections::BTreeMap;
 
 fn reading(status: u16, body: &str) -> Reading {
     Reading { status, headers: HeaderMap::new(), body: Body::Whole(body.as_bytes().to_vec()) }
@@ -75,6 +78,46 @@ fn a_success_must_be_readable() {
     let cause = UnknownCause::ConnectionLost;
     let broken = Reading { body: Body::Broken(cause), ..reading(200, "") };
     assert_eq!(read(&broken), Outcome::Unknown { cause, retry_after: None });
+}
+
+#[test]
+fn a_numeric_reference_keeps_its_digits() {
+    for digits in ["20250416112233445566778801", "20250416112233445566778802", "1.50", "-0", "1E400"] {
+        let outcome = read(&reading(200, &format!("{{\"id\": {digits} }}")));
+        assert_eq!(outcome, Outcome::Accepted { reference: Some(digits.to_owned()) });
+    }
+    let row = Meanings {
+        statuses: BTreeMap::from([(400, vec![code("20250416112233445566778801", None, StatusMeaning::Declined)])]),
+        ..meanings(&[])
+    };
+    let means = |body: &str| word(&classify(&reading(400, body), &row, SystemTime::UNIX_EPOCH));
+    assert_eq!(means(r#"{"code":20250416112233445566778801}"#), "declined");
+    assert_eq!(means(r#"{"code":20250416112233445566778802}"#), "review");
+}
+
+/// ASP.NET and PHP send a byte-order mark with JSON, whatever RFC 8259 says.
+#[test]
+fn an_answer_in_any_encoding_keeps_its_meaning() {
+    let encodings: [(&str, fn(&str) -> Vec<u8>); 4] = [
+        ("application/json", |json| format!("\u{feff}{json}").into_bytes()),
+        ("application/json", |json| format!("\u{feff}{json}").encode_utf16().flat_map(u16::to_le_bytes).collect()),
+        ("application/json; charset=utf-16", |json| json.encode_utf16().flat_map(u16::to_be_bytes).collect()),
+        ("application/json; charset=iso-8859-1", |json| {
+            json.replace('}', ",\"name\":\"M").into_bytes().into_iter().chain(*b"\xfcller\"}").collect()
+        }),
+    ];
+    for (content_type, encode) in encodings {
+        let read = |status: u16, json: &str| {
+            let headers = HeaderMap::from_iter([(CONTENT_TYPE, content_type.parse().unwrap())]);
+            read(&Reading { status, headers, body: Body::Whole(encode(json)) })
+        };
+        let accepted = Outcome::Accepted { reference: Some("ch_1".to_owned()) };
+        assert_eq!(read(200, r#"{"id":"ch_1"}"#), accepted, "{content_type}");
+        let reason = "provider answered 402: card_declined".to_owned();
+        assert_eq!(read(402, r#"{"code":"card_declined"}"#), Outcome::Declined { reason }, "{content_type}");
+        let reason = "provider answered 400: bad_iban".to_owned();
+        assert_eq!(read(400, r#"{"code":"bad_iban"}"#), Outcome::Rejected { reason }, "{content_type}");
+    }
 }
 
 #[test]

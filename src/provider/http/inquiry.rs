@@ -7,12 +7,13 @@
 use std::time::{Duration, SystemTime};
 
 use reqwest::{Client, Method};
-use serde_json::Value;
 
-use super::classify::{Body, Meanings, Reading, is_token, parsed, reference, said_by_row};
+use super::answer_json::{AnswerJson, Field};
+use super::classify::{Body, Meanings, Reading, is_token, reference, said_by_row};
 use super::client::{self, Outgoing};
 use super::outbound::OutboundPolicy;
 use super::secrets::HeaderTemplates;
+use crate::domain::decimal::Decimal;
 use crate::domain::job::Job;
 use crate::domain::lookup::{Finding, Lookup, LookupMethod};
 use crate::domain::outcome::UnknownCause;
@@ -119,13 +120,14 @@ fn found(reading: &Reading, question: &Question, lookup: &Lookup) -> Finding {
     if let Body::Broken(cause) = reading.body {
         return Finding::Unknown { cause, retry_after: None };
     }
-    let Some(body) = parsed(&reading.body) else {
+    let Some(body) = reading.json() else {
         return Finding::Unknown { cause: UnknownCause::UnreadableAnswer(reading.status), retry_after: None };
     };
-    let Some(word) = body.pointer(&lookup.state).and_then(word) else {
+    let state = body.field(&lookup.state);
+    let Some((state, word)) = state.and_then(|state| state.word().map(|word| (state, word))) else {
         return Finding::Unclear { reason: format!("the look-up's answer has no word at {}", lookup.state) };
     };
-    let among = |words: &[String]| words.contains(&word);
+    let among = |words: &[String]| words.iter().any(|word| state.is(word));
     let (accepted, declined) = (among(&lookup.accepted), among(&lookup.declined));
     if !accepted && !declined && !among(&lookup.in_progress) {
         let word = if is_token(&word) { format!("`{word}`") } else { "a word".to_owned() };
@@ -144,16 +146,6 @@ fn found(reading: &Reading, question: &Question, lookup: &Lookup) -> Finding {
     }
 }
 
-/// Text, a number's digits, or `true` and `false`.
-fn word(value: &Value) -> Option<String> {
-    match value {
-        Value::String(text) => Some(text.clone()),
-        Value::Number(number) => Some(number.to_string()),
-        Value::Bool(truth) => Some(truth.to_string()),
-        _ => None,
-    }
-}
-
 enum Compared {
     Same,
     Differs(String),
@@ -161,10 +153,12 @@ enum Compared {
     Unreadable(&'static str),
 }
 
-fn compared(body: &Value, question: &Question, lookup: &Lookup) -> Compared {
-    let amount = lookup.amount.as_ref().map(|pointer| body.pointer(pointer).and_then(minor_units));
-    let currency = lookup.currency.as_ref().map(|pointer| body.pointer(pointer).and_then(Value::as_str));
-    let currency = currency.map(|code| code.filter(|code| code.len() == 3 && is_token(code)).map(str::to_uppercase));
+fn compared(body: &AnswerJson, question: &Question, lookup: &Lookup) -> Compared {
+    let amount = lookup.amount.as_ref().map(|pointer| minor_units(&body.field(pointer)?));
+    let currency = lookup.currency.as_ref().map(|pointer| match body.field(pointer)? {
+        Field::Text(code) if code.len() == 3 && is_token(&code) => Some(code.to_uppercase()),
+        _ => None,
+    });
     if amount == Some(None) {
         return Compared::Unreadable("amount in minor units");
     }
@@ -182,12 +176,12 @@ fn compared(body: &Value, question: &Question, lookup: &Lookup) -> Compared {
     ))
 }
 
-/// A whole number, or its digits as text.
-fn minor_units(value: &Value) -> Option<i64> {
-    match value {
-        Value::Number(number) => number.as_i64(),
-        Value::String(text) => text.parse().ok(),
-        _ => None,
+/// A whole number in any notation, exactly; or its digits as text, where a point would rather mean units of the currency.
+fn minor_units(field: &Field) -> Option<i64> {
+    match field {
+        Field::Number(digits) => Decimal::new(digits)?.to_i64(),
+        Field::Text(text) => text.parse().ok(),
+        Field::Bool(_) | Field::Null | Field::List(_) | Field::Object | Field::Unreadable => None,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use reqwest::header::{HeaderMap, RETRY_AFTER};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::super::tests::job;
 use super::*;
@@ -85,6 +85,32 @@ fn words_decide_and_nothing_else_does() {
     }
     assert_eq!(read(200, HeaderMap::new(), "<html>ok</html>", &lookup()), unreadable(200));
     assert_eq!(read(204, HeaderMap::new(), "", &lookup()), unreadable(204));
+}
+
+#[test]
+fn numbers_of_a_look_up_are_compared_digit_by_digit() {
+    let comparing = Lookup { amount: Some("/amount".to_owned()), accepted: vec!["7".to_owned()], ..lookup() };
+    let says = |body: &str| read(200, HeaderMap::new(), body, &comparing);
+    let long = "20250416112233445566778801";
+    let accepted = Finding::Accepted { reference: Some(long.to_owned()) };
+    for amount in ["1299", "1299.00", "1.299e3", "129900E-2", "\"1299\""] {
+        assert_eq!(says(&format!(r#"{{"state":7.0,"amount":{amount},"id":{long}}}"#)), accepted, "{amount}");
+    }
+    for amount in ["1299.0000000000000001", "1299.5", "1e99", "\"1299.00\"", "null"] {
+        let finding = says(&format!(r#"{{"state":7,"amount":{amount}}}"#));
+        assert!(
+            matches!(&finding, Finding::Unclear { reason } if reason.contains("no amount")),
+            "{amount}: {finding:?}"
+        );
+    }
+    let finding = says(r#"{"state":7,"amount":1.3e3}"#);
+    assert!(matches!(&finding, Finding::Differs { reason } if reason.contains("has 1300 EUR")), "{finding:?}");
+}
+
+#[test]
+fn a_look_up_with_a_byte_order_mark_is_read() {
+    let body = "\u{feff}{\"state\":\"succeeded\",\"id\":\"ch_1\"}\r\n";
+    assert_eq!(read(200, HeaderMap::new(), body, &lookup()), Finding::Accepted { reference: Some("ch_1".to_owned()) });
 }
 
 #[test]

@@ -27,6 +27,7 @@ use crate::faults::{self, Bug};
 
 mod address;
 pub mod classify;
+mod answer_json;
 mod client;
 mod failure;
 mod form;

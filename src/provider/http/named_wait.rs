@@ -4,9 +4,8 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use serde_json::Value;
-
-use super::classify::{Reading, parsed};
+use super::answer_json::Field;
+use super::classify::Reading;
 use super::retry_after::{RETRY_AFTER_MAX, made_at};
 use crate::domain::provider::{NamedWait, WaitPlace, WaitUnit};
 
@@ -21,9 +20,9 @@ pub fn named_wait(reading: &Reading, wait: &NamedWait, now: SystemTime) -> Optio
             let values = reading.headers.get_all(name.as_str());
             values.iter().filter_map(|value| number(value.to_str().ok()?)).reduce(f64::max)
         }
-        WaitPlace::Body(pointer) => match parsed(&reading.body)?.pointer(pointer)? {
-            Value::Number(stated) => stated.as_f64(),
-            Value::String(text) => number(text),
+        WaitPlace::Body(pointer) => match reading.json()?.field(pointer)? {
+            Field::Number(digits) => digits.parse().ok(),
+            Field::Text(text) => number(&text),
             _ => None,
         },
     };

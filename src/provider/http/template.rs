@@ -10,7 +10,11 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::placeholder::{Part, split};
+use crate::domain::decimal::Decimal;
 use crate::domain::job::Job;
+
+/// Decimal digits that a number with fraction or exponent surely keeps in a row, which is read as binary floats.
+const EXACT_DIGITS: usize = 15;
 
 /// A field of the job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,8 +86,16 @@ fn compile(value: Value) -> Result<Node, String> {
                 }
             }
         }
+        Value::Number(number) if number.is_f64() && significant_digits(&number.to_string()) > EXACT_DIGITS => {
+            return Err(format!("a number has more than {EXACT_DIGITS} digits and was rounded: write it as text"));
+        }
         other => Node::Fixed(other.to_string()),
     })
+}
+
+/// Digits between the first and the last that is not zero.
+fn significant_digits(number: &str) -> usize {
+    Decimal::new(number).map_or(0, |decimal| decimal.digits.len())
 }
 
 fn piece(part: Part) -> Result<Piece, String> {
@@ -260,7 +272,16 @@ mod tests {
 
     #[test]
     fn bad_templates_are_refused() {
-        for bad in ["", "[]", "\"${id}\"", "{", r#"{"x":"${nope}"}"#, r#"{"x":"${payload.}"}"#, r#"{"x":"${id"}"#] {
+        let long = [r#"{"x":1.2345678901234567}"#, r#"{"x":20250416112233445566778801}"#];
+        for bad in long.into_iter().chain([
+            "",
+            "[]",
+            "\"${id}\"",
+            "{",
+            r#"{"x":"${nope}"}"#,
+            r#"{"x":"${payload.}"}"#,
+            r#"{"x":"${id"}"#,
+        ]) {
             assert!(Template::parse(bad).is_err(), "{bad}");
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! Refuses to look inside longer runs of digits: a window of a 30-digit reference passes Luhn by chance.
 
-use super::json::{Decimal, Json};
+use super::json::Json;
+use crate::domain::decimal::Decimal;
 
 /// Shortest and longest card number, in digits (ISO/IEC 7812-1 allows up to 19; none in use is shorter than 12).
 const DIGITS: std::ops::RangeInclusive<usize> = 12..=19;

@@ -128,30 +128,3 @@ impl<'de: 'a, 'a> serde::Deserialize<'de> for Pairs<'a> {
         deserializer.deserialize_map(PairsVisitor).map(Pairs)
     }
 }
-
-/// A number's value, whatever its notation: `digits` × 10^`exponent`, without leading or trailing zeros.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Decimal {
-    pub negative: bool,
-    pub digits: String,
-    pub exponent: i64,
-}
-
-impl Decimal {
-    /// Reads a JSON number. `None` when its exponent is beyond any use.
-    pub fn new(number: &str) -> Option<Self> {
-        let (negative, rest) = number.strip_prefix('-').map_or((false, number), |rest| (true, rest));
-        let (mantissa, power) = rest.split_once(['e', 'E']).unwrap_or((rest, "0"));
-        let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-        let power: i64 = power.strip_prefix('+').unwrap_or(power).parse().ok()?;
-        let digits = format!("{whole}{fraction}");
-        let significant = digits.trim_end_matches('0');
-        let dropped = i64::try_from(digits.len() - significant.len()).ok()?;
-        let exponent = power.checked_sub(i64::try_from(fraction.len()).ok()?)?.checked_add(dropped)?;
-        let digits = significant.trim_start_matches('0').to_owned();
-        if digits.is_empty() {
-            return Some(Self { negative: false, digits, exponent: 0 });
-        }
-        Some(Self { negative, digits, exponent })
-    }
-}

@@ -18,6 +18,7 @@ fn accepted() -> Outcome {
 fn table() -> Vec<(&'static str, &'static [u8], Outcome, Option<u16>)> {
     let whole = ACCEPTED.as_bytes();
     let lost = unknown(UnknownCause::ConnectionLost);
+    let bare = Outcome::Accepted { reference: None };
     let unreadable = |status| unknown(UnknownCause::UnreadableAnswer(status));
     let failed = |status| unknown(UnknownCause::ServerError(status));
     let no_wait = Outcome::Throttled { retry_after: None };
@@ -36,7 +37,9 @@ fn table() -> Vec<(&'static str, &'static [u8], Outcome, Option<u16>)> {
         ("200 OK\r\ncontent-encoding: gzip", b"\x1f\x8b\x08\0\0\0\0\0\0\x03", unreadable(200), Some(200)),
         ("200 OK\r\ncontent-encoding: zip-of-death", whole, accepted(), Some(200)),
         ("200 OK\r\ncontent-type: text/html", b"<html>ok</html>", unreadable(200), Some(200)),
-        ("200 OK", b"\xff\xfe{\0}\0", unreadable(200), Some(200)),
+        ("200 OK", b"\xff\xfe{\0}\0", bare.clone(), Some(200)),
+        ("200 OK", b"\xff\xfe{}\0", unreadable(200), Some(200)),
+        ("200 OK", b"\xef\xbb\xbf {}\r\n", bare, Some(200)),
         ("200 OK", b"", unreadable(200), Some(200)),
         ("204 No Content", b"", unreadable(204), Some(204)),
         ("206 Partial Content", whole, accepted(), Some(206)),

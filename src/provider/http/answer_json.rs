@@ -1,0 +1,205 @@
+//! JSON body of an answer, of which only the fields that are asked for must be readable.
+//!
+//! Providers send byte-order marks, UTF-16, Latin-1, and broken text in fields that nobody needs. A browser reads all of it,
+//! and a payment that was made must not count as unknown for it. Numbers keep their digits as sent. Of a key that appears
+//! twice in one object, the last value counts.
+
+use std::fmt;
+
+use encoding_rs::{Encoding, UTF_8, UTF_16BE, UTF_16LE};
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+use crate::domain::decimal::Decimal;
+
+/// A whole JSON text.
+pub(super) struct AnswerJson {
+    text: String,
+    /// Some bytes were no characters; U+FFFD stands for them.
+    is_damaged: bool,
+}
+
+/// The value of one field.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Field {
+    Text(String),
+    /// The digits as sent.
+    Number(String),
+    Bool(bool),
+    Null,
+    List(Vec<Field>),
+    Object,
+    /// A string whose characters cannot all be read.
+    Unreadable,
+}
+
+impl Field {
+    /// Whether this is `word`: the same text, the same number in any notation, or `true` or `false`.
+    pub(super) fn is(&self, word: &str) -> bool {
+        match self {
+            Self::Text(text) => text == word,
+            Self::Number(digits) => {
+                digits == word || Decimal::new(digits).is_some_and(|number| Decimal::new(word) == Some(number))
+            }
+            Self::Bool(truth) => word == if *truth { "true" } else { "false" },
+            Self::Null | Self::List(_) | Self::Object | Self::Unreadable => false,
+        }
+    }
+
+    /// Text, a number's digits as sent, or `true` and `false`.
+    pub(super) fn word(&self) -> Option<String> {
+        match self {
+            Self::Text(text) | Self::Number(text) => Some(text.clone()),
+            Self::Bool(truth) => Some(truth.to_string()),
+            Self::Null | Self::List(_) | Self::Object | Self::Unreadable => None,
+        }
+    }
+}
+
+impl AnswerJson {
+    /// Reads a body by its byte-order mark, else as UTF-16 by its zero bytes, else by the charset of its `Content-Type`,
+    /// else as UTF-8. `None` if that is no JSON in any of these.
+    pub(super) fn read(body: &[u8], content_type: Option<&str>) -> Option<Self> {
+        let marked = Encoding::for_bom(body);
+        let (by_mark, rest) = match marked {
+            Some((encoding, length)) => (Some(encoding), body.get(length..).unwrap_or_default()),
+            None => (None, body),
+        };
+        let candidates = [by_mark, utf_16_by_zeros(rest), content_type.and_then(charset), Some(UTF_8)];
+        candidates.into_iter().flatten().find_map(|encoding| Self::decode(rest, encoding))
+    }
+
+    fn decode(body: &[u8], encoding: &'static Encoding) -> Option<Self> {
+        let (text, is_damaged) = encoding.decode_without_bom_handling(body);
+        let text = text.trim_matches(|c: char| c.is_whitespace() || matches!(c, '\0' | '\u{feff}'));
+        serde_json::from_str::<&RawValue>(text).ok()?;
+        Some(Self { text: text.to_owned(), is_damaged })
+    }
+
+    pub(super) fn is_object(&self) -> bool {
+        self.text.starts_with('{')
+    }
+
+    /// The value at a JSON pointer. <https://www.rfc-editor.org/rfc/rfc6901>
+    pub(super) fn field(&self, pointer: &str) -> Option<Field> {
+        let mut raw = self.text.as_str();
+        if !pointer.is_empty() {
+            for step in pointer.strip_prefix('/')?.split('/') {
+                raw = child(raw, &step.replace("~1", "/").replace("~0", "~"))?;
+            }
+        }
+        Some(self.value(raw, true))
+    }
+
+    fn value(&self, raw: &str, with_items: bool) -> Field {
+        match raw.as_bytes().first() {
+            Some(b'"') => match serde_json::from_str::<String>(raw) {
+                Ok(text) if !(self.is_damaged && text.contains('\u{fffd}')) => Field::Text(text),
+                _ => Field::Unreadable,
+            },
+            Some(b't') => Field::Bool(true),
+            Some(b'f') => Field::Bool(false),
+            Some(b'n') => Field::Null,
+            Some(b'[') => {
+                let items = if with_items { items(raw) } else { Vec::new() };
+                Field::List(items.into_iter().map(|item| self.value(item, false)).collect())
+            }
+            Some(b'{') => Field::Object,
+            _ => Field::Number(raw.to_owned()),
+        }
+    }
+}
+
+/// JSON begins with an ASCII character, so a zero byte among the first two tells the order of UTF-16.
+fn utf_16_by_zeros(body: &[u8]) -> Option<&'static Encoding> {
+    match body {
+        [0, second, ..] if *second != 0 => Some(UTF_16BE),
+        [first, 0, ..] if *first != 0 => Some(UTF_16LE),
+        _ => None,
+    }
+}
+
+/// The charset that a `Content-Type` names, if it is one.
+fn charset(content_type: &str) -> Option<&'static Encoding> {
+    let named = content_type.split(';').skip(1).find_map(|parameter| {
+        let (name, value) = parameter.split_once('=')?;
+        name.trim().eq_ignore_ascii_case("charset").then(|| value.trim().trim_matches(['"', '\'']))
+    });
+    Encoding::for_label(named?.as_bytes())
+}
+
+/// One level down from an object or an array.
+fn child<'a>(raw: &'a str, step: &str) -> Option<&'a str> {
+    match raw.as_bytes().first()? {
+        b'{' => {
+            let Members(members) = serde_json::from_str(raw).ok()?;
+            members.into_iter().rev().find(|(key, _)| key == step).map(|(_, value)| value.get())
+        }
+        b'[' => {
+            let is_index = step == "0" || (!step.starts_with('0') && step.bytes().all(|b| b.is_ascii_digit()));
+            let index: usize = step.parse().ok().filter(|_| is_index)?;
+            items(raw).into_iter().nth(index)
+        }
+        _ => None,
+    }
+}
+
+fn items(raw: &str) -> Vec<&str> {
+    let items: Vec<&RawValue> = serde_json::from_str(raw).unwrap_or_default();
+    items.into_iter().map(RawValue::get).collect()
+}
+
+/// An object's members in their order.
+struct Members<'a>(Vec<(String, &'a RawValue)>);
+
+/// A key; one that is no Unicode text has U+FFFD where it is not.
+struct Key(String);
+
+impl<'de> serde::Deserialize<'de> for Key {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct KeyVisitor;
+
+        impl Visitor<'_> for KeyVisitor {
+            type Value = Key;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a key")
+            }
+
+            fn visit_bytes<E>(self, bytes: &[u8]) -> Result<Key, E> {
+                Ok(Key(String::from_utf8_lossy(bytes).into_owned()))
+            }
+        }
+
+        // As text, an unpaired surrogate would be an error.
+        deserializer.deserialize_bytes(KeyVisitor)
+    }
+}
+
+impl<'de: 'a, 'a> serde::Deserialize<'de> for Members<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct MembersVisitor;
+
+        impl<'de> Visitor<'de> for MembersVisitor {
+            type Value = Vec<(String, &'de RawValue)>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut members = Vec::new();
+                while let Some((Key(key), value)) = map.next_entry()? {
+                    members.push((key, value));
+                }
+                Ok(members)
+            }
+        }
+
+        deserializer.deserialize_map(MembersVisitor).map(Members)
+    }
+}
+
+#[cfg(test)]
+#[path = "answer_json_tests.rs"]
+mod tests;

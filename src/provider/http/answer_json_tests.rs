@@ -1,0 +1,182 @@
+//! Encodings, broken text and numbers that a browser reads.
+
+use proptest::prelude::*;
+use serde_json::Value;
+
+use super::*;
+
+fn utf_16(text: &str, to_bytes: fn(u16) -> [u8; 2]) -> Vec<u8> {
+    text.encode_utf16().flat_map(to_bytes).collect()
+}
+
+fn marked(mark: &[u8], body: &[u8]) -> Vec<u8> {
+    [mark, body].concat()
+}
+
+fn id(body: &[u8], content_type: Option<&str>) -> Option<Field> {
+    AnswerJson::read(body, content_type)?.field("/id")
+}
+
+fn text(text: &str) -> Option<Field> {
+    Some(Field::Text(text.to_owned()))
+}
+
+#[test]
+fn every_encoding_a_browser_reads_is_read() {
+    let json = r#"{"id":"é1"}"#;
+    let latin = b"{\"id\":\"\xe91\"}";
+    let (le, be) = (utf_16(json, u16::to_le_bytes), utf_16(json, u16::to_be_bytes));
+    let json_type = |charset: &str| format!("application/json; charset={charset}");
+    let table: [(Vec<u8>, Option<String>); 14] = [
+        (json.into(), None),
+        (json.into(), Some("application/json".to_owned())),
+        (marked(b"\xef\xbb\xbf", json.as_bytes()), Some(json_type("utf-8"))),
+        (marked(b"\xef\xbb\xbf", json.as_bytes()), Some(json_type("iso-8859-1"))),
+        (marked(b"\xff\xfe", &le), None),
+        (marked(b"\xfe\xff", &be), Some(json_type("utf-16"))),
+        (le.clone(), None),
+        (be, Some(json_type("UTF-16"))),
+        (le, Some(json_type("UTF-8"))),
+        (latin.to_vec(), Some(json_type("ISO-8859-1"))),
+        (latin.to_vec(), Some("text/plain;foo=bar; Charset = \"Windows-1252\" ".to_owned())),
+        (json.into(), Some(json_type("utf-16"))),
+        (json.into(), Some(json_type("no-such-charset"))),
+        (format!("\u{feff}\r\n\t\u{a0} {json} \u{2028}\0\0").into(), None),
+    ];
+    for (body, content_type) in table {
+        assert_eq!(id(&body, content_type.as_deref()), text("é1"), "{body:02x?} as {content_type:?}");
+    }
+}
+
+#[test]
+fn what_nobody_needs_may_be_broken() {
+    let wanted = text("ch_1");
+    let bodies: [&[u8]; 8] = [
+        br#"{"note":"\ud800","id":"ch_1"}"#,
+        br#"{"\udfff":1,"id":"ch_1","x\ud800":{}}"#,
+        b"{\"note\":\"\xff\xfe\x80\",\"id\":\"ch_1\"}",
+        b"{\"\xc3\x28\":1,\"id\":\"ch_1\"}",
+        br#"{"huge":1e99999,"id":"ch_1","long":123456789012345678901234567890.12345}"#,
+        br#"{"id":"first","id":"ch_1"}"#,
+        b"{\"note\":\"\xed\xa0\x80\",\"id\":\"ch_1\"}",
+        br#"{"a":{"id":"no"},"id":"ch_1","a":[{"id":2}]}"#,
+    ];
+    for body in bodies {
+        assert_eq!(id(body, None), wanted, "{}", String::from_utf8_lossy(body));
+    }
+    let deep = format!(r#"{{"deep":{}{},"id":"ch_1"}}"#, "[".repeat(10_000), "]".repeat(10_000));
+    assert_eq!(id(deep.as_bytes(), None), wanted);
+}
+
+#[test]
+fn a_field_whose_text_is_broken_is_unreadable() {
+    for body in [&br#"{"id":"ch\ud800"}"#[..], b"{\"id\":\"ch_\xff\"}", b"\xef\xbb\xbf{\"id\":\"\x80\"}"] {
+        assert_eq!(id(body, None), Some(Field::Unreadable));
+    }
+    // U+FFFD that the provider sent itself.
+    assert_eq!(id("{\"id\":\"\u{fffd}\"}".as_bytes(), None), text("\u{fffd}"));
+}
+
+#[test]
+fn what_is_no_json_is_not_read() {
+    let bodies: [&[u8]; 9] = [
+        b"",
+        b"\xef\xbb\xbf",
+        b"<html>",
+        b"{\"id\":",
+        b"{\"id\":1}x",
+        b"{'id':1}",
+        b"\xff\xfe",
+        b"\0\0",
+        b"{\"id\":01}",
+    ];
+    for body in bodies {
+        assert!(AnswerJson::read(body, Some("application/json; charset=utf-8")).is_none(), "{body:?}");
+    }
+}
+
+#[test]
+fn pointers_lead_where_rfc_6901_says() {
+    let json = br#"{"a/b":{"c~d":[10,{"":"x"}]},"0":{"00":1},"l":[[1],"s",null,true]}"#;
+    let answer = AnswerJson::read(json, None).unwrap();
+    let number = |digits: &str| Some(Field::Number(digits.to_owned()));
+    let table = [
+        ("/a~1b/c~0d/0", number("10")),
+        ("/a~1b/c~0d/1/", text("x")),
+        ("/0/00", number("1")),
+        ("", Some(Field::Object)),
+        ("/a~1b", Some(Field::Object)),
+        ("/a~1b/c~0d/2", None),
+        ("/a~1b/c~0d/00", None),
+        ("/a~1b/c~0d/+1", None),
+        ("/a~1b/c~0d/-", None),
+        ("a", None),
+        ("/0/00/x", None),
+    ];
+    for (pointer, field) in table {
+        assert_eq!(answer.field(pointer), field, "{pointer}");
+    }
+    let list = vec![Field::List(vec![]), Field::Text("s".to_owned()), Field::Null, Field::Bool(true)];
+    assert_eq!(answer.field("/l"), Some(Field::List(list)));
+}
+
+#[test]
+fn a_number_is_a_word_in_any_notation() {
+    let number = |digits: &str| Field::Number(digits.to_owned());
+    for (digits, word) in [("704", "704"), ("704.0", "704"), ("7.04e2", "704"), ("1e400", "1e400")] {
+        assert!(number(digits).is(word), "{digits} {word}");
+    }
+    assert!(!number("20250416112233445566778801").is("20250416112233445566778802"));
+    assert!(!number("704").is("0704x") && !Field::Text("704.0".to_owned()).is("704"));
+}
+
+proptest! {
+    /// What `serde_json` reads, this reads too, and to the same text.
+    #[test]
+    fn it_agrees_with_the_strict_reader(value in json_value(), at in 0_usize..3) {
+        let pointer = ["", "/a", "/a/b"][at];
+        let body = value.to_string();
+        let answer = AnswerJson::read(body.as_bytes(), None).unwrap();
+        let strict = value.pointer(pointer);
+        prop_assert_eq!(answer.is_object(), value.is_object());
+        prop_assert_eq!(answer.field(pointer).is_some(), strict.is_some());
+        match (strict, answer.field(pointer)) {
+            (Some(Value::String(text)), field) => prop_assert_eq!(field, Some(Field::Text(text.clone()))),
+            (Some(Value::Bool(truth)), field) => prop_assert_eq!(field, Some(Field::Bool(*truth))),
+            (Some(Value::Number(number)), field) => prop_assert_eq!(field, Some(Field::Number(number.to_string()))),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn every_number_keeps_its_digits(digits in "-?(0|[1-9][0-9]{0,40})(\\.[0-9]{1,20})?([eE][+-]?[0-9]{1,4})?") {
+        let body = format!("{{\"id\": {digits} }}");
+        prop_assert_eq!(id(body.as_bytes(), None), Some(Field::Number(digits)));
+    }
+
+    #[test]
+    fn any_bytes_are_read_without_a_panic(body: Vec<u8>, json in json_value(), cut in 0_usize..40, content_type: String) {
+        let mut near = json.to_string().into_bytes();
+        near.splice(near.len().min(cut)..near.len().min(cut), body.iter().copied().take(3));
+        for bytes in [body, near] {
+            if let Some(answer) = AnswerJson::read(&bytes, Some(&content_type)) {
+                let _ = (answer.field("/a/b"), answer.field(&content_type), answer.is_object());
+            }
+        }
+    }
+}
+
+fn json_value() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<String>().prop_map(Value::from),
+    ];
+    leaf.prop_recursive(4, 24, 4, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::hash_map("[abc\u{e9}\"]{0,2}", inner, 0..4).prop_map(|map| map.into_iter().collect()),
+        ]
+    })
+}
