@@ -1,12 +1,12 @@
 //! Asking a provider what became of a payment: how a row says it is asked, and what its answer can mean.
 //!
-//! Refuses to decide ([`super::disposition`] does) and refuses to know HTTP: an address here is text with places for a
-//! job's fields, and every field is percent-encoded into it.
+//! Refuses to decide ([`super::disposition`] does) and refuses to know HTTP.
 
 use std::time::Duration;
 
 use super::job::Job;
 use super::outcome::{NOT_SENT, UnknownCause, Way};
+use super::url_template::UrlTemplate;
 
 /// The `lookup` column, as meant.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,128 +120,47 @@ impl Finding {
     }
 }
 
-/// An address with places: `https://api.example.com/charges?id=${job:id}`.
+/// Address of a look-up, which names the payment: `https://api.example.com/charges?id=${job:id}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LookupUrl {
-    parts: Vec<Part>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Part {
-    Text(String),
-    Place(Place),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    Id,
-    Account,
-    Reference,
-    IdempotencyKey,
-}
-
-const PLACES: &str = "${job:id}, ${job:idempotency_key}, ${job:reference} or ${job:account}";
+pub struct LookupUrl(UrlTemplate);
 
 impl LookupUrl {
-    /// Reads the places; whether the rest is an address is for others to judge, by its [sample](Self::sample).
+    /// Reads the placeholders; whether the rest is an address is for others to judge, by its [sample](Self::sample).
     ///
     /// # Errors
-    /// Says what is wrong with the places and how to mend it; never quotes the text, because somebody will write a secret
-    /// there.
+    /// Says what is wrong with the placeholders and how to fix it. Never quotes the text, which may hold a secret.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let url = Self { parts: parts(text)? };
-        let names_it = |part: &Part| matches!(part, Part::Place(place) if *place != Place::Account);
-        if !url.parts.iter().any(names_it) {
+        let url = UrlTemplate::parse(text)?;
+        if !url.names_payment() {
             return Err("names no payment, so every payment would get the same answer: put ${job:id} in it".to_owned());
         }
-        // Who is asked must not depend on what a job says.
-        let host_ends = |text: &str| text.split_once("://").is_some_and(|(_, rest)| rest.contains(['/', '?']));
-        if !matches!(url.parts.first(), Some(Part::Text(text)) if host_ends(text)) {
-            return Err("has a place in its host: places belong behind it, in path or query".to_owned());
-        }
-        Ok(url)
+        Ok(Self(url))
     }
 
-    /// The address with `x` at every place, for judging where it leads.
+    /// The address with `x` at every placeholder, for judging where it leads.
     #[must_use]
     pub fn sample(&self) -> String {
-        let fill = |part: &Part| match part {
-            Part::Text(text) => text.clone(),
-            Part::Place(_) => "x".to_owned(),
-        };
-        self.parts.iter().map(fill).collect()
+        self.0.sample()
     }
 
     /// The address that asks about this job.
     ///
     /// # Errors
-    /// When the job has nothing for a place, or what it has would change the path.
+    /// When the job has nothing for a placeholder, or what it has would change the path.
     pub fn of(&self, job: &Job) -> Result<String, String> {
-        let mut address = String::new();
-        for part in &self.parts {
-            match part {
-                Part::Text(text) => address.push_str(text),
-                Part::Place(place) => push_encoded(&mut address, value(*place, job)?),
-            }
-        }
-        if climbs(&address) {
-            return Err("a field of the job would change the path of lookup.url".to_owned());
-        }
-        Ok(address)
-    }
-}
-
-/// Whether a step of the path is `.` or `..`, which stay what they are when encoded.
-/// <https://url.spec.whatwg.org/#double-dot-path-segment>
-fn climbs(address: &str) -> bool {
-    let path = address.split(['?', '#']).next().unwrap_or_default().to_ascii_lowercase().replace("%2e", ".");
-    path.split('/').any(|step| matches!(step, "." | ".."))
-}
-
-fn parts(text: &str) -> Result<Vec<Part>, String> {
-    let mut parts = Vec::new();
-    let mut rest = text;
-    while let Some((before, opened)) = rest.split_once("${") {
-        let (name, after) = opened.split_once('}').ok_or("has a `${` that is never closed by `}`")?;
-        if !before.is_empty() {
-            parts.push(Part::Text(before.to_owned()));
-        }
-        parts.push(Part::Place(match name.strip_prefix("job:").unwrap_or(name) {
-            "id" => Place::Id,
-            "account" => Place::Account,
-            "reference" => Place::Reference,
-            "idempotency_key" => Place::IdempotencyKey,
-            _ => return Err(format!("has a place that is none: use {PLACES}")),
-        }));
-        rest = after;
-    }
-    if !rest.is_empty() {
-        parts.push(Part::Text(rest.to_owned()));
-    }
-    Ok(parts)
-}
-
-fn value(place: Place, job: &Job) -> Result<&str, String> {
-    let (name, value) = match place {
-        Place::Id => ("id", Some(job.id.as_str())),
-        Place::IdempotencyKey => ("idempotency_key", Some(job.effective_key().as_str())),
-        Place::Account => ("account", job.account.as_ref().map(|account| account.as_str())),
-        Place::Reference => ("reference", job.reference.as_deref()),
-    };
-    value.filter(|value| !value.is_empty()).ok_or_else(|| format!("the job has no {name}, which lookup.url needs"))
-}
-
-/// Everything but the unreserved characters. <https://www.rfc-editor.org/rfc/rfc3986#section-2.3>
-fn push_encoded(address: &mut String, value: &str) {
-    for byte in value.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            address.push(char::from(byte));
-        } else {
-            address.push_str(&format!("%{byte:02X}"));
-        }
+        self.0.of(job, "lookup.url")
     }
 }
 
 #[cfg(test)]
-#[path = "lookup_tests.rs"]
-mod tests;
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_names_no_payment_is_refused() {
+        for url in ["", "https://x.example/charges", "https://x.example/${job:account}"] {
+            assert!(LookupUrl::parse(url).unwrap_err().contains("names no payment"), "{url}");
+        }
+        assert!(LookupUrl::parse("https://x.example/${reference}").is_ok());
+    }
+}

@@ -28,5 +28,6 @@ pub mod refusals;
 pub mod secret_text;
 pub mod settlement;
 pub mod time;
+pub mod url_template;
 pub mod variable;
 pub mod write_pace;

@@ -1,4 +1,6 @@
-//! Addresses of look-ups: what a job's fields may and may not do to them.
+//! Addresses of charges and look-ups: what a job's fields may and may not do to them.
+
+use proptest::prelude::*;
 
 use super::super::job::Token;
 use super::super::provider::ProviderName;
@@ -40,45 +42,85 @@ fn a_jobs_fields_are_encoded_into_the_address() {
         ),
     ];
     for (url, address) in table {
-        assert_eq!(LookupUrl::parse(url).unwrap().of(&full).unwrap(), address);
+        assert_eq!(UrlTemplate::parse(url).unwrap().of(&full, "url").unwrap(), address);
     }
 }
 
 #[test]
 fn what_a_job_lacks_or_what_would_climb_cannot_be_asked() {
-    let url = LookupUrl::parse("https://x.example/charges/${job:reference}/state").unwrap();
-    let of = |reference: Option<&str>| url.of(&Job { reference: reference.map(str::to_owned), ..job() });
+    let url = UrlTemplate::parse("https://x.example/charges/${job:reference}/state").unwrap();
+    let of = |reference: Option<&str>| url.of(&Job { reference: reference.map(str::to_owned), ..job() }, "url");
     for missing in [None, Some("")] {
-        assert_eq!(of(missing).unwrap_err(), "the job has no reference, which lookup.url needs");
+        assert_eq!(of(missing).unwrap_err(), "the job has no reference, which url needs");
     }
     for climbs in ["..", "."] {
         assert!(of(Some(climbs)).unwrap_err().contains("would change the path"), "{climbs}");
     }
     assert_eq!(of(Some("...")).unwrap(), "https://x.example/charges/.../state");
     for half in [".", "%2E"] {
-        let half = LookupUrl::parse(&format!("https://x.example/charges/{half}${{job:reference}}")).unwrap();
+        let half = UrlTemplate::parse(&format!("https://x.example/charges/{half}${{job:reference}}")).unwrap();
         let job = Job { reference: Some(".".to_owned()), ..job() };
-        assert!(half.of(&job).unwrap_err().contains("would change the path"));
+        assert!(half.of(&job, "url").unwrap_err().contains("would change the path"));
     }
-    let query = LookupUrl::parse("https://x.example/charges?id=${job:reference}").unwrap();
-    assert!(query.of(&Job { reference: Some("../..".to_owned()), ..job() }).is_ok());
+    let query = UrlTemplate::parse("https://x.example/charges?id=${job:reference}").unwrap();
+    assert!(query.of(&Job { reference: Some("../..".to_owned()), ..job() }, "url").is_ok());
 }
 
 #[test]
 fn addresses_that_cannot_be_meant_are_refused_with_the_mend() {
     let table = [
-        ("", "names no payment"),
-        ("${job:id}", "has a place in its host"),
-        ("https://x.example/charges", "names no payment"),
-        ("https://x.example/${job:account}", "names no payment"),
-        ("https://${job:id}.example/", "has a place in its host"),
-        ("https://x.example${job:id}/a", "has a place in its host"),
+        ("${job:id}", "has a placeholder in its host"),
+        ("https://${job:id}.example/", "has a placeholder in its host"),
+        ("https://x.example${job:id}/a", "has a placeholder in its host"),
+        ("https://x.example:${job:id}/a", "has a placeholder in its host"),
+        ("https://${job:id}@x.example/a", "has a placeholder in its host"),
+        ("https:///${job:id}.example/a", "has a placeholder in its host"),
+        ("https:\\\\${job:id}/a", "has a placeholder in its host"),
+        ("https:${job:id}/a", "has a placeholder in its host"),
+        ("${job:id}://x.example/a", "has a placeholder in its host"),
         ("https://x.example/${job:id", "never closed"),
-        ("https://x.example/${job:amount}", "has a place that is none: use ${job:id}"),
-        ("https://x.example/${env:KEY}/${job:id}", "has a place that is none"),
+        ("https://x.example/${job:amount}", "has an unknown placeholder: use ${job:id}"),
+        ("https://x.example/${env:KEY}/${job:id}", "has an unknown placeholder"),
     ];
     for (url, problem) in table {
-        let said = LookupUrl::parse(url).unwrap_err();
+        let said = UrlTemplate::parse(url).unwrap_err();
         assert!(said.contains(problem), "{url}: {said}");
+    }
+}
+
+/// Nothing of a text without placeholders is changed or judged here.
+#[test]
+fn a_plain_address_stays_as_it_is() {
+    for url in ["https://x.example/a/../b?c=%2e%2e#d", "https://x.example", "no address"] {
+        let template = UrlTemplate::parse(url).unwrap();
+        assert!(!template.has_placeholders() && !template.names_payment());
+        assert_eq!((template.of(&job(), "url").as_deref(), template.sample().as_str()), (Ok(url), url));
+    }
+}
+
+proptest! {
+    /// Whatever a job says, the address leads to the same host and has the same path segments but its own.
+    #[test]
+    fn no_job_changes_where_its_request_goes(
+        reference in "[./\\\\?#%@:&= a-z\u{0}-\u{1f}é\u{202e}]{0,8}|\\PC{0,12}",
+        host in "https?://[a-z@:/\\\\.]{0,6}",
+        query in any::<bool>(),
+    ) {
+        let job = Job { reference: Some(reference.clone()), ..job() };
+        let text = if query { format!("{host}/a?r=${{reference}}&b=1") } else { format!("{host}/a/${{reference}}/b") };
+        let Ok(template) = UrlTemplate::parse(&text) else { return Ok(()) };
+        let (Ok(sample), Ok(address)) = (url::Url::parse(&template.sample()), template.of(&job, "url")) else {
+            return Ok(());
+        };
+        let url = url::Url::parse(&address).unwrap();
+        prop_assert_eq!(url.origin(), sample.origin());
+        prop_assert_eq!((url.username(), url.password()), (sample.username(), sample.password()));
+        prop_assert_eq!(url.fragment(), None);
+        let segments = |url: &url::Url| url.path_segments().map_or(0, Iterator::count);
+        prop_assert_eq!(segments(&url), segments(&sample));
+        if query {
+            prop_assert_eq!(url.path(), sample.path());
+            prop_assert_eq!(url.query_pairs().next().unwrap().1, reference.as_str());
+        }
     }
 }

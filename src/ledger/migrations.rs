@@ -40,6 +40,7 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0021_jobs_parked_for_limits",
         "0022_raised_version_audited",
         "0023_audit_of_a_raised_version_in_its_own_schema",
+        "0028_placeholders_of_url",
         "0031_copies_and_stuck_events",
         "0034_deployment_id",
     ])
@@ -69,6 +70,7 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
         "0020_rejected_messages_by_job",
         "0021_wait_begun",
         "0022_jobs_parked_for_limits",
+        "0027_placeholders_of_url",
         "0030_copies_and_stuck_events",
         "0033_deployment_id",
     ])

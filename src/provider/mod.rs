@@ -64,6 +64,9 @@ pub enum FreezeError {
     Template(String),
     #[error("url `{url}` is refused: {problem}")]
     Url { url: String, problem: String },
+    /// Of a job that lacks what its request needs. Another job of the lane may have it.
+    #[error("{0}")]
+    Job(String),
     /// Of a request that was frozen with other header values, or another header for its key.
     #[error("the credential has changed since this request was written down")]
     CredentialChanged,
@@ -75,7 +78,7 @@ pub trait PaymentProvider: Send + Sync {
     /// Builds the request that this job's first attempt would send.
     ///
     /// # Errors
-    /// [`FreezeError`]: the row or the environment is wrong, not the job.
+    /// [`FreezeError::Job`] if the job is wrong; any other error is the row's or the environment's.
     fn freeze(&self, job: &Job) -> Result<FrozenRequest, FreezeError>;
 
     /// Fingerprint of the credentials that a request would carry now.

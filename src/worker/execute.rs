@@ -159,21 +159,29 @@ fn next_call(settings: &LaneSettings, job: &JobInHand) -> Result<Result<Call, Ne
         Step::Put(next) => Ok(Err(next)),
         Step::Ask => Ok(question(settings, job)),
         Step::Charge => {
-            let fresh = settings.client.freeze(&job.job)?;
+            let fresh = match settings.client.freeze(&job.job) {
+                Err(FreezeError::Job(problem)) => return Ok(not_as_frozen(settings, job, &problem)),
+                fresh => fresh?,
+            };
             let Some((frozen, _)) = &job.claimed.frozen else { return Ok(Ok(Call::Charge(fresh))) };
             let Some(difference) = difference(frozen, &fresh, job.claimed.unknown) else {
                 let credential_fingerprint = fresh.credential_fingerprint;
                 return Ok(Ok(Call::Charge(FrozenRequest { credential_fingerprint, ..frozen.clone() })));
             };
-            if !job.claimed.unknown {
-                let reason = format!("surely not charged; {difference}");
-                return Ok(Err(Next::Settle { state: FinalState::Review, reason, reference: None }));
-            }
-            let reason = format!("the outcome is unknown and {difference}");
-            let next = ask_or_review(&history(job), &settings.provider.retry_policy(), &reason);
-            Ok(next.map_or_else(|| question(settings, job), Err))
+            Ok(not_as_frozen(settings, job, difference))
         }
     }
+}
+
+/// What becomes of a job whose charge cannot be sent as it should be.
+fn not_as_frozen(settings: &LaneSettings, job: &JobInHand, problem: &str) -> Result<Call, Next> {
+    if !job.claimed.unknown {
+        let reason = format!("surely not charged; {problem}");
+        return Err(Next::Settle { state: FinalState::Review, reason, reference: None });
+    }
+    let reason = format!("the outcome is unknown and {problem}");
+    let next = ask_or_review(&history(job), &settings.provider.retry_policy(), &reason);
+    next.map_or_else(|| question(settings, job), Err)
 }
 
 /// Why the frozen request is not sent again. At an address that the row no longer has, nobody's answer says anything of

@@ -90,11 +90,37 @@ fn provider(row: &Provider) -> HttpProvider {
 
 async fn send_one(row: &Provider) -> Answer {
     let provider = provider(row);
-    provider.send(&provider.freeze(&job("pay-1")).unwrap()).await
+    provider.send(&provider.freeze(&job("pay-1")).await.unwrap())
 }
 
 fn unknown(cause: UnknownCause) -> Outcome {
     Outcome::Unknown { cause, retry_after: None }
+}
+
+#[tokio::test]
+async fn an_address_with_the_jobs_fields_is_frozen_and_called() {
+    let server = RawServer::start(vec![Then::answer("200 OK", "", r#"{"id":"ch_1"}"#)]).await;
+    let row = row(&format!("{}payments/${{reference}}/captures?a=${{job:account}}", server.url()));
+    let provider = provider(&row);
+    let account = Some(Token::new("a_1").unwrap());
+    let paid =
+        |reference: &str| Job { reference: Some(reference.to_owned()), account: account.clone(), ..job("pay-1") };
+    let frozen = provider.freeze(&paid("a/../b?x=1#é")).unwrap();
+    let path = "payments/a%2F..%2Fb%3Fx%3D1%23%C3%A9/captures?a=a_1";
+    assert_eq!(frozen.url, format!("{}{path}", server.url()));
+    assert_eq!(provider.send(&frozen).await.outcome, Outcome::Accepted { reference: Some("ch_1".to_owned()) });
+    let requests = server.requests();
+    let line = String::from_utf8_lossy(&requests[0]).lines().next().unwrap().to_owned();
+    assert_eq!(line, format!("POST /{path} HTTP/1.1"));
+    for (lacking, problem) in [
+        (Job { reference: None, ..paid("x") }, "the job has no reference, which url needs"),
+        (Job { account: None, ..paid("x") }, "the job has no account, which url needs"),
+        (paid(".."), "a field of the job would change the path of url"),
+    ] {
+        let error = provider.freeze(&lacking).unwrap_err();
+        assert!(matches!(&error, FreezeError::Job(said) if said == problem), "{error:?}");
+    }
+    assert_eq!(server.requests().len(), 1);
 }
 
 #[tokio::test]
@@ -134,7 +160,7 @@ async fn a_refused_connection_was_surely_not_sent() {
 async fn a_name_that_does_not_resolve_was_surely_not_sent() {
     let allow = OutboundPolicy::parse(&["http://no-such-host.invalid:80".to_owned()]).unwrap();
     let provider = HttpProvider::new(&row("http://no-such-host.invalid/?key=hunter2"), &allow).unwrap();
-    let answer = provider.send(&provider.freeze(&job("pay-1")).unwrap()).await;
+    let answer = provider.send(&provider.freeze(&job("pay-1")).await.unwrap());
     let Outcome::NotSent { cause } = answer.outcome else { panic!("{answer:?}") };
     assert!(!cause.contains("hunter2") && !cause.is_empty(), "{cause}");
 }
@@ -218,7 +244,7 @@ async fn a_pooled_connection_cut_after_the_request_is_unknown() {
     let provider = provider(&row(&server.url()));
     let mut outcomes = Vec::new();
     for n in 0..3 {
-        outcomes.push(provider.send(&provider.freeze(&job(&format!("pay-{n}"))).unwrap()).await.outcome);
+        outcomes.push(provider.send(&provider.freeze(&job(&format!("pay-{n}"))).await.unwrap()).outcome);
     }
     let accepted = Outcome::Accepted { reference: Some("ch_1".to_owned()) };
     assert_eq!(outcomes, [accepted.clone(), unknown(UnknownCause::ConnectionLost), accepted]);
@@ -229,7 +255,8 @@ async fn a_pooled_connection_cut_after_the_request_is_unknown() {
 async fn the_same_bytes_are_sent_every_time() {
     let server = RawServer::start(vec![Then::Reset, Then::ok(), Then::ok()]).await;
     let provider = provider(&row(&format!("{}v1/charges?expand=1", server.url())));
-    let frozen = provider.freeze(&Job { idempotency_key: Some(Token::new("key-9").unwrap()), ..job("pay-1") }).unwrap();
+    let frozen =
+        provider.freeze(&Job { idempotency_key: Some(Token::new("key-9").unwrap()), ..job("pay-1") }).unwrap();
     for _ in 0..3 {
         provider.send(&frozen).await;
     }
@@ -296,7 +323,7 @@ async fn secrets_are_read_late_and_never_printed() {
     std::fs::write(&path, "hunter3\n").unwrap();
     let changed = provider.send(&frozen).await;
     assert!(matches!(&changed.outcome, Outcome::NotSent { cause } if cause.contains("credential")), "{changed:?}");
-    provider.send(&provider.freeze(&job("pay-1")).unwrap()).await;
+    provider.send(&provider.freeze(&job("pay-1")).await.unwrap());
     let sent: Vec<String> = server.requests().into_iter().map(|bytes| String::from_utf8(bytes).unwrap()).collect();
     assert!(sent[0].contains("Bearer hunter2\r\n") && sent[1].contains("Bearer hunter3\r\n"), "{sent:?}");
     assert_ne!(provider.credential_fingerprint(None).unwrap(), frozen.credential_fingerprint);
@@ -326,6 +353,8 @@ async fn rows_that_cannot_be_meant_are_refused() {
     let server = format!("http://127.0.0.1:{}/", free_port());
     let refused = |row: Provider| HttpProvider::new(&row, &policy()).unwrap_err();
     assert!(matches!(refused(row("http://192.168.0.1/")), FreezeError::Url { .. }));
+    assert!(matches!(refused(row("http://127.0.0.1/${amount}")), FreezeError::Url { .. }));
+    assert!(matches!(refused(row("http://${account}/")), FreezeError::Url { .. }));
     assert!(matches!(refused(row("http://user:hunter2@127.0.0.1/")), FreezeError::Url { .. }));
     let bad_header = [("authorization".to_owned(), "${env:X".to_owned())].into();
     assert!(matches!(refused(Provider { headers: bad_header, ..row(&server) }), FreezeError::Header { .. }));

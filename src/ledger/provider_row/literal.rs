@@ -42,7 +42,7 @@ fn credential_parameters(url: &str) -> Vec<String> {
     let query = url.split_once('?').map_or("", |(_, query)| query);
     let query = query.split_once('#').map_or(query, |(query, _)| query);
     url::form_urlencoded::parse(query.as_bytes())
-        .filter(|(name, value)| names_credential(name) && !value.contains("${job:"))
+        .filter(|(name, value)| names_credential(name) && !value.contains("${"))
         .map(|(name, _)| name.into_owned())
         .collect()
 }
@@ -85,7 +85,7 @@ mod tests {
                 "X-Version": "2026-01-01",
                 "Stripe-Account": "acct_1",
             },
-            "lookup": {"url": "https://api.example.com/charges?idempotency_key=${job:idempotency_key}&key=${job:id}"},
+            "lookup": {"url": "https://api.example.com/charges?idempotency_key=${job:idempotency_key}&key=${job:id}&api_key=${reference}"},
         }));
         assert_eq!(row.literal_credentials(), [""; 0]);
         assert_eq!(good().literal_credentials(), [""; 0]);

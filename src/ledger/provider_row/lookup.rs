@@ -195,8 +195,8 @@ mod tests {
         let table = [
             (json!({}), "lookup.url is missing: write the address to ask, with ${job:id}"),
             (json!({"url": "https://x.example/charges"}), "lookup.url names no payment"),
-            (json!({"url": "https://${job:id}.example/"}), "lookup.url has a place in its host"),
-            (json!({"url": "https://x.example/${job:amount}"}), "lookup.url has a place that is none: use ${job:id}"),
+            (json!({"url": "https://${job:id}.example/"}), "lookup.url has a placeholder in its host"),
+            (json!({"url": "https://x.example/${job:amount}"}), "lookup.url has an unknown placeholder: use ${job:id}"),
             (json!({"url": "ftp://x.example/${job:id}"}), "lookup.url must begin with https://"),
             (json!({"url": "https://u:secret@x.example/${job:id}"}), "lookup.url holds a user name"),
             (json!({"url": "https://x.example/a b${job:id}"}), "lookup.url holds spaces"),

@@ -16,6 +16,7 @@ use crate::domain::backoff::BackoffPolicy;
 use crate::domain::provider::{
     Mode, Pacing, Provider, ProviderName, RESERVED_NAMES, SEND_BUDGET_MAX, SlotRelease, StoreDown, TIMEOUT_MAX,
 };
+use crate::domain::url_template::UrlTemplate;
 use crate::ledger::settings::BadRow;
 
 /// Longest retention and age: ten years, in seconds. Keeps sums of durations far from overflow.
@@ -52,7 +53,7 @@ impl ProviderRow {
         }
         let quota = self.quota.as_ref().map_or_else(|| name.clone(), |quota| check.name("quota", quota));
         check.one_of("kind", &self.kind, &[("http", ())]);
-        check.url("url", &self.url);
+        check.charge_url(&self.url);
         check.no_secrets(self);
         for (column, object) in [("request", &self.request), ("lookup", &self.lookup), ("statuses", &self.statuses)] {
             if object.as_ref().is_some_and(holds_nul) {
@@ -172,6 +173,14 @@ impl Check {
             Ok(_) => return,
         };
         self.problem(format!("{column} {problem}"));
+    }
+
+    /// The address of charges, with its placeholders.
+    fn charge_url(&mut self, text: &str) {
+        match UrlTemplate::parse(text) {
+            Ok(url) => self.url("url", &url.sample()),
+            Err(problem) => self.problem(format!("url {problem}")),
+        }
     }
 
     fn share_of(&mut self, store_down: &str, share_of: Option<i64>) -> u32 {

@@ -195,6 +195,7 @@ mod tests {
     #[test]
     fn a_good_row_is_meant_as_written() {
         let row = with(json!({
+            "url": "https://api.example.com/payments/${job:reference}/captures?a=${account}",
             "slot_release": "grant", "pacing": "even", "store_down": "share", "share_of": 4, "headers": {"X-Account": "${job:account}"}, "idempotency_retention_s": 60,
             "request": {"method": "PUT", "body": "form", "template": {"a": "${id}"}, "reference": "/data/id"},
             "statuses": {"402": "review"},
@@ -226,6 +227,10 @@ mod tests {
             (json!({"url": "ftp://example.com/"}), "url must begin with https://"),
             (json!({"url": "https://u:p@example.com/"}), "url holds a user name"),
             (json!({"url": "https://example.com/\r\nX: y"}), "url holds spaces or control"),
+            (json!({"url": "https://example.com/${amount}"}), "url has an unknown placeholder: use ${job:id}"),
+            (json!({"url": "https://example.com/${id"}), "url has a `${` that is never closed"),
+            (json!({"url": "https://${account}.example.com/"}), "url has a placeholder in its host"),
+            (json!({"url": "https://example.com/${id}#x"}), "url holds a #fragment"),
             (json!({"mode": "drop"}), "mode is `drop`: must be blocking or requeue"),
             (json!({"slot_release": "x"}), "slot_release"),
             (json!({"transit_jitter_ms": -1}), "transit_jitter_ms is -1"),

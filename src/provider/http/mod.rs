@@ -23,11 +23,12 @@ use crate::domain::job::Job;
 use crate::domain::lookup::Finding;
 use crate::domain::outcome::Outcome;
 use crate::domain::provider::Provider;
+use crate::domain::url_template::UrlTemplate;
 use crate::faults::{self, Bug};
 
 mod address;
-pub mod classify;
 mod answer_json;
+pub mod classify;
 mod client;
 mod failure;
 mod form;
@@ -44,7 +45,9 @@ mod template;
 /// One provider row of kind `http`, ready to be called. Keeps its own connections.
 pub struct HttpProvider {
     policy: OutboundPolicy,
+    /// Of the address without placeholders, or a sample of it: same host for every job.
     target: Target,
+    url: UrlTemplate,
     plan: RequestPlan,
     headers: HeaderTemplates,
     meanings: Meanings,
@@ -60,7 +63,9 @@ impl HttpProvider {
     /// # Errors
     /// [`FreezeError`] naming what cannot be meant, with the mend.
     pub fn new(provider: &Provider, outbound: &OutboundPolicy) -> Result<Self, FreezeError> {
-        let target = outbound.admit(&provider.url)?;
+        let refused = |problem| FreezeError::Url { url: outbound::printable(&provider.url), problem };
+        let url = UrlTemplate::parse(&provider.url).map_err(refused)?;
+        let target = outbound.admit(&url.sample())?;
         let (headers, content_type) = headers_of(provider);
         let plan = RequestPlan::parse(&provider.request, content_type.as_deref())?;
         let headers = HeaderTemplates::parse(&headers, &plan.key_header)?;
@@ -74,6 +79,7 @@ impl HttpProvider {
         Ok(Self {
             policy: outbound.clone(),
             target,
+            url,
             plan,
             headers,
             meanings,
@@ -126,6 +132,21 @@ impl HttpProvider {
         Ok(Outgoing { method, target: self.target_of(&request.url)?, headers, body: Some(request.body.clone()) })
     }
 
+    /// The address of this job's charges.
+    ///
+    /// # Errors
+    /// [`FreezeError::Job`] if the job lacks a field of it, or has one that leads elsewhere.
+    fn url_for(&self, job: &Job) -> Result<String, FreezeError> {
+        if !self.url.has_placeholders() {
+            return Ok(self.target.url.to_string());
+        }
+        let url = self.policy.admit(&self.url.of(job, "url").map_err(FreezeError::Job)?)?.url;
+        if url.origin() != self.target.url.origin() {
+            return Err(FreezeError::Job("a field of the job would change the host of url".to_owned()));
+        }
+        Ok(url.to_string())
+    }
+
     /// The row's own address was admitted when it was read.
     fn target_of(&self, url: &str) -> Result<Target, FreezeError> {
         if url == self.target.url.as_str() { Ok(self.target.clone()) } else { self.policy.admit(url) }
@@ -154,7 +175,7 @@ impl PaymentProvider for HttpProvider {
         let account = job.account.as_ref().map(|account| account.as_str().to_owned());
         Ok(FrozenRequest {
             method: self.plan.method.to_string(),
-            url: self.target.url.to_string(),
+            url: self.url_for(job)?,
             idempotency_key: job.effective_key().to_string(),
             content_type: self.plan.content_type.clone(),
             body: self.plan.body(job)?,

@@ -164,7 +164,7 @@ async fn the_schema_state_is_told(kind: Kind) {
 }
 
 /// Column assignments that each break one rule of `providers`.
-const BAD_PROVIDERS: [(&str, &str); 52] = [
+const BAD_PROVIDERS: [(&str, &str); 58] = [
     ("name", "''"),
     ("name", "'Stripe'"),
     ("name", "'-stripe'"),
@@ -179,6 +179,12 @@ const BAD_PROVIDERS: [(&str, &str); 52] = [
     ("url", "''"),
     ("url", "'ftp://x.example/'"),
     ("url", "'https://x.example/ '"),
+    ("url", "'https://x.example/${amount}'"),
+    ("url", "'https://x.example/${env:KEY}/${id}'"),
+    ("url", "'https://x.example/${id'"),
+    ("url", "'https://${job:account}.example/x'"),
+    ("url", "'https:///${account}/x'"),
+    ("url", "'https://x.example${id}?a=b'"),
     ("mode", "'drop'"),
     ("slot_release", "'never'"),
     ("transit_jitter_ms", "-1"),
@@ -351,6 +357,17 @@ async fn every_rule_is_a_check(kind: Kind) {
         }
     }
     // What those rules leave allowed.
+    for url in [
+        "https://x.example/p/${reference}/captures?a=${job:account}&b=$",
+        "https://x.example?k=${idempotency_key}${id}",
+    ] {
+        fixture.sql(&format!("UPDATE providers SET url = '{url}' WHERE name = 'alone'")).await.unwrap();
+        let copy = url.replace("x.example", "y.example");
+        fixture
+            .sql(&format!("INSERT INTO providers (name, url) VALUES ('with-{}', '{copy}')", copy.len()))
+            .await
+            .unwrap();
+    }
     for change in GOOD_LIMITS {
         let update = format!("UPDATE provider_limits SET {change} WHERE name = 'all'");
         fixture.sql(&update).await.unwrap_or_else(|error| panic!("{update}: {error}"));

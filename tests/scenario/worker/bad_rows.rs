@@ -3,6 +3,7 @@
 use sluicegate::ledger::provider_row::ProviderRow;
 
 use super::bench::{Bench, limit, row};
+use super::script::Act;
 
 #[tokio::test]
 async fn a_quota_whose_limits_were_unknown_for_a_while_goes_on() {
@@ -47,4 +48,47 @@ async fn a_secret_that_is_not_there_stops_the_lane_and_not_the_payment() {
     bench.sql("UPDATE queue_messages SET visible_at_ms = 0 WHERE queue LIKE 'payments.%' AND taken = 0").await;
     bench.sql("UPDATE jobs SET wake_at = created_at WHERE id = 'job'").await;
     assert_eq!(bench.until_state("job", "succeeded").await.attempts, 1);
+}
+
+/// Nothing is sent to an address with a hole, and the jobs beside it go on.
+#[tokio::test]
+async fn a_payment_without_what_the_url_needs_is_reviewed_unsent() {
+    let captures = |path: &str| ProviderRow {
+        url: format!("https://acme.test/payments/{path}/captures"),
+        idempotency_retention_s: Some(86_400),
+        backoff_base_ms: 60_000,
+        backoff_max_ms: 60_000,
+        ..row("acme")
+    };
+    let bench = Bench::open(&[captures("${reference}")]).await;
+    let with = |id: &str, reference: &str| {
+        serde_json::json!({ "id": id, "amount": 1, "currency": "EUR", "reference": reference }).to_string()
+    };
+    bench.pay("acme", "without").await;
+    bench.publish("acme", &with("with", "inv/1")).await;
+    bench.publish("acme", &with("climbing", "..")).await;
+    bench.until_state("with", "succeeded").await;
+    assert_eq!(bench.script.sent_for("with")[0].request.url, "https://acme.test/payments/inv%2F1/captures");
+    for (id, reason) in [
+        ("without", "surely not charged; the job has no reference, which url needs"),
+        ("climbing", "surely not charged; a field of the job would change the path of url"),
+    ] {
+        let job = bench.until_state(id, "review").await;
+        assert_eq!((job.reason.as_str(), job.attempts), (reason, 0));
+        assert!(bench.script.sent_for(id).is_empty() && bench.attempts(id).await.is_empty());
+    }
+    // A request whose outcome is unknown is not sent to another address either.
+    bench.script.plan("unknown", [Act::ChargeAndLose]);
+    bench.publish("acme", &with("unknown", "inv-2")).await;
+    bench
+        .until("its outcome is unknown", async || {
+            bench.job("unknown").await.is_some_and(|job| job.state == "unknown" && !job.held)
+        })
+        .await;
+    bench.apply(&[captures("x/${reference}")]).await;
+    bench.settings_known().await;
+    bench.sql("UPDATE queue_messages SET visible_at_ms = 0 WHERE queue LIKE 'payments.%' AND taken = 0").await;
+    bench.sql("UPDATE jobs SET wake_at = created_at WHERE id = 'unknown'").await;
+    bench.until_state("unknown", "review").await;
+    assert_eq!(bench.script.sent_for("unknown").len(), 1);
 }

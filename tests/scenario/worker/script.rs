@@ -9,6 +9,7 @@ use sluicegate::domain::job::Job;
 use sluicegate::domain::lookup::Finding;
 use sluicegate::domain::outcome::{Outcome, UnknownCause};
 use sluicegate::domain::provider::Provider;
+use sluicegate::domain::url_template::UrlTemplate;
 use sluicegate::provider::{Answer, FreezeError, FrozenRequest, PaymentProvider, ProviderFactory, Question};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -210,7 +211,7 @@ impl PaymentProvider for Scripted {
     fn freeze(&self, job: &Job) -> Result<FrozenRequest, FreezeError> {
         Ok(FrozenRequest {
             method: "POST".to_owned(),
-            url: self.row.url.clone(),
+            url: UrlTemplate::parse(&self.row.url).and_then(|url| url.of(job, "url")).map_err(FreezeError::Job)?,
             idempotency_key: job.effective_key().as_str().to_owned(),
             // So that a changed row would freeze something else.
             content_type: format!("text/plain; workers={}", self.row.workers),

@@ -1,0 +1,143 @@
+//! Address with placeholders for a job's fields: `https://api.example.com/payments/${job:reference}/captures`.
+//!
+//! A placeholder stands in path or query only, so a job never decides which host is called. Every field is
+//! percent-encoded into the address, and one that would change the path is an error.
+
+use super::job::Job;
+
+/// A `url` or `lookup.url` of a provider, as validated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UrlTemplate {
+    parts: Vec<Part>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Part {
+    Text(String),
+    Field(JobField),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum JobField {
+    Id,
+    Account,
+    Reference,
+    IdempotencyKey,
+}
+
+const PLACEHOLDERS: &str = "${job:id}, ${job:idempotency_key}, ${job:reference} or ${job:account}";
+
+impl UrlTemplate {
+    /// Reads the placeholders; whether the rest is an address is for others to judge, by its [sample](Self::sample).
+    ///
+    /// # Errors
+    /// Says what is wrong with the placeholders and how to fix it. Never quotes the text, which may hold a secret.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let template = Self { parts: parts(text)? };
+        if template.has_placeholders() && !template.host_is_fixed() {
+            return Err("has a placeholder in its host: placeholders belong behind it, in path or query".to_owned());
+        }
+        Ok(template)
+    }
+
+    #[must_use]
+    pub fn has_placeholders(&self) -> bool {
+        self.parts.iter().any(|part| matches!(part, Part::Field(_)))
+    }
+
+    /// Whether two payments of one account get different addresses.
+    #[must_use]
+    pub fn names_payment(&self) -> bool {
+        self.parts.iter().any(|part| matches!(part, Part::Field(field) if *field != JobField::Account))
+    }
+
+    /// URL parsers skip slashes before the host, so there must be exactly two.
+    fn host_is_fixed(&self) -> bool {
+        let Some(Part::Text(first)) = self.parts.first() else { return false };
+        let Some((_, rest)) = first.split_once("://") else { return false };
+        rest.find(['/', '\\', '?', '#']).is_some_and(|end| end > 0)
+    }
+
+    /// The address with `x` at every placeholder, for judging where it leads.
+    #[must_use]
+    pub fn sample(&self) -> String {
+        let fill = |part: &Part| match part {
+            Part::Text(text) => text.clone(),
+            Part::Field(_) => "x".to_owned(),
+        };
+        self.parts.iter().map(fill).collect()
+    }
+
+    /// The address for this job. `column` is named in the error.
+    ///
+    /// # Errors
+    /// When the job has nothing for a placeholder, or what it has would change the path.
+    pub fn of(&self, job: &Job, column: &str) -> Result<String, String> {
+        let mut address = String::new();
+        for part in &self.parts {
+            match part {
+                Part::Text(text) => address.push_str(text),
+                Part::Field(field) => push_encoded(&mut address, value(*field, job, column)?),
+            }
+        }
+        if self.has_placeholders() && climbs(&address) {
+            return Err(format!("a field of the job would change the path of {column}"));
+        }
+        Ok(address)
+    }
+}
+
+/// Whether a segment of the path is `.` or `..`, which stay what they are when encoded.
+/// <https://url.spec.whatwg.org/#double-dot-path-segment>
+fn climbs(address: &str) -> bool {
+    let path = address.split(['?', '#']).next().unwrap_or_default().to_ascii_lowercase().replace("%2e", ".");
+    path.split(['/', '\\']).any(|segment| matches!(segment, "." | ".."))
+}
+
+fn parts(text: &str) -> Result<Vec<Part>, String> {
+    let mut parts = Vec::new();
+    let mut rest = text;
+    while let Some((before, opened)) = rest.split_once("${") {
+        let (name, after) = opened.split_once('}').ok_or("has a `${` that is never closed by `}`")?;
+        if !before.is_empty() {
+            parts.push(Part::Text(before.to_owned()));
+        }
+        parts.push(Part::Field(match name.strip_prefix("job:").unwrap_or(name) {
+            "id" => JobField::Id,
+            "account" => JobField::Account,
+            "reference" => JobField::Reference,
+            "idempotency_key" => JobField::IdempotencyKey,
+            _ => return Err(format!("has an unknown placeholder: use {PLACEHOLDERS}")),
+        }));
+        rest = after;
+    }
+    if !rest.is_empty() {
+        parts.push(Part::Text(rest.to_owned()));
+    }
+    Ok(parts)
+}
+
+fn value<'a>(field: JobField, job: &'a Job, column: &str) -> Result<&'a str, String> {
+    let (name, value) = match field {
+        JobField::Id => ("id", Some(job.id.as_str())),
+        JobField::IdempotencyKey => ("idempotency_key", Some(job.effective_key().as_str())),
+        JobField::Account => ("account", job.account.as_ref().map(|account| account.as_str())),
+        JobField::Reference => ("reference", job.reference.as_deref()),
+    };
+    value.filter(|value| !value.is_empty()).ok_or_else(|| format!("the job has no {name}, which {column} needs"))
+}
+
+/// Everything but the unreserved characters. <https://www.rfc-editor.org/rfc/rfc3986#section-2.3>
+fn push_encoded(address: &mut String, value: &str) {
+    for byte in value.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            address.push(char::from(byte));
+        } else {
+            address.push_str(&format!("%{byte:02X}"));
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "url_template_tests.rs"]
+mod tests;
