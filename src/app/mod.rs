@@ -345,10 +345,10 @@ impl Engines for App {
         HttpProvider::new(provider, &outbound(config)?).map(drop).map_err(|error| error.to_string())
     }
 
-    fn unreadable(&self, provider: &Provider, config: &Config) -> Vec<String> {
+    async fn unreadable(&self, provider: &Provider, config: &Config) -> Vec<String> {
         let Some(outbound) = outbound(config).ok() else { return Vec::new() };
-        let usable = HttpProvider::new(provider, &outbound);
-        usable.iter().flat_map(HttpProvider::unreadable).map(|error| error.to_string()).collect()
+        let Ok(usable) = HttpProvider::new(provider, &outbound) else { return Vec::new() };
+        usable.unreadable().await.iter().map(ToString::to_string).collect()
     }
 
     fn check_message(

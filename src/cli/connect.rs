@@ -91,7 +91,7 @@ pub trait Engines: Send + Sync {
     fn usable(&self, provider: &Provider, config: &Config) -> Result<(), String>;
 
     /// Secrets of a usable provider that this process cannot read; each names header and place, none holds a value.
-    fn unreadable(&self, provider: &Provider, config: &Config) -> Vec<String>;
+    async fn unreadable(&self, provider: &Provider, config: &Config) -> Vec<String>;
 
     /// Reads a message as the worker will; the error is for the terminal and holds no value of the message.
     fn check_message(

@@ -101,7 +101,7 @@ pub async fn run(
     match &args.action {
         Action::Apply { file, dry_run, because, json } => {
             let rows = checked_rows(&file::read(file).await?, file, engines)?;
-            for warning in file::warnings(&rows, config, engines) {
+            for warning in file::warnings(&rows, config, engines).await {
                 console.message(&format!("warning: {warning}"))?;
             }
             let settings = engines.settings(config).await?;

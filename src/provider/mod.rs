@@ -75,17 +75,17 @@ pub enum FreezeError {
 /// One provider row, ready to be called. Built anew when the row changes.
 #[async_trait]
 pub trait PaymentProvider: Send + Sync {
-    /// Builds the request that this job's first attempt would send.
+    /// Builds the request that this job's first attempt would send. Reads secrets, in bounded time.
     ///
     /// # Errors
     /// [`FreezeError::Job`] if the job is wrong; any other error is the row's or the environment's.
-    fn freeze(&self, job: &Job) -> Result<FrozenRequest, FreezeError>;
+    async fn freeze(&self, job: &Job) -> Result<FrozenRequest, FreezeError>;
 
     /// Fingerprint of the credentials that a request would carry now.
     ///
     /// # Errors
     /// [`FreezeError::Header`] when a reference cannot be resolved.
-    fn credential_fingerprint(&self, account: Option<&str>) -> Result<String, FreezeError>;
+    async fn credential_fingerprint(&self, account: Option<&str>) -> Result<String, FreezeError>;
 
     /// Sends exactly one request and reads its answer, within the row's total timeout.
     ///

@@ -71,7 +71,7 @@ impl Call {
 /// Takes one claimed job as far as it can go now, from the place where it waits already, if it does.
 pub async fn execute(lane: &LaneParts, job: &JobInHand, place: Option<Place<'_>>) -> End {
     let settings = lane.settings.borrow().clone();
-    let call = match next_call(&settings, job) {
+    let call = match next_call(&settings, job).await {
         Ok(Ok(call)) => call,
         Ok(Err(next)) => {
             given_up(lane, place);
@@ -154,12 +154,12 @@ fn step(job: &JobInHand, provider: &Provider) -> Step {
 }
 
 /// The request to make, or what becomes of the job without one.
-fn next_call(settings: &LaneSettings, job: &JobInHand) -> Result<Result<Call, Next>, FreezeError> {
+async fn next_call(settings: &LaneSettings, job: &JobInHand) -> Result<Result<Call, Next>, FreezeError> {
     match step(job, &settings.provider) {
         Step::Put(next) => Ok(Err(next)),
         Step::Ask => Ok(question(settings, job)),
         Step::Charge => {
-            let fresh = match settings.client.freeze(&job.job) {
+            let fresh = match settings.client.freeze(&job.job).await {
                 Err(FreezeError::Job(problem)) => return Ok(not_as_frozen(settings, job, &problem)),
                 fresh => fresh?,
             };

@@ -181,7 +181,7 @@ impl Engines for Engine {
         Ok(())
     }
 
-    fn unreadable(&self, provider: &Provider, _: &Config) -> Vec<String> {
+    async fn unreadable(&self, provider: &Provider, _: &Config) -> Vec<String> {
         let missing = &self.state().secrets_missing;
         missing.iter().filter(|_| provider.enabled).map(|name| format!("header `x`: `{name}` is not set")).collect()
     }

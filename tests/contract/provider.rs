@@ -90,7 +90,7 @@ fn provider(row: &Provider) -> HttpProvider {
 
 async fn send_one(row: &Provider) -> Answer {
     let provider = provider(row);
-    provider.send(&provider.freeze(&job("pay-1")).await.unwrap())
+    provider.send(&provider.freeze(&job("pay-1")).await.unwrap()).await
 }
 
 fn unknown(cause: UnknownCause) -> Outcome {
@@ -105,7 +105,7 @@ async fn an_address_with_the_jobs_fields_is_frozen_and_called() {
     let account = Some(Token::new("a_1").unwrap());
     let paid =
         |reference: &str| Job { reference: Some(reference.to_owned()), account: account.clone(), ..job("pay-1") };
-    let frozen = provider.freeze(&paid("a/../b?x=1#é")).unwrap();
+    let frozen = provider.freeze(&paid("a/../b?x=1#é")).await.unwrap();
     let path = "payments/a%2F..%2Fb%3Fx%3D1%23%C3%A9/captures?a=a_1";
     assert_eq!(frozen.url, format!("{}{path}", server.url()));
     assert_eq!(provider.send(&frozen).await.outcome, Outcome::Accepted { reference: Some("ch_1".to_owned()) });
@@ -117,7 +117,7 @@ async fn an_address_with_the_jobs_fields_is_frozen_and_called() {
         (Job { account: None, ..paid("x") }, "the job has no account, which url needs"),
         (paid(".."), "a field of the job would change the path of url"),
     ] {
-        let error = provider.freeze(&lacking).unwrap_err();
+        let error = provider.freeze(&lacking).await.unwrap_err();
         assert!(matches!(&error, FreezeError::Job(said) if said == problem), "{error:?}");
     }
     assert_eq!(server.requests().len(), 1);
@@ -160,7 +160,7 @@ async fn a_refused_connection_was_surely_not_sent() {
 async fn a_name_that_does_not_resolve_was_surely_not_sent() {
     let allow = OutboundPolicy::parse(&["http://no-such-host.invalid:80".to_owned()]).unwrap();
     let provider = HttpProvider::new(&row("http://no-such-host.invalid/?key=hunter2"), &allow).unwrap();
-    let answer = provider.send(&provider.freeze(&job("pay-1")).await.unwrap());
+    let answer = provider.send(&provider.freeze(&job("pay-1")).await.unwrap()).await;
     let Outcome::NotSent { cause } = answer.outcome else { panic!("{answer:?}") };
     assert!(!cause.contains("hunter2") && !cause.is_empty(), "{cause}");
 }
@@ -222,7 +222,7 @@ async fn a_pooled_connection_that_dies_carries_no_request_twice() {
     let provider = provider(&row(&server.url()));
     let (mut accepted, mut unknown) = (0, 0);
     for n in 0..300 {
-        let frozen = provider.freeze(&job(&format!("pay-{n}"))).unwrap();
+        let frozen = provider.freeze(&job(&format!("pay-{n}"))).await.unwrap();
         match provider.send(&frozen).await.outcome {
             Outcome::Accepted { .. } => accepted += 1,
             Outcome::Unknown { cause: UnknownCause::ConnectionLost, .. } => unknown += 1,
@@ -244,7 +244,7 @@ async fn a_pooled_connection_cut_after_the_request_is_unknown() {
     let provider = provider(&row(&server.url()));
     let mut outcomes = Vec::new();
     for n in 0..3 {
-        outcomes.push(provider.send(&provider.freeze(&job(&format!("pay-{n}"))).await.unwrap()).outcome);
+        outcomes.push(provider.send(&provider.freeze(&job(&format!("pay-{n}"))).await.unwrap()).await.outcome);
     }
     let accepted = Outcome::Accepted { reference: Some("ch_1".to_owned()) };
     assert_eq!(outcomes, [accepted.clone(), unknown(UnknownCause::ConnectionLost), accepted]);
@@ -256,7 +256,7 @@ async fn the_same_bytes_are_sent_every_time() {
     let server = RawServer::start(vec![Then::Reset, Then::ok(), Then::ok()]).await;
     let provider = provider(&row(&format!("{}v1/charges?expand=1", server.url())));
     let frozen =
-        provider.freeze(&Job { idempotency_key: Some(Token::new("key-9").unwrap()), ..job("pay-1") }).unwrap();
+        provider.freeze(&Job { idempotency_key: Some(Token::new("key-9").unwrap()), ..job("pay-1") }).await.unwrap();
     for _ in 0..3 {
         provider.send(&frozen).await;
     }
@@ -318,19 +318,19 @@ async fn secrets_are_read_late_and_never_printed() {
     std::fs::write(&path, "hunter2\n").unwrap();
     let headers = [("authorization".to_owned(), format!("Bearer ${{file:{}}}", path.display()))].into();
     let provider = provider(&Provider { headers, ..row(&server.url()) });
-    let frozen = provider.freeze(&job("pay-1")).unwrap();
+    let frozen = provider.freeze(&job("pay-1")).await.unwrap();
     let answer = provider.send(&frozen).await;
     std::fs::write(&path, "hunter3\n").unwrap();
     let changed = provider.send(&frozen).await;
     assert!(matches!(&changed.outcome, Outcome::NotSent { cause } if cause.contains("credential")), "{changed:?}");
-    provider.send(&provider.freeze(&job("pay-1")).await.unwrap());
+    provider.send(&provider.freeze(&job("pay-1")).await.unwrap()).await;
     let sent: Vec<String> = server.requests().into_iter().map(|bytes| String::from_utf8(bytes).unwrap()).collect();
     assert!(sent[0].contains("Bearer hunter2\r\n") && sent[1].contains("Bearer hunter3\r\n"), "{sent:?}");
-    assert_ne!(provider.credential_fingerprint(None).unwrap(), frozen.credential_fingerprint);
+    assert_ne!(provider.credential_fingerprint(None).await.unwrap(), frozen.credential_fingerprint);
     std::fs::remove_file(&path).unwrap();
     let unresolved = provider.send(&frozen).await;
     assert!(matches!(&unresolved.outcome, Outcome::NotSent { cause } if cause.contains("authorization")));
-    assert!(matches!(provider.freeze(&job("pay-2")), Err(FreezeError::Header { .. })));
+    assert!(matches!(provider.freeze(&job("pay-2")).await, Err(FreezeError::Header { .. })));
     let printed = format!("{provider:?} {frozen:?} {answer:?} {unresolved:?}");
     assert!(printed.contains("authorization") && !printed.contains("hunter"), "{printed}");
     assert_eq!(server.requests().len(), 2);
@@ -339,7 +339,7 @@ async fn secrets_are_read_late_and_never_printed() {
 #[tokio::test]
 async fn a_frozen_address_outlives_a_change_of_the_row_but_not_of_the_policy() {
     let (old, new) = (RawServer::start(vec![Then::ok()]).await, RawServer::start(vec![Then::ok()]).await);
-    let frozen = provider(&row(&old.url())).freeze(&job("pay-1")).unwrap();
+    let frozen = provider(&row(&old.url())).freeze(&job("pay-1")).await.unwrap();
     let moved = provider(&row(&new.url()));
     assert!(matches!(moved.send(&frozen).await.outcome, Outcome::Accepted { .. }));
     let strict = OutboundPolicy::parse(&[new.url()]).unwrap();

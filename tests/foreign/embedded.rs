@@ -17,6 +17,8 @@ pub struct Embedded {
     pub dir: PathBuf,
     environment: Vec<(String, String)>,
     worker: Option<Server>,
+    /// Of the worker's ops server.
+    port: u16,
 }
 
 impl Embedded {
@@ -27,7 +29,7 @@ impl Embedded {
             environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let url = format!("sqlite://{}", dir.join("sluicegate.db").display());
         environment.push(("SLUICEGATE_DATABASE__URL".to_owned(), url));
-        let embedded = Self { dir, environment, worker: None };
+        let embedded = Self { dir, environment, worker: None, port: free_port() };
         embedded.run(&["migrate"]);
         embedded
     }
@@ -63,14 +65,17 @@ impl Embedded {
     }
 
     pub fn start(&mut self) {
-        let port = free_port();
-        let listen = format!("127.0.0.1:{port}");
+        let listen = format!("127.0.0.1:{}", self.port);
         let mut environment: Vec<(&str, &str)> =
             self.environment.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         environment.push(("SLUICEGATE_OPS__LISTEN", &listen));
         let server = Server::start(&[PROGRAM, "run"], &environment, &self.log(), None, "");
-        server.await_port(port);
+        server.await_port(self.port);
         self.worker = Some(server);
+    }
+
+    pub fn ops_url(&self, path: &str) -> String {
+        format!("http://127.0.0.1:{}/{path}", self.port)
     }
 
     fn log(&self) -> PathBuf {

@@ -1,5 +1,5 @@
 //! What nobody here wrote: the rows of `config/providers` on both databases, localstripe with the stripe SDK as its
-//! reader, and nginx as a limiter.
+//! reader, nginx as a limiter, and files that are none.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 #[path = "../docs/page.rs"]
@@ -15,6 +15,7 @@ mod stand;
 mod support;
 
 mod embedded;
+mod hung;
 mod limit_req;
 mod nginx;
 mod python;

@@ -125,7 +125,7 @@ fn job(provider: &ProviderName, number: u32) -> Job {
 
 /// One request under one permit, as the worker does it.
 async fn pay(provider: &HttpProvider, gate: &Gate, job: &Job) -> Outcome {
-    let request = provider.freeze(job).unwrap();
+    let request = provider.freeze(job).await.unwrap();
     loop {
         let wait_until = Instant::now() + Duration::from_secs(60);
         let ask = Ask { cost: 1, kind: CallKind::Charge, priority: 0, account: None, reference: None, wait_until };

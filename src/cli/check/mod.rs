@@ -71,7 +71,7 @@ pub async fn run(
     let mut findings = judge::configuration(config);
     let mut misconfigured = false;
     if let Some(file) = &args.providers {
-        let judged = provider_file(file, config, engines);
+        let judged = provider_file(file, config, engines).await;
         misconfigured = judged.iter().any(|finding| finding.level == Level::Error);
         findings.extend(judged);
     }
@@ -95,7 +95,7 @@ pub async fn run(
     })
 }
 
-fn provider_file(file: &std::path::Path, config: &Config, engines: &dyn Engines) -> Vec<Finding> {
+async fn provider_file(file: &std::path::Path, config: &Config, engines: &dyn Engines) -> Vec<Finding> {
     let subject = format!("file {}", file.display());
     let text = match std::fs::read_to_string(file) {
         Ok(text) => text,
@@ -104,17 +104,16 @@ fn provider_file(file: &std::path::Path, config: &Config, engines: &dyn Engines)
     match super::provider::checked_rows(&text, file, engines) {
         Err(error) => vec![Finding::error(subject, error.to_string(), "Mend the rows that are named")],
         Ok(rows) => {
-            let meant = rows.iter().filter_map(|row| engines.meant(row).ok());
             let mut findings = vec![Finding::ok(subject, format!("{} providers", rows.len()))];
-            findings.extend(meant.flat_map(|provider| {
+            for provider in rows.iter().filter_map(|row| engines.meant(row).ok()) {
                 // Whoever judges a file before it is deployed need not have what the workers have.
                 let unusable = unusable(&provider, config, engines).map(|(subject, problem)| {
                     let mend = "Nothing, if the workers' configuration allows it";
                     Finding::warning(subject, problem, mend)
                 });
-                let unreadable = unreadable(&provider, config, engines, Finding::warning);
-                judge::provider(&provider, config).into_iter().chain(unusable).chain(unreadable)
-            }));
+                findings.extend(judge::provider(&provider, config).into_iter().chain(unusable));
+                findings.extend(unreadable(&provider, config, engines, Finding::warning).await);
+            }
             findings
         }
     }
@@ -126,7 +125,7 @@ fn unusable(provider: &Provider, config: &Config, engines: &dyn Engines) -> Opti
 }
 
 /// Secrets that an enabled provider needs and that cannot be read by this process.
-fn unreadable(
+async fn unreadable(
     provider: &Provider,
     config: &Config,
     engines: &dyn Engines,
@@ -134,7 +133,7 @@ fn unreadable(
 ) -> Vec<Finding> {
     let mend = "Its lane stops at the first payment until its workers can read it; run check where and as the worker's user \
                 runs";
-    let missing = if provider.enabled { engines.unreadable(provider, config) } else { Vec::new() };
+    let missing = if provider.enabled { engines.unreadable(provider, config).await } else { Vec::new() };
     let subject = format!("provider {}", provider.name);
     missing.into_iter().map(|what| finding(subject.clone(), format!("not readable here: {what}"), mend)).collect()
 }
@@ -173,7 +172,7 @@ async fn database(config: &Config, engines: &dyn Engines) -> (Vec<Finding>, Opti
             for provider in meant {
                 let unusable = unusable(provider, config, engines);
                 findings.extend(unusable.map(|(subject, problem)| Finding::error(subject, problem, judge::MEND_ROW)));
-                findings.extend(unreadable(provider, config, engines, Finding::error));
+                findings.extend(unreadable(provider, config, engines, Finding::error).await);
             }
             (findings, Some(snapshot))
         }

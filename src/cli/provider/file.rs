@@ -62,17 +62,18 @@ pub(super) async fn still_paused(
 }
 
 /// What may be otherwise where the workers run: what this configuration lets requests reach, and secrets.
-pub(super) fn warnings(rows: &[ProviderRow], config: &Config, engines: &dyn Engines) -> Vec<String> {
-    let of = |row: &ProviderRow| {
-        let Some(provider) = engines.meant(row).ok().filter(|provider| provider.enabled) else { return Vec::new() };
+pub(super) async fn warnings(rows: &[ProviderRow], config: &Config, engines: &dyn Engines) -> Vec<String> {
+    let mut warnings = Vec::new();
+    for row in rows {
+        let Some(provider) = engines.meant(row).ok().filter(|provider| provider.enabled) else { continue };
         let unreachable = engines.usable(&provider, config).err();
         let unreachable = unreachable.map(|it| format!("{it}; a worker with this configuration has no lane for it"));
-        let unreadable = engines.unreadable(&provider, config).into_iter();
+        let unreadable = engines.unreadable(&provider, config).await.into_iter();
         let unreadable = unreadable.map(|it| format!("not readable here: {it}; its workers must be able to read it"));
         let all = unreachable.into_iter().chain(unreadable);
-        all.map(|warning| format!("provider `{}`: {warning}", row.name)).collect::<Vec<_>>()
-    };
-    rows.iter().flat_map(of).collect()
+        warnings.extend(all.map(|warning| format!("provider `{}`: {warning}", row.name)));
+    }
+    warnings
 }
 
 fn unmeant(file: &Path, problems: &[String]) -> CommandError {

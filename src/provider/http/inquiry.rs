@@ -64,7 +64,7 @@ impl Inquiry {
         headers: &HeaderTemplates,
         now: fn() -> SystemTime,
     ) -> Answer<Finding> {
-        let outgoing = match self.outgoing(question, headers) {
+        let outgoing = match self.outgoing(question, headers).await {
             Ok(outgoing) => outgoing,
             Err(error) => return unanswered(Finding::NotSent { cause: error.to_string() }),
         };
@@ -78,9 +78,9 @@ impl Inquiry {
         }
     }
 
-    fn outgoing(&self, question: &Question, headers: &HeaderTemplates) -> Result<Outgoing, FreezeError> {
+    async fn outgoing(&self, question: &Question, headers: &HeaderTemplates) -> Result<Outgoing, FreezeError> {
         let mut map = client::base_headers(None);
-        headers.resolve(question.account.as_deref())?.insert_into(&mut map)?;
+        headers.resolve(question.account.as_deref()).await?.insert_into(&mut map)?;
         let method = if question.method == "POST" { Method::POST } else { Method::GET };
         // A POST without a length is refused by some servers (411).
         let body = (method == Method::POST).then(Vec::new);

@@ -28,6 +28,7 @@ use crate::faults::{self, Bug};
 
 mod address;
 mod answer_json;
+mod blocking;
 pub mod classify;
 mod client;
 mod failure;
@@ -39,6 +40,7 @@ mod placeholder;
 pub mod request;
 mod resolver;
 pub mod retry_after;
+mod secret_files;
 mod secrets;
 mod template;
 
@@ -103,12 +105,12 @@ impl HttpProvider {
 
     /// What of its secrets this process cannot read now, one error per header, without any value.
     #[must_use]
-    pub fn unreadable(&self) -> Vec<FreezeError> {
-        self.headers.unreadable()
+    pub async fn unreadable(&self) -> Vec<FreezeError> {
+        self.headers.unreadable().await
     }
 
     /// The frozen request with today's header values, which are those that it was written down with. Nothing is sent.
-    fn outgoing(&self, request: &FrozenRequest) -> Result<Outgoing, FreezeError> {
+    async fn outgoing(&self, request: &FrozenRequest) -> Result<Outgoing, FreezeError> {
         let header = |name: &HeaderName, value: &str| {
             HeaderValue::from_str(value).map_err(|_| FreezeError::Header {
                 header: name.to_string(),
@@ -117,7 +119,7 @@ impl HttpProvider {
         };
         let key = &self.plan.key_header;
         let mut headers = client::base_headers(Some(header(&reqwest::header::CONTENT_TYPE, &request.content_type)?));
-        let resolved = self.headers.resolve(request.account.as_deref())?;
+        let resolved = self.headers.resolve(request.account.as_deref()).await?;
         // What was written down is what a re-send after an unknown outcome is compared with.
         if resolved.fingerprint(key) != request.credential_fingerprint {
             return Err(FreezeError::CredentialChanged);
@@ -171,7 +173,7 @@ fn headers_of(provider: &Provider) -> (BTreeMap<String, String>, Option<String>)
 
 #[async_trait]
 impl PaymentProvider for HttpProvider {
-    fn freeze(&self, job: &Job) -> Result<FrozenRequest, FreezeError> {
+    async fn freeze(&self, job: &Job) -> Result<FrozenRequest, FreezeError> {
         let account = job.account.as_ref().map(|account| account.as_str().to_owned());
         Ok(FrozenRequest {
             method: self.plan.method.to_string(),
@@ -179,17 +181,17 @@ impl PaymentProvider for HttpProvider {
             idempotency_key: job.effective_key().to_string(),
             content_type: self.plan.content_type.clone(),
             body: self.plan.body(job)?,
-            credential_fingerprint: self.credential_fingerprint(account.as_deref())?,
+            credential_fingerprint: self.credential_fingerprint(account.as_deref()).await?,
             account,
         })
     }
 
-    fn credential_fingerprint(&self, account: Option<&str>) -> Result<String, FreezeError> {
-        Ok(self.headers.resolve(account)?.fingerprint(&self.plan.key_header))
+    async fn credential_fingerprint(&self, account: Option<&str>) -> Result<String, FreezeError> {
+        Ok(self.headers.resolve(account).await?.fingerprint(&self.plan.key_header))
     }
 
     async fn send(&self, request: &FrozenRequest) -> Answer {
-        let prepared = self.outgoing(request).and_then(|out| Ok((self.client_for(&out.target)?, out)));
+        let prepared = self.outgoing(request).await.and_then(|out| Ok((self.client_for(&out.target)?, out)));
         let (client, outgoing) = match prepared {
             Ok(prepared) => prepared,
             Err(error) => return unanswered(Outcome::NotSent { cause: error.to_string() }),

@@ -1,16 +1,22 @@
 //! Resolves names for the HTTP client and hands over only addresses that the outbound policy permits.
 //!
 //! Refuses to check and let somebody else resolve again: the addresses that were judged are the ones connected to, so a
-//! name that changes its answer in between (DNS rebinding) gains nothing.
+//! name that changes its answer in between (DNS rebinding) gains nothing. A resolver that does not answer for one provider's
+//! host holds no other provider up: each has threads of its own for it.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
 use super::address::AddressRule;
+use super::blocking::BlockingThreads;
+
+/// Longest wait for the addresses of a name; making a connection may take no longer altogether.
+const RESOLVE_MAX: Duration = Duration::from_secs(5);
 
 /// Every address of the name is one that we do not connect to.
 #[derive(Debug, thiserror::Error)]
@@ -23,15 +29,26 @@ pub(super) trait Lookup: Send + Sync {
     async fn addresses(&self, name: &str) -> io::Result<Vec<SocketAddr>>;
 }
 
+/// Asks for the addresses of a name, and may block.
+type Ask = fn(&str) -> io::Result<Vec<SocketAddr>>;
+
 /// The machine's own resolver.
-struct SystemLookup;
+struct SystemLookup {
+    threads: BlockingThreads,
+    ask: Ask,
+}
 
 #[async_trait]
 impl Lookup for SystemLookup {
     async fn addresses(&self, name: &str) -> io::Result<Vec<SocketAddr>> {
-        // Port 0: the client puts the URL's port in its place.
-        Ok(tokio::net::lookup_host((name, 0)).await?.collect())
+        let (ask, name) = (self.ask, name.to_owned());
+        self.threads.run(move || ask(&name)).await?
     }
+}
+
+fn ask_system(name: &str) -> io::Result<Vec<SocketAddr>> {
+    // Port 0: the client puts the URL's port in its place.
+    Ok((name, 0).to_socket_addrs()?.collect())
 }
 
 /// A resolver behind an [`AddressRule`].
@@ -42,7 +59,7 @@ pub(super) struct GuardedResolver {
 
 impl GuardedResolver {
     pub(super) fn of_system(rule: AddressRule) -> Self {
-        Self { rule, lookup: Arc::new(SystemLookup) }
+        Self { rule, lookup: Arc::new(SystemLookup { threads: BlockingThreads::new(RESOLVE_MAX), ask: ask_system }) }
     }
 }
 
@@ -72,6 +89,29 @@ mod tests {
         assert!(refused.is::<AddressRefused>(), "{refused}");
         let found: Vec<SocketAddr> = resolve(AddressRule::LoopbackOnly).await.unwrap().collect();
         assert!(!found.is_empty() && found.iter().all(|address| address.ip().is_loopback()));
+    }
+
+    fn hangs_for_one(name: &str) -> io::Result<Vec<SocketAddr>> {
+        while name == "hangs.test" {
+            std::thread::park();
+        }
+        ask_system(name)
+    }
+
+    #[tokio::test]
+    async fn a_resolver_that_hangs_for_one_host_serves_the_others() {
+        let resolver = |within| GuardedResolver {
+            rule: AddressRule::LoopbackOnly,
+            lookup: Arc::new(SystemLookup { threads: BlockingThreads::new(within), ask: hangs_for_one }),
+        };
+        let (hangs, others) = (resolver(Duration::from_millis(50)), resolver(Duration::MAX));
+        let ask = |resolver: &GuardedResolver, name: &str| resolver.resolve(name.parse::<Name>().unwrap());
+        let hung = futures_util::future::join_all((0..20).map(|_| ask(&hangs, "hangs.test"))).await;
+        for error in hung.into_iter().map(|end| end.map(Iterator::count).unwrap_err()) {
+            let error = error.downcast::<io::Error>().unwrap();
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        }
+        assert!(ask(&others, "localhost").await.unwrap().count() > 0);
     }
 
     use std::collections::VecDeque;

@@ -4,10 +4,7 @@
 //! header and the reference, never what it held.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::fmt;
-use std::fs::File;
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
@@ -16,11 +13,10 @@ use sha2::{Digest as _, Sha256};
 
 use super::placeholder::{Part, split};
 use super::request;
+use super::secret_files::{FileContents, SecretFiles};
 use crate::domain::variable;
 use crate::provider::FreezeError;
 
-/// Largest secret file that is read, in bytes.
-const FILE_BYTES_MAX: u64 = 16 * 1024;
 /// Hex digits of the fingerprint: enough to notice a change, useless for finding the value.
 const FINGERPRINT_DIGITS: usize = 16;
 
@@ -54,7 +50,10 @@ enum Source {
 }
 
 /// The headers of one provider row.
-pub(super) struct HeaderTemplates(Vec<(HeaderName, Vec<Source>)>);
+pub(super) struct HeaderTemplates {
+    headers: Vec<(HeaderName, Vec<Source>)>,
+    files: SecretFiles,
+}
 
 /// Header values for one request. Prints names only.
 pub(super) struct ResolvedHeaders(Vec<(HeaderName, SecretString)>);
@@ -76,23 +75,23 @@ impl HeaderTemplates {
             let sources = parts.into_iter().map(source).collect::<Result<_, _>>().map_err(refused)?;
             templates.push((parsed, sources));
         }
-        Ok(Self(templates))
+        Ok(Self { headers: templates, files: SecretFiles::new() })
     }
 
-    /// Reads every reference now. A header that needs `${job:account}` is left out for a job without an account.
+    /// Reads every reference now, files off the runtime and in bounded time. A header that needs `${job:account}` is left out for a job without an account.
     ///
     /// # Errors
     /// [`FreezeError::Header`] when a reference cannot be read or its value cannot stand in a header.
-    pub(super) fn resolve(&self, account: Option<&str>) -> Result<ResolvedHeaders, FreezeError> {
-        let mut resolved = Vec::with_capacity(self.0.len());
-        for (name, sources) in &self.0 {
+    pub(super) async fn resolve(&self, account: Option<&str>) -> Result<ResolvedHeaders, FreezeError> {
+        let needs_account = |sources: &[Source]| sources.iter().any(|source| matches!(source, Source::JobAccount));
+        let needed = || self.headers.iter().filter(|(_, sources)| account.is_some() || !needs_account(sources));
+        let files = self.files.read(paths(needed())).await;
+        let mut resolved = Vec::with_capacity(self.headers.len());
+        for (name, sources) in needed() {
             let refused = |problem| FreezeError::Header { header: name.to_string(), problem };
-            if account.is_none() && sources.iter().any(|source| matches!(source, Source::JobAccount)) {
-                continue;
-            }
             let mut value = String::new();
             for source in sources {
-                value.push_str(read(source, account.unwrap_or_default()).map_err(refused)?.expose_secret());
+                value.push_str(read(source, account.unwrap_or_default(), &files).map_err(refused)?.expose_secret());
             }
             resolved.push((name.clone(), SecretString::from(value)));
         }
@@ -102,17 +101,18 @@ impl HeaderTemplates {
 
 impl HeaderTemplates {
     /// What of the references could not be read by this process now, one error per header; a job's account apart.
-    pub(super) fn unreadable(&self) -> Vec<FreezeError> {
+    pub(super) async fn unreadable(&self) -> Vec<FreezeError> {
+        let files = self.files.read(paths(self.headers.iter())).await;
         let unreadable = |(name, sources): &(HeaderName, Vec<Source>)| {
-            let problems: Vec<String> = sources.iter().filter_map(|source| read(source, "").err()).collect();
+            let problems: Vec<String> = sources.iter().filter_map(|source| read(source, "", &files).err()).collect();
             let refused = FreezeError::Header { header: name.to_string(), problem: problems.join("; ") };
             (!problems.is_empty()).then_some(refused)
         };
-        let mut found: Vec<FreezeError> = self.0.iter().filter_map(unreadable).collect();
+        let mut found: Vec<FreezeError> = self.headers.iter().filter_map(unreadable).collect();
         if found.is_empty() {
             // All can be read; a line break within one would be noticed by the first request.
-            let standing =
-                self.resolve(Some("account")).and_then(|resolved| resolved.insert_into(&mut HeaderMap::new()));
+            let standing = self.resolve(Some("account")).await;
+            let standing = standing.and_then(|resolved| resolved.insert_into(&mut HeaderMap::new()));
             found.extend(standing.err());
         }
         found
@@ -159,7 +159,7 @@ impl ResolvedHeaders {
 
 impl fmt::Debug for HeaderTemplates {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.0.iter().map(|(name, _)| name)).finish()
+        f.debug_list().entries(self.headers.iter().map(|(name, _)| name)).finish()
     }
 }
 
@@ -186,16 +186,17 @@ fn source(part: Part) -> Result<Source, String> {
     }
 }
 
-/// Whether a key of this program's own configuration is read from this file: whoever writes rows could have it sent to an
-/// address of their own.
-fn is_own_file(path: &Path, variables: impl Iterator<Item = (OsString, OsString)>) -> bool {
-    let Ok(path) = path.canonicalize() else { return false };
-    let names_file = |name: &str| variable::is_own(name) && name.ends_with(variable::OF_FILE);
-    let own = variables.filter(|(name, _)| names_file(&name.to_string_lossy()));
-    own.map(|(_, file)| Path::new(&file).canonicalize()).any(|own| own.is_ok_and(|own| own == path))
+/// The files that these headers refer to.
+fn paths<'a>(headers: impl Iterator<Item = &'a (HeaderName, Vec<Source>)>) -> Vec<PathBuf> {
+    let path = |source: &Source| match source {
+        Source::File(path) => Some(path.clone()),
+        Source::Text(_) | Source::Env(_) | Source::JobAccount => None,
+    };
+    headers.flat_map(|(_, sources)| sources).filter_map(path).collect()
 }
 
-fn read(source: &Source, account: &str) -> Result<SecretString, String> {
+/// `files` holds what was read of the files.
+fn read(source: &Source, account: &str, files: &FileContents) -> Result<SecretString, String> {
     match source {
         Source::Text(text) => Ok(text.clone()),
         Source::JobAccount => Ok(account.into()),
@@ -205,24 +206,11 @@ fn read(source: &Source, account: &str) -> Result<SecretString, String> {
             Err(std::env::VarError::NotPresent) => Err(format!("environment variable `{name}` is not set")),
             Err(std::env::VarError::NotUnicode(_)) => Err(format!("environment variable `{name}` is not UTF-8")),
         },
-        Source::File(path) if is_own_file(path, std::env::vars_os()) => {
-            Err(format!("file `{}` holds a key of this program's own configuration", path.display()))
+        Source::File(path) => {
+            let content = files.get(path).cloned().unwrap_or_else(|| Err("was not read".to_owned()));
+            content.map_err(|problem| format!("file `{}`: {problem}", path.display()))
         }
-        Source::File(path) => read_file(path).map_err(|problem| format!("file `{}`: {problem}", path.display())),
     }
-}
-
-/// Mounted secrets mostly end in a line break that is not part of them.
-fn read_file(path: &Path) -> Result<SecretString, String> {
-    let file = File::open(path).map_err(|error| error.kind().to_string())?;
-    let mut text = String::new();
-    // An error here could quote the content if it is not UTF-8; its kind does not.
-    let bytes = file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(|error| error.kind().to_string())?;
-    if bytes as u64 > FILE_BYTES_MAX {
-        return Err(format!("longer than {FILE_BYTES_MAX} bytes"));
-    }
-    let value = text.trim_end_matches(['\r', '\n']);
-    if value.is_empty() { Err("empty".to_owned()) } else { Ok(value.into()) }
 }
 
 #[cfg(test)]
@@ -236,9 +224,9 @@ mod tests {
         HeaderTemplates::parse(&written, &KEY)
     }
 
-    fn values(templates: &HeaderTemplates, account: Option<&str>) -> Vec<(String, String)> {
+    async fn values(templates: &HeaderTemplates, account: Option<&str>) -> Vec<(String, String)> {
         let mut headers = HeaderMap::new();
-        templates.resolve(account).unwrap().insert_into(&mut headers).unwrap();
+        templates.resolve(account).await.unwrap().insert_into(&mut headers).unwrap();
         assert!(headers.values().all(HeaderValue::is_sensitive));
         headers.iter().map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned())).collect()
     }
@@ -249,23 +237,10 @@ mod tests {
         let refused = parse(&[("x-a", "${env:SLUICEGATE_OPS__TOKEN}")]).err().unwrap().to_string();
         assert!(refused.contains("x-a") && refused.contains("SLUICEGATE_OPS__TOKEN"), "{refused}");
         parse(&[("x-a", "${env:SLUICEGATE_ACME_KEY}")]).unwrap();
-
-        let dir = tempfile::tempdir().unwrap();
-        let (own, other, link) = (dir.path().join("token"), dir.path().join("acme"), dir.path().join("link"));
-        for path in [&own, &other] {
-            std::fs::write(path, "x").unwrap();
-        }
-        std::os::unix::fs::symlink(&own, &link).unwrap();
-        let is_own = |path: &Path| {
-            let variable = |name: &str, file: &Path| (OsString::from(name), file.as_os_str().to_owned());
-            let set = [variable("SLUICEGATE_OPS__TOKEN_FILE", &own), variable("ACME_FILE", &other)];
-            is_own_file(path, set.into_iter())
-        };
-        assert_eq!([&own, &link, &other].map(|path| is_own(path)), [true, true, false]);
     }
 
-    #[test]
-    fn references_are_read_when_asked() {
+    #[tokio::test]
+    async fn references_are_read_when_asked() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         std::fs::write(&path, "hunter2\n").unwrap();
@@ -273,24 +248,24 @@ mod tests {
         let templates = parse(&[("authorization", &written), ("x-path", "${env:PATH}")]).unwrap();
         let path_now = std::env::var("PATH").unwrap();
         let wanted = [("authorization", "Bearer hunter2"), ("x-path", &path_now)];
-        assert_eq!(values(&templates, None), wanted.map(|(n, v)| (n.to_owned(), v.to_owned())));
-        let before = templates.resolve(None).unwrap().fingerprint(&KEY);
+        assert_eq!(values(&templates, None).await, wanted.map(|(n, v)| (n.to_owned(), v.to_owned())));
+        let before = templates.resolve(None).await.unwrap().fingerprint(&KEY);
         std::fs::write(&path, "hunter3").unwrap();
-        assert_eq!(values(&templates, None)[0].1, "Bearer hunter3");
-        assert!(templates.unreadable().is_empty());
-        let after = templates.resolve(None).unwrap().fingerprint(&KEY);
+        assert_eq!(values(&templates, None).await[0].1, "Bearer hunter3");
+        assert!(templates.unreadable().await.is_empty());
+        let after = templates.resolve(None).await.unwrap().fingerprint(&KEY);
         assert!(before != after && before.len() == 16, "{before} {after}");
         let under_another_name = HeaderName::from_static("x-key");
-        assert_ne!(templates.resolve(None).unwrap().fingerprint(&under_another_name), after);
+        assert_ne!(templates.resolve(None).await.unwrap().fingerprint(&under_another_name), after);
     }
 
-    #[test]
-    fn a_job_without_an_account_goes_without_the_header_that_names_it() {
+    #[tokio::test]
+    async fn a_job_without_an_account_goes_without_the_header_that_names_it() {
         let templates = parse(&[("stripe-account", "acct_${job:account}"), ("x-fixed", "1")]).unwrap();
-        assert_eq!(values(&templates, Some("7"))[0].1, "acct_7");
-        assert_eq!(values(&templates, None), [("x-fixed".to_owned(), "1".to_owned())]);
-        let fingerprint = |account| templates.resolve(account).unwrap().fingerprint(&KEY);
-        assert_ne!(fingerprint(Some("7")), fingerprint(Some("8")));
+        assert_eq!(values(&templates, Some("7")).await[0].1, "acct_7");
+        assert_eq!(values(&templates, None).await, [("x-fixed".to_owned(), "1".to_owned())]);
+        let fingerprint = async |account| templates.resolve(account).await.unwrap().fingerprint(&KEY);
+        assert_ne!(fingerprint(Some("7")).await, fingerprint(Some("8")).await);
     }
 
     #[test]
@@ -311,8 +286,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn what_cannot_be_read_is_an_error_that_says_where() {
+    #[tokio::test]
+    async fn what_cannot_be_read_is_an_error_that_says_where() {
         let dir = tempfile::tempdir().unwrap();
         let file = |name: &str, content: &[u8]| {
             std::fs::write(dir.path().join(name), content).unwrap();
@@ -328,26 +303,26 @@ mod tests {
         ];
         for value in broken {
             let templates = parse(&[("authorization", &value), ("x-path", "${env:PATH}")]).unwrap();
-            let error = templates.resolve(None).unwrap_err().to_string();
+            let error = templates.resolve(None).await.unwrap_err().to_string();
             assert!(error.contains("authorization"), "{error}");
-            let found: Vec<String> = templates.unreadable().iter().map(ToString::to_string).collect();
+            let found: Vec<String> = templates.unreadable().await.iter().map(ToString::to_string).collect();
             assert_eq!(found, [error]);
         }
         let two_lines = file("two-lines", b"hunter2\r\nx-injected: 1");
-        let resolved = parse(&[("authorization", &two_lines)]).unwrap().resolve(None).unwrap();
+        let resolved = parse(&[("authorization", &two_lines)]).unwrap().resolve(None).await.unwrap();
         let error = resolved.insert_into(&mut HeaderMap::new()).unwrap_err().to_string();
-        let found = parse(&[("authorization", &two_lines)]).unwrap().unreadable();
+        let found = parse(&[("authorization", &two_lines)]).unwrap().unreadable().await;
         assert_eq!(found.iter().map(ToString::to_string).collect::<Vec<_>>(), [error.as_str()]);
         assert!(!error.contains("hunter2"), "{error}");
     }
 
-    #[test]
-    fn nothing_prints_a_value() {
+    #[tokio::test]
+    async fn nothing_prints_a_value() {
         let templates = parse(&[("authorization", "Bearer hunter2")]).unwrap();
-        let resolved = templates.resolve(None).unwrap();
+        let resolved = templates.resolve(None).await.unwrap();
         let mut headers = HeaderMap::new();
         resolved.insert_into(&mut headers).unwrap();
-        let printed = format!("{templates:?} {resolved:?} {headers:?} {:?}", templates.0);
+        let printed = format!("{templates:?} {resolved:?} {headers:?} {:?}", templates.headers);
         assert!(printed.contains("authorization") && !printed.contains("hunter2"), "{printed}");
     }
 }

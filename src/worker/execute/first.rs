@@ -76,7 +76,8 @@ pub async fn send_new(lane: &LaneParts, decoded: Box<Decoded>, delivered_at: Ins
         return Err((decoded, None));
     }
     // What cannot be built is told of where the payment is claimed.
-    let Ok(request) = settings.client.freeze(&decoded.job) else { return Err((decoded, None)) };
+    let frozen = timeout(UNRECORDED_MAX, settings.client.freeze(&decoded.job)).await;
+    let Ok(Ok(request)) = frozen else { return Err((decoded, None)) };
     let mut turn = lane.pool.turn_for(decoded.job.id.clone(), decoded.job.priority).boxed();
     let mine = tokio::select! {
         mine = timeout_at(delivered_at + UNRECORDED_MAX, &mut turn) => mine,

@@ -76,7 +76,7 @@ async fn its_report_agrees_with_an_independent_recount() {
             lanes.spawn(async move {
                 let mut outcomes = Vec::new();
                 for n in 0..50 {
-                    let frozen = provider.freeze(&job(&format!("pay-{lane}-{n}"))).unwrap();
+                    let frozen = provider.freeze(&job(&format!("pay-{lane}-{n}"))).await.unwrap();
                     outcomes.push(provider.send(&frozen).await.outcome);
                 }
                 outcomes
@@ -117,7 +117,7 @@ async fn it_deduplicates_unless_told_not_to() {
     for (deduplicate, charges) in [(true, 1), (false, 3)] {
         let fake = Fake::start(FakeOptions { deduplicate, ..FakeOptions::default() }).await;
         let provider = provider(&row(&fake.url));
-        let frozen = provider.freeze(&job("pay-1")).unwrap();
+        let frozen = provider.freeze(&job("pay-1")).await.unwrap();
         let mut references = Vec::new();
         for _ in 0..3 {
             let Outcome::Accepted { reference } = provider.send(&frozen).await.outcome else { panic!() };
@@ -140,7 +140,7 @@ async fn a_lost_answer_has_had_its_effect() {
     install_tls_provider();
     let fake = Fake::start(FakeOptions { lost_answer_rate: 1.0, ..FakeOptions::default() }).await;
     let provider = provider(&row(&fake.url));
-    let frozen = provider.freeze(&job("pay-1")).unwrap();
+    let frozen = provider.freeze(&job("pay-1")).await.unwrap();
     for _ in 0..2 {
         let answer = provider.send(&frozen).await;
         let lost = Outcome::Unknown { cause: UnknownCause::ConnectionLost, retry_after: None };
@@ -170,7 +170,7 @@ async fn declines_faults_and_refusals_reach_the_client_as_meant() {
     for (options, meant) in cases {
         let fake = Fake::start(options).await;
         let provider = provider(&row(&fake.url));
-        let outcome = provider.send(&provider.freeze(&job("pay-1")).unwrap()).await.outcome;
+        let outcome = provider.send(&provider.freeze(&job("pay-1")).await.unwrap()).await.outcome;
         assert!(meant(&outcome), "{outcome:?}");
         assert_eq!(fake.handle.report().charges, 0);
         fake.stop().await;
@@ -195,7 +195,7 @@ async fn a_lock_and_a_limit_are_told_apart() {
         let fake = Fake::start(options).await;
         let row = Provider { statuses: [(429, vec![locked.clone()])].into(), ..row(&fake.url) };
         let provider = provider(&row);
-        let outcome = provider.send(&provider.freeze(&job("pay-1")).unwrap()).await.outcome;
+        let outcome = provider.send(&provider.freeze(&job("pay-1")).await.unwrap()).await.outcome;
         assert_eq!(outcome, wanted);
         assert_eq!(fake.handle.report().charges, 0);
         fake.stop().await;
@@ -246,7 +246,8 @@ async fn what_was_charged_can_be_asked_for() {
     let provider = provider(&row);
     let question = provider.question(&job("pay-1")).unwrap();
     assert_eq!(provider.ask(&question).await.outcome, Finding::NotFound);
-    let Outcome::Accepted { reference } = provider.send(&provider.freeze(&job("pay-1")).unwrap()).await.outcome else {
+    let Outcome::Accepted { reference } = provider.send(&provider.freeze(&job("pay-1")).await.unwrap()).await.outcome
+    else {
         panic!("not accepted")
     };
     assert!(reference.is_some());

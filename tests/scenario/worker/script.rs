@@ -208,7 +208,7 @@ impl ProviderFactory for Factory {
 #[async_trait]
 impl PaymentProvider for Scripted {
     /// The body is the job's id, so that the script knows whom it serves.
-    fn freeze(&self, job: &Job) -> Result<FrozenRequest, FreezeError> {
+    async fn freeze(&self, job: &Job) -> Result<FrozenRequest, FreezeError> {
         Ok(FrozenRequest {
             method: "POST".to_owned(),
             url: UrlTemplate::parse(&self.row.url).and_then(|url| url.of(job, "url")).map_err(FreezeError::Job)?,
@@ -217,12 +217,12 @@ impl PaymentProvider for Scripted {
             content_type: format!("text/plain; workers={}", self.row.workers),
             body: job.id.as_str().as_bytes().to_vec(),
             account: None,
-            credential_fingerprint: self.credential_fingerprint(None)?,
+            credential_fingerprint: self.credential_fingerprint(None).await?,
         })
     }
 
     /// A row with a header `missing` names a secret that is not there.
-    fn credential_fingerprint(&self, _: Option<&str>) -> Result<String, FreezeError> {
+    async fn credential_fingerprint(&self, _: Option<&str>) -> Result<String, FreezeError> {
         if self.row.headers.contains_key("missing") {
             return Err(FreezeError::Header { header: "missing".to_owned(), problem: "not set".to_owned() });
         }

@@ -1,0 +1,91 @@
+//! Blocking work of one provider, on threads of its own.
+//!
+//! A secret on a mount that hangs, or a resolver that does not answer, may hold a thread for ever. These threads are neither
+//! the runtime's nor of its shared blocking pool, and each provider has few of them, so no other provider waits.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Semaphore, oneshot};
+use tokio::time::timeout;
+
+/// Most threads of one kind of work of one provider. Work that hangs keeps its thread.
+const THREADS_MAX: usize = 4;
+
+/// Starts work at most [`THREADS_MAX`] at a time; the rest waits for a thread.
+#[derive(Clone, Debug)]
+pub(super) struct BlockingThreads {
+    slots: Arc<Semaphore>,
+    answer_within: Duration,
+}
+
+impl BlockingThreads {
+    /// `answer_within`: the caller waits no longer, for a thread and its answer together.
+    pub(super) fn new(answer_within: Duration) -> Self {
+        Self { slots: Arc::new(Semaphore::new(THREADS_MAX)), answer_within }
+    }
+
+    pub(super) fn answer_within(&self) -> Duration {
+        self.answer_within
+    }
+
+    /// # Errors
+    /// [`io::ErrorKind::TimedOut`] when the work has not ended in time: it goes on, and nobody hears of it.
+    pub(super) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+        let answer = async {
+            let slot = Arc::clone(&self.slots).acquire_owned().await.map_err(io::Error::other)?;
+            let (reply, answer) = oneshot::channel();
+            let work = move || {
+                let done = work();
+                drop(slot);
+                // A caller that waits no longer need not know.
+                drop(reply.send(done));
+            };
+            std::thread::Builder::new().name("blocking-io".to_owned()).spawn(work)?;
+            answer.await.map_err(|_| io::Error::other("the thread ended early"))
+        };
+        timeout(self.answer_within, answer).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc;
+
+    use futures_util::future::join_all;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn work_that_hangs_keeps_few_threads_and_nobody_waits_for_it() {
+        let (hanging, others) = (BlockingThreads::new(Duration::from_millis(50)), BlockingThreads::new(Duration::MAX));
+        let begun = Arc::new(AtomicUsize::new(0));
+        let (let_go, held) = mpsc::channel::<()>();
+        let held = Arc::new(std::sync::Mutex::new(held));
+        let hang = || {
+            let (begun, held) = (Arc::clone(&begun), Arc::clone(&held));
+            hanging.run(move || {
+                begun.fetch_add(1, Ordering::SeqCst);
+                let _ = held.lock().unwrap().recv();
+            })
+        };
+        let hung = join_all((0..20).map(|_| hang())).await;
+        assert!(hung.iter().all(|end| end.as_ref().unwrap_err().kind() == io::ErrorKind::TimedOut), "{hung:?}");
+        assert_eq!(begun.load(Ordering::SeqCst), THREADS_MAX);
+        assert_eq!(others.run(|| 7).await.unwrap(), 7);
+        drop(let_go);
+        // The threads that were held serve again.
+        while hanging.run(|| ()).await.is_err() {}
+    }
+
+    #[tokio::test]
+    async fn work_that_panics_is_an_error() {
+        let threads = BlockingThreads::new(Duration::MAX);
+        for _ in 0..2 * THREADS_MAX {
+            threads.run(|| panic!("the test says so")).await.unwrap_err();
+        }
+        assert_eq!(threads.run(|| 7).await.unwrap(), 7);
+    }
+}

@@ -1,0 +1,159 @@
+//! Files that hold secrets of one provider's headers, read when a request is made.
+//!
+//! Only regular files of a bounded size are read, off the runtime and in bounded time: a FIFO or a mount that hangs stops the
+//! lane that names it and no other. Error texts name the file, never what it held.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use secrecy::SecretString;
+
+use super::blocking::BlockingThreads;
+use crate::domain::variable;
+
+/// Largest secret file that is read, in bytes.
+const FILE_BYTES_MAX: u64 = 16 * 1024;
+/// Longest time that reading the files of one request may take.
+const READ_MAX: Duration = Duration::from_secs(2);
+
+/// What each file holds, or why it cannot be read.
+pub(super) type FileContents = BTreeMap<PathBuf, Result<SecretString, String>>;
+
+/// Reads one file, and may block.
+pub(super) type ReadFile = fn(&Path) -> Result<SecretString, String>;
+
+pub(super) struct SecretFiles {
+    threads: BlockingThreads,
+    read: ReadFile,
+}
+
+impl SecretFiles {
+    pub(super) fn new() -> Self {
+        Self { threads: BlockingThreads::new(READ_MAX), read: read_secret }
+    }
+
+    /// With another way to read.
+    #[cfg(test)]
+    pub(super) fn reading(read: ReadFile, within: Duration) -> Self {
+        Self { threads: BlockingThreads::new(within), read }
+    }
+
+    pub(super) async fn read(&self, paths: Vec<PathBuf>) -> FileContents {
+        if paths.is_empty() {
+            return FileContents::new();
+        }
+        let (read, asked) = (self.read, paths.clone());
+        let contents = self.threads.run(move || {
+            let contents = |path: PathBuf| {
+                let content = read(&path);
+                (path, content)
+            };
+            asked.into_iter().map(contents).collect()
+        });
+        contents.await.unwrap_or_else(|error| {
+            let within = self.threads.answer_within();
+            let problem = match error.kind() {
+                std::io::ErrorKind::TimedOut => {
+                    format!("not read within {} s: its mount may hang", within.as_secs_f64())
+                }
+                kind => kind.to_string(),
+            };
+            paths.into_iter().map(|path| (path, Err(problem.clone()))).collect()
+        })
+    }
+}
+
+fn read_secret(path: &Path) -> Result<SecretString, String> {
+    if is_own_file(path, std::env::vars_os()) {
+        return Err("holds a key of this program's own configuration".to_owned());
+    }
+    read_file(path)
+}
+
+/// Whether a key of this program's own configuration is read from this file: whoever writes rows could have it sent to an
+/// address of their own.
+fn is_own_file(path: &Path, variables: impl Iterator<Item = (OsString, OsString)>) -> bool {
+    let Ok(path) = path.canonicalize() else { return false };
+    let names_file = |name: &str| variable::is_own(name) && name.ends_with(variable::OF_FILE);
+    let own = variables.filter(|(name, _)| names_file(&name.to_string_lossy()));
+    own.map(|(_, file)| Path::new(&file).canonicalize()).any(|own| own.is_ok_and(|own| own == path))
+}
+
+/// Mounted secrets mostly end in a line break that is not part of them.
+fn read_file(path: &Path) -> Result<SecretString, String> {
+    let kind = |error: std::io::Error| error.kind().to_string();
+    // Before it is opened: opening a FIFO waits for a writer.
+    if !path.metadata().map_err(kind)?.is_file() {
+        return Err("not a regular file".to_owned());
+    }
+    let file = File::open(path).map_err(kind)?;
+    let mut text = String::new();
+    // An error here could quote the content if it is not UTF-8; its kind does not.
+    let bytes = file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(kind)?;
+    if bytes as u64 > FILE_BYTES_MAX {
+        return Err(format!("longer than {FILE_BYTES_MAX} bytes"));
+    }
+    let value = text.trim_end_matches(['\r', '\n']);
+    if value.is_empty() { Err("empty".to_owned()) } else { Ok(value.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use secrecy::ExposeSecret as _;
+
+    use super::*;
+
+    /// Whoever writes rows must not have the worker's own secrets sent anywhere.
+    #[test]
+    fn the_programs_own_configuration_is_no_secret_of_a_provider() {
+        let dir = tempfile::tempdir().unwrap();
+        let (own, other, link) = (dir.path().join("token"), dir.path().join("acme"), dir.path().join("link"));
+        for path in [&own, &other] {
+            std::fs::write(path, "x").unwrap();
+        }
+        std::os::unix::fs::symlink(&own, &link).unwrap();
+        let is_own = |path: &Path| {
+            let variable = |name: &str, file: &Path| (OsString::from(name), file.as_os_str().to_owned());
+            let set = [variable("SLUICEGATE_OPS__TOKEN_FILE", &own), variable("ACME_FILE", &other)];
+            is_own_file(path, set.into_iter())
+        };
+        assert_eq!([&own, &link, &other].map(|path| is_own(path)), [true, true, false]);
+    }
+
+    #[test]
+    fn only_regular_files_are_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, fifo, link) = (dir.path().join("file"), dir.path().join("fifo"), dir.path().join("link"));
+        std::fs::write(&file, "hunter2\n").unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert_eq!([&file, &link].map(|path| read_file(path).unwrap().expose_secret().to_owned()), ["hunter2"; 2]);
+        for path in [fifo.as_path(), dir.path(), Path::new("/dev/null")] {
+            assert_eq!(read_file(path).unwrap_err(), "not a regular file", "{}", path.display());
+        }
+    }
+
+    fn hangs_for_one(path: &Path) -> Result<SecretString, String> {
+        while path.ends_with("hangs") {
+            std::thread::park();
+        }
+        Ok("hunter2".into())
+    }
+
+    #[tokio::test]
+    async fn a_read_that_hangs_is_an_error_that_says_so() {
+        let files = SecretFiles::reading(hangs_for_one, Duration::from_millis(50));
+        let (good, hangs) = (PathBuf::from("/good"), PathBuf::from("/hangs"));
+        for _ in 0..6 {
+            let contents = files.read(vec![hangs.clone()]).await;
+            assert_eq!(contents[&hangs].as_ref().unwrap_err(), "not read within 0.05 s: its mount may hang");
+        }
+        // Another provider's.
+        let others = SecretFiles::reading(hangs_for_one, Duration::MAX);
+        assert_eq!(others.read(vec![good.clone()]).await[&good].as_ref().unwrap().expose_secret(), "hunter2");
+    }
+}
