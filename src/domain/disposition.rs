@@ -12,6 +12,9 @@ use super::outcome::{FinalState, Outcome, UnknownCause};
 
 pub mod finding;
 
+/// Longest wait of a job whose cost exceeds a limit; a raised limit ends it.
+pub const COST_WAIT: Duration = Duration::from_secs(1_800);
+
 /// Longest wait that an answer may impose on one job or lane; beyond it we ask again.
 pub const NAMED_WAIT_MAX: Duration = Duration::from_secs(15 * 60);
 /// How long a lane rests after an answer that says our set-up is wrong, before it tries one more job.

@@ -116,6 +116,15 @@ pub(super) fn account(facts: &Facts, job: &JobFacts, kind: CallKind, outlook: &O
         return Verdict::stands("account", words);
     }
     let its_own = |limit: &str| own_limit(spec, limit, kind);
+    let subjects = spec.subjects(job.account.as_deref(), job.reference.as_deref()).unwrap_or_default();
+    if kind == CallKind::Charge
+        && let Some((limit, most)) = spec.narrowest(kind, &subjects)
+        && most > 0
+        && job.cost > most
+        && its_own(&limit).is_some()
+    {
+        return Verdict::stands("account", exceeds(job.cost, &format!("its own limit {limit}"), most));
+    }
     let at_the_gate = place(facts).filter(|it| it.of_its_own);
     if let Some((limit, refused)) = refused_limit(at_the_gate.and_then(|it| it.refused.as_ref()))
         && let Some(own) = its_own(limit)
@@ -133,6 +142,10 @@ pub(super) fn account(facts: &Facts, job: &JobFacts, kind: CallKind, outlook: &O
         Some(own) if place(facts).is_none() => stands("account", facts, job, own, (None, None, false)),
         _ => Verdict::passed("no rule or limit of its own holds it"),
     }
+}
+
+fn exceeds(cost: u32, limit: &str, at_once: u32) -> String {
+    format!("its cost of {cost} exceeds {limit}, which admits {at_once} at once: it waits until that is raised")
 }
 
 fn own_limit<'a>(spec: &'a QuotaSpec, name: &str, kind: CallKind) -> Option<&'a LimitSpec> {
@@ -168,9 +181,7 @@ pub(super) fn limit(facts: &Facts, job: &JobFacts, kind: CallKind, outlook: &Out
         return Verdict::stands("limit", words);
     }
     if cost > most {
-        let words =
-            format!("its cost of {cost} is above the smallest limit ({most}): when it is taken, it goes to review");
-        return Verdict::stands("limit", words);
+        return Verdict::stands("limit", exceeds(cost, "the smallest limit", most));
     }
     let named = outlook.by.as_deref().filter(|_| outlook.waits);
     match named.and_then(|name| spec.limits.iter().find(|limit| limit.name == name)) {

@@ -20,10 +20,17 @@ pub fn by_limit(name: &str) -> String {
     format!("{LIMIT}{name}")
 }
 
-/// The limit that the reason names, if it is a limit's.
+/// Of a job whose cost the limit never admits as it is now; it waits until the limit is raised.
+#[must_use]
+pub fn by_cost(limit: &str, cost: u16, at_once: u32) -> String {
+    format!("{LIMIT}{limit}: cost {cost} exceeds the {at_once} that it admits at once")
+}
+
+/// The limit that the reason names, if it is a limit's. No limit has a colon in its name.
 #[must_use]
 pub fn limit_of(reason: &str) -> Option<&str> {
-    reason.strip_prefix(LIMIT)
+    let limit = reason.strip_prefix(LIMIT)?;
+    Some(limit.split_once(':').map_or(limit, |(limit, _)| limit))
 }
 
 #[must_use]
@@ -48,6 +55,7 @@ mod tests {
     fn each_reason_is_read_back_as_what_wrote_it() {
         for (reason, limit, rule, limiter) in [
             (by_limit("per-minute"), Some("per-minute"), false, false),
+            (by_cost("per-minute", 5, 3), Some("per-minute"), false, false),
             (by_rule("shop"), None, true, false),
             (PAUSED.to_owned(), None, false, true),
             (COLD.to_owned(), None, false, true),

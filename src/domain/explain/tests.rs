@@ -244,7 +244,19 @@ fn every_state_and_gate_has_its_words() {
             "account",
             "waits for limit per-account of stripe, counted for account shop (5 per 1 s): 5 used",
         ),
-        (Box::new(|f| job(f).cost = 601), "limit", "its cost of 601 is above the smallest limit (600)"),
+        (
+            Box::new(|f| job(f).cost = 601),
+            "limit",
+            "its cost of 601 exceeds the smallest limit, which admits 600 at once: it waits until that is raised",
+        ),
+        (
+            Box::new(|f| {
+                rule(f, Rule::Limit("5/1s".parse().unwrap()));
+                job(f).cost = 6;
+            }),
+            "account",
+            "its cost of 6 exceeds its own limit per-account, which admits 5 at once: it waits until that is raised",
+        ),
         (
             Box::new(|f| f.row.spec = Some(Arc::new(spec(&[("shut", Algorithm::SlidingLog, 0, 1_000, None)])))),
             "limit",

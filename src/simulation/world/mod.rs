@@ -14,7 +14,7 @@ use super::process::Process;
 use super::windows::Use;
 use super::{Arrivals, Model};
 use crate::domain::decision::CallKind;
-use crate::domain::disposition::{Next, RetryPolicy};
+use crate::domain::disposition::{COST_WAIT, Next, RetryPolicy};
 use crate::domain::outcome::FinalState;
 use crate::domain::quota::Quota;
 use crate::domain::time::{Micros, micros_up};
@@ -226,7 +226,7 @@ impl<'a> World<'a> {
                     self.record.jobs[at(job)].is_refused = true;
                     self.put_down(now_us, job, Put::Again { wait_us });
                 }
-                Verdict::TooCostly(job) => self.put_down(now_us, job, Put::End(End::Final(FinalState::Review))),
+                Verdict::TooCostly(job) => self.put_down(now_us, job, Put::Again { wait_us: micros_up(COST_WAIT) }),
             }
         }
         let gate = &mut self.processes[at(process)].gate;

@@ -2,16 +2,17 @@
 //!
 //! Refuses to send: what becomes of a refusal is a wait, and the job is put down for it.
 
+use std::time::Duration;
+
 use tokio::time::Instant;
 use tracing::Span;
 
-use super::record::{give_back, park, put_down_next};
+use super::record::{give_back, park};
 use super::{JobInHand, LaneParts};
 use crate::domain::decision::CallKind;
-use crate::domain::disposition::Next;
+use crate::domain::disposition::COST_WAIT;
 use crate::domain::explain::parked;
 use crate::domain::job::{Job, JobId};
-use crate::domain::outcome::FinalState;
 use crate::domain::provider::{Mode, Provider};
 use crate::fleet::report::By;
 use crate::limiter::gate::{Ask, GateRefusal, Grant, Permit, RefusedBy};
@@ -85,13 +86,8 @@ pub(super) async fn permit(lane: &LaneParts, job: JobId, ask: Ask) -> Pass {
 pub(super) async fn refused(lane: &LaneParts, job: &JobInHand, refusal: &GateRefusal) -> End {
     let cause = match &refusal.by {
         RefusedBy::TooCostly { limit, at_once } => {
-            let reason = format!(
-                "cost is {}, and limit {limit} admits {at_once} at once: it can never be sent; raise the limit (of a bucket \
-                 its burst), then resend it",
-                job.job.cost
-            );
-            let next = Next::Settle { state: FinalState::Review, reason, reference: None };
-            return put_down_next(lane, job, next, reason_of(&refusal.by)).await;
+            let reason = parked::by_cost(limit, job.job.cost, *at_once);
+            return park(lane, job, cost_wait(lane, job), (reason_of(&refusal.by), &reason)).await;
         }
         RefusedBy::Limit(name) => parked::by_limit(name),
         RefusedBy::Blocked { account } => parked::by_rule(account),
@@ -108,6 +104,13 @@ pub(super) async fn refused(lane: &LaneParts, job: &JobInHand, refusal: &GateRef
     park(lane, job, refusal.retry_after, (reason_of(&refusal.by), &cause)).await
 }
 
+/// Until a raised limit ends it, the job is looked at again before its age ends it.
+fn cost_wait(lane: &LaneParts, job: &JobInHand) -> Duration {
+    let age = job.claimed.age + job.claimed_at.elapsed();
+    let left = lane.settings.borrow().provider.max_age.saturating_sub(age);
+    left.clamp(DELAY_STEPS[0], COST_WAIT)
+}
+
 /// Stable word for metrics.
 fn reason_of(by: &RefusedBy) -> &'static str {
     match by {
@@ -116,7 +119,7 @@ fn reason_of(by: &RefusedBy) -> &'static str {
         RefusedBy::Paused => "paused_by_provider",
         RefusedBy::StoreAway(_) => "store_away",
         RefusedBy::StaleSettings => "stale_settings",
-        RefusedBy::TooCostly { .. } => "too_costly",
+        RefusedBy::TooCostly { .. } => "cost_exceeds_limit",
         RefusedBy::Blocked { .. } => "blocked",
         RefusedBy::Stopping => "stopping",
     }

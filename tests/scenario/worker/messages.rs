@@ -53,19 +53,6 @@ fn millis(clock: SystemTime) -> i64 {
 }
 
 #[tokio::test]
-async fn a_cost_that_no_window_admits_goes_to_a_person() {
-    let limits = vec![limit(10, 100)];
-    let bench = Bench::open(&[ProviderRow { limits, ..row("acme") }]).await;
-    for (id, cost) in [("fits", 10), ("too-much", 11)] {
-        bench.publish("acme", &json!({ "id": id, "amount": 1, "currency": "EUR", "cost": cost }).to_string()).await;
-    }
-    let job = bench.until_state("too-much", "review").await;
-    assert!(job.reason.contains("cost"), "{job:?}");
-    bench.until_state("fits", "succeeded").await;
-    assert_eq!(bench.script.order(), ["fits"]);
-}
-
-#[tokio::test]
 async fn the_same_payment_twice_is_made_once() {
     let bench = Bench::open(&[row("acme"), row("bolt")]).await;
     bench.script.plan("pay-1", [Act::Hold]);

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use serde_json::json;
 use sluicegate::domain::limit::Rate;
 use sluicegate::ledger::provider_row::ProviderRow;
 
@@ -98,4 +99,44 @@ async fn a_resting_lane_follows_a_limit_of_another_row() {
     for id in ["queued", "parked"] {
         bench.until_state(id, "succeeded").await;
     }
+}
+
+/// A limit that is lowered for an hour takes no decision on jobs of larger cost.
+#[tokio::test]
+async fn a_cost_above_a_lowered_limit_waits_until_it_is_raised() {
+    let bench = Bench::open(&[ProviderRow { limits: vec![limit(10, 100)], ..row("acme") }]).await;
+    let publish = async |id: &str, cost: u32| {
+        let message = json!({ "id": id, "amount": 1, "currency": "EUR", "cost": cost });
+        bench.publish("acme", &message.to_string()).await;
+    };
+    publish("costly", 11).await;
+    let job =
+        bench.until_put_down("costly", "waits for limit all: cost 11 exceeds the 10 that it admits at once").await;
+    assert_eq!((job.state.as_str(), job.attempts), ("waiting", 0));
+    // Those behind it go on: the lane does not rest.
+    for (id, cost) in [("fits", 10), ("small", 1)] {
+        publish(id, cost).await;
+        bench.until_state(id, "succeeded").await;
+    }
+    assert_eq!(bench.job("costly").await.unwrap().state, "waiting");
+    let rate = Rate::new(100, Duration::from_millis(100)).unwrap();
+    bench.settings().set_rate(&name("acme"), "all", rate).await.unwrap();
+    assert_eq!(bench.until_state("costly", "succeeded").await.attempts, 1);
+    assert_eq!(bench.script.order(), ["fits", "small", "costly"]);
+    assert!(bench.attempts("costly").await.len() == 1 && bench.events_of("costly").await.len() <= 1);
+}
+
+/// Nothing waits for ever: its deadline and its age end such a job like any other.
+#[tokio::test]
+async fn a_cost_above_a_limit_is_bounded_by_deadline_and_age() {
+    let bench = Bench::open(&[ProviderRow { limits: vec![limit(10, 100)], max_age_s: 1, ..row("acme") }]).await;
+    let message = |id: &str| json!({ "id": id, "amount": 1, "currency": "EUR", "cost": 11 });
+    bench.publish("acme", &message("old").to_string()).await;
+    let mut dated = message("dated");
+    dated["expires_at"] = (jiff::Timestamp::now() + Duration::from_millis(600)).to_string().into();
+    bench.publish("acme", &dated.to_string()).await;
+    bench.until_put_down("old", "cost 11 exceeds").await;
+    assert_eq!(bench.until_state("dated", "expired").await.attempts, 0);
+    assert_eq!(bench.until_state("old", "dead").await.attempts, 0);
+    assert!(bench.script.sent().is_empty());
 }
