@@ -6,6 +6,7 @@
 
 pub mod backoff;
 pub mod breaker;
+pub mod clear_time;
 pub mod clock_comparison;
 pub mod clock_witness;
 pub mod company;

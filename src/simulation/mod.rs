@@ -14,6 +14,8 @@ use crate::domain::provider::{Mode, Provider};
 use crate::domain::quota_spec::QuotaSpec;
 
 pub mod arrivals;
+#[cfg(test)]
+mod clear_time_tests;
 mod event;
 pub mod figures;
 mod gate;

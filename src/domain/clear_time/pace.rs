@@ -1,0 +1,157 @@
+//! How fast a provider's limits, worker slots and egress rate let a backlog out.
+//!
+//! Each limit lets a number of jobs out per cycle. A limit over a longer time decides only where the shorter ones are done
+//! with a whole cycle of it before that cycle is over. So the limits are taken from the shortest to the longest, each as a
+//! function from a number of jobs to seconds, built on the one before it.
+
+use std::time::Duration;
+
+use super::Conditions;
+use crate::domain::limit::{Algorithm, Limit};
+use crate::domain::provider::{Pacing, Provider, SlotRelease};
+
+/// Seconds until that many jobs are sent and the last is answered; `None`: nothing is sent.
+pub(super) fn time_for(conditions: &Conditions<'_>, jobs: u64) -> Option<Duration> {
+    let per_second = steady_rate(conditions)?;
+    let holding = conditions.provider.limits.iter().filter(|limit| limit.holds_every_charge());
+    let mut rules: Vec<Rule> = holding.map(|limit| Rule::new(conditions, limit)).collect();
+    rules.extend(even_pacing(conditions.provider));
+    rules.sort_by(|a, b| a.cycle.total_cmp(&b.cycle));
+    let sent_in = Pace { rules: &rules, per_second }.seconds(jobs);
+    Some(duration(sent_in + conditions.hold.as_secs_f64()))
+}
+
+/// How long a backlog takes at this rate; `None`: for ever.
+pub(super) fn at_rate(jobs: u64, per_second: f64) -> Option<Duration> {
+    (per_second > 0.0).then(|| duration(float(jobs) / per_second))
+}
+
+/// What all lanes let out without any limit: by their egress rate, and by their worker slots.
+fn steady_rate(conditions: &Conditions<'_>) -> Option<f64> {
+    let lanes = f64::from(conditions.lanes.max(1));
+    let egress = conditions.provider.outflow_per_second() * lanes;
+    let hold = conditions.hold.as_secs_f64();
+    let slots = if hold > 0.0 { f64::from(conditions.provider.workers) * lanes / hold } else { f64::INFINITY };
+    Some(egress.min(slots)).filter(|rate| *rate > 0.0)
+}
+
+/// The spacing by the tightest limit, where starts are spread evenly.
+fn even_pacing(provider: &Provider) -> Option<Rule> {
+    let tightest = provider.tightest_rate().filter(|_| provider.pacing == Pacing::Even)?;
+    let per_cycle = u64::from(provider.less_reserve(tightest.max_requests())).max(1);
+    let window = tightest.window().as_secs_f64();
+    // As the spacing of one job, it comes before every window.
+    Some(Rule { per_cycle: 1, cycle: window / float(per_cycle), kind: Kind::Spaced { at_once: 1 } })
+}
+
+/// One limit, as far as the pace depends on it.
+struct Rule {
+    /// Jobs per cycle, at least 1.
+    per_cycle: u64,
+    /// Seconds.
+    cycle: f64,
+    kind: Kind,
+}
+
+enum Kind {
+    /// As many as are free at once, then one after the other.
+    Spaced { at_once: u64 },
+    /// As many as are free at once. What is used comes back within a cycle.
+    Sliding { free: u64 },
+    /// All at once, when the window ends: in so many seconds for the first time.
+    Aligned { free: u64, ends_in: f64 },
+}
+
+impl Rule {
+    fn new(conditions: &Conditions<'_>, limit: &Limit) -> Self {
+        let provider = conditions.provider;
+        let share = |count: u32| u64::from(provider.less_reserve(count));
+        let per_cycle = share(limit.rate.max_requests()).max(1);
+        let used = conditions.used.iter().find(|used| used.limit == limit.name).map_or(0, |used| used.count);
+        let free = share(limit.capacity()).saturating_sub(used);
+        let window = limit.rate.window();
+        let cycle = match (limit.algorithm, provider.slot_release) {
+            (Algorithm::SlidingLog, SlotRelease::Response) => window + conditions.hold,
+            (Algorithm::SlidingLog, SlotRelease::Grant { transit_jitter }) => window + transit_jitter,
+            _ => window,
+        };
+        let kind = match limit.algorithm {
+            Algorithm::TokenBucket | Algorithm::Gcra => Kind::Spaced { at_once: free },
+            Algorithm::FixedWindow => {
+                let window_ms = window.as_millis().max(1);
+                let now = u128::try_from(conditions.now.0).unwrap_or(0) + window_ms;
+                let gone = now.saturating_sub(limit.offset.as_millis()) % window_ms;
+                let ends_in = Duration::from_millis(u64::try_from(window_ms - gone).unwrap_or(u64::MAX));
+                Kind::Aligned { free: free.min(per_cycle), ends_in: ends_in.as_secs_f64() }
+            }
+            Algorithm::SlidingLog | Algorithm::SlidingWindow => Kind::Sliding { free: free.min(per_cycle) },
+        };
+        Self { per_cycle, cycle: cycle.as_secs_f64(), kind }
+    }
+
+    /// When the `n`th job has a permit by this limit alone.
+    fn alone(&self, n: u64) -> f64 {
+        match self.kind {
+            Kind::Spaced { at_once } => float(n.saturating_sub(at_once)) / float(self.per_cycle) * self.cycle,
+            Kind::Sliding { free } => {
+                // Whole cycles, and a last one that begins with what is free now and goes on with what is used now.
+                let (cycles, last) = (n.saturating_sub(1) / self.per_cycle, n.saturating_sub(1) % self.per_cycle + 1);
+                let used = (self.per_cycle - free).max(1);
+                (float(cycles) + float(last.saturating_sub(free)) / float(used)) * self.cycle
+            }
+            Kind::Aligned { free, ends_in } if n > free => {
+                ends_in + float((n - free - 1) / self.per_cycle) * self.cycle
+            }
+            Kind::Aligned { .. } => 0.0,
+        }
+    }
+
+    /// Full cycles before the `n`th job, in seconds, and its place in its own cycle.
+    fn cycle_of(&self, n: u64) -> Option<(f64, u64)> {
+        match self.kind {
+            Kind::Spaced { .. } => None,
+            Kind::Sliding { .. } => {
+                let (cycles, place) = (n.saturating_sub(1) / self.per_cycle, n.saturating_sub(1) % self.per_cycle + 1);
+                Some((float(cycles) * self.cycle, place))
+            }
+            Kind::Aligned { free, ends_in } if n > free => {
+                let behind = n - free - 1;
+                Some((ends_in + float(behind / self.per_cycle) * self.cycle, behind % self.per_cycle + 1))
+            }
+            Kind::Aligned { .. } => Some((0.0, n)),
+        }
+    }
+}
+
+/// The limits up to one of them, and what is let out without any.
+struct Pace<'a> {
+    /// By the length of their cycles.
+    rules: &'a [Rule],
+    per_second: f64,
+}
+
+impl Pace<'_> {
+    /// Until the `n`th job is sent.
+    fn seconds(&self, n: u64) -> f64 {
+        let Some((rule, shorter)) = self.rules.split_last() else {
+            return float(n.saturating_sub(1)) / self.per_second;
+        };
+        let shorter = Pace { rules: shorter, per_second: self.per_second };
+        let alone = rule.alone(n).max(shorter.seconds(n));
+        let decides = shorter.seconds(rule.per_cycle.saturating_add(1)) < rule.cycle;
+        match rule.cycle_of(n).filter(|_| decides) {
+            Some((cycles, place)) => alone.max(cycles + shorter.seconds(place)),
+            None => alone,
+        }
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "counts of jobs are far below 2^53")]
+fn float(count: u64) -> f64 {
+    count as f64
+}
+
+/// Saturates: a backlog may take longer than a duration can say.
+fn duration(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+}

@@ -1,0 +1,230 @@
+//! The estimate by tables, and what holds for any limits.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::ledger::provider_row::{LimitRow, ProviderRow};
+
+const EACH: &str = "each";
+
+fn limit(name: &str, max_requests: i64, window_ms: i64) -> LimitRow {
+    LimitRow { name: name.to_owned(), max_requests, window_ms, ..LimitRow::default() }
+}
+
+fn provider(limits: Vec<LimitRow>, change: impl Fn(&mut ProviderRow)) -> Provider {
+    let url = "https://acme.example/".to_owned();
+    let mut row = ProviderRow { name: "acme".to_owned(), url, limits, ..ProviderRow::default() };
+    change(&mut row);
+    row.meant(1).unwrap()
+}
+
+/// An egress rate that holds nothing back.
+fn fast(row: &mut ProviderRow) {
+    row.leak_per_second = Some(100_000.0);
+}
+
+fn conditions(provider: &Provider, jobs: u64) -> Conditions<'_> {
+    Conditions {
+        provider,
+        now: EpochMs(1_800_000_000_000),
+        flow: Flow::After(Duration::ZERO),
+        waiting: Waiting { jobs, ..Waiting::default() },
+        used: &[],
+        hold: Duration::ZERO,
+        lanes: 1,
+        recent_rate: None,
+    }
+}
+
+fn clears_in_ms(conditions: &Conditions<'_>) -> u128 {
+    match conditions.clear_time() {
+        ClearTime::In(clears_in) => clears_in.as_millis(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_limits_say_when_a_backlog_is_cleared() {
+    let second = || vec![limit("second", 100, 1_000)];
+    let both = || vec![limit("second", 100, 1_000), limit("minute", 600, 60_000)];
+    let with = |algorithm: &str, max, ms| vec![LimitRow { algorithm: algorithm.to_owned(), ..limit("all", max, ms) }];
+    let plain = |limits: Vec<LimitRow>| provider(limits, fast);
+    let grant = provider(second(), |row| {
+        fast(row);
+        row.slot_release = "grant".to_owned();
+    });
+    let even = provider(second(), |row| (row.pacing, row.leak_per_second) = ("even".to_owned(), Some(1_000.0)));
+    let reserve = provider(second(), |row| (row.reserve_percent, row.leak_per_second) = (50, Some(100_000.0)));
+    let day = plain(with("fixed_window", 1_000, 86_400_000));
+    for (provider, jobs, used, hold_ms, wanted_ms) in [
+        (&plain(second()), 0, 0, 0, 0),
+        (&plain(second()), 100, 0, 0, 0),
+        (&plain(second()), 101, 0, 0, 1_000),
+        (&plain(second()), 12_000, 0, 0, 119_000),
+        // Everything is used: the slots come back over a window.
+        (&plain(second()), 100, 100, 0, 1_000),
+        (&plain(second()), 50, 100, 0, 500),
+        (&plain(second()), 60, 80, 0, 500),
+        // More is used than a lowered limit allows.
+        (&plain(second()), 50, 500, 0, 500),
+        // Each slot is taken until the answer, and the last answer is waited for.
+        (
+            &provider(second(), |row| (row.workers, row.leak_per_second) = (1_000, Some(100_000.0))),
+            12_000,
+            0,
+            200,
+            143_000,
+        ),
+        (&grant, 12_000, 0, 0, 124_950),
+        (&even, 12_000, 0, 0, 119_990),
+        (&reserve, 101, 0, 0, 2_000),
+        (&plain(both()), 6_000, 0, 0, 9 * 60_000 + 5_000),
+        (&plain(both()), 601, 0, 0, 60_000),
+        (&plain(with("token_bucket", 10, 1_000)), 110, 0, 0, 10_000),
+        (&plain(with("token_bucket", 10, 1_000)), 110, 10, 0, 11_000),
+        (&plain(with("gcra", 10, 1_000)), 111, 0, 0, 11_000),
+        // 08:00 UTC: sixteen hours are left of the window.
+        (&day, 1_000, 0, 0, 0),
+        (&day, 1_500, 0, 0, 16 * 3_600_000),
+        (&day, 500, 1_000, 0, 16 * 3_600_000),
+        (&day, 2_500, 0, 0, 40 * 3_600_000),
+    ] {
+        let name = provider.limits[0].name.clone();
+        let used = [Used { limit: name, count: used }];
+        let hold = Duration::from_millis(hold_ms);
+        let told_ms = clears_in_ms(&Conditions { used: &used, hold, ..conditions(provider, jobs) });
+        // The egress rate of these providers takes 10 us a job, and their worker slots 200.
+        assert!(
+            told_ms.abs_diff(wanted_ms) <= 25,
+            "{provider:?} {jobs} {used:?} {hold_ms}: {told_ms}, not {wanted_ms}"
+        );
+    }
+}
+
+#[test]
+fn egress_rate_and_worker_slots_of_all_lanes_bound_the_pace() {
+    // 1,500 at once by the limit, 5 a second by its egress rate.
+    let slow = provider(vec![limit("all", 1_500, 300_000)], |_| ());
+    let by = |lanes, jobs| clears_in_ms(&Conditions { lanes, ..conditions(&slow, jobs) });
+    assert_eq!((by(1, 236), by(2, 236), by(0, 236)), (47_000, 23_500, 47_000));
+    // The second 1,500 are sent as slowly as the first, from the end of the window on.
+    assert_eq!((by(2, 3_000), by(1, 3_000)), (300_000 + 149_900, 599_800));
+    let two = provider(vec![limit("all", 1_000, 1_000)], |row| row.workers = 2);
+    let held = Conditions { hold: Duration::from_millis(500), ..conditions(&two, 101) };
+    assert_eq!(clears_in_ms(&held), 25_500, "two at a time, half a second each");
+}
+
+#[test]
+fn what_holds_everything_has_its_own_answer() {
+    let open = provider(vec![limit("second", 10, 1_000)], |_| ());
+    let shut = provider(vec![limit("second", 10, 1_000), limit("shut", 0, 1_000)], |_| ());
+    let each = LimitRow { scope: "account".to_owned(), ..limit(EACH, 1, 60_000) };
+    let by_account = provider(vec![limit("second", 10, 1_000), each], |_| ());
+    let of = |provider: &Provider, flow, missing| {
+        let waiting = Waiting { jobs: 31, missing, ..Waiting::default() };
+        Conditions { flow, waiting, ..conditions(provider, 0) }.clear_time()
+    };
+    let sends = Flow::After(Duration::ZERO);
+    let least =
+        |about| ClearTime::DependsOnAccounts { at_least: Duration::from_secs(3), limits: vec![EACH.to_owned()], about };
+    for (told, wanted) in [
+        (of(&open, sends, None), ClearTime::In(Duration::from_secs(3))),
+        (of(&open, Flow::After(Duration::from_secs(7)), None), ClearTime::In(Duration::from_secs(10))),
+        (of(&open, Flow::Paused, None), ClearTime::NotWhilePaused),
+        (of(&open, Flow::Disabled, Some(Missing::Queue)), ClearTime::NotWhileDisabled),
+        (of(&open, Flow::BreakerOpen, None), ClearTime::NotWhileBreakerOpen),
+        (of(&open, Flow::Unknown(Missing::Worker), None), ClearTime::Unknown(Missing::Worker)),
+        (of(&open, sends, Some(Missing::Queue)), ClearTime::Unknown(Missing::Queue)),
+        (of(&shut, sends, Some(Missing::Queue)), ClearTime::Never { limit: Some("shut".to_owned()) }),
+        (of(&shut, Flow::Paused, None), ClearTime::NotWhilePaused),
+        (of(&by_account, sends, None), least(None)),
+    ] {
+        assert_eq!(told, wanted);
+    }
+    let recent = |rate| Conditions { recent_rate: Some(rate), ..conditions(&by_account, 31) }.clear_time();
+    assert_eq!(recent(0.1), least(Some(Duration::from_secs(310))));
+    assert_eq!((recent(100.0), recent(0.0)), (least(Some(Duration::from_secs(3))), least(None)));
+    // Nothing waits: there is nothing to clear, whatever holds.
+    assert_eq!(Conditions { flow: Flow::Paused, ..conditions(&shut, 0) }.clear_time(), ClearTime::In(Duration::ZERO));
+    let waiting = Waiting { jobs: 1, last_due_in: Duration::from_secs(2_820), ..Waiting::default() };
+    assert_eq!(clears_in_ms(&Conditions { waiting, ..conditions(&open, 1) }), 2_820_000, "not before it is due");
+    let waiting = Waiting { jobs: 1, blocked: true, ..Waiting::default() };
+    assert_eq!(Conditions { waiting, ..conditions(&open, 1) }.clear_time(), ClearTime::Never { limit: None });
+}
+
+#[test]
+fn limits_by_account_are_named_while_they_hold_charges_back() {
+    let of = |change: fn(&mut LimitRow)| {
+        let mut each = limit(EACH, 6, 60_000);
+        change(&mut each);
+        limits_by_account(&provider(vec![limit("second", 100, 1_000), each], |_| ()))
+    };
+    let account: fn(&mut LimitRow) = |limit| limit.scope = "account".to_owned();
+    let reference: fn(&mut LimitRow) = |limit| limit.scope = "reference".to_owned();
+    assert_eq!((of(account), of(reference)), (vec![EACH.to_owned()], vec![EACH.to_owned()]));
+    let nothing: [fn(&mut LimitRow); 4] = [
+        |_| (),
+        |limit| (limit.scope, limit.shadow) = ("account".to_owned(), true),
+        |limit| (limit.scope, limit.enabled) = ("account".to_owned(), false),
+        |limit| (limit.scope, limit.applies_to) = ("account".to_owned(), "lookup".to_owned()),
+    ];
+    for change in nothing {
+        assert_eq!(of(change), Vec::<String>::new());
+    }
+}
+
+prop_compose! {
+    fn any_provider()(
+        limits in prop::collection::vec((1..2_000_i64, 100..4_000_000_i64, 0..5_usize), 1..4),
+        (even, grant, reserve) in (any::<bool>(), any::<bool>(), 0..90_i64),
+        leak in prop::option::of(1.0..1_000.0_f64),
+        workers in 1..64_i64,
+    ) -> ProviderRow {
+        let algorithms = ["sliding_log", "sliding_window", "fixed_window", "token_bucket", "gcra"];
+        let row = |(index, (max, ms, algorithm)): (usize, &(i64, i64, usize))| LimitRow {
+            algorithm: algorithms[*algorithm].to_owned(),
+            ..limit(&format!("l{index}"), *max, *ms)
+        };
+        ProviderRow {
+            name: "acme".to_owned(),
+            url: "https://acme.example/".to_owned(),
+            limits: limits.iter().enumerate().map(row).collect(),
+            pacing: if even { "even" } else { "burst" }.to_owned(),
+            slot_release: if grant { "grant" } else { "response" }.to_owned(),
+            reserve_percent: reserve,
+            leak_per_second: leak,
+            workers,
+            ..ProviderRow::default()
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn estimates_are_monotone(
+        row in any_provider(), jobs in 1..100_000_u64, more in 1..5_000_u64, used in 0..3_000_u64, raised in 1..3_000_i64,
+        hold_ms in 0..3_000_u64, lanes in 1..4_u32,
+    ) {
+        let used = [Used { limit: "l0".to_owned(), count: used }];
+        let hold = Duration::from_millis(hold_ms);
+        let of = |provider: &Provider, jobs| {
+            let told = Conditions { used: &used, hold, lanes, ..conditions(provider, jobs) }.clear_time();
+            match told {
+                ClearTime::In(clears_in) => clears_in,
+                ClearTime::Never { .. } => Duration::MAX,
+                other => panic!("{other:?}"),
+            }
+        };
+        let provider = row.meant(1).unwrap();
+        let clears_in = of(&provider, jobs);
+        prop_assert!(of(&provider, jobs + more) >= clears_in, "a larger backlog clears sooner");
+        let mut higher = row;
+        // A row's own egress rate follows its limits unless it is given.
+        for limit in &mut higher.limits {
+            limit.max_requests += raised;
+        }
+        let provider = higher.meant(1).unwrap();
+        let sooner = of(&provider, jobs);
+        prop_assert!(sooner <= clears_in + Duration::from_millis(1), "higher limits clear later: {sooner:?}");
+    }
+}
