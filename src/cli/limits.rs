@@ -40,7 +40,7 @@ enum Action {
     Peek {
         provider: String,
         /// The limits of scope account too, as they stand for this account.
-        #[arg(long, value_parser = parse_id)]
+        #[arg(long, value_parser = parse_id, allow_hyphen_values = true)]
         account: Option<Token>,
         /// Print JSON.
         #[arg(long)]
@@ -53,7 +53,7 @@ enum Action {
         /// N/DURATION, like 200/1s or 600/1m; 0/1s closes it.
         rate: Rate,
         /// Why, for the audit.
-        #[arg(long, value_name = "TEXT", value_parser = said::because)]
+        #[arg(long, value_name = "TEXT", value_parser = said::because, allow_hyphen_values = true)]
         because: Option<String>,
         /// Print JSON.
         #[arg(long)]

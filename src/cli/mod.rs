@@ -21,6 +21,7 @@ pub mod demo;
 pub mod dlq;
 pub mod enqueue;
 pub mod fake_provider;
+mod hyphens;
 pub mod jobs;
 pub mod limits;
 pub mod man;
@@ -60,7 +61,12 @@ impl Cli {
     /// Help and version as well as usage errors, for [`clap::Error::exit`].
     pub fn from_arguments(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         let arguments: Vec<OsString> = arguments.into_iter().collect();
-        let cli = Self::try_parse_from(&arguments)?;
+        let parsed = Self::try_parse_from(&arguments);
+        let taken = parsed.as_ref().err().is_none_or(|error| error.kind() == ErrorKind::UnknownArgument);
+        if taken && let Some(problem) = hyphens::taken_for_a_value(&Self::command(), &arguments) {
+            return Err(Self::command().error(problem.kind(), problem));
+        }
+        let cli = parsed?;
         // clap lets a global flag behind the command replace those before it, silently: a database.url would be lost.
         let written = |flag: &str| {
             let before_operands = arguments.iter().take_while(|argument| *argument != "--");

@@ -52,7 +52,7 @@ enum Action {
         #[arg(long)]
         dry_run: bool,
         /// Why, for the audit.
-        #[arg(long, value_name = "TEXT", value_parser = said::because)]
+        #[arg(long, value_name = "TEXT", value_parser = said::because, allow_hyphen_values = true)]
         because: Option<String>,
         /// Print JSON.
         #[arg(long)]
@@ -81,7 +81,7 @@ enum Action {
 struct Which {
     name: String,
     /// Why, for the audit.
-    #[arg(long, value_name = "TEXT", value_parser = said::because)]
+    #[arg(long, value_name = "TEXT", value_parser = said::because, allow_hyphen_values = true)]
     because: Option<String>,
     /// Print JSON.
     #[arg(long)]

@@ -29,7 +29,7 @@ enum Action {
     List(list::Page),
     /// One dead payment: its requests, its events, and who changed it by hand.
     Show {
-        #[arg(value_parser = parse_id)]
+        #[arg(value_parser = parse_id, allow_hyphen_values = true)]
         id: JobId,
         /// Print JSON.
         #[arg(long)]
@@ -39,13 +39,13 @@ enum Action {
     Replay(replay::Args),
     /// End a dead payment for good: it becomes `cancelled`.
     Discard {
-        #[arg(value_parser = parse_id)]
+        #[arg(value_parser = parse_id, allow_hyphen_values = true)]
         id: JobId,
         /// Needed: nothing brings it back.
         #[arg(long, required = true)]
         yes: bool,
         /// Why, for the audit; also in the job's reason and its outcome event.
-        #[arg(long, value_name = "TEXT", value_parser = said::because)]
+        #[arg(long, value_name = "TEXT", value_parser = said::because, allow_hyphen_values = true)]
         because: Option<String>,
         /// Print JSON.
         #[arg(long)]

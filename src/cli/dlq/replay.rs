@@ -21,7 +21,7 @@ use crate::ledger::said;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// One payment; without it and --provider all dead ones, which is asked about first.
-    #[arg(value_parser = parse_id)]
+    #[arg(value_parser = parse_id, allow_hyphen_values = true)]
     id: Option<JobId>,
     /// The dead ones of this provider; with a payment, it must be this provider's.
     #[arg(long)]
@@ -30,7 +30,7 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["id", "provider"])]
     yes: bool,
     /// Why, for the audit; also in the job's reason.
-    #[arg(long, value_name = "TEXT", value_parser = said::because)]
+    #[arg(long, value_name = "TEXT", value_parser = said::because, allow_hyphen_values = true)]
     because: Option<String>,
     #[command(flatten)]
     pace: Pace,

@@ -36,13 +36,13 @@ pub struct Args {
     currency: Option<String>,
     /// Identifies the payment for ever; the same id again is the same payment. Default: a new UUID v7, so running the
     /// command twice pays twice.
-    #[arg(long)]
+    #[arg(long, allow_hyphen_values = true)]
     id: Option<String>,
     /// Scope of per-account limits.
-    #[arg(long)]
+    #[arg(long, allow_hyphen_values = true)]
     account: Option<String>,
     /// Passed on to the provider.
-    #[arg(long)]
+    #[arg(long, allow_hyphen_values = true)]
     reference: Option<String>,
     /// Permits that the call uses, 1 to 1000.
     #[arg(long)]
@@ -60,7 +60,7 @@ pub struct Args {
     #[arg(long, value_name = "JSON")]
     payload: Option<String>,
     /// Key that the provider deduplicates by; default: the id.
-    #[arg(long, value_name = "KEY")]
+    #[arg(long, value_name = "KEY", allow_hyphen_values = true)]
     idempotency_key: Option<String>,
     /// JSON Lines, one job message per line; `-` is stdin. Every line needs its own `id`, so the file can be run again.
     #[arg(long, value_name = "FILE", conflicts_with_all = [

@@ -30,7 +30,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME")]
     provider: Option<String>,
     /// Why, for the audit; also in the job's reason and its outcome event.
-    #[arg(long, value_name = "TEXT", value_parser = said::because)]
+    #[arg(long, value_name = "TEXT", value_parser = said::because, allow_hyphen_values = true)]
     because: Option<String>,
     /// Print JSON.
     #[arg(long)]

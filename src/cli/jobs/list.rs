@@ -28,13 +28,13 @@ pub struct Page {
     #[arg(long)]
     provider: Option<String>,
     /// Payments of this account.
-    #[arg(long, value_parser = parse_id)]
+    #[arg(long, value_parser = parse_id, allow_hyphen_values = true)]
     account: Option<Token>,
     /// Payments on a page, 1 to 1000.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     limit: u32,
     /// The page behind this id.
-    #[arg(long, value_name = "ID", value_parser = parse_id)]
+    #[arg(long, value_name = "ID", value_parser = parse_id, allow_hyphen_values = true)]
     after: Option<JobId>,
     /// Print JSON.
     #[arg(long)]

@@ -32,7 +32,7 @@ pub struct Args {
 enum Action {
     /// One payment: its state, its requests, its events, and who changed it by hand.
     Show {
-        #[arg(value_parser = parse_id)]
+        #[arg(value_parser = parse_id, allow_hyphen_values = true)]
         id: JobId,
         /// Print JSON.
         #[arg(long)]
@@ -40,7 +40,7 @@ enum Action {
     },
     /// Why a payment is where it is: the gates it has passed, the one it stands at, and when its turn comes.
     Explain {
-        #[arg(value_parser = parse_id)]
+        #[arg(value_parser = parse_id, allow_hyphen_values = true)]
         id: JobId,
         /// Print JSON.
         #[arg(long)]
@@ -58,7 +58,7 @@ enum Action {
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = false)]
 pub struct Ids {
-    #[arg(value_parser = parse_id)]
+    #[arg(value_parser = parse_id, allow_hyphen_values = true)]
     id: Option<JobId>,
     /// One id per line; `-` is stdin. Bad lines are reported by number, the others are done.
     #[arg(long, value_name = "IDS")]

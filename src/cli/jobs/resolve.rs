@@ -23,10 +23,10 @@ pub struct Args {
     #[arg(long = "as", value_name = "FINDING")]
     finding: Finding,
     /// With `--as succeeded`: the provider's reference of the charge.
-    #[arg(long, value_name = "TEXT", conflicts_with = "file")]
+    #[arg(long, value_name = "TEXT", conflicts_with = "file", allow_hyphen_values = true)]
     reference: Option<String>,
     /// Why, for the audit; also in the job's reason and its outcome event.
-    #[arg(long, value_name = "TEXT", value_parser = said::because)]
+    #[arg(long, value_name = "TEXT", value_parser = said::because, allow_hyphen_values = true)]
     because: Option<String>,
     #[command(flatten)]
     pace: Pace,
