@@ -51,16 +51,16 @@ pub enum Missing {
 }
 
 impl Missing {
-    /// The name in JSON.
+    /// As the reason why something is not known.
     #[must_use]
-    pub fn code(self) -> &'static str {
+    pub fn in_words(self) -> &'static str {
         match self {
-            Self::Worker => "worker",
-            Self::Backend => "backend",
-            Self::Configuration => "configuration",
-            Self::Queue => "queue",
-            Self::Ledger => "ledger",
-            Self::Row => "row",
+            Self::Worker => "no worker reports",
+            Self::Backend => "a backend is unavailable",
+            Self::Configuration => "its configuration is refused",
+            Self::Queue => "the broker does not say what waits",
+            Self::Ledger => "the database does not say what waits",
+            Self::Row => "it has no valid row",
         }
     }
 }

@@ -5,9 +5,9 @@
 use std::time::Duration;
 
 use super::Conserved;
-use super::drain::{Used, drained_in, leaked_in};
 use super::lately::lanes;
 use super::overview::Evidence;
+use crate::domain::clear_time::Missing;
 use crate::domain::provider::Provider;
 
 /// Time over which `sent_10s` counts.
@@ -21,7 +21,7 @@ pub(super) struct Counted<'a> {
     pub in_hand: u64,
     pub in_flight: u64,
     sent_10s: u64,
-    lanes: u32,
+    pub lanes: u32,
 }
 
 impl<'a> Counted<'a> {
@@ -41,10 +41,13 @@ impl<'a> Counted<'a> {
         }
     }
 
-    /// By what the limits allow and what the buckets let out, whichever is slower.
-    pub fn through(&self, provider: &Provider, backlog: u64, used: &[Used]) -> Option<Duration> {
-        let limits = drained_in(provider, backlog, used, self.hold(provider))?;
-        Some(limits.max(leaked_in(provider, backlog, self.lanes)?))
+    /// What did not say how many jobs wait.
+    pub fn missing(&self) -> Option<Missing> {
+        let queue = self.queued.is_none() && self.evidence.away.iter().any(|away| away.starts_with("queue"));
+        match self.evidence.accounts {
+            None => Some(Missing::Ledger),
+            Some(_) => queue.then_some(Missing::Queue),
+        }
     }
 
     /// A due job's message is in the queue, and the queue may hold more that the ledger has not seen.
@@ -65,7 +68,7 @@ impl<'a> Counted<'a> {
 
     /// How long a request is on its way, by Little's law: what is in flight over what is begun.
     #[allow(clippy::cast_precision_loss, reason = "counts of requests are far below 2^53")]
-    fn hold(&self, provider: &Provider) -> Duration {
+    pub fn hold(&self, provider: &Provider) -> Duration {
         if self.sent_10s == 0 {
             return Duration::ZERO;
         }

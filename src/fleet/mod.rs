@@ -3,9 +3,9 @@
 //! Values in, values out. Refuses to ask anybody: `worker::reporting` writes reports, `ops` and `status` gather what stands
 //! in the databases and stores, and [`overview`] is the same whoever asks.
 
+pub mod clears;
 pub mod conserved;
 mod counted;
-pub mod drain;
 pub mod lately;
 mod limits;
 pub mod overview;

@@ -9,15 +9,16 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::Conserved;
+use super::clears::{Clears, clear_time};
 use super::counted::Counted;
-use super::drain::{Used, drained_at, limit_per_second, on_each};
 use super::lately::lanes;
 pub use super::limits::LimitOverview;
 use super::limits::{in_force, limits};
 use super::standing::{RowSays, Standing, State, Subject, standing};
 use super::warnings::warnings;
 use super::workers::Worker;
-use crate::domain::limit::{Limit, Rule};
+use crate::domain::clear_time::{ClearTime, Missing};
+use crate::domain::limit::{Limit, Rate};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::operator::At;
 use crate::ledger::provider_row::ProviderRow;
@@ -99,15 +100,11 @@ pub struct ProviderOverview {
     pub in_hand: u64,
     pub in_flight: u64,
     pub oldest_waiting_at: Option<String>,
-    /// What waits, by what the limits on the whole provider allow; the least that it takes if `drain_depends_on` names
-    /// others.
-    pub drained_in_ms: Option<u64>,
-    /// Limits that count each account or reference on its own: whose payments wait decides.
-    #[serde(default)]
-    pub drain_depends_on: Vec<String>,
-    /// What waits at the rate of the last minutes: a guess, where `drain_depends_on` names a limit and something was sent.
-    #[serde(default)]
-    pub drained_about_ms: Option<u64>,
+    /// When what waits is cleared.
+    pub clears: Clears,
+    /// The same if it were resumed now; absent unless it is paused.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub clears_if_resumed: Option<Clears>,
     pub review: u64,
     pub dead: u64,
     pub succeeded: u64,
@@ -148,34 +145,14 @@ fn with_row(evidence: &Evidence, row: &ProviderRow) -> ProviderOverview {
     let used = meant.and_then(|provider| evidence.used.get(&provider.quota));
     let good = meant.filter(|_| bad.is_some()).map(|provider| in_force(provider));
     let limits = limits(row, good, used.map(Vec::as_slice).unwrap_or_default());
-    let in_words: BTreeMap<String, String> =
-        limits.iter().map(|limit| (limit.name.clone(), limit.rate_in_words())).collect();
     let problems = bad.map_or(&[][..], |bad| &bad.problems[..]);
-    let closed = meant.and_then(|provider| {
-        let closed = |limit: &&Limit| limit.holds_every_charge() && limit.rate.max_requests() == 0;
-        provider.limits.iter().find(closed).map(|limit| format!("{} ({})", limit.name, limit.rate))
-    });
     let paused = row.paused || meant.is_some_and(|provider| provider.paused);
-    let told = standing(
-        &Subject {
-            name: &row.name,
-            row: Some(RowSays { enabled: row.enabled, paused, version }),
-            problems,
-            in_force: meant.is_some(),
-            paused_by: evidence.paused_by.get(&row.name).map(String::as_str),
-            closed: closed.as_deref(),
-            limits: &in_words,
-            waiting: counted.waiting() > 0,
-            database_away: evidence.database_away.as_deref(),
-        },
-        &evidence.workers,
-    );
-    let drained_in_ms = meant.and_then(|provider| drained_ms(evidence, provider, &limits, &counted, &told));
-    let drain_depends_on = meant.map(|provider| on_each(provider)).unwrap_or_default();
-    let drained_about_ms = match drained_in_ms {
-        Some(least_ms) if !drain_depends_on.is_empty() => about_ms(evidence, &row.name, &counted, least_ms),
-        _ => None,
+    let clears_if = |paused: bool| {
+        meant.map(|provider| {
+            clear_time(evidence, &Provider { enabled: row.enabled, paused, ..provider.as_ref().clone() })
+        })
     };
+    let clears = clears_if(paused).unwrap_or(ClearTime::Unknown(Missing::Row));
     ProviderOverview {
         quota: row.quota.clone().unwrap_or_else(|| row.name.clone()),
         enabled: row.enabled,
@@ -185,12 +162,43 @@ fn with_row(evidence: &Evidence, row: &ProviderRow) -> ProviderOverview {
         problems: problems.to_vec(),
         has_good_row: has_good_row(evidence, &row.name),
         limits,
-        limit_per_s: meant.and_then(|provider| limit_per_second(provider)),
-        drained_in_ms,
-        drain_depends_on,
-        drained_about_ms,
-        ..counts(&row.name, &counted, told)
+        limit_per_s: meant.and_then(|provider| provider.tightest_rate()).map(Rate::per_second),
+        clears: clears.into(),
+        clears_if_resumed: clears_if(false).filter(|_| paused).map(Clears::from),
+        ..counts(&row.name, &counted, told(evidence, &row.name, false))
     }
+}
+
+/// What a provider with a row does. `unheld`: what it would do if its row were valid, enabled, not
+/// paused and without a closed limit.
+pub(super) fn told(evidence: &Evidence, name: &str, unheld: bool) -> Standing {
+    let row = evidence.rows.iter().find(|row| row.name == name);
+    let meant = evidence.providers.get(name);
+    let bad = evidence.bad.iter().find(|bad| bad.provider == name);
+    let used = meant.and_then(|provider| evidence.used.get(&provider.quota)).map(Vec::as_slice).unwrap_or_default();
+    let good = meant.filter(|_| bad.is_some()).map(|provider| in_force(provider));
+    let limits = row.map(|row| limits(row, good, used)).unwrap_or_default();
+    let in_words: BTreeMap<String, String> =
+        limits.iter().map(|limit| (limit.name.clone(), limit.rate_in_words())).collect();
+    let closed = meant.and_then(|provider| {
+        let closed = |limit: &&Limit| limit.holds_every_charge() && limit.rate.max_requests() == 0;
+        provider.limits.iter().find(closed).map(|limit| format!("{} ({})", limit.name, limit.rate))
+    });
+    let version = meant.map_or(0, |provider| provider.version);
+    let paused = |row: &ProviderRow| row.paused || meant.is_some_and(|provider| provider.paused);
+    let says = |row: &ProviderRow| RowSays { enabled: unheld || row.enabled, paused: !unheld && paused(row), version };
+    let subject = Subject {
+        name,
+        row: row.map(says),
+        problems: bad.map_or(&[][..], |bad| &bad.problems[..]),
+        in_force: unheld || meant.is_some(),
+        paused_by: evidence.paused_by.get(name).map(String::as_str),
+        closed: closed.as_deref().filter(|_| !unheld),
+        limits: &in_words,
+        waiting: Counted::of(evidence, name).waiting() > 0,
+        database_away: evidence.database_away.as_deref(),
+    };
+    standing(&subject, &evidence.workers)
 }
 
 /// Whether workers go by a row of it. One that can be meant and that no worker could ever call has no good one before it.
@@ -253,9 +261,8 @@ fn counts(name: &str, counted: &Counted<'_>, told: Standing) -> ProviderOverview
         in_hand: counted.in_hand,
         in_flight: counted.in_flight,
         oldest_waiting_at: oldest.map(|at_ms| At(*at_ms).to_string()),
-        drained_in_ms: None,
-        drain_depends_on: Vec::new(),
-        drained_about_ms: None,
+        clears: ClearTime::Unknown(Missing::Row).into(),
+        clears_if_resumed: None,
         review: counted.in_state("review"),
         dead: counted.in_state("dead"),
         succeeded: counted.in_state("succeeded"),
@@ -266,61 +273,6 @@ fn counts(name: &str, counted: &Counted<'_>, told: Standing) -> ProviderOverview
         sending: counted.in_state("sending"),
         refused_by_provider: refused,
     }
-}
-
-/// In how many milliseconds what waits now would be through if the provider's row were this one and all of its limits
-/// were free. `None`: never, because it sends nothing.
-#[must_use]
-pub fn drained_if(evidence: &Evidence, provider: &Provider) -> Option<u64> {
-    if !provider.enabled || provider.paused {
-        return None;
-    }
-    let counted = Counted::of(evidence, provider.name.as_str());
-    let through = counted.through(provider, backlog(evidence, provider, &counted), &[])?;
-    Some(u64::try_from(through.as_millis()).unwrap_or(u64::MAX))
-}
-
-/// Those that share a quota share what it lets out, so their backlogs are one.
-fn backlog(evidence: &Evidence, provider: &Provider, counted: &Counted<'_>) -> u64 {
-    let others =
-        evidence.providers.values().filter(|other| other.quota == provider.quota && other.name != provider.name);
-    let others = others.filter(|other| other.enabled && !other.paused);
-    let theirs: u64 = others.map(|other| Counted::of(evidence, other.name.as_str()).waiting()).sum();
-    let own = counted.waiting();
-    if own == 0 { 0 } else { own + theirs }
-}
-
-fn drained_ms(
-    evidence: &Evidence,
-    provider: &Provider,
-    limits: &[LimitOverview],
-    counted: &Counted<'_>,
-    told: &Standing,
-) -> Option<u64> {
-    if !told.state.drains() {
-        return None;
-    }
-    let backlog = backlog(evidence, provider, counted);
-    // What a rule blocks is parked again and again, until the rule is gone.
-    if counted.only_parked() && provider.account_rules.iter().any(|rule| rule.rule == Rule::Blocked) {
-        return None;
-    }
-    let used: Vec<Used> =
-        limits.iter().filter_map(|limit| Some(Used { limit: limit.name.clone(), free: limit.free? })).collect();
-    let through = counted.through(provider, backlog, &used)?;
-    let rest = match told.state {
-        State::Cold | State::PausedByProvider if backlog > 0 => told.ends_in_ms.unwrap_or(0),
-        _ => 0,
-    };
-    let through_ms = rest.saturating_add(u64::try_from(through.as_millis()).unwrap_or(u64::MAX));
-    let last_wake_ms = counted.account.and_then(|account| account.parked_for_ms).unwrap_or(0);
-    Some(through_ms.max(last_wake_ms))
-}
-
-/// At the rate of the last minutes, and no sooner than the limits on the whole provider allow.
-fn about_ms(evidence: &Evidence, name: &str, counted: &Counted<'_>, least_ms: u64) -> Option<u64> {
-    let through = drained_at(*evidence.lately_per_s.get(name)?, counted.waiting())?;
-    Some(u64::try_from(through.as_millis()).unwrap_or(u64::MAX).max(least_ms))
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::fleet::by_provider;
+use crate::fleet::clears::Source;
 use crate::fleet::lately::{decisions, waits};
 use crate::fleet::report::{By, Lane, Report, Waits};
 use crate::ledger::provider_row::{AccountRow, LimitRow};
@@ -279,58 +280,21 @@ fn numbers_add_up_over_workers_ledger_and_queue() {
     let free: Vec<_> = one.limits.iter().map(|limit| (limit.used, limit.free)).collect();
     assert_eq!(free, [(Some(87), Some(13)), (Some(601), Some(0))]);
     // 11,010 through 600 per minute that are all used, and each request takes a fifth of a second.
-    let drained_in_s = one.drained_in_ms.unwrap() / 1_000;
+    let drained_in_s = ms(&one.clears) / 1_000;
     assert!((1_080..=1_110).contains(&drained_in_s), "{drained_in_s} s");
     // Due jobs whose messages the queue does not show are waiting nevertheless.
     both.depths.insert("acme".to_owned(), 1);
     assert_eq!(overview(&both).providers[0].waiting, 14);
     both.rows[0].paused = true;
-    assert_eq!(overview(&both).providers[0].drained_in_ms, None);
+    let paused = overview(&both).providers.remove(0);
+    assert_eq!(paused.clears, Clears::NotWhilePaused);
+    assert!(matches!(paused.clears_if_resumed, Some(Clears::ClearsIn { ms: 1.. })), "{:?}", paused.clears_if_resumed);
     // Nobody to ask: leases tell who has jobs in hand, and nothing drains.
     let mut alone = evidence(vec![row()], Vec::new());
     alone.accounts.as_mut().unwrap().get_mut("acme").unwrap().in_hand = 6;
     let one = overview(&alone).providers.remove(0);
-    assert_eq!((one.in_hand, one.in_flight, one.drained_in_ms, one.limits[0].used), (6, 0, None, None));
-}
-
-#[test]
-fn where_each_account_has_its_own_limit_the_others_say_the_least_that_it_takes() {
-    let mut row = row();
-    let each = LimitRow { name: "per-account".to_owned(), scope: "account".to_owned(), ..row.limits[1].clone() };
-    row.limits.push(LimitRow { max_requests: 6, ..each });
-    let mut one = evidence(vec![row], vec![worker("a", json!({}))]);
-    one.depths.insert("acme".to_owned(), 150);
-    let told = |evidence: &Evidence| {
-        let one = overview(evidence).providers.remove(0);
-        (one.drained_in_ms.unwrap() / 1_000, one.drain_depends_on, one.drained_about_ms.map(|ms| ms / 1_000))
-    };
-    let on = || vec!["per-account".to_owned()];
-    assert_eq!(told(&one), (15, on(), None));
-    // 153 at the rate at which they went lately; faster than the limits is no guess.
-    one.lately_per_s.insert("acme".to_owned(), 0.5);
-    assert_eq!(told(&one), (15, on(), Some(306)));
-    one.lately_per_s.insert("acme".to_owned(), 80.0);
-    assert_eq!(told(&one), (15, on(), Some(15)));
-    one.rows[0].limits.pop();
-    one.providers = one.rows[0].meant(9).into_iter().map(|it| (it.name.clone(), Arc::new(it))).collect();
-    assert_eq!(told(&one), (15, Vec::new(), None));
-}
-
-#[test]
-fn those_that_share_a_quota_drain_together() {
-    let of = |name: &str| ProviderRow { name: name.to_owned(), quota: Some("shared".to_owned()), ..row() };
-    let mut workers = worker("a", json!({}));
-    let lanes = &mut workers.report.as_mut().unwrap().lanes;
-    lanes.insert("bolt".to_owned(), Lane::default());
-    let mut both = evidence(vec![of("acme"), of("bolt")], vec![workers]);
-    let mut theirs = account(0, 1_200);
-    theirs.provider = "bolt".to_owned();
-    both.accounts.as_mut().unwrap().insert("bolt".to_owned(), theirs);
-    let drained: Vec<_> = overview(&both).providers.iter().map(|one| one.drained_in_ms.unwrap() / 60_000).collect();
-    assert_eq!(drained, [2, 2]);
-    both.accounts.as_mut().unwrap().remove("bolt");
-    let drained: Vec<_> = overview(&both).providers.iter().map(|one| one.drained_in_ms).collect();
-    assert_eq!(drained, [Some(700), Some(0)]);
+    assert_eq!((one.in_hand, one.in_flight, one.limits[0].used), (6, 0, None));
+    assert_eq!(one.clears, Clears::Unknown { missing: Source::Worker });
 }
 
 #[test]
@@ -379,25 +343,6 @@ fn different_versions_and_unreadable_reports_are_warned_of() {
 }
 
 #[test]
-fn what_cannot_drain_has_no_drain_time() {
-    let drained = |evidence: &Evidence| overview(evidence).providers[0].drained_in_ms;
-    let mut one = evidence(vec![row()], vec![worker("a", json!({}))]);
-    one.accounts = Some(by_provider([account(1, 0)]));
-    one.accounts.as_mut().unwrap().get_mut("acme").unwrap().parked_for_ms = Some(2_820_000);
-    assert_eq!(drained(&one), Some(2_820_000), "not before its time comes");
-    // What a rule blocks is parked again and again; beside others, those are reckoned.
-    one.rows[0].accounts =
-        vec![AccountRow { account: "shop".to_owned(), rule: "blocked".to_owned(), ..AccountRow::default() }];
-    one.providers = [(ProviderName::new("acme").unwrap(), Arc::new(one.rows[0].meant(9).unwrap()))].into();
-    assert_eq!(drained(&one), None);
-    one.depths.insert("acme".to_owned(), 5);
-    assert!(drained(&one).is_some());
-    // When a provider that is down comes back nobody knows.
-    let down = json!({"does": "stopped", "pause": held("breaker", "the provider is down", 24_000)});
-    assert_eq!(drained(&evidence(vec![row()], vec![worker("a", down)])), None);
-}
-
-#[test]
 fn a_closed_limit_is_a_state_and_what_is_in_hand_waits() {
     let mut closed = row();
     closed.limits[0].max_requests = 0;
@@ -407,7 +352,7 @@ fn a_closed_limit_is_a_state_and_what_is_in_hand_waits() {
         let told = overview(&one).providers.remove(0);
         let cause = "limit per-second (0/1s) is closed: nothing is sent";
         assert_eq!((told.state, told.cause.as_deref()), (State::Closed, Some(cause)));
-        assert_eq!((told.waiting, told.drained_in_ms), (1, None));
+        assert_eq!((told.waiting, told.clears), (1, Clears::Never { limit: Some("per-second".to_owned()) }));
     }
 }
 
@@ -444,3 +389,13 @@ fn who_paused_it_is_named() {
     paused.paused_by.insert("acme".to_owned(), who.clone());
     assert_eq!(told(&paused), (State::Paused, format!("{who}: its queue keeps collecting"), None));
 }
+
+fn ms(clears: &Clears) -> u64 {
+    match clears {
+        Clears::ClearsIn { ms } => *ms,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[path = "clears_tests.rs"]
+mod clears;

@@ -53,13 +53,6 @@ impl State {
             Self::Idle => "idle",
         }
     }
-
-    /// Whether jobs go out, or will by themselves once the wait is over. When a provider that is down will be up again
-    /// nobody knows.
-    #[must_use]
-    pub fn drains(self) -> bool {
-        self > Self::BreakerOpen && self != Self::Probing
-    }
 }
 
 /// What a provider does, and why.

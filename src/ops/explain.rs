@@ -86,6 +86,7 @@ pub(super) async fn show(State(state): State<OpsState>, Path(id): Path<String>) 
         queue: Some(state.desk.queue.as_ref()),
         limiter: Some(state.limiter.as_ref()),
         process: Some(&progress),
+        lookout: Some(state.lookout.as_ref()),
     };
     match explained(&sources, &id).await {
         Ok(explained) => Json(explained).into_response(),

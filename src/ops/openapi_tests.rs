@@ -256,7 +256,7 @@ fn the_examples_of_the_page_are_what_is_described() {
 fn the_validator_finds_what_is_wrong() {
     let published = Published::now();
     let good = serde_json::json!({"limit": "a", "from": "1/1s", "to": "2/1s", "changed": true,
-                                  "drained_in_ms": {"from": null, "to": 5}, "drain_depends_on": []});
+                                  "clears": {"from": {"kind": "not_while_paused"}, "to": {"kind": "clears_in", "ms": 5}}});
     let faults = |change: fn(&mut Value)| {
         let mut body = good.clone();
         change(&mut body);
@@ -266,8 +266,8 @@ fn the_validator_finds_what_is_wrong() {
     for (change, words) in [
         ((|body| body["changed"] = "yes".into()) as fn(&mut Value), "is no \"boolean\""),
         (|body| body["more"] = 1.into(), "/more: is not described"),
-        (|body| body["drained_in_ms"]["to"] = (-1).into(), "is less than 0"),
-        (|body| body["drained_in_ms"]["via"] = 1.into(), "/via: is not described"),
+        (|body| body["clears"]["to"]["ms"] = (-1).into(), "fits 0 of"),
+        (|body| body["clears"]["via"] = 1.into(), "/via: is not described"),
         (|body| drop(body.as_object_mut().unwrap().remove("to")), "has no \"to\""),
     ] {
         let faults = faults(change);

@@ -105,12 +105,8 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
         (&Method::GET, ["jobs", state, "explain"]) => explained(state),
         (&Method::GET, ["workers"]) => workers(server.empty),
         (&Method::POST, ["providers", _, "limits", limit]) => {
-            let drained = if *limit == "per-account" {
-                json!({"from": null, "to": null})
-            } else {
-                json!({"from": 120_000, "to": 60_000})
-            };
-            json!({"limit": limit, "from": "100/1s", "to": "200/1s", "changed": false, "drained_in_ms": drained, "drain_depends_on": ["per-account"]})
+            let least = |at_least_ms| json!({"kind": "depends_on_accounts", "at_least_ms": at_least_ms, "limits": ["per-account"], "about_ms": null});
+            json!({"limit": limit, "from": "100/1s", "to": "200/1s", "changed": false, "clears": {"from": least(120_000), "to": least(60_000)}})
         }
         _ => Value::Null,
     };
@@ -146,17 +142,25 @@ fn peculiar(state: &str) -> Value {
     match state {
         // Whose payments wait decides.
         "waiting_for_limit" => {
-            json!({"drain_depends_on": ["per-account"], "drained_in_ms": 34_000, "drained_about_ms": 428_000})
+            json!({"clears": {"kind": "depends_on_accounts", "at_least_ms": 34_000, "limits": ["per-account"], "about_ms": 428_000}})
         }
-        "running" => json!({"drain_depends_on": ["per-account"], "drained_in_ms": 34_000, "drained_about_ms": null}),
+        "running" => {
+            json!({"clears": {"kind": "depends_on_accounts", "at_least_ms": 34_000, "limits": ["per-account"], "about_ms": null}})
+        }
         // The limiter does not answer.
         "engine_away" => {
             json!({"limits": [limit("all", None, json!({})), limit("off", None, json!({"enabled": false})), limit("each", None, json!({"scope": "reference"}))]})
         }
+        "breaker_open" => json!({"clears": {"kind": "not_while_breaker_open"}}),
+        "closed" => json!({"clears": {"kind": "never", "limit": "closed"}}),
+        "no_worker" => json!({"clears": {"kind": "unknown", "missing": "worker"}}),
         // Its last good row counts.
         "probing" => json!({"problems": ["limit all: max_requests is out of range"]}),
         // Nobody has taken any of these.
-        "paused" => json!({"queued": 80, "waiting": 80}),
+        "paused" => json!({
+            "queued": 80, "waiting": 80, "clears": {"kind": "not_while_paused"},
+            "clears_if_resumed": {"kind": "clears_in", "ms": 90_000},
+        }),
         "idle" => {
             json!({"limits": [limit("lookups", Some(0), json!({"applies_to": "lookup", "window_ms": 3_600_000})), limit("loose", Some(1), json!({})), limit("tight", Some(2), json!({"window_ms": 60_000})), limit("middling", Some(3), json!({"window_ms": 10_000}))]})
         }
@@ -174,9 +178,9 @@ fn provider(name: &str, state: &str) -> Value {
             limit("closed", Some(0), json!({"max_requests": 0, "free": 0, "shadow": true})),
         ],
         "rate_per_s": 94.1, "limit_per_s": 100.0, "waiting": 12_000, "queued": null, "parked": 300, "in_hand": 128,
-        "in_flight": 9, "oldest_waiting_at": EARLIER, "drained_in_ms": 120_000, "review": 2, "dead": 1,
+        "in_flight": 9, "oldest_waiting_at": EARLIER, "clears": {"kind": "clears_in", "ms": 120_000}, "review": 2, "dead": 1,
         "succeeded": 1_234_567, "declined": 3, "expired": 0, "cancelled": 0, "unknown": 0, "sending": 9,
-        "refused_by_provider": 1, "drain_depends_on": [], "drained_about_ms": null,
+        "refused_by_provider": 1,
     });
     provider.as_object_mut().unwrap().extend(peculiar(state).as_object().unwrap().clone());
     provider

@@ -109,7 +109,7 @@ async fn any_worker_tells_of_all() {
             let overview = ask(&stand, number_of, "/api/v1/overview").await;
             let acme = overview["providers"][0].clone();
             let busy = acme["state"] == "running" && acme["rate_per_s"].as_f64().unwrap() > 10.0;
-            let waits = acme["drained_in_ms"].as_u64().is_some_and(|drained_in_ms| drained_in_ms > 0);
+            let waits = acme["clears"]["ms"].as_u64().is_some_and(|ms| ms > 0);
             if busy && waits && number(&acme["succeeded"]) > 0 { Ok(acme) } else { Err(overview) }
         })
         .await;
@@ -124,7 +124,7 @@ async fn any_worker_tells_of_all() {
     })
     .await;
     let shut = &overview["providers"][1];
-    assert_eq!((&shut["state"], &shut["drained_in_ms"]), (&json!("paused"), &Value::Null));
+    assert_eq!((&shut["state"], &shut["clears"]["kind"]), (&json!("paused"), &json!("not_while_paused")));
     assert_eq!(overview["warnings"], json!([]), "{overview:#}");
 
     the_terminal_tells_it_too(&stand, two).await;

@@ -59,6 +59,7 @@ async fn alone(id: &JobId, config: &Config, engines: &dyn Engines) -> Result<Exp
         queue: Some(queue.as_ref()),
         limiter: limiter.as_deref(),
         process: None,
+        lookout: None,
     };
     Ok(explained(&sources, id).await?)
 }

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use crate::cli::console::{Shape, render_table, width, wrapped};
 use crate::domain::limit::AppliesTo;
 use crate::domain::time::format_duration;
+use crate::fleet::clears::{Clears, Source};
 use crate::fleet::overview::{LimitOverview, ProviderOverview};
 use crate::fleet::{Overview, State};
 
@@ -148,23 +149,40 @@ fn cells(of: &ProviderOverview) -> Vec<String> {
     ]
 }
 
-/// `2 min 5 s`; where limits on accounts decide, the least that it takes: `≥ 34 s`.
+/// `2 min 5 s`, why there is no such time, or the least that it takes: `≥ 34 s`.
 fn drained(of: &ProviderOverview) -> String {
-    let least = if of.drain_depends_on.is_empty() || of.waiting == 0 { "" } else { "≥ " };
-    of.drained_in_ms.map_or_else(|| UNKNOWN.to_owned(), |ms| format!("{least}{}", in_words(ms)))
+    match &of.clears {
+        Clears::ClearsIn { ms } => in_words(*ms),
+        Clears::DependsOnAccounts { at_least_ms, .. } => format!("≥ {}", in_words(*at_least_ms)),
+        Clears::Never { .. } => "never".to_owned(),
+        Clears::NotWhilePaused => "not while paused".to_owned(),
+        Clears::NotWhileDisabled => "not while disabled".to_owned(),
+        Clears::NotWhileBreakerOpen => "not while the breaker is open".to_owned(),
+        Clears::Unknown { .. } => "unknown".to_owned(),
+    }
 }
 
-/// Why nobody can say how long a backlog takes, and a guess if there is one.
-fn drain_depends(of: &ProviderOverview) -> Option<String> {
-    let on = &of.drain_depends_on;
-    if on.is_empty() || of.waiting == 0 || of.drained_in_ms.is_none() {
-        return None;
+/// What the column does not say: why it is not known, whose payments decide, and a guess if there is one.
+fn clears_note(of: &ProviderOverview) -> Option<String> {
+    match &of.clears {
+        Clears::DependsOnAccounts { limits, about_ms, .. } => {
+            let (limit, counts) = if limits.len() == 1 { ("limit", "counts") } else { ("limits", "count") };
+            let about =
+                about_ms.map(|ms| format!("drained in about {} at the rate of the last minutes; ", in_words(ms)));
+            let about = about.unwrap_or_default();
+            Some(format!("{about}{limit} {} {counts} each account or reference on its own", limits.join(", ")))
+        }
+        Clears::Never { limit: None } => Some("an account rule blocks all that wait".to_owned()),
+        Clears::Unknown { missing: Source::Queue } => Some("the broker does not say how many wait".to_owned()),
+        Clears::Unknown { missing: Source::Ledger } => Some("the database does not say how many wait".to_owned()),
+        // Its state says the rest.
+        Clears::ClearsIn { .. }
+        | Clears::Never { .. }
+        | Clears::NotWhilePaused
+        | Clears::NotWhileDisabled
+        | Clears::NotWhileBreakerOpen
+        | Clears::Unknown { .. } => None,
     }
-    let (limit, counts) = if on.len() == 1 { ("limit", "counts") } else { ("limits", "count") };
-    let about =
-        of.drained_about_ms.map(|ms| format!("drained in about {} at the rate of the last minutes; ", in_words(ms)));
-    let about = about.unwrap_or_default();
-    Some(format!("{about}{limit} {} {counts} each account or reference on its own", on.join(", ")))
 }
 
 /// Of the limits that every charge meets, the one that is nearest to its end, or else the tightest.
@@ -209,7 +227,7 @@ fn note(of: &ProviderOverview) -> Option<String> {
     };
     let problems = of.problems.iter().map(|problem| format!("bad row, {counts}: {problem}"));
     let parts: Vec<String> =
-        cause.into_iter().chain(ends).chain(refused).chain(problems).chain(drain_depends(of)).collect();
+        cause.into_iter().chain(ends).chain(refused).chain(problems).chain(clears_note(of)).collect();
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 

@@ -18,7 +18,7 @@ fn picture() -> Overview {
     let mut picture = crate::fleet::overview(&Evidence { rows, ..Evidence::default() });
     let [first, second] = picture.providers.as_mut_slice() else { panic!("two rows") };
     (first.state, first.cause, first.waiting) = (State::Running, None, 12_345);
-    (first.rate_per_s, first.in_flight, first.drained_in_ms) = (94.12, 9, Some(125_000));
+    (first.rate_per_s, first.in_flight, first.clears) = (94.12, 9, Clears::ClearsIn { ms: 125_000 });
     (first.limits[0].used, first.limits[0].free) = (Some(87), Some(13));
     (first.limits[1].used, first.limits[1].free) = (Some(87), Some(513));
     (second.state, second.ends_in_ms) = (State::BreakerOpen, Some(4_200));
@@ -65,17 +65,30 @@ fn the_limit_of_a_line_is_one_that_charges_meet() {
 #[test]
 fn where_accounts_decide_the_drain_time_is_the_least_and_says_so() {
     let mut picture = picture();
-    picture.providers[0].drain_depends_on = vec!["per-account".to_owned()];
+    let depends =
+        |about_ms| Clears::DependsOnAccounts { at_least_ms: 125_000, limits: vec!["per-account".to_owned()], about_ms };
+    picture.providers[0].clears = depends(None);
     let page = overview(&picture, Shape::Plain, None);
     let lines: Vec<&str> = page.lines().collect();
     assert!(lines[1].ends_with("≥ 2 min 5 s"), "{page}");
     assert_eq!(lines[2], "  └ limit per-account counts each account or reference on its own");
-    picture.providers[0].drained_about_ms = Some(428_000);
+    picture.providers[0].clears = depends(Some(428_000));
     let page = overview(&picture, Shape::Plain, None);
     assert!(page.contains("drained in about 7 min 8 s at the rate of the last minutes; limit per-account"), "{page}");
-    // Nothing waits: there is nothing to say.
-    picture.providers[0].waiting = 0;
-    assert!(!overview(&picture, Shape::Plain, None).contains("per-account"));
+    for (clears, words, note) in [
+        (Clears::Never { limit: Some("second".to_owned()) }, "never", ""),
+        (Clears::Never { limit: None }, "never", "an account rule blocks all that wait"),
+        (Clears::NotWhilePaused, "not while paused", ""),
+        (Clears::NotWhileDisabled, "not while disabled", ""),
+        (Clears::NotWhileBreakerOpen, "not while the breaker is open", ""),
+        (Clears::Unknown { missing: Source::Worker }, "unknown", ""),
+        (Clears::Unknown { missing: Source::Queue }, "unknown", "the broker does not say how many wait"),
+    ] {
+        picture.providers[0].clears = clears;
+        let page = overview(&picture, Shape::Plain, None);
+        let lines: Vec<&str> = page.lines().collect();
+        assert!(lines[1].ends_with(words) && (note.is_empty() || lines[2].ends_with(note)), "{page}");
+    }
 }
 
 #[test]

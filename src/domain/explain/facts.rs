@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::turn::Past;
+use crate::domain::clear_time::ClearTime;
 use crate::domain::disposition::Resend;
 use crate::domain::provider::Provider;
 use crate::domain::quota_spec::QuotaSpec;
@@ -49,9 +50,8 @@ pub struct LaneQueue {
     pub provider: String,
     /// Messages ready in it.
     pub ready: u64,
-    /// By what its limits and its outflow allow; `None`: never, as its row is now.
-    pub last_in: Option<Duration>,
-    pub paused: bool,
+    /// When everything that waits for its provider is cleared.
+    pub clears: ClearTime,
 }
 
 /// A job as the ledger has it.

@@ -125,14 +125,8 @@ fn may_be(facts: &Facts) -> String {
         Lanes::Hold(lanes) => lanes,
     };
     let lane = |lane: &LaneQueue| {
-        let through = match lane.last_in {
-            _ if lane.paused => "it is paused".to_owned(),
-            Some(last_in) => {
-                format!("the last is through about {}", words::when(open::later(facts.now, last_in), facts.now))
-            }
-            None => "its row lets none through".to_owned(),
-        };
-        format!("lane {} ({} there, {through})", lane.provider, lane.ready)
+        let clears = words::clears(&lane.clears, facts.now);
+        format!("lane {} ({} there, {clears})", lane.provider, lane.ready)
     };
     let lanes: Vec<String> = lanes.iter().map(lane).collect();
     format!(": it is still in its lane's queue, if that is {}, or {LOST}", lanes.join(", or "))

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use crate::domain::clear_time::ClearTime;
 use crate::domain::time::EpochMs;
 
 const DAY_MS: i64 = 86_400_000;
@@ -43,6 +44,27 @@ pub fn span(span: Duration) -> String {
         60..3_600 => two(s / 60, "min", s % 60, "s"),
         3_600..86_400 => two(s / 3_600, "h", s / 60 % 60, "min"),
         _ => two(s / 86_400, "d", s / 3_600 % 24, "h"),
+    }
+}
+
+/// When a backlog is cleared, as part of a sentence about its lane.
+#[must_use]
+pub fn clears(clears: &ClearTime, now: EpochMs) -> String {
+    let then =
+        |wait: Duration| when(EpochMs(now.0.saturating_add(i64::try_from(wait.as_millis()).unwrap_or(i64::MAX))), now);
+    match clears {
+        ClearTime::In(wait) => format!("everything that waits is sent by about {}", then(*wait)),
+        ClearTime::Never { limit: Some(limit) } => format!("nothing is sent: its limit {limit} is 0"),
+        ClearTime::Never { limit: None } => "an account rule blocks all that wait".to_owned(),
+        ClearTime::NotWhilePaused => "it is paused".to_owned(),
+        ClearTime::NotWhileDisabled => "it is disabled".to_owned(),
+        ClearTime::NotWhileBreakerOpen => "nothing is sent while its circuit breaker is open".to_owned(),
+        ClearTime::Unknown(missing) => format!("when they are sent is not known: {}", missing.in_words()),
+        ClearTime::DependsOnAccounts { at_least, limits, .. } => format!(
+            "everything that waits is sent by {} at the earliest: {} counts each account or reference on its own",
+            then(*at_least),
+            limits.join(", ")
+        ),
     }
 }
 

@@ -13,8 +13,7 @@ use super::by;
 use super::problem::{ErrorBody, Problem};
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
-use crate::fleet::drain::on_each;
-use crate::fleet::overview::drained_if;
+use crate::fleet::clears::{Clears, Source, clear_time};
 use crate::ledger::provider_row::{LimitLine, ProviderRow};
 use crate::ledger::settings::BadRow;
 use crate::ops::OpsState;
@@ -72,18 +71,14 @@ pub struct LimitChanged {
     to: String,
     /// False in a dry run, or when it was so already.
     changed: bool,
-    drained_in_ms: DrainedIn,
-    /// Limits that count each account or reference on its own: whose payments wait decides, and `drained_in_ms` is the
-    /// least that it takes, or `null` when such a limit is the one that changes.
-    drain_depends_on: Vec<String>,
+    clears: ClearsChange,
 }
 
-/// When what waits now would be through, by what the limits on the whole provider allow; `null` where nothing flows, or
-/// where it depends on accounts.
+/// When what waits is cleared, before and after the change.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct DrainedIn {
-    from: Option<u64>,
-    to: Option<u64>,
+pub struct ClearsChange {
+    from: Clears,
+    to: Clears,
 }
 
 /// The limits of all providers as they are written; `/api/v1/limits/{provider}` says what they have used.
@@ -196,21 +191,17 @@ pub async fn set_limit(
     let name = of_address(name)?;
     let settings = ops.desk.settings.as_ref();
     let evidence = ops.lookout.evidence().await;
-    let drained_if = |row: &ProviderRow| row.meant(0).ok().and_then(|provider| drained_if(&evidence, &provider));
     let change = set_rate(settings, &name, &limit, rate, asked.dry_run, Some(&by)).await?;
-    let drain_depends_on = change.row_after.meant(0).map(|provider| on_each(&provider)).unwrap_or_default();
-    // What one on accounts or references does to the backlog depends on whose payments wait.
-    let drained_in_ms = match drain_depends_on.contains(&limit) {
-        true => DrainedIn { from: None, to: None },
-        false => DrainedIn { from: drained_if(&change.row_before), to: drained_if(&change.row_after) },
+    let clears = |row: &ProviderRow| match row.meant(0) {
+        Ok(provider) => clear_time(&evidence, &provider).into(),
+        Err(_) => Clears::Unknown { missing: Source::Row },
     };
     Ok(Json(LimitChanged {
         limit,
         from: change.from.to_string(),
         to: change.to.to_string(),
         changed: !asked.dry_run && change.from != change.to.into(),
-        drained_in_ms,
-        drain_depends_on,
+        clears: ClearsChange { from: clears(&change.row_before), to: clears(&change.row_after) },
     }))
 }
 

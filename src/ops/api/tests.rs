@@ -11,6 +11,7 @@ use crate::domain::job::{Job, Token};
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::ProviderName;
 use crate::ledger::database::Database;
+use crate::ledger::fleet::WorkerReport;
 use crate::ledger::provider_row::{LimitRow, ProviderRow};
 use crate::ledger::{AttemptEnd, Begun, Claim, Hold, JobState, Written};
 use crate::ops::openapi_tests::{Published, address_of, routes};
@@ -351,9 +352,20 @@ async fn a_limit_is_changed_in_earnest_or_rehearsed() {
     }
     let second = "/api/v1/providers/acme/limits/second";
     let minute = "/api/v1/providers/acme/limits/minute";
+    let report = WorkerReport {
+        id: "one".to_owned(),
+        host: "pay-1".to_owned(),
+        pid: 7,
+        version: "0.1.0".to_owned(),
+        uptime: Duration::from_secs(60),
+        format: 1,
+        body: json!({"ready": true, "lanes": {"acme": {"does": "running"}}}).to_string(),
+    };
+    stand.database.fleet().report(&report).await.unwrap();
+    let clears_in = |ms: u64| json!({"kind": "clears_in", "ms": ms});
     // Three wait, and leave their lane as steadily as the tightest limit allows.
     let rehearsed = json!({"limit": "minute", "from": "600/1m", "to": "2/1m", "changed": false,
-                           "drained_in_ms": {"from": 300, "to": 90_000}, "drain_depends_on": []});
+                           "clears": {"from": clears_in(200), "to": clears_in(60_000)}});
     let before = stand.written().await;
     let ask = json!({"rate": "2/1m", "dry_run": true, "because": "too fast"});
     // The ledger is counted every few seconds.
@@ -375,18 +387,17 @@ async fn a_limit_is_changed_in_earnest_or_rehearsed() {
     assert_eq!(audit, "sluicegate ops, alice@curl/8.5.0, too fast, provider_limits acme/minute");
     // Closed: nothing drains. What would break the row is refused, in a dry run too.
     let closed = stand.post(second, json!({"rate": "0/1s", "dry_run": true})).await.1;
-    assert_eq!(closed["drained_in_ms"], json!({"from": 90_000, "to": null}));
-    // With a limit on each account the others say the least that it takes, and what that limit does nobody can say.
+    assert_eq!(closed["clears"], json!({"from": clears_in(60_000), "to": {"kind": "never", "limit": "second"}}));
+    // With a limit on each account the others say the least that it takes.
     let each = "INSERT INTO provider_limits (provider, name, scope, max_requests, window_ms) \
                 VALUES ('acme', 'each', 'account', 6, 60000)";
     sqlx::raw_sql(each).execute(&stand.database.sqlite_pool().unwrap()).await.unwrap();
-    for (limit, rate, drained) in [
-        ("minute", "1/1m", json!({"from": 90_000, "to": 180_000})),
-        ("each", "0/1m", json!({"from": null, "to": null})),
-    ] {
+    let least =
+        |ms: u64| json!({"kind": "depends_on_accounts", "at_least_ms": ms, "limits": ["each"], "about_ms": null});
+    for (limit, rate, to) in [("minute", "1/1m", least(120_000)), ("each", "0/1m", least(60_000))] {
         let path = format!("/api/v1/providers/acme/limits/{limit}");
         let told = stand.post(&path, json!({"rate": rate, "dry_run": true})).await.1;
-        assert_eq!((&told["drained_in_ms"], &told["drain_depends_on"]), (&drained, &json!(["each"])), "{limit}");
+        assert_eq!(told["clears"], json!({"from": least(60_000), "to": to}), "{limit}");
     }
     sqlx::raw_sql("UPDATE provider_limits SET algorithm = 'sliding_window' WHERE name = 'second'")
         .execute(&stand.database.sqlite_pool().unwrap())

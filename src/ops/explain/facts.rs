@@ -23,6 +23,7 @@ use crate::ledger::operator::{At, JobStory, Operator};
 use crate::ledger::surroundings::Surroundings;
 use crate::limiter::Limiter;
 use crate::limiter::gate::RefusedBy;
+use crate::ops::Lookout;
 use crate::queue::Queue;
 use crate::worker::deployment::Progress;
 use crate::worker::pauses::LaneState;
@@ -40,6 +41,8 @@ pub struct Sources<'a> {
     /// `None`: it is in another process.
     pub limiter: Option<&'a dyn Limiter>,
     pub process: Option<&'a Progress>,
+    /// What all workers report, for the lanes' backlogs.
+    pub lookout: Option<&'a Lookout>,
 }
 
 /// Everything that is known of one id, as it is now.

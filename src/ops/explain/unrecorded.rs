@@ -2,16 +2,18 @@
 //!
 //! Refuses to guess a lane: where the broker lets nobody look, it is told what each lane holds.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::timeout;
 
 use super::facts::{LOOK_MAX, Sources, place_in};
+use crate::domain::clear_time::{ClearTime, Missing};
 use crate::domain::explain::facts::{Hand, JobFacts, LaneQueue, Lanes};
 use crate::domain::job::{Job, JobId};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::domain::time::EpochMs;
-use crate::fleet::drain::{drained_in, leaked_in};
+use crate::fleet::clears::clear_time;
 use crate::queue::message::decode_recorded;
 use crate::queue::{Found, Search};
 
@@ -101,16 +103,20 @@ pub(super) fn since(job: JobFacts, ready_in: Duration, now: EpochMs) -> JobFacts
 
 /// The lanes that hold messages; `None`: the broker does not tell of all.
 async fn lanes(sources: &Sources<'_>) -> Option<Vec<LaneQueue>> {
-    let mut lanes = Vec::new();
+    let mut held = Vec::new();
     for row in sources.known.providers.values().take(LANES_MAX) {
         let ready = sources.queue?.depth(&row.name).await.ok()?.unwrap_or(0);
-        lanes.extend((ready > 0).then(|| lane(row, ready)));
+        held.extend((ready > 0).then_some((row, ready)));
     }
-    Some(lanes)
-}
-
-fn lane(row: &Provider, ready: u64) -> LaneQueue {
-    let by_limits = drained_in(row, ready, &[], Duration::ZERO);
-    let last_in = by_limits.zip(leaked_in(row, ready, 1)).map(|(limits, leaked)| limits.max(leaked));
-    LaneQueue { provider: row.name.to_string(), ready, last_in, paused: row.paused || !row.enabled }
+    let evidence = match sources.lookout {
+        Some(lookout) => Some(lookout.evidence().await),
+        None => None,
+    };
+    let clears = |row: &Provider| match &evidence {
+        Some(evidence) => clear_time(evidence, row),
+        None => ClearTime::Unknown(Missing::Worker),
+    };
+    let lane =
+        |(row, ready): (&Arc<Provider>, u64)| LaneQueue { provider: row.name.to_string(), ready, clears: clears(row) };
+    Some(held.into_iter().map(lane).collect())
 }

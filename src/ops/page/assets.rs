@@ -25,6 +25,7 @@ pub(super) static ASSETS: &[Asset] = &[
     file!("js/announce.js", JS),
     file!("js/api.js", JS),
     file!("js/chart.js", JS),
+    file!("js/clears.js", JS),
     file!("js/clock.js", JS),
     file!("js/dialog.js", JS),
     file!("js/dom.js", JS),

@@ -23,6 +23,7 @@ async fn ask(bench: &Bench, id: &str) -> Explained {
         queue: Some(queue.as_ref()),
         limiter: None,
         process: Some(&progress),
+        lookout: None,
     };
     explained(&sources, &Token::new(id).unwrap()).await.unwrap()
 }
@@ -36,6 +37,7 @@ async fn facts_of(bench: &Bench, id: &str) -> Facts {
         queue: Some(queue.as_ref()),
         limiter: None,
         process: Some(&progress),
+        lookout: None,
     };
     facts(&sources, &Token::new(id).unwrap()).await.unwrap()
 }

@@ -1,6 +1,7 @@
 //! Where a job stands, and what is told of its turn there. Refuses the clock: every instant is an argument.
 
 use super::*;
+use crate::domain::clear_time::{ClearTime, Missing};
 
 /// In the leaky bucket the queue is behind it: before it are those in the bucket and at the gate.
 #[test]
@@ -71,14 +72,27 @@ fn what_the_ledger_does_not_know_yet_is_told_from_its_message() {
         explained.summary
     };
     assert!(sought(Lanes::Searched).contains("no lane's queue has its message"));
-    let lane =
-        |provider: &str, last_in, paused| LaneQueue { provider: provider.to_owned(), ready: 1_200, last_in, paused };
-    let told = sought(Lanes::Hold(vec![lane("stripe", Some(ms(12_000)), false), lane("acme", None, true)]));
-    assert!(
-        told.contains(
-            "if that is lane stripe (1200 there, the last is through about 14:03:32 UTC (in 12 s)), or lane acme (1200 \
-             there, it is paused), or its message can never be a job"
+    let lane = |provider: &str, clears| LaneQueue { provider: provider.to_owned(), ready: 1_200, clears };
+    let closed = ClearTime::Never { limit: Some("second".to_owned()) };
+    for (clears, words) in [
+        (ClearTime::In(ms(12_000)), "everything that waits is sent by about 14:03:32 UTC (in 12 s)"),
+        (closed, "nothing is sent: its limit second is 0"),
+        (ClearTime::Never { limit: None }, "an account rule blocks all that wait"),
+        (ClearTime::NotWhilePaused, "it is paused"),
+        (ClearTime::NotWhileDisabled, "it is disabled"),
+        (ClearTime::NotWhileBreakerOpen, "nothing is sent while its circuit breaker is open"),
+        (ClearTime::Unknown(Missing::Worker), "when they are sent is not known: no worker reports"),
+        (
+            ClearTime::DependsOnAccounts { at_least: ms(12_000), limits: vec!["each".to_owned()], about: None },
+            "everything that waits is sent by 14:03:32 UTC (in 12 s) at the earliest: each counts each account or reference on \
+             its own",
         ),
-        "{told}"
-    );
+    ] {
+        let told = sought(Lanes::Hold(vec![lane("stripe", clears), lane("acme", ClearTime::NotWhilePaused)]));
+        let wanted = format!(
+            "if that is lane stripe (1200 there, {words}), or lane acme (1200 there, it is paused), or its message can never \
+             be a job"
+        );
+        assert!(told.contains(&wanted), "{told}");
+    }
 }

@@ -1,6 +1,7 @@
 // One provider on the overview: what it allows, what is used, what waits, and why it stands still if it does.
 
 import { rateChart, rateWords } from "../chart.js";
+import { clearsAbout, clearsDependsOn, clearsWords } from "../clears.js";
 import { h } from "../dom.js";
 import { ago, count, duration, rate, since } from "../format.js";
 import { chip, figure, figures, limitBar, providerHref, unasked } from "../parts.js";
@@ -59,11 +60,11 @@ export const whatCounts = (provider) =>
 
 /** Whose payments wait decides, and the queue does not say: so much in words, beside the figure. */
 export function depends(provider) {
-  const on = provider.drain_depends_on ?? [];
-  if (on.length === 0 || !(provider.waiting > 0) || !known(provider.drained_in_ms)) return null;
+  const on = clearsDependsOn(provider.clears);
+  if (on.length === 0 || !(provider.waiting > 0)) return null;
   const [limit, counts] = on.length === 1 ? ["limit", "counts"] : ["limits", "count"];
-  const guess = known(provider.drained_about_ms) ? `about ${duration(provider.drained_about_ms)} at the rate of the last minutes` : "how long in all, nobody can say";
-  return h("p", { class: "depends" }, `Drained in at least ${duration(Math.max(1_000, provider.drained_in_ms))}; ${guess}: ${limit} ${on.join(", ")} ${counts} each account or reference on its own.`);
+  const guess = known(provider.clears.about_ms) ? `about ${duration(provider.clears.about_ms)} at the rate of the last minutes` : "how long in all is not known";
+  return h("p", { class: "depends" }, `Drained in ${clearsWords(provider.clears)}; ${guess}: ${limit} ${on.join(", ")} ${counts} each account or reference on its own.`);
 }
 
 const known = (value) => value !== null && value !== undefined;
@@ -90,21 +91,13 @@ export function numbers(provider) {
   return [
     figure("Waiting", count(provider.waiting), { href: search("waiting") }),
     figure("Oldest", ago(provider.oldest_waiting_at)),
-    figure("Drained in", drained(provider)),
+    figure("Drained in", clearsAbout(provider.clears)),
     figure("In flight", count(provider.in_flight)),
     figure("Review", count(provider.review), { alarm: provider.review > 0, href: attention("review") }),
     figure("Dead", count(provider.dead), { alarm: provider.dead > 0, href: attention("dead") }),
     figure("Refused by it", count(refused), { alarm: refused > 0 }),
     figure("Succeeded", count(provider.succeeded)),
   ];
-}
-
-export function drained(provider) {
-  if (provider.waiting === 0) return "–";
-  if (!known(provider.drained_in_ms)) return provider.paused ? "not while paused" : "–";
-  if ((provider.drain_depends_on ?? []).length === 0) return duration(Math.max(1_000, provider.drained_in_ms));
-  if (known(provider.drained_about_ms)) return `about ${duration(Math.max(1_000, provider.drained_about_ms))}`;
-  return `at least ${duration(Math.max(1_000, provider.drained_in_ms))}`;
 }
 
 /** The tightest ones (by how full they are, they would jump about), and any other that is nearly full. */

@@ -3,9 +3,10 @@
 
 import { path, post } from "../api.js";
 import { announce } from "../announce.js";
+import { clearsDependsOn, clearsWords } from "../clears.js";
 import { ask, because, reason } from "../dialog.js";
 import { h } from "../dom.js";
-import { duration, limitWords, rateSpec } from "../format.js";
+import { limitWords, rateSpec } from "../format.js";
 import { change } from "../parts.js";
 
 const UNITS = [["ms", 1], ["s", 1_000], ["min", 60_000], ["h", 3_600_000], ["d", 86_400_000]];
@@ -65,13 +66,11 @@ export function changeLimit(provider, limit, context) {
   }
 
   function content() {
-    const drained = state.told?.drained_in_ms;
+    const clears = state.told?.clears;
     const on = dependsOn();
-    const time = (ms) => {
+    const time = (clears) => {
       if (provider.waiting === 0) return "nothing waits";
-      if (on.includes(limit.name)) return `depends on ${limit.scope}s`;
-      if (ms === null || ms === undefined) return "unknown";
-      return `${on.length > 0 ? "at least " : ""}${duration(Math.max(1_000, ms))}`;
+      return on.includes(limit.name) ? `depends on ${limit.scope}s` : clearsWords(clears);
     };
     return [
       h("fieldset", { class: "rate" },
@@ -82,7 +81,7 @@ export function changeLimit(provider, limit, context) {
         h("select", { name: "unit", "aria-label": "Unit of the window", value: state.unit, onchange: typed("unit") }, UNITS.map(([name]) => h("option", { value: name }, name)))),
       h("dl", { class: "changes", "aria-live": "polite" },
         change("Limit", limitWords(limit.max_requests, limit.window_ms), valid() ? limitWords(Number(state.requests), windowMs()) : "?"),
-        change("Drained in", time(drained ? drained.from : provider.drained_in_ms), state.told ? time(drained?.to) : valid() && !state.said ? "…" : "?")),
+        change("Drained in", time(clears?.from ?? provider.clears), clears ? time(clears.to) : valid() && !state.said ? "…" : "?")),
       h("p", { class: "consequence" }, consequence()),
       on.length > 0 && provider.waiting > 0
         ? h("p", { class: "depends" }, `${on.join(", ")} ${on.length === 1 ? "counts" : "count"} each account or reference on its own: how long what waits takes in all depends on whose it is.`)
@@ -93,7 +92,8 @@ export function changeLimit(provider, limit, context) {
   }
 
   function dependsOn() {
-    return state.told?.drain_depends_on ?? provider.drain_depends_on ?? [];
+    const { from, to } = state.told?.clears ?? { from: provider.clears };
+    return [...new Set([...clearsDependsOn(from), ...clearsDependsOn(to)])];
   }
 
   function consequence() {

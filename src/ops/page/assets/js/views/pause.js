@@ -2,11 +2,11 @@
 
 import { path, post } from "../api.js";
 import { announce } from "../announce.js";
+import { clearsAbout } from "../clears.js";
 import { ask, because, reason } from "../dialog.js";
 import { h } from "../dom.js";
-import { count, duration, plural, rate } from "../format.js";
+import { count, plural, rate } from "../format.js";
 import { button, change } from "../parts.js";
-import { drained } from "./card.js";
 
 export function pauseButton(provider, context, kind = "quiet") {
   const { name, paused } = provider;
@@ -26,7 +26,7 @@ function pause(provider, context) {
     content: () => [
       h("dl", { class: "changes" },
         change("State", "takes and sends", "paused"),
-        provider.waiting === 0 ? null : change("Drained in", drained(provider), "never, while it is paused")),
+        provider.waiting === 0 ? null : change("Drained in", clearsAbout(provider.clears), "not while paused")),
       h("ul", {},
         h("li", {}, "In every worker, within 2 s: no new request is started."),
         provider.in_flight > 0 ? h("li", {}, `${plural(provider.in_flight, "request that is in flight is", "requests that are in flight are")} not cut off; the answers count.`) : null,
@@ -45,15 +45,13 @@ function resume(provider, context) {
   const { name } = provider;
   const state = {};
   const perSecond = provider.limit_per_s;
-  const least = (provider.drain_depends_on ?? []).length > 0 ? "at least" : "about";
-  const estimate = provider.waiting > 0 && perSecond > 0 ? `${least} ${duration((provider.waiting / perSecond) * 1_000)}` : null;
   ask({
     title: `Resume ${name}?`,
     confirm: `Resume ${name}`,
     content: () => [
       h("dl", { class: "changes" },
         change("State", "paused", "takes and sends"),
-        provider.waiting === 0 ? null : change("Drained in", "never, while it is paused", estimate ?? "unknown")),
+        provider.waiting === 0 ? null : change("Drained in", clearsAbout(provider.clears), clearsAbout(provider.clears_if_resumed))),
       h("ul", {},
         h("li", {}, `${plural(provider.waiting ?? 0, "payment waits and is", "payments wait and are")} sent at up to ${rate(perSecond)}, within its limits.`),
         h("li", {}, `In every worker, within 2 s. ${count(provider.in_flight ?? 0)} in flight now.`)),
