@@ -96,6 +96,8 @@ local function apart(cell, from, room, cost, now)
 end
 
 local function take(cell, uses, start)
+  -- What it was held for is over, and the ledger does not know of this one.
+  cell.since = 0
   if cell.kind == LOG then
     local missing = uses - cell.unused
     if cell.unused < 0 then cell.exceeds = true end
@@ -139,7 +141,7 @@ local function recall_drained(cell, instant, uses)
   return can_be_full
 end
 
--- A request that the ledger remembers, for a state that was lost.
+-- A request that the ledger remembers.
 local function recall(cell, now, instant, uses)
   if cell.kind == LOG then
     push(cell, ceil(instant / 1000), uses)
@@ -156,14 +158,31 @@ local function in_flight(tally, applies)
   return tally[applies]
 end
 
+-- What holds a cell's slots until its answer.
+local function flying(tally, cell)
+  if cell.mode ~= HELD then return 0 end
+  return in_flight(tally, cell.applies) + cell.unleased
+end
+
+-- Requests that the ledger remembers. What counts the start has been started by now.
+local function recall_all(cell, now, text, past)
+  for i = 0, past.uses - 1 do
+    local age, charges, lookups = decode('<I6I4I4', text, past.at + i * 14)
+    local uses = in_flight({ charges, lookups }, cell.applies)
+    if uses > 0 then recall(cell, now, max(0, now - age), uses) end
+  end
+  local started = in_flight(past.open, cell.applies)
+  if started > 0 and cell.mode ~= HELD then recall(cell, now, now, started) end
+end
+
 -- What may surely start now, and in how many µs all of it is free again.
 local function outlook(tally, cell, now)
   if cell.kind == LOG then
-    local flying = cell.mode == HELD and in_flight(tally, cell.applies) or 0
+    local held = flying(tally, cell)
     local over = cell.tail_ms * 1000 + cell.window
-    local counted, reset = flying, 0
-    if cell.logged > 0 and over > now then counted, reset = flying + cell.logged, over - now end
-    if flying > 0 then reset = max(reset, cell.window) end
+    local counted, reset = held, 0
+    if cell.logged > 0 and over > now then counted, reset = held + cell.logged, over - now end
+    if held > 0 then reset = max(reset, cell.window) end
     return max(0, cell.max - counted), reset
   end
   if cell.kind == WINDOW then
@@ -175,19 +194,44 @@ local function outlook(tally, cell, now)
   return floor(max(0, cell.max * cell.param - backlog(cell, now)) / max(1, cell.param)), drained
 end
 
--- The state of one that was never used, or whose past is not known until then.
-local function reset(cell, held)
-  cell.held, cell.refused, cell.waited = held, 0, 0
+-- Forgets its uses; those that a booked start has taken out still hold the slots that were never used.
+local function clear(cell)
+  if cell.key and cell.kind == LOG then redis.call('DEL', cell.key) end
   cell.head, cell.tail, cell.pushed, cell.base, cell.chunks = '', '', 0, 0, 0
   cell.spent, cell.open_ms, cell.open_uses = 0, 0, 0
-  cell.logged, cell.tail_ms, cell.excess = 0, 0, 0
+  cell.logged, cell.tail_ms = 0, 0
   cell.this, cell.count, cell.following = 0, 0, 0
   cell.empty, cell.part = 0, 0
 end
 
+-- Uses that were granted before an instant are not counted, the last of which may begin to count at another: nothing
+-- starts until they are told, or have left the window. One that only watches is not held.
+local function hold(cell, since, last)
+  if last == 0 or cell.mode == SHADOW then return end
+  cell.held, cell.since = max(cell.held, last + cell.window), max(cell.since, since)
+end
+
+-- The state of one that has counted all but those uses.
+local function reset(cell, since, last)
+  clear(cell)
+  cell.held, cell.since, cell.unleased, cell.unleased_until = 0, 0, 0, 0
+  cell.refused, cell.waited, cell.excess = 0, 0, 0
+  hold(cell, since, last)
+end
+
+-- Counts what the ledger knows instead of what it has counted, if that is all that it needs.
+local function seed(cell, now, text, past, open_until)
+  if cell.since == 0 or cell.held <= now or cell.since > past.as_of or cell.window > past.within then return false end
+  cell.held, cell.since = 0, 0
+  clear(cell)
+  recall_all(cell, now, text, past)
+  if cell.mode == HELD then cell.unleased, cell.unleased_until = in_flight(past.open, cell.applies), open_until end
+  return true
+end
+
 -- Takes over what another counted for the same limit. One that counted otherwise says nothing of the past. Uses beyond a
 -- lowered limit stay: they still count, and would count again if the limit were raised.
-local function adopt(cell, old, now, unknown_until)
+local function adopt(cell, old, now, since, last)
   local unchanged = old ~= nil and old.kind == cell.kind and old.applies == cell.applies and old.mode == cell.mode
     and old.window == cell.window and old.param == cell.param and old.granule == cell.granule and old.max == cell.max
   local same = old ~= nil and old.kind == cell.kind and old.applies == cell.applies
@@ -195,29 +239,27 @@ local function adopt(cell, old, now, unknown_until)
   if same and old.mode == SHADOW and cell.mode ~= SHADOW then same = false end
   if same and cell.kind == LOG then same = (old.mode == HELD) == (cell.mode == HELD) end
   if same and cell.kind == WINDOW then same = old.window == cell.window and old.param == cell.param end
-  if not same then
-    reset(cell, unknown_until)
-    if cell.key and cell.kind == LOG then redis.call('DEL', cell.key) end
-    return
-  end
-  cell.held, cell.refused, cell.waited = old.held, old.refused, old.waited
+  if not same then return reset(cell, since, last) end
+  cell.held, cell.since, cell.unleased, cell.unleased_until = old.held, old.since, old.unleased, old.unleased_until
+  cell.refused, cell.waited = old.refused, old.waited
   cell.head, cell.tail, cell.pushed, cell.base, cell.chunks = old.head, old.tail, old.pushed, old.base, old.chunks
   cell.spent, cell.open_ms, cell.open_uses = old.spent, old.open_ms, old.open_uses
   cell.logged, cell.tail_ms, cell.excess = old.logged, old.tail_ms, old.excess
   cell.this, cell.count, cell.following = old.this, old.count, old.following
   cell.empty, cell.part = old.empty, old.part
   if unchanged then return end
-  local counted = true
+  local counted, unknown_until = true, last + cell.window
   if cell.kind == BUCKET and cell.param ~= old.param then
     -- More than the capacity where starts are booked ahead, or where that was lowered.
     local uses = undrained(old, now)
     cell.empty, cell.part = now, 0
     counted = drain_later(cell, now, uses)
   elseif cell.kind == LOG and old.window < cell.window then
-    cell.held = unknown_until
+    cell.held, cell.since = unknown_until, max(cell.since, since)
   end
   -- One that is new would not have to wait longer.
   cell.held = min(cell.held, unknown_until)
   -- More was used than can be counted: under other numbers it waits as one that is new.
   if not counted then cell.held = max(cell.held, now + AHEAD_MAX) end
+  if cell.mode == SHADOW then cell.held, cell.since = 0, 0 end
 end

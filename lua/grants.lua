@@ -9,6 +9,24 @@ local function earliest(cell, now)
   return now + cell.window
 end
 
+-- Of cells that count a kind and are held beyond an instant for a past that the ledger could tell: the first that is held
+-- longest, or the one found before.
+local function without_history(cells, kind, at, found)
+  for i = 1, #cells do
+    local cell = cells[i]
+    if cell.since > 0 and cell.held > at and (cell.applies == 0 or cell.applies == kind)
+        and (found == nil or cell.held > found.held) then
+      found = cell
+    end
+  end
+  return found
+end
+
+-- In how long the ledger knows all of a cell's past, and one µs more: 0 is for limits that know theirs.
+local function readable(cell, now, in_hands)
+  return max(0, cell.since + in_hands - now) + 1
+end
+
 -- Where every enforced limit on everything has room: start and permits, the origins left in the cells; or nothing, and
 -- the cell that refuses, its wait, and whether that is exact.
 local function place(provider, cost, kind, now, limit_at)
@@ -44,8 +62,12 @@ local function place(provider, cost, kind, now, limit_at)
   return nil, cells[1], start - now, 0
 end
 
--- How many permits a want's own account and reference have room for at its start; or nothing and what refuses, as above.
-local function own_room(owns, cost, kind, start, permits, now)
+-- How many permits a want's own account and reference have room for at its start; or nothing and what refuses, as above,
+-- and when its past can be read.
+local function own_room(owns, cost, kind, start, permits, now, limit_at, in_hands)
+  local lost
+  for _, own in ipairs(owns) do lost = without_history(own.cells, kind, limit_at, lost) end
+  if lost then return nil, lost, lost.held - now, 1, readable(lost, now, in_hands) end
   local worst, worst_at, exact = nil, 0, 1
   for _, own in ipairs(owns) do
     for _, cell in ipairs(own.cells) do
@@ -63,7 +85,7 @@ local function own_room(owns, cost, kind, start, permits, now)
       end
     end
   end
-  if worst then return nil, worst, worst_at - now, exact end
+  if worst then return nil, worst, worst_at - now, exact, 0 end
   return permits
 end
 
@@ -141,15 +163,17 @@ local function gathered(all, count)
   return table.concat(all)
 end
 
--- Serves the line: `count` wants of `text` from a position on. Gives the refusal (index, wait, exact), or nothing, and how
--- many runs and wants passed over, packed.
+-- Serves the line: `count` wants of `text` from a position on. Gives the refusal (index, wait, exact, when its past can be
+-- read), or nothing, and how many runs and wants passed over, packed.
 local function serve(provider, tallies, text, at, count, now, horizon)
+  local in_hands = horizon + provider.budget
   local limit_at = now + horizon
   local runs, runs_n, passed, passed_n, behind = '', 0, '', 0, nil
   local cells = provider.cells
   local cells_n = #cells
   local run_want, run_wait, run_origins, run_permits = -1, -1, '', 0
-  local index, line_wait, line_exact = nil, 0, 0
+  local index, line_wait, line_exact, line_readable = nil, 0, 0, 0
+  local lost = { without_history(cells, 1, limit_at), without_history(cells, 2, limit_at) }
   for want = 0, count - 1 do
     local left, cost, kind, owns_n, first, second
     left, cost, kind, owns_n, first, second, at = decode('<I4I2I1I1I2I2', text, at)
@@ -162,23 +186,31 @@ local function serve(provider, tallies, text, at, count, now, horizon)
       left = 0
     end
     while left > 0 do
-      local start, permits, wait, exact = place(provider, cost, kind, now, limit_at)
+      local start, permits, wait, exact
+      local readable_in = 0
+      if lost[kind] then
+        permits, wait, exact = lost[kind], lost[kind].held - now, 1
+        readable_in = readable(permits, now, in_hands)
+      else
+        start, permits, wait, exact = place(provider, cost, kind, now, limit_at)
+      end
       if not start then
         local worst = permits
         if worst.applies == 0 then
-          index, line_wait, line_exact = worst.index, wait, exact
+          index, line_wait, line_exact, line_readable = worst.index, wait, exact, readable_in
         else
           behind = behind or {}
-          behind[kind] = encode('<I2I6I1', worst.index, wait, exact)
+          behind[kind] = encode('<I2I6I1I4', worst.index, wait, exact, readable_in)
           passed, passed_n = gather(passed, passed_n, encode('<I2', want) .. behind[kind]), passed_n + 1
         end
         break
       end
       if permits > left then permits = left end
       if owns then
-        local room, worst, own_wait, own_exact = own_room(owns, cost, kind, start, permits, now)
+        local room, worst, own_wait, own_exact, own_readable =
+          own_room(owns, cost, kind, start, permits, now, limit_at, in_hands)
         if not room then
-          passed = gather(passed, passed_n, encode('<I2I2I6I1', want, worst.index, own_wait, own_exact))
+          passed = gather(passed, passed_n, encode('<I2I2I6I1I4', want, worst.index, own_wait, own_exact, own_readable))
           passed_n = passed_n + 1
           break
         end
@@ -206,5 +238,5 @@ local function serve(provider, tallies, text, at, count, now, horizon)
   if run_permits > 0 then
     runs, runs_n = gather(runs, runs_n, encode('<I2I4I6', run_want, run_permits, run_wait) .. run_origins), runs_n + 1
   end
-  return index, line_wait, line_exact, runs_n, gathered(runs, runs_n), passed_n, gathered(passed, passed_n)
+  return index, line_wait, line_exact, line_readable, runs_n, gathered(runs, runs_n), passed_n, gathered(passed, passed_n)
 end

@@ -90,7 +90,7 @@ local function peek(keys, args)
     local known = cell.key or cell.chunks == 0
     if known then
       if cell.kind == LOG then
-        uses = counted(cell, now) + (cell.mode == HELD and in_flight(tally, cell.applies) or 0)
+        uses = counted(cell, now) + flying(tally, cell)
       elseif cell.kind == WINDOW then
         roll(cell, now)
         uses = cell.count

@@ -11,28 +11,34 @@
 -- ARGV  one argument: unsigned, little-endian, each field with its bytes; instants and durations in µs. One after another:
 --   head        run id digest 8, terms digest 8, incarnation 8, number 6, bytes of terms 2, wants 2, settlements 2,
 --               of them not sent 2, subjects 2, more 1
---   terms       subject terms digest 8, version 6, grant jitter 6, longest hold 6, booking horizon 6, longest window 6,
---               cold after a loss 6, cells 2, bytes of names 2; names of the provider's cells joined by "|"; so many cells
+--   terms       version 6, grant jitter 6, longest hold 6, booking horizon 6, send budget 6, longest window 6, cold after a
+--               loss 6, until all have noticed 6, scopes 1, members 2, cells 2, bytes of names 2; a digest 8 for each member;
+--               names of the provider's cells joined by "|"; so many cells
 --   cell        kind 1, applies 1, mode 1, window 7, offset or interval 7, granule in ms 4, max 4, index in the spec 2
---   more        pause 6, distrusted born 7, rebuilt born 7, past uses 2, open charges 4, open lookups 4; only if the head says so, 0 is none
+--   more        pause 6, distrusted born 7, rebuilt born 7, past uses 2, open charges 4, open lookups 4, seeded born 7, seeds 2,
+--               bytes of seeds 4; only if the head says so, 0 is none
 --   want        permits 4, cost 2, kind 1, subjects 1, first subject 2, second subject 2; subjects count from 1
 --   settlement  call 6, cost 4, kind 1, fate 1, subjects 1, first subject 2, second subject 2, age 6
 --   origin      instant in ms 6; behind a settlement of what was not sent, one for each of the provider's cells
 --   past use    age 6, cost of charges 4, of lookups 4; oldest first
---   subject     limits digest 8, bytes of names 2, cells 2; names and cells as in the terms, whose longest hold and window the
+--   seed        subject 2, as of 7, within 7, open charges 4, open lookups 4, past uses 2; so many past uses; of subject 0 it
+--               is for the provider's cells
+--   subject     limits digest 8, scope 1, bytes of names 2, cells 2; names and cells as in the terms, whose longest hold and window the
 --               digest has too
 --
 -- CODES  kind of a cell: 0 log, 1 window, 2 bucket
 --   mode: 0 counts the start, 1 held until the answer, 2 shadow, 3 pacing
 --   applies and kind of a want: 0 all, 1 charge, 2 lookup
+--   scope: 1 account, 2 reference; scopes: the sum of those that are counted
 --   fate: 0 used, 1 not sent
---   refusal: 0 none, 1 limit, 2 cold, 3 paused, 4 stale version, 5 stale call
+--   refusal: 0 none, 1 limit, 2 cold, 3 paused, 4 stale version, 5 stale call, 6 needs history
+--   readable: 0 if the limit knows its past, else in how long the ledger does, and one µs more
 --
 -- REPLY  packed in the same way
 --   reply       refusal 1, exact 1, index of the limit 2, wait 6, now 7, newest version 6, born 7, remaining 4,
---               deciding limit 2, reset 6, runs 4, passed over 2
+--               deciding limit 2, reset 6, readable 4, runs 4, passed over 2
 --   run         want 2, permits 4, wait 6; origins as above; wants count from 0
---   passed over want 2, limit 2, wait 6, exact 1
+--   passed over want 2, limit 2, wait 6, exact 1, readable 4
 --
 -- EXAMPLE  100/1s, one charge wanted of a warm state that was never used
 --   cell (0, 0, 1, 1002500, 0, 1, 100, 0), want (1, 1, 1, 0, 0, 0)
@@ -42,18 +48,19 @@
 --   A write that fails half-way loses slots and never makes any: chunks leave a list before their cell says so and enter it
 --   after, and a chunk that is missing ends the state.
 
-local NONE, LIMIT, COLD, PAUSED, STALE_VERSION, STALE_CALL = 0, 1, 2, 3, 4, 5
+local NONE, LIMIT, COLD, PAUSED, STALE_VERSION, STALE_CALL, NEEDS_HISTORY = 0, 1, 2, 3, 4, 5, 6
 local REPLY_KEPT_US = 600000000
 local SUBJECT_KEPT_US = 1000000
 local TALLIES_MOST = 256
 local HEADER, HEADER_BYTES = '<c8c8c8I6I2I2I2I2I2I1', 41
-local TERMS, TERMS_BYTES = '<c8I6I6I6I6I6I6I2I2', 48
-local MORE, MORE_BYTES = '<I6I7I7I2I4I4', 30
-local WINDOWS = '<I7I7I7'
-local PAST, PAST_BYTES = '<I6I4I4', 14
-local HEAD, HEAD_BYTES = '<c8c8c8I7I7I7I6I7I7I7', 72
+local TERMS, TERMS_BYTES = '<I6I6I6I6I6I6I6I6I1I2I2I2', 55
+local MORE, MORE_BYTES = '<I6I7I7I2I4I4I7I2I4', 43
+local KNOWN, KNOWN_BYTES = '<I7I7I7I7I1I7I7I7I7I6I7I7I7', 84
+local SEED, SEED_BYTES = '<I2I7I7I4I4I2', 26
+local PAST_BYTES = 14
+local HEAD, HEAD_BYTES = '<c8c8I7I7I7I6I7', 50
 local SUBJECT_HEAD, SUBJECT_HEAD_BYTES = '<c8I7I7I7', 29
-local ANSWER = '<I1I1I2I6I7I6I7I4I2I6I4I2'
+local ANSWER = '<I1I1I2I6I7I6I7I4I2I6I4I4I2'
 local EMPTY = {}
 -- Who holds the permits of a state that was lost: no caller, so nobody settles them.
 local LOST = '\0\0\0\0\0\0\0\0'
@@ -63,12 +70,14 @@ local tallies_known, tallies_count = {}, 0
 
 local function provider_tally(digest, text, bytes)
   if #text < HEADER_BYTES + bytes or bytes < TERMS_BYTES then return nil end
-  local subjects, version, jitter, hold, horizon, longest, cold, cells, names, at = decode(TERMS, text, HEADER_BYTES + 1)
-  if cells == 0 or TERMS_BYTES + names + cells * RECORD ~= bytes then return nil end
-  local tally = tally_of(sub(text, at, at + names - 1), text, at + names, cells)
-  tally.subjects = subjects
-  tally.version, tally.jitter, tally.hold, tally.horizon, tally.longest, tally.cold =
-    version, jitter, hold, horizon, longest, cold
+  local version, jitter, lasts, horizon, budget, longest, cold, noticed, scopes, members, cells, names, at =
+    decode(TERMS, text, HEADER_BYTES + 1)
+  if cells == 0 or TERMS_BYTES + members * 8 + names + cells * RECORD ~= bytes then return nil end
+  local names_at = at + members * 8
+  local tally = tally_of(sub(text, names_at, names_at + names - 1), text, names_at + names, cells)
+  tally.version, tally.jitter, tally.hold, tally.horizon, tally.budget, tally.longest, tally.cold =
+    version, jitter, lasts, horizon, budget, longest, cold
+  tally.noticed, tally.scopes, tally.members = noticed, scopes, sub(text, at, names_at - 1)
   if tallies_count >= TALLIES_MOST then tallies_known, tallies_count = {}, 0 end
   tallies_known[digest], tallies_count = tally, tallies_count + 1
   return tally
@@ -78,18 +87,98 @@ end
 local function subjects_in(text, at, count)
   local found = {}
   for i = 1, count do
-    if #text < at + 11 then return nil end
-    local digest, names, cells, names_at = decode('<c8I2I2', text, at)
+    if #text < at + 12 then return nil end
+    local digest, scope, names, cells, names_at = decode('<c8I1I2I2', text, at)
     at = names_at + names + cells * RECORD
-    if names == 0 or cells == 0 or #text < at - 1 then return nil end
-    found[i] = { digest = digest, names = sub(text, names_at, names_at + names - 1), at = names_at + names, cells = cells }
+    if names == 0 or cells == 0 or scope < 1 or scope > 2 or #text < at - 1 then return nil end
+    found[i] = { digest = digest, scope = scope, names = sub(text, names_at, names_at + names - 1), at = names_at + names, cells = cells }
   end
   if #text ~= at - 1 then return nil end
   return found
 end
 
+-- What the ledger says of subjects and of the provider's cells; nothing if it is not as announced.
+local function seeds_in(text, at, count, bytes, subjects_n)
+  local found, uses, ends = {}, 0, at + bytes
+  for i = 1, count do
+    if ends < at + SEED_BYTES then return nil end
+    local past = {}
+    local charges, lookups
+    past.place, past.as_of, past.within, charges, lookups, past.uses, at = decode(SEED, text, at)
+    past.open, past.at = { charges, lookups }, at
+    at, uses = at + past.uses * PAST_BYTES, uses + past.uses
+    if past.place > subjects_n or at > ends or uses > MOST then return nil end
+    found[i] = past
+  end
+  if at ~= ends then return nil end
+  return found
+end
+
+-- Which uses a state has not counted. Specification: src/domain/quota/known.rs.
+local function known_born(provider, now)
+  local last = now + provider.cold - provider.longest
+  return { longest = provider.longest, within = provider.longest, longer_since = 0, longer_last = 0, scopes = provider.scopes,
+           1 == provider.scopes % 2 and { now, last } or { 0, 0 }, provider.scopes > 1 and { now, last } or { 0, 0 },
+           budget = provider.budget, hands = 0, joined_since = 0, joined_last = 0, members = provider.members }
+end
+
+local function known_of(text)
+  local known = { { 0, 0 }, { 0, 0 }, members = sub(text, KNOWN_BYTES + 1) }
+  known.longest, known.within, known.longer_since, known.longer_last, known.scopes, known[1][1], known[1][2], known[2][1],
+    known[2][2], known.budget, known.hands, known.joined_since, known.joined_last = decode(KNOWN, text)
+  return known
+end
+
+local function text_of(known)
+  return encode(KNOWN, known.longest, known.within, known.longer_since, known.longer_last, known.scopes, known[1][1],
+    known[1][2], known[2][1], known[2][2], known.budget, known.hands, known.joined_since, known.joined_last) .. known.members
+end
+
+-- What a counter has not counted that counts from then on: granted before the first, and counting from the second at the latest.
+local function not_before(known, provider, at)
+  return max(at, known.hands - provider.horizon - provider.budget), at + provider.horizon + provider.hold
+end
+
+local function adopt_known(known, provider, now)
+  if provider.budget < known.budget then known.hands = max(known.hands, now + provider.horizon + known.budget) end
+  known.budget = provider.budget
+  local since, last = not_before(known, provider, now)
+  if provider.longest > known.longest then
+    local waited_for = known.longer_last + known.longest > now
+    known.within = waited_for and min(known.within, known.longest) or known.longest
+    known.longer_since, known.longer_last = since, last
+  end
+  known.longest = provider.longest
+  for scope = 1, 2 do
+    local was, is = floor(known.scopes / scope) % 2 == 1, floor(provider.scopes / scope) % 2 == 1
+    if not is then known[scope] = { 0, 0 } elseif not was then known[scope] = { since, last } end
+  end
+  known.scopes = provider.scopes
+  for at = 1, #provider.members, 8 do
+    local member, found = sub(provider.members, at, at + 7), 0
+    repeat found = find_text(known.members, member, found + 1, true) until not found or found % 8 == 1
+    if not found then
+      known.joined_since, known.joined_last = since + provider.noticed, last + provider.noticed
+      break
+    end
+  end
+  known.members = provider.members
+end
+
+-- What a new counter of a subject has not counted, for a window.
+local function not_of_new(known, scope, window)
+  local since, last = max(known[scope][1], known.joined_since), max(known[scope][2], known.joined_last)
+  if window > known.within then since, last = max(since, known.longer_since), max(last, known.longer_last) end
+  return since, last
+end
+
+local function hold_joined(tally, known, counted)
+  if counted >= known.joined_since then return end
+  for _, cell in ipairs(tally.cells) do hold(cell, known.joined_since, known.joined_last) end
+end
+
 -- Fills a tally with what a hash holds of it behind its head: under the same limits, or limit by limit under others.
-local function fill(tally, m, at, same, now, before)
+local function fill(tally, m, at, same, now, since, last)
   tally.refreshed, tally[1], tally[2], tally.oldest, at = decode(TALLY, m, at)
   tally.adopted = not same
   if same then return load_cells(tally, m, at) end
@@ -97,19 +186,16 @@ local function fill(tally, m, at, same, now, before)
   local names, cells, names_at = decode('<I2I2', s)
   local old = tally_of(sub(s, names_at, names_at + names - 1), s, names_at + names, cells)
   load_cells(old, m, at)
-  adopt_all(tally, old, now, before)
+  adopt_all(tally, old, now, since, last)
 end
 
-local function begin(tally, held)
-  for _, cell in ipairs(tally.cells) do
-    reset(cell, held)
-    if cell.key then redis.call('DEL', cell.key) end
-  end
+local function begin(tally)
+  for _, cell in ipairs(tally.cells) do reset(cell, 0, 0) end
   tally[1], tally[2], tally.oldest, tally.refreshed, tally.adopted = 0, 0, 0, 0, true
 end
 
 local function refuse(code, wait, now, version, born)
-  return encode(ANSWER, code, 0, 0, wait, now, version, born, 0, 0, 0, 0, 0)
+  return encode(ANSWER, code, 0, 0, wait, now, version, born, 0, 0, 0, 0, 0, 0)
 end
 
 local function begin_anew(keys, cells_n)
@@ -133,43 +219,47 @@ local function quota(keys, args)
   if not provider then return redis.error_reply('ARGUMENT not as announced: the terms') end
   local version, horizon, longest, cells_n = provider.version, provider.horizon, provider.longest, #provider.cells
   local before = horizon + provider.hold
+  provider.known_text = nil
   -- Padded like a window: the provider's clock is another one.
   local lasts = provider.hold + 2000 + ceil(provider.hold / 2000)
   local wants_at = HEADER_BYTES + terms_n + 1
-  local pause, distrusted, rebuilt, past_n, open_charges, open_lookups = 0, 0, 0, 0, 0, 0
+  local pause, distrusted, rebuilt, past_n, open_charges, open_lookups, seeded, seeds_n, seeds_bytes = 0, 0, 0, 0, 0, 0, 0, 0, 0
   if more > 0 then
     if #text < wants_at + MORE_BYTES - 1 then return redis.error_reply('ARGUMENT not as announced: its length') end
-    pause, distrusted, rebuilt, past_n, open_charges, open_lookups, wants_at = decode(MORE, text, wants_at)
+    pause, distrusted, rebuilt, past_n, open_charges, open_lookups, seeded, seeds_n, seeds_bytes, wants_at =
+      decode(MORE, text, wants_at)
   end
   local settlements_at = wants_at + wants_n * 12
   local past_at = settlements_at + settlements_n * 23 + returned_n * cells_n * 6
-  local subjects_at = past_at + past_n * PAST_BYTES
-  local subjects = EMPTY
+  local seeds_at = past_at + past_n * PAST_BYTES
+  local subjects_at = seeds_at + seeds_bytes
+  local subjects, seeds = EMPTY, EMPTY
+  if seeds_n > 0 or seeds_bytes > 0 then
+    seeds = #text >= subjects_at - 1 and seeds_in(text, seeds_at, seeds_n, seeds_bytes, subjects_n)
+  end
   if subjects_n > 0 then subjects = subjects_in(text, subjects_at, subjects_n) end
-  if not subjects or (subjects_n == 0 and #text ~= subjects_at - 1) or #keys ~= 1 + cells_n + subjects_n or number == 0
+  if not subjects or not seeds or (subjects_n == 0 and #text ~= subjects_at - 1) or #keys ~= 1 + cells_n + subjects_n or number == 0
       or wants_n > MOST or settlements_n > MOST or past_n > MOST then
     return redis.error_reply('ARGUMENT not as announced')
   end
 
   local state_key = keys[1]
   local clock = clock_us()
-  local kept = redis.call('HMGET', state_key, 'm', mine, 'w')
-  local m, own, windows = kept[1], kept[2], kept[3]
+  local kept = redis.call('HMGET', state_key, 'm', mine, 'k')
+  local m, own, known_text = kept[1], kept[2], kept[3]
   damaged = false
 
   -- State: as it was, or begun anew when it is missing, of another server, or not to be trusted.
-  local known_run, known_digest, known_subjects, born, warm, last, known_version, paused, unsure_since, unsure_until
-  if m and #m > HEAD_BYTES + TALLY_BYTES then
-    known_run, known_digest, known_subjects, born, warm, last, known_version, paused, unsure_since, unsure_until =
-      decode(HEAD, m)
+  local known_run, known_digest, born, warm, last, known_version, paused, known
+  if m and #m > HEAD_BYTES + TALLY_BYTES and known_text and #known_text >= KNOWN_BYTES then
+    known_run, known_digest, born, warm, last, known_version, paused = decode(HEAD, m)
     if known_run ~= run or born == distrusted then m = nil end
   else
     m = nil
   end
   if not m then
-    own, windows = nil, nil
+    own = nil
     born, warm, last, known_version, paused = clock, clock + provider.cold, clock, version, 0
-    known_subjects, unsure_since, unsure_until = provider.subjects, clock, warm - longest
   end
   local now = max(clock, last)
 
@@ -192,27 +282,26 @@ local function quota(keys, args)
       end
     end
   end
-  last = now
-  known_version = version
-  local known_longest, known_within, unknown_until = longest, longest, 0
-  if windows then known_longest, known_within, unknown_until = decode(WINDOWS, windows) end
-  if longest > known_longest then
-    known_within = unknown_until + known_longest > now and min(known_within, known_longest) or known_longest
-    unknown_until = now + before
+  if m then
+    known = known_of(known_text)
+    if known_digest ~= digest then adopt_known(known, provider, now) end
+  else
+    known = known_born(provider, now)
   end
-  if known_subjects ~= provider.subjects then unsure_since, unsure_until = now, max(unsure_until, now + before) end
 
   -- The provider's tally, whose limits are as the caller knows them.
   provider.key, provider.leases = state_key, leases
   for i = 1, cells_n do provider.cells[i].key = keys[1 + i] end
   if m then
-    if not pcall(fill, provider, m, HEAD_BYTES + 1, known_digest == digest, now, before) then damaged = true end
+    local since, latest = not_before(known, provider, now)
+    if not pcall(fill, provider, m, HEAD_BYTES + 1, known_digest == digest, now, since, latest) then damaged = true end
   else
     redis.call('DEL', state_key)
-    begin(provider, 0)
+    begin(provider)
   end
-  local windows_now = encode(WINDOWS, longest, known_within, unknown_until)
-  if windows_now ~= windows then redis.call('HSET', state_key, 'w', windows_now) end
+  if provider.adopted then provider.known_text = text_of(known) end
+  hold_joined(provider, known, last)
+  last, known_version = now, version
 
   -- And those of the subjects. What is older than all its uses would have expired; what is of an older state says nothing
   -- of what this one lost.
@@ -232,19 +321,15 @@ local function quota(keys, args)
     if of_born == born and kept_until > now then
       tally.kept_until = kept_until
       tally.known, tally.leases = true, there[2] and leases_in(there[2]) or ''
-      if not pcall(fill, tally, state, SUBJECT_HEAD_BYTES + 1, limits == subject.digest, now, before) then damaged = true end
+      -- Every use of it that a new limit has not counted was granted before it was counted last.
+      local since, latest = not_before(known, provider, touched)
+      local same = limits == subject.digest
+      if not pcall(fill, tally, state, SUBJECT_HEAD_BYTES + 1, same, now, since, latest) then damaged = true end
+      hold_joined(tally, known, touched)
     else
       if state then redis.call('DEL', key) end
-      begin(tally, 0)
-      touched = 0
-      -- Dropped when no window was so long that its uses could count still.
-      for _, cell in ipairs(tally.cells) do
-        if cell.window > known_within then cell.held = max(cell.held, unknown_until + cell.window) end
-      end
-    end
-    -- What was not counted since may have been used meanwhile.
-    if touched < unsure_since then
-      for _, cell in ipairs(tally.cells) do cell.held = max(cell.held, unsure_until + cell.window) end
+      begin(tally)
+      for _, cell in ipairs(tally.cells) do hold(cell, not_of_new(known, subject.scope, cell.window)) end
     end
     tallies[i] = tally
   end
@@ -267,20 +352,22 @@ local function quota(keys, args)
   if pause > 0 then paused = max(paused, now + pause) end
   if rebuilt == born and now < warm then
     warm = now
-    local open = { open_charges, open_lookups }
-    if past_n == 0 and open_charges + open_lookups == 0 then unsure_since = 0 end
-    for _, cell in ipairs(provider.cells) do
-      for i = 0, past_n - 1 do
-        local age, charges, lookups = decode(PAST, text, past_at + i * PAST_BYTES)
-        local uses = in_flight({ charges, lookups }, cell.applies)
-        if uses > 0 then recall(cell, now, now - age, uses) end
-      end
-      -- What counts the start has been started by now; what is held until the answer is in flight.
-      local started = in_flight(open, cell.applies)
-      if started > 0 and cell.mode ~= HELD then recall(cell, now, now, started) end
+    local past = { uses = past_n, at = past_at, open = { open_charges, open_lookups } }
+    if past_n == 0 and open_charges + open_lookups == 0 then
+      known[1], known[2] = { 0, 0 }, { 0, 0 }
+      provider.known_text = text_of(known)
     end
+    for _, cell in ipairs(provider.cells) do recall_all(cell, now, text, past) end
     if open_charges + open_lookups > 0 and provider.held then
       hold_lost(provider, now + horizon + lasts, open_charges, open_lookups)
+    end
+  end
+  if seeded == born then
+    for _, past in ipairs(seeds) do
+      local tally = past.place == 0 and provider or tallies[past.place]
+      for _, cell in ipairs(tally.cells) do
+        if seed(cell, now, text, past, now + horizon + lasts) then tally.known = true end
+      end
     end
   end
 
@@ -292,17 +379,17 @@ local function quota(keys, args)
   else
     open_cells(provider, now, provider.jitter, horizon)
     for i = 1, subjects_n do open_cells(tallies[i], now, provider.jitter, horizon) end
-    local index, wait, exact, runs_n, runs, passed_n, passed =
+    local index, wait, exact, readable_in, runs_n, runs, passed_n, passed =
       serve(provider, tallies, text, wants_at, wants_n, now, horizon)
     close(provider, number, lasts, provider.jitter)
     for i = 1, subjects_n do close(tallies[i], number, lasts, provider.jitter) end
     local remaining, decides, reset = verdict(provider, now, index)
-    reply = encode(ANSWER, index and LIMIT or NONE, exact, index or 0, wait, now, version, born, remaining, decides, reset,
+    local refusal = not index and NONE or readable_in > 0 and NEEDS_HISTORY or LIMIT
+    reply = encode(ANSWER, refusal, exact, index or 0, wait, now, version, born, remaining, decides, reset, readable_in,
       runs_n, passed_n) .. runs .. passed
   end
   if damaged then return begin_anew(keys, cells_n) end
-  save(provider, encode(HEAD, run, digest, provider.subjects, born, warm, last, version, paused, unsure_since,
-    unsure_until), now, mine,
+  save(provider, encode(HEAD, run, digest, born, warm, last, version, paused), now, mine,
     encode('<I6I7I4', number, now, #reply) .. reply .. provider.leases, longest + before, KEPT_MS)
   for i = 1, subjects_n do
     local tally = tallies[i]

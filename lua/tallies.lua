@@ -1,25 +1,29 @@
 -- What is counted together: cells, and leases of permits in flight; the third part of the limiter's library.
 -- Specification: src/domain/quota/tally.rs.
 --
--- HASH  packed as in quota.lua; its fields are m, s, of the state w, and one named by the 8 bytes of each caller's incarnation
+-- HASH  packed as in quota.lua; its fields are m, s, of the state k, and one named by the 8 bytes of each caller's incarnation
 --   m           of the state: state, tally, cells; of a subject: owner, tally, cells
---   state       run id digest 8, terms digest 8, subject terms digest 8, born 7, warm 7, last call 7, version 6,
---               paused until 7, unsure since 7, unsure until 7
+--   state       run id digest 8, terms digest 8, born 7, warm 7, last call 7, version 6, paused until 7
 --   owner       limits digest 8, last call 7, born of the state 7, kept until 7
 --   tally       time to live renewed 7, charges in flight 6, lookups in flight 6, first deadline 7
 --   cell        held until 7, a 7, b 7, c 7, uses ever logged 6, of them before the tail 6, chunks 4, spent 4, open ms 7,
---               open uses 4, bytes of head 4, bytes of tail 4; head, tail, and if it is a shadow limit's the next
+--               open uses 4, bytes of head 4, bytes of tail 4; head, tail, and if it is a shadow limit's the next, and if
+--               held until is not 0 the one behind it
 --   shadow      refused 6, waited 6
+--   unknown     since 7, on the wire without a lease 6, those until 7; since is 0 if nothing is unknown that was granted before
 --   a, b, c     of a log: uses, last ms, excess until. Of a window: its number, uses, uses of the next. Of a bucket: the
 --               instant at which it is empty, and 1/1024 µs beyond it
 --   s           bytes of names 2, cells 2; names and cells as the argument had them: what m was written under
---   w           longest window 7, known of every subject up to windows of 7, unknown until 7; a longer one waits for itself
---               from then
+--   k           longest window 7, known of every subject up to windows of 7, of longer ones not since 7, until 7, which
+--               scopes are counted 1, accounts not since 7, until 7, references not since 7, until 7, send budget 6, hands
+--               until 7, rows that joined not since 7, until 7; then digests of the members. Not since an instant: what was
+--               granted before is not counted, and begins to count until the other at the latest
 --   caller      number of the last call 6, its instant 7, bytes of reply 4; then the reply, then leases
 --   lease       call 6, deadline 7, charges 4, lookups 4
 
 local RECORD, LEASE = 27, 21
 local CELL = '<I7I7I7I7I6I6I4I4I7I4I4I4'
+local UNKNOWN = '<I7I6I7'
 local TALLY, TALLY_BYTES = '<I7I6I6I7', 26
 local REFRESH_US, KEPT_MS = 3600000000, 86400000
 
@@ -28,7 +32,7 @@ local function tally_of(names, text, at, count)
   local tally = { 0, 0, names = names, records = sub(text, at, at + count * RECORD - 1), cells = {}, granted = { 0, 0 },
                   oldest = 0, refreshed = 0, latest = 0, leases = '', windows = false, shadow = false, held = false }
   for i = 1, count do
-    local cell = { held = 0, refused = 0, waited = 0, head = '', tail = '', pushed = 0, base = 0, chunks = 0, unused = 0,
+    local cell = { held = 0, since = 0, unleased = 0, unleased_until = 0, refused = 0, waited = 0, head = '', tail = '', pushed = 0, base = 0, chunks = 0, unused = 0,
                    logged = 0, tail_ms = 0, excess = 0, origin = 0, spent = 0, open_ms = 0, open_uses = 0, most = 0 }
     cell.kind, cell.applies, cell.mode, cell.window, cell.param, cell.granule, cell.max, cell.index, at =
       decode('<I1I1I1I7I7I4I4I2', text, at)
@@ -51,6 +55,7 @@ local function load_cells(tally, text, at)
     cell.tail = tails > 0 and sub(text, at + heads, at + heads + tails - 1) or ''
     at = at + heads + tails
     if cell.mode == SHADOW then cell.refused, cell.waited, at = decode('<I6I6', text, at) end
+    if cell.held > 0 then cell.since, cell.unleased, cell.unleased_until, at = decode(UNKNOWN, text, at) end
     if cell.kind == LOG then
       cell.logged, cell.tail_ms, cell.excess = a, b, c
     elseif cell.kind == WINDOW then
@@ -62,7 +67,7 @@ local function load_cells(tally, text, at)
 end
 
 -- Takes over, limit by limit, what another spec's cells counted. A limit that is new does not know its past.
-local function adopt_all(tally, old, now, before)
+local function adopt_all(tally, old, now, since, last)
   local known, i = {}, 0
   for name in string.gmatch(old.names, '[^|]+') do
     i = i + 1
@@ -71,7 +76,7 @@ local function adopt_all(tally, old, now, before)
   i = 0
   for name in string.gmatch(tally.names, '[^|]+') do
     i = i + 1
-    adopt(tally.cells[i], known[name], now, now + before + tally.cells[i].window)
+    adopt(tally.cells[i], known[name], now, since, last)
   end
   tally.refreshed = 0
 end
@@ -120,6 +125,13 @@ end
 -- Whatever the calls of a lease past its deadline did, the provider has counted it by then: it counts as answered then, and
 -- each limit's own window runs from there.
 local function expire(tally, now, mine)
+  for i = 1, #tally.cells do
+    local cell = tally.cells[i]
+    if cell.unleased > 0 and cell.unleased_until <= now then
+      if cell.unleased_until + cell.window > now then push(cell, ceil(cell.unleased_until / 1000), cell.unleased) end
+      cell.unleased = 0
+    end
+  end
   if tally[1] + tally[2] == 0 then tally.oldest = 0 end
   if tally[1] + tally[2] == 0 or now < tally.oldest then return end
   local oldest, over = 0, {}
@@ -164,7 +176,7 @@ local function open_cells(tally, now, jitter, horizon)
   for i = 1, #cells do
     local cell = cells[i]
     if cell.kind == LOG then
-      cell.unused = cell.max - cell.logged - (cell.mode == HELD and in_flight(tally, cell.applies) or 0)
+      cell.unused = cell.max - cell.logged - flying(tally, cell)
       cell.exceeds, cell.starts = false, nil
       open_crowd(cell, jitter, now + horizon)
     elseif cell.kind == WINDOW then
@@ -214,9 +226,15 @@ local function state_of(cell)
   else
     a, b, c = cell.empty, cell.part, 0
   end
+  -- Not 0 as long as something stands behind it.
+  if cell.unleased > 0 and cell.held == 0 then cell.held = 1 end
   local numbers = encode(CELL, cell.held, a, b, c, cell.pushed, cell.base, cell.chunks, cell.spent, cell.open_ms,
     cell.open_uses, #cell.head, #cell.tail)
-  if cell.mode == SHADOW then return numbers .. cell.head .. cell.tail .. encode('<I6I6', cell.refused, cell.waited) end
+  if cell.mode == SHADOW or cell.held > 0 then
+    local shadow = cell.mode == SHADOW and encode('<I6I6', cell.refused, cell.waited) or ''
+    local unknown = cell.held > 0 and encode(UNKNOWN, cell.since, cell.unleased, cell.unleased_until) or ''
+    return numbers .. cell.head .. cell.tail .. shadow .. unknown
+  end
   return numbers, cell.head, cell.tail
 end
 
@@ -238,8 +256,10 @@ local function save(tally, head, now, mine, own, kept, more_ms)
   if not own then
     redis.call('HSET', tally.key, 'm', state, 's', encode('<I2I2', #tally.names, #cells) .. tally.names .. tally.records)
     if tally.had_own then redis.call('HDEL', tally.key, mine) end
-  elseif tally.adopted then
-    redis.call('HSET', tally.key, 'm', state, mine, own, 's', encode('<I2I2', #tally.names, #cells) .. tally.names .. tally.records)
+  elseif tally.adopted or tally.known_text then
+    local s = encode('<I2I2', #tally.names, #cells) .. tally.names .. tally.records
+    -- What is known of the past with the limits that it is known of, or neither.
+    redis.call('HSET', tally.key, 'm', state, mine, own, 's', s, tally.known_text and 'k' or 's', tally.known_text or s)
   else
     redis.call('HSET', tally.key, 'm', state, mine, own)
   end

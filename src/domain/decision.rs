@@ -103,6 +103,45 @@ pub struct Rebuild {
     pub open: ByKind,
 }
 
+/// Uses of one account or reference, or of all calls, by the ledger.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct History {
+    /// By the limiter's clock: when the ledger was read, no permit that was granted before could begin any more.
+    pub as_of: Micros,
+    /// Uses that ended longer ago are left out.
+    pub within: Duration,
+    /// Any order.
+    pub ended: Vec<PastUse>,
+    /// Of requests that may be on the wire now.
+    pub open: ByKind,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SubjectHistory {
+    pub subject: Subject,
+    pub history: History,
+}
+
+/// What counters are told whose past the limiter did not count.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seeds {
+    /// State that asked for them: any other ignores them.
+    pub born: Micros,
+    /// For the limits on all calls.
+    pub provider: Option<History>,
+    /// At most [`BATCH_MAX`] past uses, those of the provider among them.
+    pub subjects: Vec<SubjectHistory>,
+}
+
+impl Seeds {
+    /// Past uses in all of them.
+    #[must_use]
+    pub fn uses(&self) -> usize {
+        let histories = self.provider.iter().chain(self.subjects.iter().map(|seed| &seed.history));
+        histories.map(|history| history.ended.len()).sum()
+    }
+}
+
 /// Cost of requests, by kind: a limit on one kind counts its own alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ByKind {
@@ -139,6 +178,7 @@ pub struct Call {
     /// The provider named a wait: nobody starts before it has passed.
     pub pause: Option<Duration>,
     pub rebuild: Option<Rebuild>,
+    pub seeds: Option<Seeds>,
     /// The clock of the state that was born at this instant has made a step: nothing in it can be trusted.
     pub distrust: Option<Micros>,
     /// Identity of the store's process; another one than before means that the state cannot be trusted.
@@ -166,6 +206,19 @@ pub struct PassedOver {
     pub limit: usize,
     pub wait_us: u64,
     pub exact: bool,
+    pub why: Shortage,
+}
+
+/// Why a limit has no slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shortage {
+    /// All are used.
+    NoSlot,
+    /// The limiter did not count its past. The wait is for the case that nobody can tell it.
+    NeedsHistory {
+        /// When the ledger knows all of it, in microseconds from the reply.
+        readable_in_us: u64,
+    },
 }
 
 /// Why the rest of the wants was not granted.
@@ -173,6 +226,8 @@ pub struct PassedOver {
 pub enum Refusal {
     /// The limit at this index of the spec has no slot within the booking horizon.
     Limit { index: usize },
+    /// The limiter did not count the past of the limit at this index; as of [`Shortage::NeedsHistory`].
+    NeedsHistory { index: usize, readable_in_us: u64 },
     /// State was lost: nothing is granted until the wait has passed or the ledger has told what may still count.
     Cold,
     /// A provider named a wait.

@@ -73,6 +73,8 @@ impl Call {
         call.wants.iter_mut().for_each(|want| *want = want.share(spec, of));
         let settled = call.settlements.iter_mut().flat_map(|settlement| &mut settlement.subjects);
         settled.for_each(|subject| *subject = subject.share(spec, of));
+        let seeded = call.seeds.iter_mut().flat_map(|seeds| &mut seeds.subjects);
+        seeded.for_each(|seed| seed.subject = seed.subject.share(spec, of));
         call
     }
 }
@@ -134,6 +136,7 @@ mod tests {
             hold_max: Duration::from_secs(1),
             send_budget: Duration::from_secs(1),
             store_down: StoreDown::Wait,
+            members: Vec::new(),
             handover: Duration::ZERO,
         };
         let of_account = |max_requests| {

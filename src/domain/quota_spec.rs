@@ -42,6 +42,17 @@ impl Lookback {
     }
 }
 
+/// Accounts or references whose uses are asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SubjectsAsked {
+    /// [`Scope::Account`] or [`Scope::Reference`].
+    pub scope: Scope,
+    /// As jobs have them.
+    pub names: Vec<String>,
+    /// What ended longer ago is left out.
+    pub within: Duration,
+}
+
 /// One limit as the limiter counts it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LimitSpec {
@@ -140,6 +151,8 @@ pub struct QuotaSpec {
     pub send_budget: Duration,
     /// Who grants while the store is away.
     pub store_down: StoreDown,
+    /// Providers whose rows name this quota, in the order of their names.
+    pub members: Vec<ProviderName>,
     /// How long after a state has begun somebody else may still be granted permits that it does not know of, because he has
     /// not noticed yet. Zero where nobody else ever grants.
     pub handover: Duration,
@@ -165,6 +178,7 @@ impl QuotaSpec {
             hold_max: other.hold_max,
             send_budget: other.send_budget,
             store_down: other.store_down,
+            members: other.members.clone(),
             handover: other.handover,
             ..self.clone()
         };
@@ -242,16 +256,29 @@ impl QuotaSpec {
         Ok(subjects)
     }
 
-    /// What makes accounts and references counted as they are, but for how much they are allowed. After it has changed, calls
-    /// of theirs may not have been counted.
+    /// Whether some limit counts calls of this scope.
     #[must_use]
-    pub fn subject_terms(&self) -> String {
-        let own = self.limits.iter().filter(|limit| limit.scope != Scope::Provider);
-        let terms = own.map(|limit| {
-            let LimitSpec { name, algorithm, applies_to, shadow, window, offset, .. } = limit;
-            format!("{name} {algorithm:?} {:?} {applies_to:?} {shadow} {window:?} {offset:?}", limit.scope)
-        });
-        terms.collect::<Vec<_>>().join("\n")
+    pub fn counts(&self, scope: Scope) -> bool {
+        self.limits.iter().any(|limit| limit.scope == scope)
+    }
+
+    /// Scope of the limits that count a subject.
+    #[must_use]
+    pub fn scope_of(&self, subject: &Subject) -> Scope {
+        let first = subject.limits.first().and_then(|own| self.limits.get(own.index));
+        first.map_or(Scope::Provider, |limit| limit.scope)
+    }
+
+    /// How long after its grant a use may begin to count.
+    #[must_use]
+    pub fn before_us(&self) -> u64 {
+        micros_up(BOOKING_HORIZON) + micros_up(self.hold_max)
+    }
+
+    /// How long after its grant a permit may begin.
+    #[must_use]
+    pub fn in_hands_us(&self) -> u64 {
+        micros_up(BOOKING_HORIZON) + micros_up(self.send_budget)
     }
 
     /// The name of the limit at an index that a reply names.
@@ -295,7 +322,8 @@ impl QuotaSpec {
     }
 
     /// How long a use may begin to count after a state was lost that had granted it, or whoever granted before.
-    fn lag_us(&self) -> u64 {
+    #[must_use]
+    pub fn lag_us(&self) -> u64 {
         micros_up(self.hold_max) + micros_up(BOOKING_HORIZON) + micros_up(self.handover)
     }
 

@@ -29,6 +29,7 @@ fn spec(rules: &[(&str, Option<&str>, Rule)]) -> QuotaSpec {
         hold_max: Duration::from_secs(10),
         send_budget: Duration::from_millis(500),
         store_down: StoreDown::Wait,
+        members: Vec::new(),
         handover: Duration::ZERO,
     }
 }

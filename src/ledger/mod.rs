@@ -3,7 +3,7 @@
 //! Refuses to decide: `domain::disposition` does, this writes it down. Times are the database's own. Every write on a
 //! job in hand names its [`Hold`]; a hold whose fence has been passed on writes nothing and is told so.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -15,7 +15,7 @@ use crate::domain::disposition::Resend;
 use crate::domain::job::{ContentHash, Invalid, Job, JobId};
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::ProviderName;
-use crate::domain::quota_spec::Lookback;
+use crate::domain::quota_spec::{Lookback, SubjectsAsked};
 use crate::domain::time::Micros;
 use crate::provider::FrozenRequest;
 
@@ -384,6 +384,14 @@ pub trait Ledger: Send + Sync {
     /// ([`settings::Settings::raise_version`]) has forgotten requests, and refuses. Many requests take a while: some
     /// seconds a million.
     async fn recent_uses(&self, quota: &ProviderName, lookback: Lookback) -> Result<RecentUses, LedgerError>;
+
+    /// The same for accounts or references, each apart; of one that has none nothing is said. At most 256 entries for each.
+    /// Costs what they have used, whatever others have.
+    async fn recent_uses_of(
+        &self,
+        quota: &ProviderName,
+        asked: &SubjectsAsked,
+    ) -> Result<BTreeMap<String, RecentUses>, LedgerError>;
 
     /// Who grants for these quotas; a quota without an entry has had no holder yet. Cheap, for polling.
     async fn authority(&self, quotas: &[ProviderName]) -> Result<HashMap<ProviderName, Authority>, LedgerError>;

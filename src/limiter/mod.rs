@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use crate::domain::clock_witness::{Witness, Word};
 use crate::domain::decision::{ByKind, Call, PastUse, Reply, Standing, Subject, Want};
 use crate::domain::provider::ProviderName;
-use crate::domain::quota_spec::{LimitSpec, Lookback, QuotaSpec};
+use crate::domain::quota_spec::{LimitSpec, Lookback, QuotaSpec, SubjectsAsked};
 use crate::domain::time::Micros;
 
 pub mod alone;
@@ -171,6 +171,22 @@ pub trait RecentAttempts: Send + Sync {
     /// # Errors
     /// Text for a person: the ledger cannot say.
     async fn recent_uses(&self, quota: &ProviderName, lookback: Lookback) -> Result<(Vec<PastUse>, ByKind), String>;
+
+    /// Those of accounts or references, each apart. One that has none may be left out.
+    ///
+    /// # Errors
+    /// Text for a person: the ledger cannot say. Their limits are held for whatever may have been used.
+    async fn recent_uses_of(&self, _quota: &ProviderName, _asked: &SubjectsAsked) -> Result<Vec<UsesOf>, String> {
+        Err("uses of accounts and references are not kept here".to_owned())
+    }
+}
+
+/// Uses of an account or a reference.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UsesOf {
+    pub name: String,
+    pub ended: Vec<PastUse>,
+    pub open: ByKind,
 }
 
 /// Puts counts beside the limits that they belong to.

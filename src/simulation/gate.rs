@@ -208,6 +208,7 @@ impl Gate {
             settlements: settlements(&settled, now_us, of_account),
             pause: None,
             rebuild: self.rebuild.take(),
+            seeds: None,
             distrust: None,
             run_id: "simulated".to_owned(),
         };
@@ -395,6 +396,7 @@ pub(super) fn warming(now_us: u64) -> Call {
         settlements: Vec::new(),
         pause: None,
         rebuild: Some(unused(Micros(now_us))),
+        seeds: None,
         distrust: None,
         run_id: "simulated".to_owned(),
     }

@@ -14,10 +14,10 @@ use super::settings_watch::{Known, StoreVersion};
 use crate::domain::clock_witness::Word;
 use crate::domain::decision::{ByKind, PastUse};
 use crate::domain::provider::ProviderName;
-use crate::domain::quota_spec::{Lookback, QuotaSpec};
-use crate::ledger::{Authority, Ledger};
+use crate::domain::quota_spec::{Lookback, QuotaSpec, SubjectsAsked};
+use crate::ledger::{Authority, Ledger, RecentUses};
 use crate::limiter::gate::{Gate, GateParts};
-use crate::limiter::{AuthorityRow, AuthorityRows, Limiter, RecentAttempts};
+use crate::limiter::{AuthorityRow, AuthorityRows, Limiter, RecentAttempts, UsesOf};
 
 mod accounts;
 mod combined;
@@ -148,6 +148,15 @@ impl RecentAttempts for Witness {
         let uses = self.0.recent_uses(quota, lookback).await.map_err(|error| error.to_string())?;
         let ended = uses.ended.into_iter().map(|(age, cost)| PastUse { age, cost });
         Ok((ended.collect(), uses.open))
+    }
+
+    async fn recent_uses_of(&self, quota: &ProviderName, asked: &SubjectsAsked) -> Result<Vec<UsesOf>, String> {
+        let uses = self.0.recent_uses_of(quota, asked).await.map_err(|error| error.to_string())?;
+        let of = |(name, RecentUses { ended, open }): (String, RecentUses)| {
+            let ended = ended.into_iter().map(|(age, cost)| PastUse { age, cost }).collect();
+            UsesOf { name, ended, open }
+        };
+        Ok(uses.into_iter().map(of).collect())
     }
 }
 

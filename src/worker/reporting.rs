@@ -262,6 +262,7 @@ fn stands(by: &RefusedBy, until: Instant) -> Option<Held> {
     let words = match by {
         RefusedBy::Limit(name) => name.clone(),
         RefusedBy::Cold => "the limiter has lost its state and waits until nothing from before can count".to_owned(),
+        RefusedBy::NeedsHistory => "usage of a limit is being read from the ledger".to_owned(),
         RefusedBy::Paused => "the provider asked for a pause".to_owned(),
         RefusedBy::StoreAway(problem) => format!("limiter: {problem}"),
         RefusedBy::StaleSettings => "newer settings are being loaded".to_owned(),

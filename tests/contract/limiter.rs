@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sluicegate::domain::decision::{
-    ByKind, Call, CallKind, Fate, PastUse, Rebuild, Refusal, Refused, Reply, Settlement, Subject, Want,
+    ByKind, Call, CallKind, Fate, PastUse, Rebuild, Refusal, Refused, Reply, Seeds, Settlement, Subject, Want,
 };
 use sluicegate::domain::provider::{BOOKING_HORIZON, ProviderName, StoreDown};
 use sluicegate::domain::quota_spec::{self, LimitSpec, QuotaSpec};
@@ -46,6 +46,7 @@ fn spec(limits: &[(&str, u32, u64)]) -> QuotaSpec {
         hold_max: SECOND,
         send_budget: Duration::from_millis(100),
         store_down: StoreDown::Wait,
+        members: Vec::new(),
         handover: Duration::ZERO,
     }
 }
@@ -68,6 +69,7 @@ struct Caller {
     incarnation: u64,
     number: u64,
     settlements: Vec<Settlement>,
+    seeds: Option<Seeds>,
     pause: Option<Duration>,
     warm: Option<Micros>,
 }
@@ -82,7 +84,7 @@ impl Caller {
 
     fn new(limiter: &Arc<dyn Limiter>, spec: QuotaSpec) -> Self {
         let (limiter, incarnation) = (Arc::clone(limiter), rand::random::<u64>() >> 16);
-        Self { limiter, spec, incarnation, number: 0, settlements: Vec::new(), pause: None, warm: None }
+        Self { limiter, spec, incarnation, number: 0, settlements: Vec::new(), seeds: None, pause: None, warm: None }
     }
 
     async fn warm_up(&mut self) {
@@ -121,6 +123,7 @@ impl Caller {
             settlements: self.settlements.clone(),
             pause: self.pause,
             rebuild: self.warm.map(forgotten_nothing),
+            seeds: self.seeds.clone(),
             distrust: None,
             run_id: self.limiter.run_id(&self.spec.quota).await?,
         };

@@ -31,6 +31,7 @@ fn spec() -> QuotaSpec {
         hold_max: Duration::from_secs(1),
         send_budget: Duration::from_millis(500),
         store_down: StoreDown::Wait,
+        members: Vec::new(),
         handover: Duration::ZERO,
     }
 }
@@ -44,6 +45,7 @@ fn call(spec: &QuotaSpec, run_id: String) -> Call {
         settlements: Vec::new(),
         pause: None,
         rebuild: None,
+        seeds: None,
         distrust: None,
         run_id,
     }

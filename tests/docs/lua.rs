@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 use sluicegate::domain::decision::{
-    ByKind, Call, CallKind, Fate, PassedOver, PastUse, Rebuild, Refusal, Refused, Reply, Run, Settlement, Subject, Want,
+    ByKind, Call, CallKind, Fate, History, PassedOver, PastUse, Rebuild, Refusal, Refused, Reply, Run, Seeds,
+    Settlement, Shortage, Subject, SubjectHistory, Want,
 };
 use sluicegate::domain::limit::{Algorithm, Scope};
 use sluicegate::domain::provider::{ProviderName, StoreDown};
@@ -46,6 +47,7 @@ fn spec() -> QuotaSpec {
         hold_max: Duration::from_millis(10_500),
         send_budget: Duration::from_millis(500),
         store_down: StoreDown::Wait,
+        members: Vec::new(),
         handover: Duration::from_millis(40),
     }
 }
@@ -57,7 +59,8 @@ fn spec_of_all_kinds() -> QuotaSpec {
     let mine = LimitSpec::sliding_log("mine", 10, Duration::from_secs(3_600));
     let mine = LimitSpec { scope: Scope::Account, algorithm: Algorithm::SlidingWindow, ..mine };
     let limits = [vec![mine, minute], spec().limits].concat();
-    QuotaSpec { limits, even: true, grant_jitter: Some(Duration::from_millis(50)), ..spec() }
+    let members = ["one", "two"].map(|name| ProviderName::new(name).unwrap()).to_vec();
+    QuotaSpec { members, limits, even: true, grant_jitter: Some(Duration::from_millis(50)), ..spec() }
 }
 
 fn call(wants: Vec<Want>, settlements: Vec<Settlement>) -> Call {
@@ -68,6 +71,7 @@ fn call(wants: Vec<Want>, settlements: Vec<Settlement>) -> Call {
         settlements,
         pause: None,
         rebuild: None,
+        seeds: None,
         distrust: None,
         run_id: "run".to_owned(),
     }
@@ -112,12 +116,16 @@ fn read(argument: &[u8], run_id: &str) -> Vec<String> {
     let head = reading.take("head");
     let before = reading.left;
     let terms = reading.take("terms");
+    let (members, rest) = reading.left.split_at(usize::try_from(8 * field(&terms, "members")).unwrap());
+    reading.lines.push(format!("{} members", members.len() / 8));
+    reading.left = rest;
     reading.names_and_cells(field(&terms, "bytes of names"), field(&terms, "cells"));
     let bytes = before.len() - reading.left.len();
     assert_eq!(field(&head, "bytes of terms"), u64::try_from(bytes).unwrap());
     assert_eq!(field(&head, "terms digest"), digest(&before[..bytes]));
     assert_eq!(field(&head, "run id digest"), digest(run_id.as_bytes()));
-    let past_uses = if field(&head, "more") == 1 { field(&reading.take("more"), "past uses") } else { 0 };
+    let more = if field(&head, "more") == 1 { reading.take("more") } else { Vec::new() };
+    let of_more = |name: &str| if more.is_empty() { 0 } else { field(&more, name) };
     (0..field(&head, "wants")).for_each(|_| drop(reading.take("want")));
     let not_sent = *Header::of(QUOTA).codes("CODES", "fate").get("not sent").unwrap();
     let mut returned = 0;
@@ -128,7 +136,13 @@ fn read(argument: &[u8], run_id: &str) -> Vec<String> {
         }
     }
     assert_eq!(field(&head, "of them not sent"), returned);
-    (0..past_uses).for_each(|_| drop(reading.take("past use")));
+    (0..of_more("past uses")).for_each(|_| drop(reading.take("past use")));
+    let before = reading.left.len();
+    for _ in 0..of_more("seeds") {
+        let uses = field(&reading.take("seed"), "past uses");
+        (0..uses).for_each(|_| drop(reading.take("past use")));
+    }
+    assert_eq!(of_more("bytes of seeds"), u64::try_from(before - reading.left.len()).unwrap());
     for _ in 0..field(&head, "subjects") {
         let subject = reading.take("subject");
         let before = reading.left;
@@ -155,10 +169,12 @@ fn a_call_is_packed_as_the_header_says() {
     assert_eq!(
         read(&argument(&spec(), &call(vec![want], vec![used, not_sent])), "run"),
         [
-            "head: incarnation 5, number 3, bytes of terms 85, wants 1, settlements 2, of them not sent 1, subjects 0, more 0",
+            "head: incarnation 5, number 3, bytes of terms 92, wants 1, settlements 2, of them not sent 1, subjects 0, more 0",
             // Cold: a padded window, the longest hold, the booking horizon and the handover.
-            "terms: version 7, grant jitter 0, longest hold 10500000, booking horizon 250000, longest window 1002500, \
-             cold after a loss 11792500, cells 1, bytes of names 10",
+            "terms: version 7, grant jitter 0, longest hold 10500000, booking horizon 250000, send budget 500000, \
+             longest window 1002500, cold after a loss 11792500, until all have noticed 40000, scopes 0, members 0, cells 1, \
+             bytes of names 10",
+            "0 members",
             "names per-second",
             "cell: kind 0, applies 0, mode 1, window 1002500, offset or interval 0, granule in ms 1, max 100, \
              index in the spec 0",
@@ -182,6 +198,9 @@ fn a_call_with_everything_in_it_is_packed_as_the_header_says() {
         ended: vec![past(5, 1, 4), past(70, 2, 0)],
         open: ByKind { charges: 8, lookups: 6 },
     };
+    let history = |ended| History { as_of: Micros(7), within: Duration::from_secs(3), ended, open: ByKind::charges(5) };
+    let subjects = vec![SubjectHistory { subject: a[0].clone(), history: history(vec![past(5, 1, 4)]) }];
+    let seeds = Seeds { born: Micros(9), provider: Some(history(Vec::new())), subjects };
     let settlement = Settlement {
         call: 2,
         cost: 1,
@@ -191,6 +210,7 @@ fn a_call_with_everything_in_it_is_packed_as_the_header_says() {
     };
     let call = Call {
         pause: Some(Duration::from_secs(2)),
+        seeds: Some(seeds),
         distrust: Some(Micros(11)),
         rebuild: Some(rebuild),
         ..call(vec![want(&a), want(&[]), want(&b)], vec![settlement])
@@ -201,8 +221,10 @@ fn a_call_with_everything_in_it_is_packed_as_the_header_says() {
     assert_eq!(
         sent[1..],
         [
-            "terms: version 7, grant jitter 50000, longest hold 10500000, booking horizon 250000, \
-             longest window 3601802000, cold after a loss 3612592000, cells 3, bytes of names 29",
+            "terms: version 7, grant jitter 50000, longest hold 10500000, booking horizon 250000, send budget 500000, \
+             longest window 3601802000, cold after a loss 3612592000, until all have noticed 40000, scopes 1, members 2, \
+             cells 3, bytes of names 29",
+            "2 members",
             "names minute|per-second|even pacing",
             "cell: kind 1, applies 0, mode 0, window 60000000, offset or interval 5000000, granule in ms 0, max 600, \
              index in the spec 1",
@@ -211,17 +233,21 @@ fn a_call_with_everything_in_it_is_packed_as_the_header_says() {
             // 100 ms apart, in parts of a microsecond.
             "cell: kind 2, applies 0, mode 3, window 100000, offset or interval 102400000, granule in ms 0, max 1, \
              index in the spec 3",
-            "more: pause 2000000, distrusted born 11, rebuilt born 9, past uses 2, open charges 8, open lookups 6",
+            "more: pause 2000000, distrusted born 11, rebuilt born 9, past uses 2, open charges 8, open lookups 6, \
+             seeded born 9, seeds 2, bytes of seeds 66",
             "want: permits 1, cost 1, kind 1, subjects 1, first subject 1, second subject 0",
             "want: permits 1, cost 1, kind 1, subjects 0, first subject 0, second subject 0",
             "want: permits 1, cost 1, kind 1, subjects 1, first subject 2, second subject 0",
             "settlement: call 2, cost 1, kind 1, fate 0, subjects 1, first subject 2, second subject 0, age 0",
             "past use: age 70000, cost of charges 2, of lookups 0",
             "past use: age 5000, cost of charges 1, of lookups 4",
-            "subject: bytes of names 4, cells 1",
+            "seed: subject 0, as of 7, within 3000000, open charges 5, open lookups 0, past uses 0",
+            "seed: subject 1, as of 7, within 3000000, open charges 5, open lookups 0, past uses 1",
+            "past use: age 5000, cost of charges 1, of lookups 4",
+            "subject: scope 1, bytes of names 4, cells 1",
             "names mine",
             mine,
-            "subject: bytes of names 4, cells 1",
+            "subject: scope 1, bytes of names 4, cells 1",
             "names mine",
             mine,
         ]
@@ -254,6 +280,7 @@ fn a_reply_is_read_as_the_header_says() {
                 ("remaining", 4),
                 ("deciding limit", 1),
                 ("reset", 8),
+                ("readable", 0),
                 ("runs", 1),
                 ("passed over", 1),
             ],
@@ -261,7 +288,7 @@ fn a_reply_is_read_as_the_header_says() {
         write("run", &[("want", 1), ("permits", 6), ("wait", 12)]),
         origin(21),
         origin(22),
-        write("passed over", &[("want", 0), ("limit", 1), ("wait", 13), ("exact", 1)]),
+        write("passed over", &[("want", 0), ("limit", 1), ("wait", 13), ("exact", 1), ("readable", 15)]),
     ]
     .concat();
     let reply = Reply {
@@ -269,7 +296,13 @@ fn a_reply_is_read_as_the_header_says() {
         version: 7,
         born: Micros(3),
         granted: vec![Run { want: 1, permits: 6, wait_us: 12, origins: vec![21, 22] }],
-        passed_over: vec![PassedOver { want: 0, limit: 1, wait_us: 13, exact: true }],
+        passed_over: vec![PassedOver {
+            want: 0,
+            limit: 1,
+            wait_us: 13,
+            exact: true,
+            why: Shortage::NeedsHistory { readable_in_us: 14 },
+        }],
         remaining: 4,
         decides: 1,
         reset_us: 8,
@@ -315,7 +348,7 @@ fn every_layout_of_a_header_is_one_of_the_code() {
             layouts += 1;
         }
     }
-    assert_eq!(layouts, 9 + 3 + 9 + 2);
+    assert_eq!(layouts, 10 + 3 + 10 + 2);
 }
 
 #[test]

@@ -102,6 +102,7 @@ fn spec(provider: &Provider) -> QuotaSpec {
         hold_max: provider.hold_max(),
         send_budget: provider.send_budget,
         store_down: StoreDown::Wait,
+        members: Vec::new(),
         handover: Duration::ZERO,
     }
 }

@@ -94,6 +94,7 @@ fn spec(limits: &[(&str, u32, u64)]) -> QuotaSpec {
         hold_max: Duration::from_millis(2_500),
         send_budget: Duration::from_millis(500),
         store_down: StoreDown::Wait,
+        members: Vec::new(),
         handover: Duration::ZERO,
     }
 }

@@ -13,6 +13,7 @@ mod drain;
 mod explain;
 mod faults;
 mod first;
+mod histories;
 mod lanes;
 mod late_answers;
 mod lookups;

@@ -55,6 +55,7 @@ pub fn spec(algorithm: Algorithm, quota: &Quota) -> Result<QuotaSpec, BenchError
         hold_max: TIMEOUT + SEND_BUDGET,
         send_budget: SEND_BUDGET,
         store_down: StoreDown::Wait,
+        members: Vec::new(),
         handover: Duration::ZERO,
     })
 }
@@ -109,6 +110,7 @@ impl OurCaller {
             settlements: if self.taken > 0 { vec![taken] } else { Vec::new() },
             pause: None,
             rebuild: self.born.take().map(|born| Rebuild { born, ended: Vec::new(), open: ByKind::default() }),
+            seeds: None,
             distrust: None,
             run_id: self.quota.run_id.clone(),
         };
@@ -139,7 +141,7 @@ impl Caller for OurCaller {
             Some(by @ (Refusal::StaleVersion | Refusal::StaleCall | Refusal::Paused)) => {
                 return Err(BenchError::Void(format!("the limiter refuses for {by:?}")));
             }
-            Some(Refusal::Limit { .. }) | None => {}
+            Some(Refusal::Limit { .. } | Refusal::NeedsHistory { .. }) | None => {}
         }
         self.taken = permits(reply.granted.iter());
         let at_once = permits(reply.granted.iter().filter(|run| run.wait_us == 0));

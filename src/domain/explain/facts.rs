@@ -198,6 +198,7 @@ pub struct Refused {
 pub enum Refuser {
     Limit(String),
     Cold,
+    NeedsHistory,
     /// The provider named a wait.
     Paused,
     Away(String),

@@ -241,6 +241,10 @@ fn refused_by_limiter(facts: &Facts, job: &JobFacts, refused: &Refused) -> Optio
             "the limiter has lost its state and grants nothing until what may still count is known; it is asked again \
              {earliest}"
         ),
+        Refuser::NeedsHistory => format!(
+            "the limiter did not count what was used of a limit before, and the ledger is asked; the limiter is asked again \
+             {earliest}"
+        ),
         Refuser::Paused => format!("{} asked for a pause: nothing is sent before {earliest}", job.provider),
         Refuser::Away(why) => format!("nothing is granted while the limiter's store is away: {why}"),
         Refuser::StaleSettings => "the limiter knows newer settings, which this worker is loading".to_owned(),

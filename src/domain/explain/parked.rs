@@ -5,6 +5,7 @@
 
 pub const PAUSED: &str = "the provider asked for a pause";
 pub const COLD: &str = "the limiter has lost its state and waits";
+pub const NEEDS_HISTORY: &str = "usage of a limit is being read from the ledger";
 pub const STORE_AWAY: &str = "the limiter store is away";
 pub const STALE_SETTINGS: &str = "newer settings are being loaded";
 /// Of one that has come before its time and was never put down for anything else.
@@ -44,7 +45,7 @@ pub(super) fn is_by_rule(reason: &str) -> bool {
 
 /// Whether the gate can grant nothing to anybody.
 pub(super) fn is_by_limiter(reason: &str) -> bool {
-    [PAUSED, COLD, STORE_AWAY, STALE_SETTINGS].contains(&reason)
+    [PAUSED, COLD, NEEDS_HISTORY, STORE_AWAY, STALE_SETTINGS].contains(&reason)
 }
 
 #[cfg(test)]
@@ -59,6 +60,7 @@ mod tests {
             (by_rule("shop"), None, true, false),
             (PAUSED.to_owned(), None, false, true),
             (COLD.to_owned(), None, false, true),
+            (NEEDS_HISTORY.to_owned(), None, false, true),
             (STORE_AWAY.to_owned(), None, false, true),
             (STALE_SETTINGS.to_owned(), None, false, true),
             (UNBUILDABLE.to_owned(), None, false, false),

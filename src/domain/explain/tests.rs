@@ -36,6 +36,7 @@ fn spec(limits: &[(&str, Algorithm, u32, u64, Option<u32>)]) -> QuotaSpec {
         hold_max: Duration::from_secs(30),
         send_budget: ms(500),
         store_down: StoreDown::Wait,
+        members: Vec::new(),
         handover: Duration::ZERO,
     }
 }

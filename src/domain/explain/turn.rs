@@ -172,6 +172,7 @@ impl<'a> Forecast<'a> {
             settlements: Vec::new(),
             pause: None,
             rebuild: None,
+            seeds: None,
             distrust: None,
             run_id: RUN_ID.to_owned(),
         }

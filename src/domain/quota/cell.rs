@@ -4,7 +4,9 @@
 
 use super::bucket::{AHEAD_MAX_US, Bucket};
 use super::crowd::Crowd;
+use super::known::Unknown;
 use super::log::Log;
+use super::tally::Past;
 use super::window::Window;
 use crate::domain::decision::SlotInstant;
 use crate::domain::quota_spec::{CellKind, CellSpec};
@@ -29,9 +31,14 @@ impl Found {
 #[derive(Clone, Debug)]
 pub(super) struct Cell {
     pub spec: CellSpec,
-    /// Its past is not known: nothing starts before.
+    /// Nothing starts before.
     held_until_us: u64,
+    /// It is held for what was granted before and not counted; 0: for nothing that anybody could tell.
+    unknown_since_us: u64,
     count: Count,
+    /// Uses on the wire that no lease holds, and when the last of them begins to count.
+    unleased: u64,
+    unleased_until_us: u64,
     /// Starts of this call that a log takes when the call closes: they are no slots for its own wants.
     starts: Vec<(u64, u64)>,
     /// Of this call's starts.
@@ -48,26 +55,32 @@ enum Count {
 }
 
 impl Cell {
-    pub fn new(spec: CellSpec, held_until_us: u64) -> Self {
+    /// A count without these uses. One that only watches begins empty.
+    pub fn new(spec: CellSpec, unknown: Unknown) -> Self {
         let count = match spec.kind {
             CellKind::Log { .. } => Count::Log(Log::default()),
             CellKind::Window { .. } => Count::Window(Window::default()),
             CellKind::Bucket { .. } => Count::Bucket(Bucket::default()),
         };
-        Self {
+        let mut cell = Self {
             spec,
-            held_until_us,
+            held_until_us: 0,
+            unknown_since_us: 0,
             count,
+            unleased: 0,
+            unleased_until_us: 0,
             starts: Vec::new(),
             crowd: Crowd::default(),
             would_have_refused: 0,
             would_have_waited: 0,
-        }
+        };
+        cell.hold(unknown);
+        cell
     }
 
     /// The same limit with other numbers, its uses carried over; a cell that counts otherwise does not know its past.
     /// Uses beyond a lowered limit stay: they still count, and would count again if the limit were raised.
-    pub fn adopt(self, spec: CellSpec, now_us: u64, unknown_until_us: u64) -> Self {
+    pub fn adopt(self, spec: CellSpec, now_us: u64, unknown: Unknown) -> Self {
         let mut cell = self;
         if cell.spec == spec {
             return cell;
@@ -83,16 +96,20 @@ impl Cell {
         // A shadow left out what it would have refused.
         let leaves_the_shadow = cell.spec.shadow && !spec.shadow;
         if !same || leaves_the_shadow || cell.spec.applies_to != spec.applies_to {
-            return Self::new(spec, unknown_until_us);
+            return Self::new(spec, unknown);
         }
-        let mut counted = true;
+        let (mut counted, grew) = (true, spec.window_us > cell.spec.window_us);
+        let unknown_until_us = unknown.until_us + spec.window_us;
         match (&mut cell.count, cell.spec.kind, spec.kind) {
             (Count::Bucket(bucket), CellKind::Bucket { interval: was, .. }, CellKind::Bucket { interval, .. })
                 if was != interval =>
             {
                 counted = bucket.rescale(now_us, was, interval);
             }
-            (Count::Log(_), ..) if spec.window_us > cell.spec.window_us => cell.held_until_us = unknown_until_us,
+            (Count::Log(_), ..) if grew => {
+                cell.held_until_us = unknown_until_us;
+                cell.unknown_since_us = cell.unknown_since_us.max(unknown.since_us);
+            }
             _ => {}
         }
         // One that is new would not have to wait longer.
@@ -100,12 +117,74 @@ impl Cell {
         if !counted {
             cell.hold_long(now_us);
         }
+        if spec.shadow {
+            (cell.held_until_us, cell.unknown_since_us) = (0, 0);
+        }
         Self { spec, ..cell }
     }
 
-    /// Some of its past is not known: nothing starts until that has left the window.
-    pub fn hold(&mut self, unknown_until_us: u64) {
-        self.held_until_us = self.held_until_us.max(unknown_until_us + self.spec.window_us);
+    /// These uses are not counted: nothing starts until they are told, or have left the window.
+    pub fn hold(&mut self, unknown: Unknown) {
+        if unknown.until_us > 0 && !self.spec.shadow {
+            self.held_until_us = self.held_until_us.max(unknown.until_us + self.spec.window_us);
+            self.unknown_since_us = self.unknown_since_us.max(unknown.since_us);
+        }
+    }
+
+    /// Until when it is held for a past that the ledger could tell, if that is later.
+    pub fn needs_history(&self, at_us: u64) -> Option<u64> {
+        (self.unknown_since_us > 0 && self.held_until_us > at_us).then_some(self.held_until_us)
+    }
+
+    /// When the ledger knows all of that past, for starts that begin so long after their grant at most.
+    pub fn readable_at_us(&self, in_hands_us: u64) -> u64 {
+        self.unknown_since_us + in_hands_us
+    }
+
+    /// Counts what the ledger knows instead of what it has counted, if that is all that it needs.
+    pub fn seed(&mut self, now_us: u64, past: &Past, open_until_us: u64) -> bool {
+        let is_all = self.unknown_since_us <= past.as_of_us && self.spec.window_us <= past.within_us;
+        if self.needs_history(now_us).is_none() || !is_all {
+            return false;
+        }
+        (self.held_until_us, self.unknown_since_us) = (0, 0);
+        match &mut self.count {
+            Count::Log(log) => log.clear(),
+            Count::Window(window) => *window = Window::default(),
+            Count::Bucket(bucket) => *bucket = Bucket::default(),
+        }
+        self.recall_all(now_us, past);
+        if self.spec.held() {
+            self.unleased = past.open.of(self.spec.applies_to);
+            self.unleased_until_us = open_until_us;
+        }
+        true
+    }
+
+    /// Requests that the ledger remembers. What counts the start has been started by now.
+    pub fn recall_all(&mut self, now_us: u64, past: &Past) {
+        for (instant_us, cost) in &past.ended {
+            let uses = cost.of(self.spec.applies_to);
+            if uses > 0 {
+                self.recall(now_us, *instant_us, u64::from(uses));
+            }
+        }
+        let started = past.open.of(self.spec.applies_to);
+        if started > 0 && !self.spec.held() {
+            self.recall(now_us, now_us, started);
+        }
+    }
+
+    /// Whatever became of what no lease holds, the provider has counted it by then.
+    pub fn expire(&mut self, now_us: u64) {
+        if self.unleased > 0 && self.unleased_until_us <= now_us {
+            let uses = std::mem::take(&mut self.unleased);
+            self.log_unanswered(now_us, self.unleased_until_us, uses);
+        }
+    }
+
+    fn in_flight(&self, leased: u64) -> u64 {
+        if self.spec.held() { leased + self.unleased } else { 0 }
     }
 
     /// More was used than can be counted: nothing starts for longer than that could tell, and under other numbers until
@@ -115,8 +194,8 @@ impl Cell {
     }
 
     /// Before the first want of a call.
-    pub fn open(&mut self, now_us: u64, in_flight: u64, jitter_us: u64) {
-        let in_flight = if self.spec.held() { in_flight } else { 0 };
+    pub fn open(&mut self, now_us: u64, leased: u64, jitter_us: u64) {
+        let in_flight = self.in_flight(leased);
         match (&mut self.count, self.spec.kind) {
             (Count::Log(log), _) => {
                 log.open(self.spec.max, in_flight);
@@ -150,6 +229,8 @@ impl Cell {
     }
 
     pub fn take(&mut self, cost: u64, start_us: u64) {
+        // What it was held for is over, and the ledger does not know of this one.
+        self.unknown_since_us = 0;
         match (&mut self.count, self.spec.kind) {
             (Count::Log(log), CellKind::Log { held, .. }) => {
                 log.take(cost);
@@ -211,8 +292,8 @@ impl Cell {
         }
     }
 
-    /// A request that another witness remembers, for a state that was lost.
-    pub fn recall(&mut self, now_us: u64, instant_us: u64, cost: u64) {
+    /// A request that the ledger remembers.
+    fn recall(&mut self, now_us: u64, instant_us: u64, cost: u64) {
         match (&mut self.count, self.spec.kind) {
             (Count::Log(_), _) => self.log(instant_us, cost),
             (Count::Window(window), CellKind::Window { offset_us }) => {
@@ -232,11 +313,9 @@ impl Cell {
     }
 
     /// Uses that count at an instant.
-    pub fn counted(&self, now_us: u64, in_flight: u64) -> u64 {
+    pub fn counted(&self, now_us: u64, leased: u64) -> u64 {
         match (&self.count, self.spec.kind) {
-            (Count::Log(log), CellKind::Log { held, .. }) => {
-                log.counted(now_us, self.spec.window_us) + if held { in_flight } else { 0 }
-            }
+            (Count::Log(log), _) => log.counted(now_us, self.spec.window_us) + self.in_flight(leased),
             (Count::Window(window), CellKind::Window { offset_us }) => {
                 window.counted(now_us, offset_us, self.spec.window_us)
             }
@@ -246,8 +325,8 @@ impl Cell {
     }
 
     /// What may surely start now, and in how many microseconds all of it is free again.
-    pub fn outlook(&self, now_us: u64, in_flight: u64) -> (u64, u64) {
-        let in_flight = if self.spec.held() { in_flight } else { 0 };
+    pub fn outlook(&self, now_us: u64, leased: u64) -> (u64, u64) {
+        let in_flight = self.in_flight(leased);
         let CellSpec { max, window_us, .. } = self.spec;
         match (&self.count, self.spec.kind) {
             (Count::Log(log), _) => log.outlook(now_us, window_us, max, in_flight),

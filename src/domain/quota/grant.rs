@@ -7,7 +7,7 @@
 use super::cell::{Cell, Found};
 use super::own::{self, Own};
 use super::tally::{InFlight, Tally};
-use crate::domain::decision::{CallKind, PassedOver, Refusal, Refused, Run, SlotInstant, Want};
+use crate::domain::decision::{CallKind, PassedOver, Refusal, Refused, Run, Shortage, SlotInstant, Want};
 use crate::domain::limit::AppliesTo;
 
 /// How often the limits of a want may push its start on before it is refused: only fixed windows can disagree.
@@ -32,11 +32,13 @@ struct Place {
     permits: u64,
 }
 
-/// Why a want has no place: the cell whose room comes last.
+/// Why a want has no place: the cell whose room comes last, or whose past is not known for longest.
 struct NoPlace {
+    /// Among the provider's cells; of a subject's, which limit of the spec.
     position: usize,
     wait_us: u64,
     exact: bool,
+    why: Shortage,
 }
 
 /// The tallies that count one call.
@@ -63,6 +65,8 @@ impl Tallies<'_> {
 pub(super) struct Terms<'a> {
     pub now_us: u64,
     pub horizon_us: u64,
+    /// How long after its grant a permit may begin.
+    pub in_hands_us: u64,
     /// The spec indices of the provider's cells.
     pub indices: &'a [usize],
 }
@@ -95,8 +99,8 @@ impl Grants {
             };
             let permits = match own_room(terms, tallies.owns, of, (cost, want.kind), place.start_us) {
                 Ok(permits) => permits.min(place.permits).min(left),
-                Err((limit, wait_us, exact)) => {
-                    self.passed_over.push(PassedOver { want: index, limit, wait_us, exact });
+                Err(NoPlace { position: limit, wait_us, exact, why }) => {
+                    self.passed_over.push(PassedOver { want: index, limit, wait_us, exact, why });
                     return true;
                 }
             };
@@ -109,14 +113,18 @@ impl Grants {
     }
 
     fn refuse(&mut self, terms: &Terms<'_>, provider: &Tally, want: usize, kind: CallKind, no_place: &NoPlace) -> bool {
-        let NoPlace { position, wait_us, exact } = *no_place;
+        let NoPlace { position, wait_us, exact, why } = *no_place;
         let limit = terms.indices.get(position).copied().unwrap_or(0);
         let on_all = provider.cells.get(position).is_none_or(|cell| cell.spec.applies_to == AppliesTo::All);
         if on_all {
-            self.refused = Some(Refused { by: Refusal::Limit { index: limit }, wait_us, exact });
+            let by = match why {
+                Shortage::NoSlot => Refusal::Limit { index: limit },
+                Shortage::NeedsHistory { readable_in_us } => Refusal::NeedsHistory { index: limit, readable_in_us },
+            };
+            self.refused = Some(Refused { by, wait_us, exact });
             return false;
         }
-        let passed_over = PassedOver { want, limit, wait_us, exact };
+        let passed_over = PassedOver { want, limit, wait_us, exact, why };
         self.passed_over.push(passed_over);
         self.behind.push((kind, passed_over));
         true
@@ -139,6 +147,10 @@ impl Grants {
 /// Where every enforced limit on everything has room.
 fn place(terms: &Terms<'_>, provider: &Tally, cost: u64, kind: CallKind) -> Result<Place, NoPlace> {
     let enforced = |cell: &&Cell| !cell.spec.shadow && cell.spec.applies(kind);
+    let counting = provider.cells.iter().enumerate().filter(|(_, cell)| enforced(cell));
+    if let Some(no_place) = no_history(terms, counting) {
+        return Err(no_place);
+    }
     let mut start_us = terms.now_us;
     for _ in 0..ROUNDS {
         let find = |cell: &Cell| {
@@ -162,7 +174,16 @@ fn place(terms: &Terms<'_>, provider: &Tally, cost: u64, kind: CallKind) -> Resu
         }
         start_us = latest_us;
     }
-    Err(NoPlace { position: 0, wait_us: start_us - terms.now_us, exact: false })
+    Err(NoPlace { position: 0, wait_us: start_us - terms.now_us, exact: false, why: Shortage::NoSlot })
+}
+
+/// The first of those whose past is not known for longest, with its position.
+fn no_history<'a>(terms: &Terms<'_>, cells: impl Iterator<Item = (usize, &'a Cell)>) -> Option<NoPlace> {
+    let held = cells.filter_map(|(position, cell)| Some((position, cell, cell.needs_history(terms.horizon_us)?)));
+    let (position, cell, until_us) = held.min_by_key(|(_, _, until_us)| std::cmp::Reverse(*until_us))?;
+    let readable_in_us = cell.readable_at_us(terms.in_hands_us).saturating_sub(terms.now_us);
+    let why = Shortage::NeedsHistory { readable_in_us };
+    Some(NoPlace { position, wait_us: until_us - terms.now_us, exact: true, why })
 }
 
 /// Which limit refuses, and for how long: the one whose room comes last.
@@ -176,7 +197,7 @@ fn no_place(terms: &Terms<'_>, provider: &Tally, found: &[Option<Found>]) -> Opt
         }
     }
     let exact = found.iter().all(Option::is_some);
-    worst.map(|(position, at_us)| NoPlace { position, wait_us: at_us - terms.now_us, exact })
+    worst.map(|(position, at_us)| NoPlace { position, wait_us: at_us - terms.now_us, exact, why: Shortage::NoSlot })
 }
 
 /// The earliest instant at which a slot now in flight can be used again: answered at once.
@@ -184,19 +205,24 @@ fn earliest_us(now_us: u64, cell: &Cell) -> u64 {
     now_us + cell.spec.window_us
 }
 
-/// How many permits the want's own account and reference have room for at its start; else the limit, the wait and whether
-/// that is exact.
+/// How many permits the want's own account and reference have room for at its start.
 fn own_room(
     terms: &Terms<'_>,
     owns: &[Own],
     of: &[usize],
     (cost, kind): (u64, CallKind),
     start_us: u64,
-) -> Result<u64, (usize, u64, bool)> {
+) -> Result<u64, NoPlace> {
+    let of_want = || of.iter().filter_map(|position| owns.get(*position));
+    let cells = of_want().flat_map(|own| own.indices.iter().copied().zip(&own.tally.cells));
+    let counting = cells.filter(|(_, cell)| !cell.spec.shadow && cell.spec.applies(kind));
+    if let Some(no_place) = no_history(terms, counting) {
+        return Err(no_place);
+    }
     let mut permits = u64::MAX;
     let mut worst: Option<(usize, u64)> = None;
     let mut exact = true;
-    for own in of.iter().filter_map(|position| owns.get(*position)) {
+    for own in of_want() {
         for (cell, limit) in own.tally.cells.iter().zip(&own.indices) {
             if cell.spec.shadow || !cell.spec.applies(kind) {
                 continue;
@@ -213,7 +239,9 @@ fn own_room(
             }
         }
     }
-    worst.map_or(Ok(permits), |(limit, at_us)| Err((limit, at_us - terms.now_us, exact)))
+    worst.map_or(Ok(permits), |(position, at_us)| {
+        Err(NoPlace { position, wait_us: at_us - terms.now_us, exact, why: Shortage::NoSlot })
+    })
 }
 
 /// Lets the shadow limits count what they would have done; says how many permits share one fate under all of them.

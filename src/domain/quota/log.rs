@@ -50,6 +50,11 @@ impl Log {
         }
     }
 
+    /// Forgets its uses; those that a booked start has taken out still hold the slots that were never used.
+    pub fn clear(&mut self) {
+        *self = Self { excess_until_us: self.excess_until_us, ..Self::default() };
+    }
+
     /// Puts slots back with the instant they had.
     pub fn restore(&mut self, now_us: u64, ms: SlotInstant, granule_ms: u64, count: u64) {
         let place = self.entries.iter().take(RESTORE_DEPTH + 1).take_while(|entry| entry.ms < ms).count();

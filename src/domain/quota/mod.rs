@@ -7,18 +7,18 @@
 use std::collections::BTreeMap;
 
 use super::decision::{
-    BATCH_MAX, ByKind, Call, Incarnation, PERMITS_MAX, Rebuild, Refusal, Refused, Reply, Standing, Subject, Want,
+    BATCH_MAX, Call, Incarnation, PERMITS_MAX, Rebuild, Refusal, Refused, Reply, Seeds, Standing, Subject, Want,
 };
 use super::provider::BOOKING_HORIZON;
 use super::quota_spec::{QuotaSpec, padded_us};
-use super::time::{Micros, micros_down, micros_up};
+use super::time::{Micros, micros_up};
 
 mod bucket;
 mod cell;
 mod crowd;
 mod grant;
+mod known;
 mod log;
-mod memory;
 mod own;
 mod tally;
 #[cfg(test)]
@@ -27,9 +27,9 @@ pub mod throttle;
 mod window;
 
 use grant::{Grants, Tallies, Terms};
-use memory::Memory;
+use known::{Known, Unknown};
 use own::{Own, Owns};
-use tally::{InFlight, Tally};
+use tally::{InFlight, Past, Tally};
 
 /// How long the reply to a caller's last call is kept for a repeat, in microseconds.
 pub const REPLY_KEPT_US: u64 = 600_000_000;
@@ -53,13 +53,7 @@ struct State {
     last_us: u64,
     version: i64,
     paused_until_us: u64,
-    /// What counts subjects, as text.
-    subject_terms: String,
-    /// A subject that was not counted since may have uses that nobody counted; 0: none has.
-    unsure_since_us: u64,
-    /// When the last of such uses may begin to count.
-    unsure_until_us: u64,
-    memory: Memory,
+    known: Known,
     provider: Tally,
     subjects: BTreeMap<String, Tally>,
     /// So many subjects were left when those without uses were dropped last.
@@ -107,6 +101,7 @@ impl Quota {
 impl State {
     fn cold(now_us: u64, spec: &QuotaSpec, call: &Call) -> Self {
         let warm_us = now_us + spec.cold_us();
+        let all = |_| Unknown::default();
         Self {
             run_id: call.run_id.clone(),
             born_us: now_us,
@@ -114,11 +109,8 @@ impl State {
             last_us: now_us,
             version: spec.version,
             paused_until_us: 0,
-            subject_terms: spec.subject_terms(),
-            unsure_since_us: now_us,
-            unsure_until_us: warm_us - spec.longest_us(),
-            memory: Memory::of(spec.longest_us()),
-            provider: Tally::new(spec.provider_cells(), now_us),
+            known: Known::born(spec, now_us),
+            provider: Tally::new(spec.provider_cells(), now_us, all),
             subjects: BTreeMap::new(),
             subjects_kept: 0,
             replies: BTreeMap::new(),
@@ -139,26 +131,27 @@ impl State {
         if !self.replies.contains_key(&call.incarnation) {
             self.replies.retain(|_, (_, at_us, _)| *at_us + REPLY_KEPT_US > now_us);
         }
+        self.known.adopt(spec, now_us);
+        self.provider.adopt(spec.provider_cells(), now_us, self.known.before(spec, now_us));
+        if let Some(joined) = self.known.joined_after(self.last_us) {
+            self.provider.cells.iter_mut().for_each(|cell| cell.hold(joined));
+        }
         self.last_us = now_us;
         self.version = spec.version;
-        let before_us = micros_up(BOOKING_HORIZON) + micros_up(spec.hold_max);
-        self.provider.adopt(spec.provider_cells(), now_us, before_us);
-        self.memory.adopt(spec.longest_us(), now_us, before_us);
-        let subject_terms = spec.subject_terms();
-        if subject_terms != self.subject_terms {
-            self.subject_terms = subject_terms;
-            self.unsure_since_us = now_us;
-            self.unsure_until_us = self.unsure_until_us.max(now_us + before_us);
-        }
-        let mut owns = self.own_tallies(now_us, before_us, spec, call);
+        let mut owns = self.own_tallies(now_us, spec, call);
         self.settle(now_us, call, &mut owns);
         if let Some(pause) = call.pause {
             self.paused_until_us = self.paused_until_us.max(now_us + micros_up(pause));
         }
         // Of a longer list no part may be forgotten.
         let whole = |rebuild: &&Rebuild| rebuild.born == Micros(self.born_us) && rebuild.ended.len() <= BATCH_MAX;
+        let open_until_us = now_us + micros_up(BOOKING_HORIZON) + padded_us(micros_up(spec.hold_max));
         if let Some(rebuild) = call.rebuild.as_ref().filter(whole) {
-            self.rebuild(now_us, micros_up(BOOKING_HORIZON) + padded_us(micros_up(spec.hold_max)), rebuild);
+            self.rebuild(now_us, open_until_us, rebuild);
+        }
+        let whole = |seeds: &&Seeds| seeds.born == Micros(self.born_us) && seeds.uses() <= BATCH_MAX;
+        if let Some(seeds) = call.seeds.as_ref().filter(whole) {
+            self.seed(now_us, open_until_us, seeds, &mut owns);
         }
         let reply = if now_us < self.warm_us {
             self.refuse(now_us, Refusal::Cold, self.warm_us - now_us)
@@ -170,7 +163,7 @@ impl State {
         // One that is new and was granted nothing is not kept: what is not known of it may be known by the next call.
         for mut own in owns.list.into_iter().filter(|own| own.known || own.granted != InFlight::default()) {
             own.tally.touched_us = now_us;
-            let kept_until_us = now_us + before_us + spec.longest_us() + SUBJECT_KEPT_US;
+            let kept_until_us = now_us + spec.before_us() + spec.longest_us() + SUBJECT_KEPT_US;
             own.tally.kept_until_us = own.tally.kept_until_us.max(kept_until_us);
             self.subjects.insert(own.key, own.tally);
         }
@@ -180,9 +173,10 @@ impl State {
     }
 
     /// Takes out the tallies of all subjects that the wants or the settlements name, with their limits as wanted.
-    fn own_tallies<'a>(&mut self, now_us: u64, before_us: u64, spec: &QuotaSpec, call: &'a Call) -> Owns<'a> {
+    fn own_tallies<'a>(&mut self, now_us: u64, spec: &QuotaSpec, call: &'a Call) -> Owns<'a> {
         let mut owns = Owns::default();
-        let wanted = call.wants.iter().flat_map(|want| &want.subjects).map(|subject| (subject, true));
+        let told = call.seeds.iter().flat_map(|seeds| &seeds.subjects).map(|seed| &seed.subject);
+        let wanted = call.wants.iter().flat_map(|want| &want.subjects).chain(told).map(|subject| (subject, true));
         let settled = call.settlements.iter().flat_map(|settlement| &settlement.subjects);
         for (subject, wanted) in wanted.chain(settled.map(|subject| (subject, false))) {
             if owns.has(subject) || !(wanted || self.subjects.contains_key(&subject.key)) {
@@ -190,20 +184,20 @@ impl State {
             }
             let cells = spec.subject_cells(subject);
             let known = self.subjects.remove(&subject.key).filter(|tally| tally.kept_until_us > now_us);
-            let counted_since_us = known.as_ref().map_or(0, |tally| tally.touched_us);
-            let (known, mut tally) = match known {
+            let (known, tally) = match known {
                 Some(mut tally) => {
-                    tally.adopt(cells, now_us, before_us);
+                    // Every use of it that a new limit has not counted was granted before it was counted last.
+                    tally.adopt(cells, now_us, self.known.before(spec, tally.touched_us));
+                    if let Some(joined) = self.known.joined_after(tally.touched_us) {
+                        tally.cells.iter_mut().for_each(|cell| cell.hold(joined));
+                    }
                     (true, tally)
                 }
-                None => (false, Tally::new(cells, now_us)),
+                None => {
+                    let scope = spec.scope_of(subject);
+                    (false, Tally::new(cells, now_us, |window_us| self.known.of_new(scope, window_us)))
+                }
             };
-            if !known {
-                self.memory.hold(&mut tally);
-            }
-            if counted_since_us < self.unsure_since_us {
-                tally.cells.iter_mut().for_each(|cell| cell.hold(self.unsure_until_us));
-            }
             let (key, granted) = (subject.key.clone(), InFlight::default());
             let indices = subject.limits.iter().map(|limit| limit.index).collect();
             owns.push(subject, Own { key, tally, indices, known, granted, latest_us: now_us });
@@ -224,32 +218,30 @@ impl State {
     }
 
     /// The ledger has told what may still count, so the state is as good as if it had not been lost.
-    fn rebuild(&mut self, now_us: u64, lost_us: u64, rebuild: &Rebuild) {
+    fn rebuild(&mut self, now_us: u64, open_until_us: u64, rebuild: &Rebuild) {
         if now_us >= self.warm_us {
             return;
         }
         self.warm_us = now_us;
-        let open = InFlight { charges: u64::from(rebuild.open.charges), lookups: u64::from(rebuild.open.lookups) };
-        if rebuild.ended.is_empty() && open == InFlight::default() {
-            self.unsure_since_us = 0;
+        let past = Past::told(now_us, &rebuild.ended, rebuild.open);
+        if past.ended.is_empty() && past.open == InFlight::default() {
+            self.known.never_used();
         }
-        let mut ended: Vec<(u64, ByKind)> =
-            rebuild.ended.iter().map(|past| (now_us.saturating_sub(micros_down(past.age)), past.cost)).collect();
-        ended.sort_unstable();
-        for cell in &mut self.provider.cells {
-            for (instant_us, cost) in &ended {
-                let uses = cost.of(cell.spec.applies_to);
-                if uses > 0 {
-                    cell.recall(now_us, *instant_us, u64::from(uses));
-                }
-            }
-            // What counts the start has been started by now; what is held until the answer is in flight.
-            let started = open.of(cell.spec.applies_to);
-            if started > 0 && !cell.spec.held() {
-                cell.recall(now_us, now_us, started);
+        self.provider.cells.iter_mut().for_each(|cell| cell.recall_all(now_us, &past));
+        self.provider.lease(LOST, past.open, open_until_us);
+    }
+
+    /// Counters that did not count their past are told it. A subject that was told anything is known from now on.
+    fn seed(&mut self, now_us: u64, open_until_us: u64, seeds: &Seeds, owns: &mut Owns<'_>) {
+        if let Some(history) = &seeds.provider {
+            self.provider.seed(now_us, &Past::of(now_us, history), open_until_us);
+        }
+        for seed in &seeds.subjects {
+            let of = owns.positions(std::slice::from_ref(&seed.subject));
+            for own in own::at(&mut owns.list, &of) {
+                own.known |= own.tally.seed(now_us, &Past::of(now_us, &seed.history), open_until_us);
             }
         }
-        self.provider.lease(LOST, open, now_us + lost_us);
     }
 
     fn grant(&mut self, now_us: u64, spec: &QuotaSpec, call: &Call, owns: &mut Owns<'_>) -> Reply {
@@ -257,7 +249,8 @@ impl State {
         self.provider.open(now_us, jitter_us);
         owns.list.iter_mut().for_each(|own| own.tally.open(now_us, jitter_us));
         let indices = spec.provider_limits();
-        let terms = Terms { now_us, horizon_us: now_us + micros_up(BOOKING_HORIZON), indices: &indices };
+        let (horizon_us, in_hands_us) = (now_us + micros_up(BOOKING_HORIZON), spec.in_hands_us());
+        let terms = Terms { now_us, horizon_us, in_hands_us, indices: &indices };
         let mut grants = Grants::at(now_us);
         for (index, want) in call.wants.iter().take(BATCH_MAX).enumerate() {
             let want = Want { permits: want.permits.min(PERMITS_MAX), ..want.clone() };
@@ -295,7 +288,7 @@ impl State {
             (*index, remaining, reset_us)
         });
         let refusing = match refused.map(|refused| refused.by) {
-            Some(Refusal::Limit { index }) => Some(index),
+            Some(Refusal::Limit { index } | Refusal::NeedsHistory { index, .. }) => Some(index),
             _ => None,
         };
         // The refusing limit decides; else the first of those with the least remaining.

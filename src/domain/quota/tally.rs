@@ -7,10 +7,11 @@
 use std::collections::BTreeMap;
 
 use super::cell::Cell;
-use crate::domain::decision::{CallKind, Fate, Incarnation, Settlement};
+use super::known::Unknown;
+use crate::domain::decision::{ByKind, CallKind, Fate, History, Incarnation, PastUse, Settlement};
 use crate::domain::limit::AppliesTo;
 use crate::domain::quota_spec::CellSpec;
-use crate::domain::time::micros_down;
+use crate::domain::time::{micros_down, micros_up};
 
 /// Permits of one call that have not been settled.
 #[derive(Clone, Copy, Debug, Default)]
@@ -54,6 +55,33 @@ impl InFlight {
     }
 }
 
+/// What the ledger knows, by the limiter's clock.
+#[derive(Clone, Debug)]
+pub(super) struct Past {
+    pub as_of_us: u64,
+    pub within_us: u64,
+    /// Oldest first.
+    pub ended: Vec<(u64, ByKind)>,
+    pub open: InFlight,
+}
+
+impl Past {
+    /// What a history says, which was read before now.
+    pub fn of(now_us: u64, history: &History) -> Self {
+        let History { as_of, within, ended, open } = history;
+        Self { as_of_us: as_of.0, within_us: micros_up(*within), ..Self::told(now_us, ended, *open) }
+    }
+
+    /// Uses that ended, and those on the wire. Taken to be younger than they are: safe.
+    pub fn told(now_us: u64, ended: &[PastUse], open: ByKind) -> Self {
+        let instant = |past: &PastUse| (now_us.saturating_sub(micros_down(past.age)), past.cost);
+        let mut ended: Vec<(u64, ByKind)> = ended.iter().map(instant).collect();
+        ended.sort_unstable();
+        let open = InFlight { charges: u64::from(open.charges), lookups: u64::from(open.lookups) };
+        Self { as_of_us: 0, within_us: 0, ended, open }
+    }
+}
+
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tally {
     /// In the order of the spec that was adopted last.
@@ -67,24 +95,31 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// A tally without a past.
-    pub fn new(specs: Vec<CellSpec>, now_us: u64) -> Self {
-        let cells = specs.into_iter().map(|spec| Cell::new(spec, 0)).collect();
-        Self { cells, touched_us: now_us, ..Self::default() }
+    /// A tally that has not counted, for a window, what `unknown` says of it.
+    pub fn new(specs: Vec<CellSpec>, now_us: u64, unknown: impl Fn(u64) -> Unknown) -> Self {
+        let cell = |spec: CellSpec| {
+            let unknown = unknown(spec.window_us);
+            Cell::new(spec, unknown)
+        };
+        Self { cells: specs.into_iter().map(cell).collect(), touched_us: now_us, ..Self::default() }
     }
 
-    /// Takes over the limits of a spec. A new limit or a longer window does not know its past, so nothing starts until
-    /// whatever may still count has left the window: `before_us` of starts and holds, then the window.
-    pub fn adopt(&mut self, specs: Vec<CellSpec>, now_us: u64, before_us: u64) {
+    /// Takes over the limits of a spec. A new limit or a longer window does not know its past.
+    pub fn adopt(&mut self, specs: Vec<CellSpec>, now_us: u64, unknown: Unknown) {
         let mut known = std::mem::take(&mut self.cells);
         for spec in specs {
-            let unknown_until_us = now_us + before_us + spec.window_us;
             let cell = match known.iter().position(|cell| cell.spec.name == spec.name) {
-                Some(position) => known.swap_remove(position).adopt(spec, now_us, unknown_until_us),
-                None => Cell::new(spec, unknown_until_us),
+                Some(position) => known.swap_remove(position).adopt(spec, now_us, unknown),
+                None => Cell::new(spec, unknown),
             };
             self.cells.push(cell);
         }
+    }
+
+    /// Tells those of its limits that need it what the ledger knows; false: none does. What is on the wire is over by then.
+    pub fn seed(&mut self, now_us: u64, past: &Past, open_until_us: u64) -> bool {
+        let seeded: Vec<bool> = self.cells.iter_mut().map(|cell| cell.seed(now_us, past, open_until_us)).collect();
+        seeded.contains(&true)
     }
 
     /// Takes an answer or a return into account; unknown calls and what was settled before are ignored.
@@ -120,6 +155,7 @@ impl Tally {
 
     /// Whatever the calls of a lease past its deadline did, the provider has counted it by then.
     pub fn expire(&mut self, now_us: u64) {
+        self.cells.iter_mut().for_each(|cell| cell.expire(now_us));
         if self.in_flight.total() == 0 {
             self.oldest_deadline_us = 0;
         }

@@ -19,6 +19,7 @@ fn spec(version: i64, max_requests: u32, window: Duration) -> QuotaSpec {
         hold_max: Duration::from_secs(3),
         send_budget: Duration::from_millis(500),
         store_down: StoreDown::Wait,
+        members: Vec::new(),
         handover: Duration::ZERO,
     }
 }
@@ -26,7 +27,17 @@ fn spec(version: i64, max_requests: u32, window: Duration) -> QuotaSpec {
 fn call(number: u64, wants: u32, settlements: Vec<Settlement>) -> Call {
     let wants = vec![Want::charges(wants, 1)];
     let rebuild = Some(Rebuild { born: START, ended: Vec::new(), open: ByKind::default() });
-    Call { incarnation: 1, number, wants, settlements, pause: None, rebuild, distrust: None, run_id: "run".into() }
+    Call {
+        incarnation: 1,
+        number,
+        wants,
+        settlements,
+        pause: None,
+        rebuild,
+        seeds: None,
+        distrust: None,
+        run_id: "run".into(),
+    }
 }
 
 fn settlement(call: u64, cost: u32, fate: Fate) -> Settlement {

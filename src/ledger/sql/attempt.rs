@@ -54,10 +54,10 @@ pub(super) fn settled_reason(state: &str, reason: &str) -> String {
 
 /// What is written beside a job needs these of its columns.
 pub(super) const KEPT: &str = "jobs.id, jobs.provider, jobs.state, jobs.provider_reference, jobs.reason, jobs.attempts, \
-     jobs.last_attempt, jobs.updated_at";
+     jobs.last_attempt, jobs.updated_at, jobs.account, jobs.reference";
 
-pub(super) const OPEN_ATTEMPT: &str = "INSERT INTO attempts (job_id, number, provider, began_at) \
-     SELECT job.id, job.last_attempt, job.provider, job.updated_at FROM {job}";
+pub(super) const OPEN_ATTEMPT: &str = "INSERT INTO attempts (job_id, number, provider, began_at, account, reference) \
+     SELECT job.id, job.last_attempt, job.provider, job.updated_at, job.account, job.reference FROM {job}";
 
 /// Closes attempt `$3`; an earlier one that is still open has an unknown outcome.
 pub(super) const CLOSE_ATTEMPT: &str = "UPDATE attempts SET ended_at = {now}, \

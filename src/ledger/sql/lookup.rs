@@ -53,8 +53,9 @@ impl Statements {
             begin: dialect.chain(&ChainText {
                 write: &begin,
                 kept: KEPT,
-                then: &["INSERT INTO attempts (job_id, number, provider, began_at, kind) \
-                         SELECT job.id, job.last_attempt, job.provider, job.updated_at, 'lookup' FROM {job}"],
+                then: &["INSERT INTO attempts (job_id, number, provider, began_at, account, reference, kind) \
+                         SELECT job.id, job.last_attempt, job.provider, job.updated_at, job.account, job.reference, \
+                             'lookup' FROM {job}"],
                 returning: Returning::Job("last_attempt"),
             }),
             rest: dialect.chain(&ChainText {

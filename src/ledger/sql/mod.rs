@@ -3,7 +3,7 @@
 //! Refuses to know a driver: [`engine`] is the seam, [`dialect`] what the two write differently. One file per duty; each
 //! keeps its statements beside the code that reads their rows.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::domain::clock_witness::Word;
 use crate::domain::job::{ContentHash, Job, JobId};
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::ProviderName;
-use crate::domain::quota_spec::Lookback;
+use crate::domain::quota_spec::{Lookback, SubjectsAsked};
 use crate::provider::FrozenRequest;
 
 mod apply;
@@ -168,6 +168,14 @@ impl Ledger for SqlLedger {
 
     async fn recent_uses(&self, quota: &ProviderName, lookback: Lookback) -> Result<RecentUses, LedgerError> {
         self.recent.uses(&*self.engine, quota, lookback).await
+    }
+
+    async fn recent_uses_of(
+        &self,
+        quota: &ProviderName,
+        asked: &SubjectsAsked,
+    ) -> Result<BTreeMap<String, RecentUses>, LedgerError> {
+        self.recent.uses_of(&*self.engine, quota, asked).await
     }
 
     async fn authority(&self, quotas: &[ProviderName]) -> Result<HashMap<ProviderName, Authority>, LedgerError> {

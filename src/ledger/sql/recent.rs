@@ -1,4 +1,4 @@
-//! What was used of a quota lately: for a limiter that lost its account and rebuilds it.
+//! What was used of a quota lately, and by one of its accounts or references: for a limiter that did not count it.
 //!
 //! Look-ups count like charges, one permit each. Refuses to flatter: ages are rounded down, a request whose answer never
 //! came counts as on the wire for as long as any row may let one be, and providers that have left the quota or are gone are
@@ -12,8 +12,9 @@ use super::dialect::Dialect;
 use super::engine::{Args, Engine, Sql, Value};
 use super::row::{Row, corrupt};
 use crate::domain::decision::{BATCH_MAX, ByKind};
+use crate::domain::limit::Scope;
 use crate::domain::provider::{BOOKING_HORIZON, ProviderName, SEND_BUDGET_MAX, TIMEOUT_MAX};
-use crate::domain::quota_spec::Lookback;
+use crate::domain::quota_spec::{Lookback, SubjectsAsked};
 use crate::domain::time::millis_up;
 use crate::ledger::{LedgerError, RecentUses};
 
@@ -22,6 +23,8 @@ use crate::ledger::{LedgerError, RecentUses};
 const ENTRIES: u64 = BATCH_MAX as u64 - 3;
 /// So many requests are read at a time: some tenths of a second, where a statement is ended after ten.
 const PAGE: u32 = 50_000;
+/// The same for an account or a reference: of that many, one call can carry some.
+const ENTRIES_OF_SUBJECT: u64 = 254;
 /// A request may end while others are read, or have ended by a clock that was ahead.
 const YEAR_MS: i64 = 365 * 86_400_000;
 /// After a request was written down the provider counts it no later: booked ahead, sent late, answered late.
@@ -36,6 +39,8 @@ pub struct Statements {
     page: Sql,
     ended: Sql,
     noticed: Sql,
+    of_accounts: Sql,
+    of_references: Sql,
 }
 
 /// Uses by the age of their bucket; without one, those that may be on the wire.
@@ -58,7 +63,22 @@ impl Statements {
             "CASE WHEN began_at > {{at:$3}} THEN NULL WHEN {{aged:began_at}} > {ON_WIRE_MS} \
                  THEN {{aged:began_at}} - {ON_WIRE_MS} ELSE 0 END"
         );
+        // Counted no later than the longest request after it began: those that began before that cannot count any more.
+        let of = |column: &str| {
+            dialect.sql(&format!(
+                "SELECT name, age_ms / $4 * $4 AS least_age_ms, {sums} FROM ( \
+                     SELECT asked.value AS name, job_id, kind, \
+                         CASE WHEN ended_at IS NULL OR (outcome = 'unknown' AND status IS NULL) THEN {unanswered} \
+                             ELSE {{aged:ended_at}} END AS age_ms \
+                     FROM ({{texts:$5}}) AS asked {{join}} attempts ON attempts.{column} = asked.value \
+                     WHERE attempts.provider = $1 AND began_at > {{at:$2}} AND COALESCE(outcome, '') <> 'not_sent') AS used \
+                 {{join}} jobs ON jobs.id = used.job_id GROUP BY name, age_ms / $4"
+            ))
+        };
+        let (of_accounts, of_references) = (of("account"), of("reference"));
         Self {
+            of_accounts,
+            of_references,
             now: dialect.sql("SELECT {now_ms} AS now_ms"),
             restored: dialect.sql(
                 "SELECT 1 AS one FROM settings_audit WHERE at > {at:$1} AND table_name = 'settings_version' LIMIT 1",
@@ -99,25 +119,67 @@ impl Statements {
         }
     }
 
-    pub async fn uses(
+    /// The providers that used a quota since then, if the ledger knows all that they did.
+    async fn sharing(
         &self,
         engine: &dyn Engine,
         quota: &ProviderName,
-        lookback: Lookback,
-    ) -> Result<RecentUses, LedgerError> {
-        let now = engine.query(&self.now, Arc::from([])).await?;
-        let now_ms = now.first().ok_or_else(|| corrupt("now_ms", "is missing"))?.int("now_ms")?;
-        let since = Since::new(now_ms, lookback);
+        since: &Since,
+    ) -> Result<Vec<String>, LedgerError> {
         if !engine.query(&self.restored, Arc::from([since.noticed_ms.into()])).await?.is_empty() {
             return Err(LedgerError::Refused(
                 "this database was restored from a backup lately: it does not know what was sent since the backup"
                     .to_owned(),
             ));
         }
-        let sharing = engine.query(&self.sharing, Arc::from([quota.as_str().into(), since.noticed_ms.into()])).await?;
+        let rows = engine.query(&self.sharing, Arc::from([quota.as_str().into(), since.noticed_ms.into()])).await?;
+        rows.iter().map(|row| row.text("name")).collect()
+    }
+
+    async fn since(&self, engine: &dyn Engine, lookback: Lookback, entries: u64) -> Result<Since, LedgerError> {
+        let now = engine.query(&self.now, Arc::from([])).await?;
+        let now_ms = now.first().ok_or_else(|| corrupt("now_ms", "is missing"))?.int("now_ms")?;
+        Ok(Since::new(now_ms, lookback, entries))
+    }
+
+    /// Accounts or references without uses are left out.
+    pub async fn uses_of(
+        &self,
+        engine: &dyn Engine,
+        quota: &ProviderName,
+        asked: &SubjectsAsked,
+    ) -> Result<BTreeMap<String, RecentUses>, LedgerError> {
+        let lookback = Lookback::all(asked.within);
+        let since = self.since(engine, lookback, ENTRIES_OF_SUBJECT).await?;
+        let sql = if asked.scope == Scope::Account { &self.of_accounts } else { &self.of_references };
+        let names = serde_json::Value::from(asked.names.clone()).to_string();
+        let mut by_name: BTreeMap<String, Uses> = BTreeMap::new();
+        for provider in self.sharing(engine, quota, &since).await? {
+            let began_ms = since.counted_ms.saturating_sub(ON_WIRE_MS).max(0);
+            let numbers = [began_ms, since.on_wire_ms(), since.bucket_ms].map(Value::from);
+            let args: Vec<Value> =
+                [provider.as_str().into()].into_iter().chain(numbers).chain([names.as_str().into()]).collect();
+            for row in engine.query_by_index(sql, Arc::from(args)).await? {
+                add(by_name.entry(row.text("name")?).or_default(), std::slice::from_ref(&row))?;
+            }
+        }
+        let uses = |mut uses: Uses| {
+            let open = uses.remove(&None).unwrap_or_default();
+            let ended = uses.into_iter().filter_map(|(age, cost)| Some((age?, cost)));
+            RecentUses { ended: ended.filter(|(age, _)| *age <= lookback.counted).collect(), open }
+        };
+        Ok(by_name.into_iter().map(|(name, of)| (name, uses(of))).collect())
+    }
+
+    pub async fn uses(
+        &self,
+        engine: &dyn Engine,
+        quota: &ProviderName,
+        lookback: Lookback,
+    ) -> Result<RecentUses, LedgerError> {
+        let since = self.since(engine, lookback, ENTRIES).await?;
         let (mut uses, mut noticed) = (Uses::new(), false);
-        for row in sharing {
-            let provider = row.text("name")?;
+        for provider in self.sharing(engine, quota, &since).await? {
             // Before those that have ended: what ends meanwhile is counted twice rather than never.
             self.add_open(engine, &provider, &since, &mut uses).await?;
             self.add_ended(engine, &provider, &since, &mut uses).await?;
@@ -171,12 +233,12 @@ impl Statements {
 }
 
 impl Since {
-    fn new(now_ms: i64, lookback: Lookback) -> Self {
+    fn new(now_ms: i64, lookback: Lookback, entries: u64) -> Self {
         // Instants are cut to milliseconds in one of the databases: one more, so that none falls out too early.
         let before = |within: Duration| {
             now_ms.saturating_sub(i64::try_from(millis_up(within)).unwrap_or(i64::MAX)).saturating_sub(1).max(0)
         };
-        let bucket_ms = millis_up(lookback.counted).div_ceil(ENTRIES).max(1);
+        let bucket_ms = millis_up(lookback.counted).div_ceil(entries).max(1);
         Self {
             now_ms,
             counted_ms: before(lookback.counted),

@@ -2,7 +2,7 @@
 //!
 //! Refuses to let a job block the line that costs more than a share: it is passed over while shares last.
 
-use crate::domain::decision::{Call, PassedOver, Reply, Want};
+use crate::domain::decision::{Call, PassedOver, Reply, Shortage, Want};
 use crate::domain::quota_spec::QuotaSpec;
 use crate::limiter::embedded::EmbeddedLimiter;
 use crate::limiter::{Limiter as _, LimiterError};
@@ -23,7 +23,10 @@ pub(super) async fn call(
     let mut fitting = Vec::new();
     for (index, want) in own.wants.iter().enumerate() {
         match want.outgrown(&spec) {
-            Some(limit) => costly.push(PassedOver { want: index, limit, wait_us: TOO_COSTLY_US, exact: false }),
+            Some(limit) => {
+                let why = Shortage::NoSlot;
+                costly.push(PassedOver { want: index, limit, wait_us: TOO_COSTLY_US, exact: false, why });
+            }
             None => fitting.push(index),
         }
     }

@@ -28,6 +28,7 @@ fn spec(store_down: StoreDown) -> QuotaSpec {
         hold_max: 5 * SECOND,
         send_budget: Duration::from_millis(500),
         store_down,
+        members: Vec::new(),
         handover: Timing::polled_every(SECOND).settled(),
     }
 }
@@ -191,6 +192,7 @@ impl Bench {
             settlements: Vec::new(),
             pause: None,
             rebuild,
+            seeds: None,
             distrust: None,
             run_id: run_id.to_owned(),
         };

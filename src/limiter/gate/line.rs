@@ -58,6 +58,8 @@ pub(super) struct Waiter {
     pub cost: u32,
     pub priority: u8,
     pub of: Of,
+    /// As the job has it, for the ledger.
+    pub reference: Option<String>,
     /// Will not wait in hand beyond this.
     pub wait_until: Instant,
     pub reply: oneshot::Sender<Grant>,
@@ -106,6 +108,8 @@ pub(super) struct Place {
 pub(super) struct Group {
     pub want: Want,
     pub of: Of,
+    /// As the first job has it.
+    pub reference: Option<String>,
     /// What holds slots of its own account or reference.
     pub own_cells: Vec<CellSpec>,
     pub places: Vec<Place>,
@@ -166,7 +170,7 @@ impl Line {
     /// The first in line who do not stand aside, as many as there is room for, for one call.
     pub fn head(&mut self, spec: &QuotaSpec, kinds: &Kinds, room: u32, now: Instant) -> Vec<Group> {
         let mut groups: Vec<Group> = Vec::new();
-        self.waiters.return_from_aside(now);
+        self.waiters.return_from_aside(|aside| aside.until <= now);
         let present = self.waiters.iter().filter(|(_, waiter)| !waiter.reply.is_closed());
         let ready = present.filter(|(_, waiter)| waiter.ready_at(kinds) <= Some(now));
         for (place, waiter) in ready.take(BATCH_MAX.min(usize::try_from(room).unwrap_or(BATCH_MAX))) {
@@ -182,7 +186,8 @@ impl Line {
                     let own_cells = subjects.iter().flat_map(|subject| spec.subject_cells(subject));
                     let own_cells = own_cells.filter(|cell| cell.held() && cell.applies(kind)).collect();
                     let want = Want { permits: 1, cost, kind, subjects };
-                    groups.push(Group { want, of, own_cells, places: vec![*place] });
+                    let reference = waiter.reference.clone();
+                    groups.push(Group { want, of, reference, own_cells, places: vec![*place] });
                 }
             }
         }
@@ -221,6 +226,11 @@ impl Line {
         } else if let Some(waiter) = self.waiters.remove(place) {
             refuse(waiter, aside.until.saturating_duration_since(now), aside.exact, &aside.by, true);
         }
+    }
+
+    /// Those who stood aside for a history stand in line again.
+    pub fn return_from_history(&mut self) {
+        self.waiters.return_from_aside(|aside| aside.by == RefusedBy::NeedsHistory);
     }
 
     /// Stays in line, but is not asked for before this.

@@ -18,6 +18,7 @@ use crate::domain::job::JobId;
 use crate::domain::quota_spec::QuotaSpec;
 
 mod hands;
+mod history;
 mod line;
 mod outgoing;
 mod permit;
@@ -58,6 +59,8 @@ pub enum RefusedBy {
     Limit(String),
     /// The limiter lost its state and waits until nothing from before can count any more.
     Cold,
+    /// The limiter did not count what was used of a limit before, and the ledger is asked.
+    NeedsHistory,
     /// The provider named a wait.
     Paused,
     StoreAway(String),
@@ -165,7 +168,7 @@ impl Gate {
         let (reply, answer) = oneshot::channel();
         let Ask { cost, kind, priority, account, reference, wait_until } = ask;
         let of = line::Of { kind: Some(kind), account, reference: reference.as_deref().map(digest) };
-        let waiter = line::Waiter { job, cost, priority, of, wait_until, reply, aside: None };
+        let waiter = line::Waiter { job, cost, priority, of, reference, wait_until, reply, aside: None };
         let stopping = || {
             let retry_after = Duration::from_secs(1);
             Grant::Refused(GateRefusal { retry_after, exact: false, by: RefusedBy::Stopping, of_its_own: false })

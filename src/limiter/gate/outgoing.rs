@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::line::Group;
 use super::permit::Settled;
 use super::settle::settlements;
-use crate::domain::decision::{Call, Rebuild, Reply};
+use crate::domain::decision::{Call, Rebuild, Reply, Seeds};
 use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::Micros;
 
@@ -37,13 +37,14 @@ pub(super) struct Load {
     pub settled: Vec<Settled>,
     pub pause_until: Option<Instant>,
     pub rebuild: Option<Rebuild>,
+    pub seeds: Option<Seeds>,
     pub distrust: Option<Micros>,
 }
 
 impl Outgoing {
     pub fn new(load: Load, incarnation: u64, number: u64, run_id: String) -> Self {
         let departed = Instant::now();
-        let Load { spec, groups, settled, pause_until, rebuild, distrust } = load;
+        let Load { spec, groups, settled, pause_until, rebuild, seeds, distrust } = load;
         let call = Call {
             incarnation,
             number,
@@ -51,6 +52,7 @@ impl Outgoing {
             settlements: settlements(&settled, &spec, departed),
             pause: pause_until.map(|until| until.saturating_duration_since(departed)),
             rebuild,
+            seeds,
             distrust,
             run_id,
         };

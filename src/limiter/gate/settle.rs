@@ -45,6 +45,7 @@ mod tests {
             hold_max: Duration::from_secs(1),
             send_budget: Duration::from_secs(1),
             store_down: StoreDown::Wait,
+            members: Vec::new(),
             handover: Duration::ZERO,
         };
         let departed = Instant::now() + Duration::from_secs(10);

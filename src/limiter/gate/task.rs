@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::hands::Hands;
+use super::history::Histories;
 use super::line::{Line, Waiter};
 use super::outgoing::{Load, Outgoing};
 use super::permit::Settled;
@@ -60,6 +61,7 @@ pub(super) struct GateTask {
     ask_at: Instant,
     replied_at: Instant,
     cold: Option<Cold>,
+    histories: Histories,
     /// Our settings are older than the store's; said once.
     stale: bool,
     /// The store that the comparison is with.
@@ -99,6 +101,7 @@ impl GateTask {
             ask_at: now,
             replied_at: now,
             cold: None,
+            histories: Histories::default(),
             stale: false,
             run_id: String::new(),
             origin: now,
@@ -113,6 +116,9 @@ impl GateTask {
         while !stop.is_cancelled() {
             while let Ok(message) = self.inbox.try_recv() {
                 self.take(message);
+            }
+            if let Some(answer) = self.histories.ready() {
+                self.hear_history(answer);
             }
             self.tidy_line();
             let next = self.next_call_at();
@@ -135,6 +141,7 @@ impl GateTask {
                     }
                     self.follow_settings();
                 }
+                answer = self.histories.answer() => self.hear_history(answer),
                 () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
             }
         }
@@ -145,6 +152,7 @@ impl GateTask {
     fn follow_settings(&mut self) {
         let spec = self.parts.spec.borrow_and_update().clone();
         self.line.respec(&spec);
+        self.histories.forget();
         self.ask_at = Instant::now();
         self.standing = None;
         self.kinds.clear();
@@ -202,6 +210,7 @@ impl GateTask {
         if !self.trust.is_given()
             || self.calls < 2
             || self.cold.is_some()
+            || self.histories.has_told()
             || self.unanswered.is_some()
             || self.failures > 0
         {
@@ -275,6 +284,7 @@ impl GateTask {
             settled,
             pause_until: self.pause_until.take(),
             rebuild: self.cold.as_mut().and_then(|cold| cold.rebuild.take()),
+            seeds: self.histories.next_seeds(),
             distrust: self.distrust,
         };
         Ok(Outgoing::new(load, self.parts.incarnation, self.calls, run_id))

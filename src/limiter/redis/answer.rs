@@ -3,7 +3,7 @@
 //! Refuses every answer that is not of the announced shape: an unknown code or a missing byte is an error, never a grant.
 //! The layout is the header of `lua/quota.lua`.
 
-use crate::domain::decision::{BATCH_MAX, PassedOver, Refusal, Refused, Reply, Run, Want};
+use crate::domain::decision::{BATCH_MAX, PassedOver, Refusal, Refused, Reply, Run, Shortage, Want};
 use crate::domain::provider::BOOKING_HORIZON;
 use crate::domain::time::{Micros, micros_up};
 
@@ -60,7 +60,7 @@ pub fn parse_reply(answer: &[u8], limits: usize, provider_cells: usize, wants: u
     let version = i64::try_from(bytes.take(6)?).map_err(|error| error.to_string())?;
     let born = Micros(bytes.take(7)?);
     let (remaining, decides, reset_us) = (bytes.take(4)?, bytes.count(2)?, bytes.take(6)?);
-    let (runs, passed) = (bytes.take(4)?, bytes.count(2)?);
+    let (readable, runs, passed) = (bytes.take(4)?, bytes.take(4)?, bytes.count(2)?);
     if runs > RUNS_MAX || passed > BATCH_MAX {
         return Err(format!("{runs} runs and {passed} wants passed over"));
     }
@@ -78,7 +78,10 @@ pub fn parse_reply(answer: &[u8], limits: usize, provider_cells: usize, wants: u
     let mut passed_over = Vec::new();
     for _ in 0..passed {
         let (want, limit) = (known(bytes.count(2)?, wants)?, known(bytes.count(2)?, limits)?);
-        passed_over.push(PassedOver { want, limit, wait_us: bytes.take(6)?, exact: bytes.take(1)? == 1 });
+        let (wait_us, exact, readable) = (bytes.take(6)?, bytes.take(1)? == 1, bytes.take(4)?);
+        let no_slot = Shortage::NoSlot;
+        let why = readable.checked_sub(1).map_or(no_slot, |readable_in_us| Shortage::NeedsHistory { readable_in_us });
+        passed_over.push(PassedOver { want, limit, wait_us, exact, why });
     }
     if !bytes.0.is_empty() {
         return Err(format!("{} bytes too many", bytes.0.len()));
@@ -91,6 +94,10 @@ pub fn parse_reply(answer: &[u8], limits: usize, provider_cells: usize, wants: u
         3 => Some(Refusal::Paused),
         4 => Some(Refusal::StaleVersion),
         5 => Some(Refusal::StaleCall),
+        6 => {
+            let readable_in_us = readable.checked_sub(1).ok_or_else(|| "no time to read a history".to_owned())?;
+            Some(Refusal::NeedsHistory { index: known(index, limits + 1)?, readable_in_us })
+        }
         other => return Err(format!("refusal {other}")),
     };
     let refused = by.map(|by| Refused { by, wait_us, exact });
@@ -103,7 +110,7 @@ mod tests {
 
     /// Refused by limit 0 for 900 µs, exactly, at 50, after one run of two permits.
     fn answer() -> Vec<u8> {
-        let fields: [(u64, usize); 16] = [
+        let fields: [(u64, usize); 17] = [
             (1, 1),
             (1, 1),
             (0, 2),
@@ -114,6 +121,7 @@ mod tests {
             (4, 4),
             (0, 2),
             (8, 6),
+            (0, 4),
             (1, 4),
             (0, 2),
             (0, 2),
@@ -139,7 +147,7 @@ mod tests {
             assert!(parse_reply(&good[..length], 1, 1, 1).is_err(), "cut to {length}");
         }
         assert!(parse_reply(&[good.clone(), vec![0]].concat(), 1, 1, 1).is_err());
-        for (at, value) in [(0, 6), (2, 2), (42, 2), (48, 1)] {
+        for (at, value) in [(0, 6), (0, 7), (2, 2), (46, 2), (52, 1)] {
             let mut bad = good.clone();
             bad[at] = value;
             assert!(parse_reply(&bad, 1, 1, 1).is_err(), "byte {at} as {value}");
@@ -153,10 +161,10 @@ mod tests {
         let mut answer = answer();
         assert_eq!(asked(2, &answer).map(|reply| reply.permits()), Ok(2));
         assert!(asked(1, &answer).is_err());
-        answer[50] = 0;
+        answer[54] = 0;
         assert!(asked(2, &answer).is_err(), "a run of nothing");
-        answer[50] = 1;
-        let wait = |wait_us: u64| [&answer[..54], &wait_us.to_le_bytes()[..6], &answer[60..]].concat();
+        answer[54] = 1;
+        let wait = |wait_us: u64| [&answer[..58], &wait_us.to_le_bytes()[..6], &answer[64..]].concat();
         assert!(asked(2, &wait(250_000)).is_ok());
         assert!(asked(2, &wait(250_001)).is_err());
     }

@@ -9,8 +9,10 @@ use std::collections::HashMap;
 use sha2::{Digest, Sha256};
 
 use super::keys::subjects;
-use crate::domain::decision::{BATCH_MAX, ByKind, Call, CallKind, Fate, Rebuild, Settlement, Subject, Want};
-use crate::domain::limit::AppliesTo;
+use crate::domain::decision::{
+    BATCH_MAX, ByKind, Call, CallKind, Fate, History, PastUse, Rebuild, Seeds, Settlement, Subject, Want,
+};
+use crate::domain::limit::{AppliesTo, Scope};
 use crate::domain::provider::BOOKING_HORIZON;
 use crate::domain::quota_spec::{CellKind, CellSpec, QuotaSpec};
 use crate::domain::time::{micros_down, micros_up};
@@ -26,16 +28,17 @@ pub fn argument(spec: &QuotaSpec, call: &Call) -> Vec<u8> {
     let cells = spec.provider_cells();
     let names = names(&cells);
     let records = records(&cells, &spec.provider_limits());
-    let terms = [terms(spec, cells.len(), names.len()), names, records].concat();
-    let more = more(call);
+    let members: Vec<u8> = spec.members.iter().flat_map(|member| digest(member.as_str().as_bytes())).collect();
+    let terms = [terms(spec, cells.len(), names.len()), members, names, records].concat();
+    let seeds = whole_seeds(call).map(|seeds| packed_seeds(seeds, &places)).unwrap_or_default();
+    let more = more(call, seeds.len());
     let mut argument = header(call, &terms, subjects.len(), !more.is_empty());
     argument.extend(terms);
     argument.extend(more);
     argument.extend(call.wants.iter().flat_map(|want| packed_want(want, &places)));
     argument.extend(call.settlements.iter().flat_map(|settlement| packed_settlement(settlement, &places, cells.len())));
-    argument.extend(past_uses(call).iter().flat_map(|(age_us, cost)| {
-        packed(&[(*age_us, 6), (u64::from(cost.charges), 4), (u64::from(cost.lookups), 4)])
-    }));
+    argument.extend(whole_rebuild(call).map(|rebuild| past_uses(&rebuild.ended)).unwrap_or_default());
+    argument.extend(seeds);
     argument.extend(subjects.into_iter().flat_map(|subject| packed_subject(spec, subject)));
     argument
 }
@@ -56,23 +59,27 @@ fn header(call: &Call, terms: &[u8], subjects: usize, more: bool) -> Vec<u8> {
 
 /// What is the same in every call under the same settings; the server reads it once.
 fn terms(spec: &QuotaSpec, cells: usize, names: usize) -> Vec<u8> {
-    let numbers = packed(&[
+    let scopes = [Scope::Account, Scope::Reference].into_iter().filter(|scope| spec.counts(*scope)).map(scope);
+    packed(&[
         (u64::try_from(spec.version).unwrap_or(0), 6),
         (spec.grant_jitter.map_or(0, micros_up), 6),
         (micros_up(spec.hold_max), 6),
         (micros_up(BOOKING_HORIZON), 6),
+        (micros_up(spec.send_budget), 6),
         (spec.longest_us(), 6),
         (spec.cold_us(), 6),
+        (micros_up(spec.handover), 6),
+        (scopes.sum(), 1),
+        (wide(spec.members.len()), 2),
         (wide(cells), 2),
         (wide(names), 2),
-    ]);
-    [&digest(spec.subject_terms().as_bytes())[..], &numbers].concat()
+    ])
 }
 
 /// What few calls have to say.
-fn more(call: &Call) -> Vec<u8> {
-    let rebuild = whole_rebuild(call);
-    if call.pause.is_none() && call.distrust.is_none() && rebuild.is_none() {
+fn more(call: &Call, seeds_bytes: usize) -> Vec<u8> {
+    let (rebuild, seeds) = (whole_rebuild(call), whole_seeds(call));
+    if call.pause.is_none() && call.distrust.is_none() && rebuild.is_none() && seeds.is_none() {
         return Vec::new();
     }
     packed(&[
@@ -82,6 +89,9 @@ fn more(call: &Call) -> Vec<u8> {
         (rebuild.map_or(0, |rebuild| wide(rebuild.ended.len())), 2),
         (rebuild.map_or(0, |rebuild| u64::from(rebuild.open.charges)), 4),
         (rebuild.map_or(0, |rebuild| u64::from(rebuild.open.lookups)), 4),
+        (seeds.map_or(0, |seeds| seeds.born.0), 7),
+        (seeds.map_or(0, |seeds| wide(seeds.subjects.len() + usize::from(seeds.provider.is_some()))), 2),
+        (wide(seeds_bytes), 4),
     ])
 }
 
@@ -92,7 +102,8 @@ fn packed_subject(spec: &QuotaSpec, subject: &Subject) -> Vec<u8> {
     // With what says how long uses matter: its key lives for so long, and is given more time when that grows.
     let matter = packed(&[(micros_up(spec.hold_max), 6), (spec.longest_us(), 6)]);
     let limits = digest(&[names.as_slice(), &records, &matter].concat());
-    [&limits[..], &packed(&[(wide(names.len()), 2), (wide(cells.len()), 2)]), &names, &records].concat()
+    let widths = [(scope(spec.scope_of(subject)), 1), (wide(names.len()), 2), (wide(cells.len()), 2)];
+    [&limits[..], &packed(&widths), &names, &records].concat()
 }
 
 /// What stands for a text where only equality matters.
@@ -150,12 +161,47 @@ fn whole_rebuild(call: &Call) -> Option<&Rebuild> {
     call.rebuild.as_ref().filter(|rebuild| rebuild.ended.len() <= BATCH_MAX)
 }
 
+fn whole_seeds(call: &Call) -> Option<&Seeds> {
+    call.seeds.as_ref().filter(|seeds| seeds.uses() <= BATCH_MAX)
+}
+
 /// Past uses, oldest first.
-fn past_uses(call: &Call) -> Vec<(u64, ByKind)> {
-    let ended = whole_rebuild(call).into_iter().flat_map(|rebuild| &rebuild.ended);
-    let mut past: Vec<(u64, ByKind)> = ended.map(|past| (micros_down(past.age), past.cost)).collect();
+fn past_uses(ended: &[PastUse]) -> Vec<u8> {
+    let mut past: Vec<(u64, ByKind)> = ended.iter().map(|past| (micros_down(past.age), past.cost)).collect();
     past.sort_unstable_by(|a, b| b.cmp(a));
-    past
+    let packed_use = |(age_us, cost): (u64, ByKind)| {
+        packed(&[(age_us, 6), (u64::from(cost.charges), 4), (u64::from(cost.lookups), 4)])
+    };
+    past.into_iter().flat_map(packed_use).collect()
+}
+
+fn packed_seeds(seeds: &Seeds, places: &Places<'_>) -> Vec<u8> {
+    let of_provider = seeds.provider.iter().map(|history| (0, history));
+    let of_subjects = seeds.subjects.iter().filter_map(|seed| {
+        let place = places.get(seed.subject.key.as_str()).copied()?;
+        Some((place, &seed.history))
+    });
+    let packed_seed = |(place, history): (u64, &History)| {
+        let head = packed(&[
+            (place, 2),
+            (history.as_of.0, 7),
+            (micros_up(history.within), 7),
+            (u64::from(history.open.charges), 4),
+            (u64::from(history.open.lookups), 4),
+            (wide(history.ended.len()), 2),
+        ]);
+        [head, past_uses(&history.ended)].concat()
+    };
+    of_provider.chain(of_subjects).flat_map(packed_seed).collect()
+}
+
+/// How the limits of a scope are told.
+fn scope(scope: Scope) -> u64 {
+    match scope {
+        Scope::Provider => 0,
+        Scope::Account => 1,
+        Scope::Reference => 2,
+    }
 }
 
 /// How many subjects, and where they stand among all.

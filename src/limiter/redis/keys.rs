@@ -35,7 +35,8 @@ pub fn subjects(call: &Call) -> Vec<&Subject> {
     let mut known = HashSet::new();
     let wanted = call.wants.iter().flat_map(|want| &want.subjects);
     let settled = call.settlements.iter().flat_map(|settlement| &settlement.subjects);
-    wanted.chain(settled).filter(|subject| known.insert(subject.key.as_str())).collect()
+    let told = call.seeds.iter().flat_map(|seeds| &seeds.subjects).map(|seed| &seed.subject);
+    wanted.chain(told).chain(settled).filter(|subject| known.insert(subject.key.as_str())).collect()
 }
 
 /// Keys of one call, in the order of the function's KEYS.
@@ -66,6 +67,7 @@ mod tests {
             hold_max: Duration::ZERO,
             send_budget: Duration::ZERO,
             store_down: StoreDown::Wait,
+            members: Vec::new(),
             handover: Duration::ZERO,
         };
         let subject = Subject {
@@ -79,6 +81,7 @@ mod tests {
             settlements: Vec::new(),
             pause: None,
             rebuild: None,
+            seeds: None,
             distrust: None,
             run_id: String::new(),
         };

@@ -181,6 +181,7 @@ fn refused(by: &RefusedBy, until: Instant, exact: bool) -> Refused {
     let by = match by {
         RefusedBy::Limit(name) => Refuser::Limit(name.clone()),
         RefusedBy::Cold => Refuser::Cold,
+        RefusedBy::NeedsHistory => Refuser::NeedsHistory,
         RefusedBy::Paused => Refuser::Paused,
         RefusedBy::StoreAway(why) => Refuser::Away(why.clone()),
         RefusedBy::StaleSettings => Refuser::StaleSettings,

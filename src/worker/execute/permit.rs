@@ -92,6 +92,7 @@ pub(super) async fn refused(lane: &LaneParts, job: &JobInHand, refusal: &GateRef
         RefusedBy::Limit(name) => parked::by_limit(name),
         RefusedBy::Blocked { account } => parked::by_rule(account),
         RefusedBy::Cold => parked::COLD.to_owned(),
+        RefusedBy::NeedsHistory => parked::NEEDS_HISTORY.to_owned(),
         RefusedBy::Paused => parked::PAUSED.to_owned(),
         RefusedBy::StoreAway(_) => parked::STORE_AWAY.to_owned(),
         RefusedBy::StaleSettings => parked::STALE_SETTINGS.to_owned(),
@@ -116,6 +117,7 @@ fn reason_of(by: &RefusedBy) -> &'static str {
     match by {
         RefusedBy::Limit(_) => "limit",
         RefusedBy::Cold => "cold",
+        RefusedBy::NeedsHistory => "needs_history",
         RefusedBy::Paused => "paused_by_provider",
         RefusedBy::StoreAway(_) => "store_away",
         RefusedBy::StaleSettings => "stale_settings",
@@ -135,6 +137,7 @@ pub(super) fn tell_refused((lane, provider): (&LaneParts, &Provider), refusal: &
             (Some(name.clone()), format!("{name}{allows}"))
         }
         RefusedBy::Cold => (None, "a limiter that has lost its state".to_owned()),
+        RefusedBy::NeedsHistory => (None, "a limit whose usage is being read from the ledger".to_owned()),
         RefusedBy::Paused => (None, "a pause that the provider asked for".to_owned()),
         RefusedBy::StoreAway(_) => (None, "a limiter store that is away".to_owned()),
         RefusedBy::StaleSettings => (None, "settings that are not loaded yet".to_owned()),
@@ -154,7 +157,7 @@ pub(super) fn tell_refused((lane, provider): (&LaneParts, &Provider), refusal: &
 pub(in crate::worker) fn held_by(refused: &RefusedBy) -> By {
     match refused {
         RefusedBy::Limit(_) => By::Limit,
-        RefusedBy::Cold => By::Cold,
+        RefusedBy::Cold | RefusedBy::NeedsHistory => By::Cold,
         RefusedBy::Paused => By::Provider,
         RefusedBy::StoreAway(_) => By::Engine,
         RefusedBy::StaleSettings | RefusedBy::TooCostly { .. } | RefusedBy::Blocked { .. } | RefusedBy::Stopping => {

@@ -2,7 +2,7 @@
 //!
 //! Refuses the laxer of two: where rows of a quota differ, the lower rate, the longer hold and the safer release count.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::accounts::{Carrier, account_rules};
@@ -64,6 +64,7 @@ fn together(version: i64, quota: &ProviderName, rows: &[&Provider]) -> Option<Qu
             SlotRelease::Grant { transit_jitter } => Some(transit_jitter),
         })
         .collect();
+    let members: BTreeSet<ProviderName> = rows.iter().map(|row| row.name.clone()).collect();
     Some(QuotaSpec {
         quota: quota.clone(),
         version,
@@ -74,6 +75,7 @@ fn together(version: i64, quota: &ProviderName, rows: &[&Provider]) -> Option<Qu
         hold_max: rows.iter().map(|row| row.hold_max()).max()?,
         send_budget: rows.iter().map(|row| row.send_budget).min()?,
         store_down: store_down(rows),
+        members: members.into_iter().collect(),
         handover: Timing::polled_every(POLL).settled(),
     })
 }

@@ -1,9 +1,11 @@
 //! What was used lately: ages and costs, by quota, and found without reading the whole ledger.
 
+use std::collections::BTreeMap;
+
 use sluicegate::domain::decision::ByKind;
-use sluicegate::domain::limit::AppliesTo;
-use sluicegate::domain::quota_spec::Lookback;
-use sluicegate::ledger::RecentUses;
+use sluicegate::domain::limit::{AppliesTo, Scope};
+use sluicegate::domain::quota_spec::{Lookback, SubjectsAsked};
+use sluicegate::ledger::{AttemptEnd, Begun, JobState, RecentUses, Written};
 
 use super::*;
 
@@ -17,6 +19,8 @@ on_every_database!(
     close_ends_become_one_entry,
     more_than_a_page_is_counted_once,
     what_no_enforced_limit_counts_is_noticed_at_most,
+    accounts_and_references_are_told_apart,
+    every_request_knows_its_account_and_reference,
 );
 
 const WITHIN: Duration = Duration::from_secs(600);
@@ -287,6 +291,73 @@ async fn what_no_enforced_limit_counts_is_noticed_at_most(kind: Kind) {
     fixture.sent(kind, &both).await;
     let uses = recent().await;
     assert_eq!((uses.ended.len(), uses.ended[0].1, uses.ended[1]), (2, ByKind::charges(7), once), "{uses:?}");
+}
+
+async fn uses_of(fixture: &Fixture, scope: Scope, names: &[&str]) -> BTreeMap<String, RecentUses> {
+    let names = names.iter().map(|name| (*name).to_owned()).collect();
+    let asked = SubjectsAsked { scope, names, within: WITHIN };
+    fixture.ledger().recent_uses_of(&name("acme"), &asked).await.unwrap()
+}
+
+async fn accounts_and_references_are_told_apart(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.provider("stripe", "acme").await;
+    fixture.provider("stripe-eu", "acme").await;
+    fixture.provider("adyen", "").await;
+    let since = std::time::Instant::now();
+    let requests: [Sent; 9] = [
+        ("p1", "stripe", 1, 2_000, Some(1_000), "accepted", Some(200)),
+        ("p2", "stripe-eu", 2, 91_000, Some(90_000), "declined", Some(402)),
+        ("p3", "stripe", 4, 700, None, "", None),
+        ("p4", "stripe", 8, 300, Some(200), "unknown", None),
+        // No request may be on the wire for more than 660.25 s.
+        ("p5", "stripe", 16, 800_000, Some(500_000), "unknown", None),
+        ("p6", "stripe", 32, 500, Some(100), "not_sent", None),
+        ("p7", "stripe", 64, 650_000, Some(630_000), "accepted", Some(200)),
+        ("p8", "stripe", 128, 2_000, Some(1_000), "accepted", Some(200)),
+        ("p9", "adyen", 256, 2_000, Some(1_000), "accepted", Some(200)),
+    ];
+    fixture.sent(kind, &requests).await;
+    fixture.sql("UPDATE attempts SET account = 'a', reference = 'r' || job_id").await.unwrap();
+    fixture.sql("UPDATE attempts SET account = 'b', reference = 'r' WHERE job_id = 'p8'").await.unwrap();
+    let uses = uses_of(&fixture, Scope::Account, &["a", "b", "nobody"]).await;
+    assert_eq!(uses.keys().collect::<Vec<_>>(), ["a", "b"]);
+    assert_eq!(uses["a"].open, ByKind::charges(4 + 8), "{uses:?}");
+    let ages = |uses: &RecentUses, expected: &[(u64, u32)]| {
+        let late = since.elapsed() + Duration::from_millis(2);
+        let bucket = WITHIN / 254 + Duration::from_millis(1);
+        assert_eq!(uses.ended.len(), expected.len(), "{uses:?}");
+        for ((age, cost), (age_ms, expected_cost)) in uses.ended.iter().zip(expected) {
+            let written = Duration::from_millis(*age_ms);
+            assert_eq!(*cost, ByKind::charges(*expected_cost), "{uses:?}");
+            assert!(*age <= written + late && *age + bucket >= written, "{age:?} for {written:?}, {late:?} ago");
+        }
+    };
+    ages(&uses["a"], &[(1_000, 1), (90_000, 2), (139_750, 16)]);
+    ages(&uses["b"], &[(1_000, 128)]);
+    let uses = uses_of(&fixture, Scope::Reference, &["r", "rp2", "rp9"]).await;
+    assert_eq!(uses.keys().collect::<Vec<_>>(), ["r", "rp2"], "another provider's is none of the quota");
+    ages(&uses["rp2"], &[(90_000, 2)]);
+}
+
+/// As workers write them: a charge, and a look-up about it.
+async fn every_request_knows_its_account_and_reference(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.provider("stripe", "acme").await;
+    let (ledger, job) = (fixture.ledger(), job("p1"));
+    let hold = fixture.take(&job).await.hold;
+    let Begun::Attempt(number) = ledger.begin_attempt(&hold, &request("p1")).await.unwrap() else { panic!("lost") };
+    let end = AttemptEnd { number, outcome: "unknown", status: Some(503), detail: String::new(), counts: true };
+    let next = JobState::Unknown { wait: Duration::ZERO, reason: "no answer".to_owned() };
+    let written = ledger.finish_attempt(&hold, &end, &next).await.unwrap();
+    assert_eq!(written, Written::Kept);
+    let hold = fixture.take(&job).await.hold;
+    assert!(matches!(ledger.begin_lookup(&hold).await.unwrap(), Begun::Attempt(2)));
+    for (scope, name) in [(Scope::Account, "acct_1"), (Scope::Reference, "invoice 7")] {
+        let uses = &uses_of(&fixture, scope, &[name]).await[name];
+        assert_eq!(uses.ended.iter().map(|(_, cost)| *cost).collect::<Vec<_>>(), [ByKind::charges(1)], "{uses:?}");
+        assert_eq!(uses.open, ByKind { charges: 0, lookups: 1 }, "{uses:?}");
+    }
 }
 
 /// Plans depend on what the tables hold, so this asks the server that will be asked in production.

@@ -46,6 +46,7 @@ macro_rules! on_every_limiter {
 mod algorithms;
 mod carried_over;
 mod changes;
+mod histories;
 mod rebuild;
 mod scopes;
 mod shadow;

@@ -6,7 +6,7 @@ use std::cell::Cell;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use sluicegate::domain::decision::{Standing, SubjectLimit};
+use sluicegate::domain::decision::{History, Standing, SubjectHistory, SubjectLimit};
 use sluicegate::domain::limit::{AccountRule, Algorithm, AppliesTo, Rule, Scope};
 use sluicegate::domain::quota::Quota;
 use sluicegate::limiter::redis::answer::parse_reply;
@@ -20,7 +20,7 @@ use crate::support::redis::Redis;
 
 mod history;
 
-use history::{Plan, PlannedLimit, Step, plan};
+use history::{Plan, PlannedLimit, PlannedPast, PlannedSeeds, PlannedWant, Step, plan};
 
 const START_US: u64 = 1_800_000_000_000_000;
 const CALLERS: usize = 3;
@@ -140,10 +140,26 @@ fn spec_of(version: i64, limits: &[PlannedLimit], plan: &Plan) -> QuotaSpec {
         limits,
         grant_jitter: plan.jitter.then_some(Duration::from_millis(30)),
         hold_max: Duration::from_millis(500),
+        // Rows join and leave, and the send budget changes.
+        members: ["acme", "acme-eu"].into_iter().take(1 + usize::from(version % 4 > 1)).map(name_of).collect(),
+        send_budget: Duration::from_millis(if version % 5 < 2 { 20 } else { 90 }),
         handover: Duration::from_millis(40),
         account_rules: if version % 3 == 0 { vec![slow("1")] } else { Vec::new() },
         ..spec(&[])
     }
+}
+
+fn name_of(name: &str) -> ProviderName {
+    ProviderName::new(name).unwrap()
+}
+
+/// Requests with two charges, or a look-up, among them.
+fn past_uses(ages_ms: &[u64]) -> Vec<PastUse> {
+    let past = |age_ms: &u64| PastUse {
+        age: Duration::from_millis(*age_ms),
+        cost: ByKind { charges: 1 + u32::from(age_ms % 5 == 0), lookups: u32::from(age_ms % 3 == 0) },
+    };
+    ages_ms.iter().map(past).collect()
 }
 
 /// A rule that looks back further than most limits do.
@@ -208,24 +224,16 @@ impl Life {
                 // and its number is used up.
                 Some((*caller, old, self.new_call(*caller, vec![Want::charges(1, 1)])))
             }
-            Step::Call { caller, wants, settle, pause_ms, rebuild, distrust } => {
+            Step::Call { caller, wants, settle, pause_ms, rebuild, seeds, distrust } => {
                 let wants = wants.iter().map(|want| self.want(want)).collect();
                 let mut call = self.new_call(*caller, wants);
                 call.pause = (*pause_ms > 0).then(|| Duration::from_millis(*pause_ms));
                 call.rebuild = rebuild.as_ref().map(|(ages_ms, open)| Rebuild {
                     born: self.born,
-                    ended: ages_ms
-                        .iter()
-                        .map(|age_ms| PastUse {
-                            age: Duration::from_millis(*age_ms),
-                            cost: ByKind {
-                                charges: 1 + u32::from(age_ms % 5 == 0),
-                                lookups: u32::from(age_ms % 3 == 0),
-                            },
-                        })
-                        .collect(),
+                    ended: past_uses(ages_ms),
                     open: ByKind { charges: open.0, lookups: open.1 },
                 });
+                call.seeds = seeds.as_ref().map(|seeds| self.seeds(seeds));
                 self.now.0 += u64::from(*distrust);
                 call.distrust = distrust.then_some(self.born);
                 call.settlements = self.settle_some(*caller, settle);
@@ -235,7 +243,7 @@ impl Life {
         }
     }
 
-    fn want(&self, want: &history::PlannedWant) -> Want {
+    fn want(&self, want: &PlannedWant) -> Want {
         let kind = if want.lookup { CallKind::Lookup } else { CallKind::Charge };
         let own = |scope: Scope, name: &Option<u8>| {
             let key = format!("{}:{}", scope.name(), name.as_ref()?);
@@ -260,6 +268,23 @@ impl Life {
         Want { permits: want.permits, cost: want.cost, kind, subjects: subjects.into_iter().flatten().collect() }
     }
 
+    fn seeds(&self, seeds: &PlannedSeeds) -> Seeds {
+        let history = |past: &PlannedPast| History {
+            as_of: Micros(self.now.0 - past.as_of_us),
+            within: Duration::from_millis(past.within_ms),
+            ended: past_uses(&past.ages_ms),
+            open: ByKind { charges: past.open.0, lookups: past.open.1 },
+        };
+        let subject = |(is_account, name, past): &(bool, u8, PlannedPast)| {
+            let (account, reference) = if *is_account { (Some(*name), None) } else { (None, Some(*name)) };
+            let want = PlannedWant { permits: 1, cost: 1, lookup: false, account, reference };
+            let subject = self.want(&want).subjects.pop()?;
+            Some(SubjectHistory { subject, history: history(past) })
+        };
+        let subjects = seeds.subjects.iter().filter_map(subject).collect();
+        Seeds { born: self.born, provider: seeds.provider.as_ref().map(history), subjects }
+    }
+
     fn new_call(&mut self, caller: usize, wants: Vec<Want>) -> Call {
         self.numbers[caller] += 1;
         Call {
@@ -269,6 +294,7 @@ impl Life {
             settlements: Vec::new(),
             pause: None,
             rebuild: None,
+            seeds: None,
             distrust: None,
             run_id: format!("{:040}", self.run),
         }

@@ -64,6 +64,7 @@ impl History {
             settlements,
             pause: None,
             rebuild: self.born.map(forgotten_nothing),
+            seeds: None,
             distrust: None,
             run_id: "run".to_owned(),
         };

@@ -66,10 +66,10 @@ async fn until_word(rows: &Rows) {
     assert!(timeout(30 * SECOND, said).await.is_ok(), "nobody has left word");
 }
 
-/// When the state of the quota began: bytes 25 to 31 of its head.
+/// When the state of the quota began: bytes 17 to 23 of its head.
 fn born(redis: &Redis) -> Vec<u8> {
     let state: Vec<u8> = block_in_place(|| redis.command("HGET authority:{acme} m"));
-    state[24..31].to_vec()
+    state[16..23].to_vec()
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -257,6 +257,7 @@ impl World {
             settlements: settlements.collect(),
             pause: None,
             rebuild: vouched.map(forgotten_nothing),
+            seeds: None,
             distrust: None,
             run_id,
         };

@@ -9,6 +9,7 @@ use std::cell::Cell;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
 use sluicegate::domain::clock_comparison::{ClockComparison, Comparison};
+use sluicegate::domain::decision::{History, PassedOver, Shortage, SubjectHistory};
 use sluicegate::domain::limit::{Algorithm, Scope};
 use sluicegate::domain::provider::BOOKING_HORIZON;
 use sluicegate::domain::quota::Quota;
@@ -33,6 +34,7 @@ struct Worker {
     clock: ClockComparison,
     distrust: Option<Micros>,
     cold: Option<(Micros, u64)>,
+    seeds: Option<Seeds>,
     run: u32,
     unheard: Option<(Call, u64)>,
     settled: Vec<(u64, Settlement, u64)>,
@@ -60,6 +62,7 @@ struct World {
     offset_us: i64,
     attempts: Vec<Attempt>,
     rebuilt: u32,
+    seeded: u32,
     stepped: u32,
 }
 
@@ -75,6 +78,7 @@ impl World {
             offset_us: 0,
             attempts: Vec::new(),
             rebuilt: 0,
+            seeded: 0,
             stepped: 0,
         };
         world.workers = (0..WORKERS).map(|_| world.newborn()).collect();
@@ -90,6 +94,7 @@ impl World {
             clock: ClockComparison::default(),
             distrust: None,
             cold: None,
+            seeds: None,
             run: self.run,
             unheard: None,
             settled: Vec::new(),
@@ -140,6 +145,9 @@ impl World {
                 return;
             }
         }
+        let seeds = self.seeds(&call, &reply, arrived_us);
+        let me = &mut self.workers[worker];
+        me.seeds = seeds;
         let is_cold = reply.refused.is_some_and(|refused| refused.by == Refusal::Cold);
         let known = me.cold.filter(|(born, _)| *born == reply.born);
         me.cold = is_cold.then(|| known.unwrap_or((reply.born, arrived_us)));
@@ -180,6 +188,7 @@ impl World {
             settlements: settlements.collect(),
             pause: None,
             rebuild,
+            seeds: me.seeds.take(),
             distrust: me.distrust,
             run_id: format!("run{run}"),
         };
@@ -195,18 +204,29 @@ impl World {
         let within_us = self.spec.cold_us();
         let mut rebuild = forgotten_nothing(born);
         for attempt in self.attempts.iter().filter(|attempt| attempt.began_us <= at_us) {
-            match attempt.ended_us {
-                Some(ended_us) if ended_us <= at_us => {
-                    let age = Duration::from_micros(at_us - ended_us);
-                    let past = PastUse { age, cost: ByKind::charges(attempt.cost) };
-                    rebuild.ended.extend((at_us - ended_us <= within_us).then_some(past));
-                }
-                // Its answer never came, or not yet.
-                _ if at_us - attempt.began_us <= within_us => rebuild.open.charges += attempt.cost,
-                _ => {}
-            }
+            add(&mut rebuild.ended, &mut rebuild.open, attempt, (at_us, within_us));
         }
         Some(rebuild)
+    }
+
+    /// What the ledger says of accounts that the state has not counted, as far as all that was granted before has begun.
+    fn seeds(&mut self, call: &Call, reply: &Reply, at_us: u64) -> Option<Seeds> {
+        let is_needed = |passed: &&PassedOver| passed.why == Shortage::NeedsHistory { readable_in_us: 0 };
+        let mut subjects = Vec::new();
+        for passed in reply.passed_over.iter().filter(is_needed) {
+            let subject = call.wants[passed.want].subjects[0].clone();
+            let account: u8 = subject.key.rsplit(':').next().unwrap().parse().unwrap();
+            let as_of = Micros(reply.now.0 - self.spec.in_hands_us());
+            let (within, open) = (Duration::from_micros(self.spec.cold_us()), ByKind::default());
+            let mut history = History { as_of, within, ended: Vec::new(), open };
+            let own = self.attempts.iter().filter(|attempt| attempt.account == Some(account));
+            for attempt in own.filter(|attempt| attempt.began_us <= at_us) {
+                add(&mut history.ended, &mut history.open, attempt, (at_us, self.spec.cold_us()));
+            }
+            subjects.push(SubjectHistory { subject, history });
+        }
+        self.seeded += u32::try_from(subjects.len()).unwrap();
+        (!subjects.is_empty()).then_some(Seeds { born: reply.born, provider: None, subjects })
     }
 
     fn begin(
@@ -263,6 +283,19 @@ impl World {
     }
 }
 
+fn add(ended: &mut Vec<PastUse>, open: &mut ByKind, attempt: &Attempt, (at_us, within_us): (u64, u64)) {
+    match attempt.ended_us {
+        Some(ended_us) if ended_us <= at_us => {
+            let age = Duration::from_micros(at_us - ended_us);
+            let past = PastUse { age, cost: ByKind::charges(attempt.cost) };
+            ended.extend((at_us - ended_us <= within_us).then_some(past));
+        }
+        // Its answer never came, or not yet.
+        _ if at_us - attempt.began_us <= within_us => open.charges += attempt.cost,
+        _ => {}
+    }
+}
+
 /// Name, how it counts, whom, requests, milliseconds, burst.
 type Limit = (&'static str, Algorithm, Scope, u32, u64, Option<u32>);
 
@@ -289,6 +322,7 @@ fn keeps_its_promises(trouble: Trouble, spec: &QuotaSpec) {
     // A limiter that grants nothing would keep every promise.
     assert!(lived.requests > 1_000, "only {} requests were made", lived.requests);
     assert!(lived.full > 100, "a limit was used in full only {} times", lived.full);
+    assert!(lived.seeded > 100, "of accounts it was asked only {} times", lived.seeded);
     assert!(lived.told > 160, "a ledger was asked only {} times", lived.told);
     assert!(lived.stepped > 100 || trouble == Trouble::LostState, "only {} steps were seen", lived.stepped);
 }
@@ -298,11 +332,13 @@ struct Lived {
     requests: usize,
     full: u64,
     told: u32,
+    seeded: u32,
     stepped: u32,
 }
 
 fn live_through(histories: Config, trouble: Trouble, spec: &QuotaSpec) -> Lived {
     let (requests, full, told, stepped) = (Cell::new(0), Cell::new(0), Cell::new(0), Cell::new(0));
+    let seeded = Cell::new(0);
     let mut runner = TestRunner::new(Config { failure_persistence: None, ..histories });
     let outcome = runner.run(&prop::collection::vec(step(trouble), 1..120), |steps| {
         let mut world = World::new(spec.clone());
@@ -313,13 +349,14 @@ fn live_through(histories: Config, trouble: Trouble, spec: &QuotaSpec) -> Lived 
         requests.set(requests.get() + world.attempts.len());
         told.set(told.get() + world.rebuilt);
         stepped.set(stepped.get() + world.stepped);
+        seeded.set(seeded.get() + world.seeded);
         full.set(full.get() + world.judge_logs()?);
         if trouble == Trouble::LostState { world.judge_starts() } else { Ok(()) }
     });
     if let Err(failure) = outcome {
         panic!("{failure}");
     }
-    Lived { requests: requests.get(), full: full.get(), told: told.get(), stepped: stepped.get() }
+    Lived { requests: requests.get(), full: full.get(), told: told.get(), seeded: seeded.get(), stepped: stepped.get() }
 }
 
 use Algorithm::{FixedWindow, Gcra, SlidingLog, SlidingWindow, TokenBucket};

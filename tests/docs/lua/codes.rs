@@ -88,13 +88,19 @@ fn refusals_have_the_codes_of_the_header() {
         ("paused", Some(Refusal::Paused)),
         ("stale version", Some(Refusal::StaleVersion)),
         ("stale call", Some(Refusal::StaleCall)),
+        ("needs history", Some(Refusal::NeedsHistory { index: 0, readable_in_us: 0 })),
     ];
     assert_eq!(codes.len(), meanings.len());
     for (name, meant) in meanings {
-        let answer = group.write(|field| if field == "refusal" { codes[name] } else { 0 });
+        let needs_history = u64::from(name == "needs history");
+        let answer = group.write(|field| match field {
+            "refusal" => codes[name],
+            "readable" => needs_history,
+            _ => 0,
+        });
         assert_eq!(parse_reply(&answer, 1, 1, 1).unwrap().refused.map(|refused| refused.by), meant, "{name}");
     }
-    let unknown = group.write(|field| if field == "refusal" { 6 } else { 0 });
+    let unknown = group.write(|field| if field == "refusal" { 7 } else { 0 });
     assert!(parse_reply(&unknown, 1, 1, 1).is_err());
 }
 

@@ -64,6 +64,7 @@ impl Process {
             settlements: Vec::new(),
             pause: None,
             rebuild,
+            seeds: None,
             distrust: None,
             run_id: run_id.to_owned(),
         };

@@ -42,13 +42,13 @@ impl Waiters {
         }
     }
 
-    /// Those who stood aside until now stand in line again.
-    pub fn return_from_aside(&mut self, now: Instant) {
+    /// Those of whom this is true stand in line again.
+    pub fn return_from_aside(&mut self, is_over: impl Fn(&Aside) -> bool) {
         let Self { by_place, aside, .. } = self;
         aside.retain(|place| {
             let waiter = by_place.get_mut(place);
             waiter.is_some_and(|waiter| {
-                waiter.aside.take_if(|aside| aside.until <= now);
+                waiter.aside.take_if(|aside| is_over(aside));
                 waiter.aside.is_some()
             })
         });
@@ -149,7 +149,16 @@ mod tests {
             let (reply, answer) = oneshot::channel();
             let aside = self.rng.random_bool(0.3).then(|| self.aside());
             let wait_until = self.instant();
-            let waiter = Waiter { job: None, cost: 1, priority: 0, of: Of::default(), wait_until, reply, aside };
+            let waiter = Waiter {
+                job: None,
+                cost: 1,
+                priority: 0,
+                of: Of::default(),
+                reference: None,
+                wait_until,
+                reply,
+                aside,
+            };
             self.waiters.insert(place, waiter);
             self.answers.push((place, answer));
         }
@@ -164,7 +173,7 @@ mod tests {
                 }
                 6 => {
                     let now = self.instant();
-                    self.waiters.return_from_aside(now);
+                    self.waiters.return_from_aside(|aside| aside.until <= now);
                 }
                 _ => {
                     let index = self.rng.random_range(0..self.answers.len());

@@ -9,11 +9,12 @@ use tokio::time::Instant;
 
 use super::GateTask;
 use crate::domain::clock_comparison::Comparison;
-use crate::domain::decision::{PassedOver, Refusal, Refused, Reply, Run, Want};
+use crate::domain::decision::{PassedOver, Refusal, Refused, Reply, Run, Shortage, Want};
 use crate::domain::limit::Scope;
 use crate::domain::quota_spec::{CellSpec, QuotaSpec};
 use crate::domain::time::Micros;
 use crate::limiter::StoreReading;
+use crate::limiter::gate::history::{Needs, Told};
 use crate::limiter::gate::line::{Aside, Place};
 use crate::limiter::gate::outgoing::Outgoing;
 use crate::limiter::gate::permit::{Permit, Slots};
@@ -54,6 +55,7 @@ impl GateTask {
         }
         self.seek_trust(&outgoing, reply, arrived);
         self.hand_out(&outgoing, reply, arrived);
+        self.ask_for_history(&outgoing, reply);
         let Some(refused) = reply.refused else {
             self.cold = None;
             self.stale = false;
@@ -81,6 +83,38 @@ impl GateTask {
             let standing = Standing::new(RefusedBy::Cold, arrived + WORD_PAUSE, false, arrived);
             self.ask_at = standing.ask_at;
             self.standing = Some(standing);
+        }
+    }
+
+    /// Asks the ledger for what this reply shows to be needed, as far as it can be read by now.
+    fn ask_for_history(&mut self, outgoing: &Outgoing, reply: &Reply) {
+        let (spec, mut needs) = (&outgoing.spec, Needs::default());
+        let refused = reply.refused.map(|refused| refused.by);
+        needs.provider = matches!(refused, Some(Refusal::NeedsHistory { readable_in_us: 0, .. }));
+        let readable = |passed: &&PassedOver| passed.why == Shortage::NeedsHistory { readable_in_us: 0 };
+        for passed in reply.passed_over.iter().filter(readable) {
+            let Some(group) = outgoing.groups.get(passed.want) else { continue };
+            if spec.limits.get(passed.limit).is_none_or(|limit| limit.scope == Scope::Provider) {
+                needs.provider = true;
+            } else {
+                needs.add(&group.want.subjects, &group.of, group.reference.as_deref(), spec);
+            }
+        }
+        self.histories.ask(needs, spec, reply, &self.parts);
+    }
+
+    /// Whoever waited for it is asked for again, with what the ledger has told.
+    pub(super) fn hear_history(&mut self, answer: Result<Told, String>) {
+        if let Err(cause) = self.histories.keep(answer) {
+            let quota = &self.parts.spec.borrow().quota;
+            tracing::warn!(%quota, cause, "the ledger cannot tell what was used; new limits and accounts are held");
+            return;
+        }
+        let waits = |standing: &Standing| standing.by == RefusedBy::NeedsHistory;
+        self.line.return_from_history();
+        self.kinds.retain(|_, standing| !waits(standing));
+        if self.standing.take_if(|standing| waits(standing)).is_some() {
+            self.ask_at = Instant::now();
         }
     }
 
@@ -182,8 +216,15 @@ impl GateTask {
         places: impl Iterator<Item = &'a Place>,
         arrived: Instant,
     ) {
-        let by = RefusedBy::Limit(spec.limit_name(passed.limit).to_owned());
-        let until = arrived + Duration::from_micros(passed.wait_us).max(ASK_PAUSE);
+        let (by, until, exact) = match passed.why {
+            Shortage::NoSlot => {
+                let until = arrived + Duration::from_micros(passed.wait_us).max(ASK_PAUSE);
+                (RefusedBy::Limit(spec.limit_name(passed.limit).to_owned()), until, passed.exact)
+            }
+            Shortage::NeedsHistory { readable_in_us } => {
+                (RefusedBy::NeedsHistory, self.histories.wait_until(arrived, readable_in_us), false)
+            }
+        };
         let mut places = places.copied();
         let counts = match spec.limits.get(passed.limit) {
             // No slot that comes free is any use to it, so it need not be kept for it.
@@ -191,12 +232,12 @@ impl GateTask {
             Some(limit) if limit.scope != Scope::Provider => Some((limit.scope, limit.applies_to)),
             _ => {
                 // Those of the kind that were behind the first are refused with its wait.
-                let standing = Standing::new(by, until, passed.exact, arrived).for_first(places.next());
+                let standing = Standing::new(by, until, exact, arrived).for_first(places.next());
                 self.kinds.entry(want.kind).or_insert(standing);
                 return;
             }
         };
-        let aside = Aside { until, by, exact: passed.exact, counts };
+        let aside = Aside { until, by, exact, counts };
         places.for_each(|place| self.line.step_aside(place, &aside, arrived));
     }
 
@@ -230,11 +271,16 @@ impl GateTask {
 
     async fn stand(&mut self, spec: &QuotaSpec, refused: Refused, reply: &Reply, arrived: Instant) {
         let until = arrived + Duration::from_micros(refused.wait_us);
-        let mut come_back = None;
+        let (mut come_back, mut exact) = (None, refused.exact);
         let (by, until) = match refused.by {
             Refusal::Limit { index } => {
                 self.cold = None;
                 (RefusedBy::Limit(spec.limit_name(index).to_owned()), until)
+            }
+            Refusal::NeedsHistory { readable_in_us, .. } => {
+                self.cold = None;
+                exact = false;
+                (RefusedBy::NeedsHistory, self.histories.wait_until(arrived, readable_in_us))
             }
             Refusal::Paused => {
                 self.cold = None;
@@ -253,7 +299,7 @@ impl GateTask {
         };
         let limited = matches!(by, RefusedBy::Limit(_));
         let first = self.line.first_ready(&self.kinds, arrived).filter(|_| limited);
-        let standing = Standing::new(by, until, refused.exact, arrived).for_first(first);
+        let standing = Standing::new(by, until, exact, arrived).for_first(first);
         if first.is_some_and(|first| self.line.send_costly_away(first, &standing, arrived)) {
             self.ask_at = arrived + ASK_PAUSE;
             return;

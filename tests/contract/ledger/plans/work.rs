@@ -2,8 +2,9 @@
 
 use futures_util::future::join_all;
 use sluicegate::domain::clock_witness::{Ahead, Word};
+use sluicegate::domain::limit::Scope;
 use sluicegate::domain::outcome::FinalState;
-use sluicegate::domain::quota_spec::Lookback;
+use sluicegate::domain::quota_spec::{Lookback, SubjectsAsked};
 use sluicegate::domain::time::Micros;
 use sluicegate::ledger::fleet::WorkerReport;
 use sluicegate::ledger::operator::{At, By, Filter, Verdict};
@@ -15,7 +16,7 @@ use super::filling::LANES;
 use super::{Access, Explained};
 
 /// The duties that must reach a large table by an index.
-pub const ON_THE_WAY: [&str; 20] = [
+pub const ON_THE_WAY: [&str; 21] = [
     "a job comes back",
     "a job is refused",
     "leases are renewed",
@@ -30,6 +31,7 @@ pub const ON_THE_WAY: [&str; 20] = [
     "a job is given back",
     "outcomes are published",
     "a quota is rebuilt",
+    "uses of an account are told",
     "overdue jobs are taken",
     "jobs that a limit refused are woken",
     "waiting jobs expire",
@@ -281,6 +283,11 @@ impl<E: Explained> Working<'_, E> {
             self.did("authority is asked for").await;
             ledger.recent_uses(&quota, Lookback::all(MINUTE)).await.unwrap();
             self.did("a quota is rebuilt").await;
+            for (scope, name) in [(Scope::Account, "acct_1"), (Scope::Reference, "invoice 7")] {
+                let asked = SubjectsAsked { scope, names: vec![name.to_owned()], within: MINUTE };
+                ledger.recent_uses_of(&quota, &asked).await.unwrap();
+            }
+            self.did("uses of an account are told").await;
         }
     }
 

@@ -215,6 +215,7 @@ fn every_algorithm_keeps_to_its_definition_on_random_histories() {
                 settlements: Vec::new(),
                 pause: None,
                 rebuild: born.map(forgotten_nothing),
+                seeds: None,
                 distrust: None,
                 run_id: "run".to_owned(),
             };

@@ -99,13 +99,15 @@ async fn a_limit_that_is_new_or_grew_its_window_waits_one_window(limiter: Arc<dy
     caller.spec = QuotaSpec { version: 2, ..spec(&[("new", 9, 700), ("old", 5, 400)]) };
     let new_us = unknown_past_us(&caller.spec, 0);
     let reply = caller.call(&[1]).await;
-    assert_eq!((reply.permits(), refused(&reply).by), (0, Refusal::Limit { index: 0 }));
+    let in_hands_us = caller.spec.in_hands_us();
+    let unknown = Refusal::NeedsHistory { index: 0, readable_in_us: in_hands_us };
+    assert_eq!((reply.permits(), refused(&reply).by), (0, unknown));
     assert_eq!((refused(&reply).wait_us, refused(&reply).exact), (new_us, true), "its past is not known");
     until_us(&caller, promised_us(&reply)).await;
     assert_eq!(caller.call(&[1]).await.permits(), 1);
     caller.spec = QuotaSpec { version: 3, ..spec(&[("new", 9, 700), ("old", 5, 500)]) };
     let reply = caller.call(&[1]).await;
-    assert_eq!(refused(&reply).by, Refusal::Limit { index: 1 });
+    assert_eq!(refused(&reply).by, Refusal::NeedsHistory { index: 1, readable_in_us: in_hands_us });
     assert_eq!(refused(&reply).wait_us, unknown_past_us(&caller.spec, 1), "uses beyond the old window are forgotten");
     // A limit that went and came back is new.
     caller.spec = QuotaSpec { version: 4, ..spec(&[("new", 9, 700)]) };

@@ -54,6 +54,7 @@ async fn told_of_kinds(
         settlements: Vec::new(),
         pause: None,
         rebuild: Some(Rebuild { born, ended, open }),
+        seeds: None,
         distrust: None,
         run_id: limiter.run_id(&spec.quota).await.unwrap(),
     };
@@ -168,6 +169,7 @@ async fn a_warm_limiter_is_told_nothing(limiter: Arc<dyn Limiter>) {
         settlements: Vec::new(),
         pause: None,
         rebuild: Some(Rebuild { born, ended: vec![past(10, 3)], open: ByKind::charges(3) }),
+        seeds: None,
         distrust: None,
         run_id: limiter.run_id(&caller.spec.quota).await.unwrap(),
     };
@@ -189,6 +191,7 @@ fn compare(limits: Vec<LimitSpec>, history: &[Planned], later_us: u64) -> Result
         settlements,
         pause: None,
         rebuild,
+        seeds: None,
         distrust: None,
         run_id: "run".to_owned(),
     };

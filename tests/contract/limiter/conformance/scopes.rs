@@ -1,7 +1,7 @@
 //! Limits of one account or reference, and of one kind of call: counted apart, refused apart, holding nothing that others
 //! could use.
 
-use sluicegate::domain::decision::PassedOver;
+use sluicegate::domain::decision::{PassedOver, Shortage};
 use sluicegate::domain::limit::{AccountRule, AppliesTo, Rule, Scope};
 use sluicegate::domain::quota::SUBJECT_KEPT_US;
 
@@ -60,7 +60,7 @@ async fn accounts_are_counted_apart(limiter: Arc<dyn Limiter>) {
     let wants = [of(&spec, 3, "a", None), of(&spec, 1, "b", None), of(&spec, 1, "c", None)];
     let reply = caller.ask(&wants).await;
     assert_eq!((served(&reply, 3), reply.refused), (vec![2, 1, 1], None), "{reply:?}");
-    let passed = PassedOver { want: 0, limit: 0, wait_us: padded_us(&spec, 0), exact: false };
+    let passed = PassedOver { want: 0, limit: 0, wait_us: padded_us(&spec, 0), exact: false, why: Shortage::NoSlot };
     assert_eq!(reply.passed_over, [passed], "both of its slots are in flight");
     let reply = other.ask(&[of(&spec, 1, "a", None), of(&spec, 2, "b", None), Want::charges(1, 1)]).await;
     assert_eq!(served(&reply, 3), [0, 1, 1], "all processes count them together: {reply:?}");
@@ -245,6 +245,7 @@ async fn after_a_lost_state_unknown_accounts_are_held(limiter: Arc<dyn Limiter>)
         settlements: Vec::new(),
         pause: None,
         rebuild: Some(Rebuild { born: cold.born, ended: vec![past], open: ByKind::default() }),
+        seeds: None,
         distrust: None,
         run_id: limiter.run_id(&spec.quota).await.unwrap(),
     };
@@ -270,14 +271,18 @@ async fn an_account_whose_exemption_ends_waits_for_what_nobody_counted(limiter: 
     let mut caller = Caller::warm(&limiter, exempting.clone()).await;
     let reply = caller.ask(&[of(&exempting, 9, "a", None), of(&exempting, 9, "b", None)]).await;
     assert_eq!(served(&reply, 2), [9, 2], "{reply:?}");
+    let counted_us = reply.now.0;
     let uses = limiter.peek(&exempting, exempting.subjects(Some("a"), None).unwrap().first()).await.unwrap();
     let own: Vec<_> = uses.iter().filter(|line| line.name == "account").map(|line| (line.used, line.shadow)).collect();
     assert_eq!(own, [(2, true)], "as many as the limit would have let pass: {uses:?}");
     caller.spec = QuotaSpec { version: 2, ..plain.clone() };
     let reply = caller.ask(&[of(&plain, 1, "a", None), of(&plain, 1, "b", None), of(&plain, 1, "c", None)]).await;
     assert_eq!(served(&reply, 3), [0, 0, 1], "{reply:?}");
-    let held_us = unknown_past_us(&plain, 0);
-    assert_eq!((reply.passed_over[0].wait_us, reply.passed_over[0].exact), (held_us, true), "{reply:?}");
+    // Nothing of it was used after it was counted last.
+    let passed = reply.passed_over[0];
+    let held_until_us = counted_us + unknown_past_us(&plain, 0);
+    assert_eq!((reply.now.0 + passed.wait_us, passed.exact), (held_until_us, true), "{reply:?}");
+    assert!(matches!(passed.why, Shortage::NeedsHistory { .. }), "{reply:?}");
     // Exempt once more: at once, and what it was held for is not forgotten meanwhile.
     caller.spec = QuotaSpec { version: 3, ..exempting.clone() };
     assert_eq!(caller.ask(&[of(&exempting, 3, "a", None)]).await.permits(), 3);

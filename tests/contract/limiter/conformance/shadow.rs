@@ -75,7 +75,8 @@ async fn a_limit_that_leaves_the_shadow_knows_nothing_yet(limiter: Arc<dyn Limit
     caller.spec.version = 2;
     caller.spec.limits[1].shadow = false;
     let reply = caller.settle(vec![used(caller.number, 5, 0)], &[1]).await;
-    assert_eq!((reply.permits(), refused(&reply).by), (0, Refusal::Limit { index: 1 }));
+    let unknown = Refusal::NeedsHistory { index: 1, readable_in_us: caller.spec.in_hands_us() };
+    assert_eq!((reply.permits(), refused(&reply).by), (0, unknown));
     assert_eq!(
         refused(&reply).wait_us,
         unknown_past_us(&caller.spec, 1),

@@ -108,6 +108,7 @@ fn all_five_answers_are_redis_cells() {
                 settlements: Vec::new(),
                 pause: None,
                 rebuild: born.map(forgotten_nothing),
+                seeds: None,
                 distrust: None,
                 run_id: "run".to_owned(),
             };

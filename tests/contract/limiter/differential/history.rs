@@ -33,6 +33,23 @@ pub struct PlannedWant {
     pub reference: Option<u8>,
 }
 
+/// What a ledger tells of limits, accounts and references.
+#[derive(Clone, Debug)]
+pub struct PlannedSeeds {
+    pub provider: Option<PlannedPast>,
+    /// Of accounts, or else of references.
+    pub subjects: Vec<(bool, u8, PlannedPast)>,
+}
+
+#[derive(Clone, Debug)]
+pub struct PlannedPast {
+    /// Before now.
+    pub as_of_us: u64,
+    pub within_ms: u64,
+    pub ages_ms: Vec<u64>,
+    pub open: (u32, u32),
+}
+
 /// One step of a history; permits to settle are picked by position among those still open.
 #[derive(Clone, Debug)]
 pub enum Step {
@@ -50,6 +67,7 @@ pub enum Step {
         pause_ms: u64,
         /// Ages of past uses, and charges and look-ups that may be on the wire.
         rebuild: Option<(Vec<u64>, (u32, u32))>,
+        seeds: Option<PlannedSeeds>,
         distrust: bool,
     },
     Repeat {
@@ -115,6 +133,25 @@ fn want() -> impl Strategy<Value = PlannedWant> {
     })
 }
 
+fn past() -> impl Strategy<Value = PlannedPast> {
+    let as_of = prop_oneof![3 => 0_u64..5_000, 1 => 0_u64..3_000_000];
+    let within = prop_oneof![1 => Just(100_u64), 1 => Just(1_500), 3 => Just(3_000_000_000)];
+    let ages = prop::collection::vec(prop_oneof![0_u64..3_000, 0_u64..40_000], 0..6);
+    (as_of, within, ages, (0_u32..3, 0_u32..2)).prop_map(|(as_of_us, within_ms, ages_ms, open)| PlannedPast {
+        as_of_us,
+        within_ms,
+        ages_ms,
+        open,
+    })
+}
+
+fn seeds() -> impl Strategy<Value = Option<PlannedSeeds>> {
+    let provider = prop_oneof![1 => Just(None), 1 => past().prop_map(Some)];
+    let subjects = prop::collection::vec((any::<bool>(), 0_u8..3, past()), 0..4);
+    let told = (provider, subjects).prop_map(|(provider, subjects)| Some(PlannedSeeds { provider, subjects }));
+    prop_oneof![1 => Just(None), 1 => told]
+}
+
 fn step(algorithms: &'static [Algorithm]) -> impl Strategy<Value = Step> {
     let age = prop_oneof![1 => Just(None), 4 => (0_u64..400_000).prop_map(Some)];
     let settle = prop::collection::vec((any::<usize>(), age), 0..24);
@@ -124,13 +161,14 @@ fn step(algorithms: &'static [Algorithm]) -> impl Strategy<Value = Step> {
     let rebuild = prop_oneof![1 => Just(None), 2 => told.prop_map(Some)];
     let distrust = prop_oneof![40 => Just(false), 1 => Just(true)];
     let wants = prop::collection::vec(want(), 0..5);
-    let call = (0_usize..3, wants, settle, pause, rebuild, distrust).prop_map(
-        |(caller, wants, settle, pause_ms, rebuild, distrust)| Step::Call {
+    let call = (0_usize..3, wants, settle, pause, rebuild, seeds(), distrust).prop_map(
+        |(caller, wants, settle, pause_ms, rebuild, seeds, distrust)| Step::Call {
             caller,
             wants,
             settle,
             pause_ms,
             rebuild,
+            seeds,
             distrust,
         },
     );

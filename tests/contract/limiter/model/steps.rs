@@ -90,6 +90,7 @@ impl Laws {
             settlements: settlements.collect(),
             pause: None,
             rebuild: None,
+            seeds: None,
             distrust: None,
             run_id: "run".to_owned(),
         };

@@ -84,6 +84,7 @@ impl World {
             settlements: Vec::new(),
             pause: None,
             rebuild,
+            seeds: None,
             distrust: None,
             run_id: "run".to_owned(),
         };

@@ -43,6 +43,7 @@ pub fn quota_of(max_requests: u32) -> QuotaSpec {
         hold_max: Duration::from_secs(1),
         send_budget: Duration::from_millis(200),
         store_down: StoreDown::Wait,
+        members: Vec::new(),
         handover: Duration::ZERO,
     }
 }
