@@ -82,7 +82,8 @@ fn bulk(answer: &[u8]) -> Vec<u8> {
 /// One permit at once, of one limit, and 8 that remain.
 fn granted() -> Vec<u8> {
     let now: u64 = 1_800_000_000_000_000;
-    let head = [(0, 1), (0, 1), (0, 2), (0, 6), (now, 7), (1, 6), (1, 7), (8, 4), (0, 2), (0, 6), (0, 4), (1, 4), (0, 2)];
+    let head =
+        [(0, 1), (0, 1), (0, 2), (0, 6), (now, 7), (1, 6), (1, 7), (8, 4), (0, 2), (0, 6), (0, 4), (1, 4), (0, 2)];
     let run = [(0, 2), (1, 4), (0, 6), (0, 6)];
     let bytes = |(value, width): &(u64, usize)| value.to_le_bytes()[..*width].to_vec();
     head.iter().chain(&run).flat_map(bytes).collect()
