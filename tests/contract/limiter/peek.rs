@@ -24,6 +24,7 @@ fn peek_answers_while_a_limit_fills_and_idles() {
             settlements,
             pause: None,
             rebuild: born.map(forgotten_nothing),
+            seeds: None,
             distrust: None,
             run_id: "run".to_owned(),
         };
@@ -71,6 +72,7 @@ fn peek_answers_for_any_number_of_chunks() {
                 },
                 pause: None,
                 rebuild: born.map(forgotten_nothing),
+                seeds: None,
                 distrust: None,
                 run_id: "run".to_owned(),
             };
