@@ -8,7 +8,9 @@ use async_trait::async_trait;
 
 use crate::cli::check::Finding;
 use crate::cli::connect::Probe;
-use crate::config::{Config, LimiterUrl};
+use crate::config::{Config, DatabaseUrl, LimiterUrl};
+use crate::ledger::LedgerError;
+use crate::ledger::database::{ConnectionLimits, Database};
 use crate::limiter::LimiterError;
 use crate::limiter::redis::client::{RedisLimiter, StoreFacts, StoreReport};
 
@@ -16,9 +18,62 @@ use crate::limiter::redis::client::{RedisLimiter, StoreFacts, StoreReport};
 const CLOCK_SKEW_MAX: Duration = Duration::from_secs(5);
 
 pub fn of(config: &Config) -> Vec<Box<dyn Probe>> {
+    let mut probes: Vec<Box<dyn Probe>> = Vec::new();
+    if let DatabaseUrl::Postgres(url) = &config.database.url {
+        probes.push(Box::new(ConnectionsProbe {
+            shown: url.to_string(),
+            max_connections: config.database.max_connections,
+            database: super::open_database(config),
+        }));
+    }
     match &config.limiter.url {
-        LimiterUrl::Embedded => Vec::new(),
-        url => vec![Box::new(RedisProbe { shown: url.to_string(), limiter: super::redis_limiter(config) })],
+        LimiterUrl::Embedded => {}
+        url => probes.push(Box::new(RedisProbe { shown: url.to_string(), limiter: super::redis_limiter(config) })),
+    }
+    probes
+}
+
+/// Compares the connections that workers want with those that the server allows.
+struct ConnectionsProbe {
+    shown: String,
+    max_connections: u32,
+    database: Result<Database, LedgerError>,
+}
+
+#[async_trait]
+impl Probe for ConnectionsProbe {
+    fn subject(&self) -> String {
+        format!("database {}", self.shown)
+    }
+
+    /// A database that cannot be asked is a finding already.
+    async fn look(&self) -> Vec<Finding> {
+        let Ok(database) = &self.database else { return Vec::new() };
+        let limits = database.connection_limits().await;
+        database.close().await;
+        match limits {
+            Ok(Some(limits)) => judge_connections(&self.subject(), self.max_connections, limits).into_iter().collect(),
+            Ok(None) | Err(_) => Vec::new(),
+        }
+    }
+}
+
+/// A worker has one connection beside its pool, for hints of changed settings. Two workers are the least that may roll.
+fn judge_connections(subject: &str, max_connections: u32, limits: ConnectionLimits) -> Option<Finding> {
+    let known = [(limits.role, "its role"), (limits.database, "the database"), (Some(limits.server), "the server")];
+    let known = known.into_iter().filter_map(|(limit, whose)| Some((limit?, whose)));
+    let (allowed, whose) = known.min_by_key(|(limit, _)| *limit)?;
+    let wanted = max_connections + 1;
+    let workers = allowed / wanted;
+    let mend = format!(
+        "Raise the limit, or lower database.max_connections ({max_connections}): all workers and commands together may have \
+         no more than {allowed}"
+    );
+    let what = format!("a worker opens up to {wanted} connections, and {whose} allows {allowed}");
+    match workers {
+        0 => Some(Finding::warning(subject, format!("{what}: it works with fewer, and slowly"), mend)),
+        1 => Some(Finding::warning(subject, format!("{what}: enough for one worker, not for two"), mend)),
+        _ => None,
     }
 }
 
@@ -91,6 +146,19 @@ mod tests {
     use crate::cli::check::Level;
     use crate::domain::time::Micros;
     use crate::limiter::redis::client::StoreNode;
+
+    #[test]
+    fn connections_are_judged_by_the_lowest_limit() {
+        let what = |role: Option<u32>, server: u32| {
+            let limits = ConnectionLimits { role, database: None, server };
+            judge_connections("database", 16, limits).map(|finding| finding.what)
+        };
+        assert_eq!(what(None, 97), None);
+        assert_eq!(what(Some(34), 97), None);
+        assert!(what(Some(33), 97).unwrap().contains("its role allows 33: enough for one worker"));
+        assert!(what(Some(4), 97).unwrap().contains("its role allows 4: it works with fewer"));
+        assert!(what(Some(97), 16).unwrap().contains("the server allows 16"));
+    }
 
     fn node(address: &str, policy: &str, seconds: u64) -> StoreNode {
         let facts = StoreFacts { eviction_policy: policy.to_owned(), now: Micros(seconds * 1_000_000) };

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::connect::Engines;
+use super::connect::{Engines, RunLock};
 use super::signals::Signals;
 use super::{CommandError, Console, Exit, os_user};
 use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl};
@@ -51,10 +51,7 @@ pub async fn run(config: &Config, engines: &dyn Engines, console: &mut Console) 
         tokio::spawn(serve(listener, front.clone(), stop.clone()));
     }
     let opened = until_back("open the database", &stop, async || {
-        let operator = engines.operator(config).await?;
-        let (fleet, _) = engines.fleet(config).await?;
-        let deployment = Deployment { id: fleet.deployment().await?, database: config.database.url.location() };
-        Ok((Opened { operator, fleet, deployment }, engines.worker(config).await?))
+        open(config, engines).await.inspect_err(|error| front.waits_for(error.to_string()))
     });
     let (opened, (engines, _lock)) = match opened.await {
         Ok(opened) => opened,
@@ -79,6 +76,13 @@ pub async fn run(config: &Config, engines: &dyn Engines, console: &mut Console) 
         tracing::debug!("the worker's report was not deleted in time; it is forgotten after a day");
     }
     Ok(say(report?, console)?)
+}
+
+async fn open(config: &Config, engines: &dyn Engines) -> Result<(Opened, (worker::Engines, RunLock)), CommandError> {
+    let operator = engines.operator(config).await?;
+    let (fleet, _) = engines.fleet(config).await?;
+    let deployment = Deployment { id: fleet.deployment().await?, database: config.database.url.location() };
+    Ok((Opened { operator, fleet, deployment }, engines.worker(config).await?))
 }
 
 /// Takes the port of the ops server. The port of another `run` on the same embedded engines is the smaller trouble.

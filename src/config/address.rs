@@ -287,7 +287,8 @@ fn redis_url(text: &str, forms: &str) -> Result<SecretUrl, Bad> {
 fn redacted(url: &Url) -> String {
     let credentials = match (url.username(), url.password()) {
         ("", None) => String::new(),
-        // A lone user may well be a token.
+        // PostgreSQL's user is no secret, and errors speak of it. Elsewhere a lone user may well be a token.
+        (user, None) if url.scheme().starts_with("postgres") => format!("{user}@"),
         (_, None) => "***@".to_owned(),
         (user, Some(_)) => format!("{user}:***@"),
     };

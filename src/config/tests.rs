@@ -131,6 +131,7 @@ fn secrets_come_from_files_and_are_never_shown() {
     assert_eq!(nodes, ["rediss://app:hunter2@a.example.com:7000", "rediss://app:hunter2@b.example.com:7001"]);
     let shown = format!("{config:?} {} {}", config.queue.url, config.limiter.url);
     assert!(!shown.contains("hunter") && !shown.contains(TOKEN), "{shown}");
+    assert_eq!(DatabaseUrl::parse("postgres://app@localhost/pay").unwrap().to_string(), "postgres://app@localhost/pay");
     assert_eq!(
         LimiterUrl::parse("rediss://token@cache.example.com/0").unwrap().to_string(),
         "rediss://***@cache.example.com/0"

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::{Connection, PgConnection, PgPool, SqlitePool};
+use sqlx::{Connection, PgConnection, SqlitePool};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
@@ -15,10 +15,14 @@ use super::migrate::{migrate_postgres, migrate_sqlite, schema_state};
 use super::migrations::{POSTGRES, SQLITE};
 use super::operator::Operator;
 use super::settings::Settings;
+pub use super::sql::connection_limits::ConnectionLimits;
+use super::sql::connection_limits::connection_limits;
+use super::sql::connections::Connections;
 use super::sql::engine::{Engine, to_the_end};
 use super::sql::meaning::of_postgres;
 use super::sql::postgres::PostgresEngine;
-use super::sql::session::{Session, answered};
+use super::sql::session::answered;
+use super::sql::slots::Purpose;
 pub use super::sql::sqlite::file_of as sqlite_file;
 use super::sql::sqlite::{self, SqliteEngine};
 use super::sql::{SqlLedger, SqlOperator, SqlSettings};
@@ -38,7 +42,7 @@ pub enum SchemaState {
 
 #[derive(Clone)]
 enum Pool {
-    Postgres(PgPool),
+    Postgres(Connections),
     Sqlite(SqlitePool),
 }
 
@@ -49,7 +53,7 @@ const PING_MAX: Duration = Duration::from_secs(3);
 
 /// The right to run embedded parts on a PostgreSQL database. Ends with its session, whoever ended that.
 pub struct ExclusiveRun {
-    pool: PgPool,
+    pool: Connections,
     session: Arc<Mutex<Option<PgConnection>>>,
 }
 
@@ -102,7 +106,7 @@ impl Database {
         match url.split(':').next() {
             Some("postgres" | "postgresql") => {
                 let engine = Arc::new(PostgresEngine::open(url, max_connections, trusted)?);
-                let pool = Pool::Postgres(engine.pool().clone());
+                let pool = Pool::Postgres(engine.connections().clone());
                 Ok(Self::over(pool, &(engine as Arc<dyn Engine>)))
             }
             Some("sqlite") => {
@@ -185,8 +189,9 @@ impl Database {
             match pool {
                 Pool::Postgres(pool) => {
                     let away = |error: sqlx::Error| of_postgres(&error);
-                    let mut session = Session::of(&pool).await.map_err(away)?;
-                    let state = answered(async { Ok(schema_state(&mut *session, &POSTGRES, of_postgres).await) }).await;
+                    let mut session = pool.lend(Purpose::General).await.map_err(away)?;
+                    let connection = session.connection().map_err(away)?;
+                    let state = answered(async { Ok(schema_state(connection, &POSTGRES, of_postgres).await) }).await;
                     session.end(state).map_err(away)?
                 }
                 Pool::Sqlite(pool) => {
@@ -194,6 +199,22 @@ impl Database {
                     schema_state(&mut *connection, &SQLITE, sqlite::meaning).await
                 }
             }
+        })
+        .await
+    }
+
+    /// How many connections PostgreSQL allows this user; `None` of SQLite.
+    ///
+    /// # Errors
+    /// When the database cannot be asked.
+    pub async fn connection_limits(&self) -> Result<Option<ConnectionLimits>, LedgerError> {
+        let Pool::Postgres(pool) = &self.pool else { return Ok(None) };
+        let pool = pool.clone();
+        to_the_end(async move {
+            let away = |error: sqlx::Error| of_postgres(&error);
+            let mut session = pool.lend(Purpose::General).await.map_err(away)?;
+            let limits = answered(connection_limits(session.connection().map_err(away)?)).await;
+            session.end(limits).map(Some).map_err(away)
         })
         .await
     }
@@ -223,9 +244,9 @@ impl Database {
 }
 
 /// A session of its own that has the right; `None` when somebody else's has it.
-async fn run_session(pool: &PgPool) -> Result<Option<PgConnection>, LedgerError> {
+async fn run_session(pool: &Connections) -> Result<Option<PgConnection>, LedgerError> {
     let away = |error: sqlx::Error| of_postgres(&error);
-    let mut connection = pool.acquire().await.map_err(away)?.detach();
+    let mut connection = pool.own().await.map_err(away)?;
     let ours = sqlx::query_scalar("SELECT pg_try_advisory_lock($1)").bind(RUN_LOCK).fetch_one(&mut connection);
     let ours: bool = answered(ours).await.map_err(away)?;
     Ok(ours.then_some(connection))

@@ -6,12 +6,12 @@
 use std::time::Duration;
 
 use sqlx::migrate::{Migrate, MigrateError, Migrator};
-use sqlx::pool::PoolConnection;
-use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, SqlitePool};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, SqlitePool};
 
 use super::LedgerError;
 use super::database::{RUN_LOCK, SchemaState};
 use super::migrations::{POSTGRES, SQLITE, built_concurrently, is_built_concurrently};
+use super::sql::connections::Connections;
 use super::sql::meaning::{lock_not_available, of_postgres};
 use super::sql::sqlite;
 
@@ -31,12 +31,12 @@ const LOCK_TRIES: u32 = 60;
 /// The same of an index that is built beside the payments: it waits for those transactions that were there before.
 const LOCK_BESIDE: Duration = Duration::from_secs(300);
 
-/// The migrator's advisory lock lets one process through at a time; the others find nothing left to do.
-pub async fn migrate_postgres(pool: &PgPool) -> Result<(), LedgerError> {
+/// The migrator's advisory lock lets one process through at a time; the others find nothing left to do. Its connection is no
+/// other's, neither here nor behind a pooler, so the lock ends with it at the latest.
+pub async fn migrate_postgres(pool: &Connections) -> Result<(), LedgerError> {
     let away = |error: sqlx::Error| of_postgres(&error);
-    let mut connection: PoolConnection<sqlx::Postgres> = pool.acquire().await.map_err(away)?;
+    let mut connection = pool.own().await.map_err(away)?;
     let result = migrate_connection(&mut connection).await;
-    // Its limits were changed, and after an error the session may still hold the advisory lock: out of the pool with it.
     connection.close().await.map_err(away)?;
     result
 }
@@ -51,6 +51,22 @@ async fn migrate_connection(connection: &mut PgConnection) -> Result<(), LedgerE
         )));
     }
     wait_for_others(connection).await?;
+    let migrated = migrate_alone(connection).await;
+    let unlock = sqlx::query_scalar("SELECT pg_advisory_unlock($1)").bind(MIGRATE_LOCK);
+    let unlocked: Result<bool, _> = unlock.fetch_one(&mut *connection).await;
+    match (migrated, unlocked) {
+        (Ok(()), Ok(true)) => Ok(()),
+        (Ok(()), Ok(false)) => {
+            let text = "the lock of the migration was lost meanwhile: see pg_locks, and migrate again";
+            Err(LedgerError::Away(text.to_owned()))
+        }
+        (Ok(()), Err(error)) => Err(away(error)),
+        (Err(error), _) => Err(error),
+    }
+}
+
+async fn migrate_alone(connection: &mut PgConnection) -> Result<(), LedgerError> {
+    let away = |error: sqlx::Error| of_postgres(&error);
     // The pool's limit is for payments, and a migration may take long.
     sqlx::raw_sql("SET statement_timeout = 0").execute(&mut *connection).await.map_err(away)?;
     let mut tries = 1;

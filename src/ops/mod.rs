@@ -3,7 +3,7 @@
 //! Refuses to be open: it listens on loopback unless told otherwise, asks everybody for the token if there is one
 //! (always, off loopback), changes nothing by a GET, and cuts off who asks too slowly or too much.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, Request, State};
@@ -65,20 +65,34 @@ pub struct OpsState {
 
 /// What the server answers by: until it is opened, that this process lives and is not ready.
 #[derive(Clone, Default)]
-pub struct Front(Arc<OnceLock<Router>>);
+pub struct Front {
+    router: Arc<OnceLock<Router>>,
+    /// Why it is not opened yet.
+    cause: Arc<Mutex<Option<String>>>,
+}
 
 impl Front {
     /// From now on everything is answered. A second state changes nothing.
     pub fn open(&self, state: OpsState) {
-        self.0.get_or_init(|| router(state));
+        self.router.get_or_init(|| router(state));
+    }
+
+    /// What the start waits for, in the words of the backend.
+    pub fn waits_for(&self, cause: String) {
+        *self.cause.lock().unwrap_or_else(PoisonError::into_inner) = Some(cause);
     }
 
     async fn answer(self, request: Request) -> Response {
-        match self.0.get() {
+        match self.router.get() {
             Some(router) => router.clone().oneshot(request).await.into_response(),
             None if request.uri().path() == LIVEZ => alive().await.into_response(),
-            None => (StatusCode::SERVICE_UNAVAILABLE, STARTING).into_response(),
+            None => (StatusCode::SERVICE_UNAVAILABLE, self.starting()).into_response(),
         }
+    }
+
+    fn starting(&self) -> String {
+        let cause = self.cause.lock().unwrap_or_else(PoisonError::into_inner);
+        cause.as_ref().map_or_else(|| STARTING.to_owned(), |cause| format!("starting: {cause}\n"))
     }
 }
 

@@ -44,7 +44,7 @@ fn a_start_that_fails_says_why_once_and_does_not_panic() {
         ("port taken", &sqlite, &queue, &taken, Fails(78, "ops.listen")),
         ("bad URL", &bad, &queue, &taken, Fails(78, "database.url")),
         ("schema missing", &empty, &queue, &"none".to_owned(), Fails(1, "run `sluicegate migrate`")),
-        ("database unreachable", &no_database, &queue, &"none".to_owned(), Waits("engine away, waiting for it")),
+        ("database unreachable", &no_database, &queue, &"none".to_owned(), Waits("Connection refused")),
         ("queue unreachable", &sqlite, &no_queue, &"none".to_owned(), Waits("broker cannot be reached")),
         ("queue forbidden", &sqlite, &forbidden, &"none".to_owned(), Waits("ACCESS_REFUSED")),
         ("limiter unreachable", &sqlite, &queue, &"none".to_owned(), Waits("broker connected")),

@@ -6,8 +6,9 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
+use sqlx::postgres::{PgListener, PgPoolOptions};
 
+use super::connections::Connections;
 use super::session::answered;
 use crate::ledger::settings::Hints;
 
@@ -21,20 +22,21 @@ const RENEW: Duration = Duration::from_secs(300);
 const CONNECT: Duration = Duration::from_secs(3);
 
 pub struct PostgresHints {
-    options: PgConnectOptions,
+    connections: Connections,
     listener: Option<PgListener>,
     /// Told once per loss, so that a database that is away does not fill the log.
     away: bool,
 }
 
 impl PostgresHints {
-    pub fn new(options: PgConnectOptions) -> Self {
-        Self { options, listener: None, away: false }
+    pub fn new(connections: Connections) -> Self {
+        Self { connections, listener: None, away: false }
     }
 
     async fn listen(&self) -> Result<PgListener, sqlx::Error> {
         let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(CONNECT);
-        let mut listener = PgListener::connect_with(&pool.connect_lazy_with(self.options.clone())).await?;
+        let mut listener =
+            PgListener::connect_with(&pool.connect_lazy_with(self.connections.options().clone())).await?;
         listener.eager_reconnect(false);
         answered(listener.listen(CHANNEL)).await?;
         Ok(listener)
@@ -49,9 +51,20 @@ impl PostgresHints {
 #[async_trait]
 impl Hints for PostgresHints {
     async fn next(&mut self) {
+        let mut short = self.connections.short();
         loop {
+            // Where there are too few connections, payments need them more than hints do.
+            if *short.borrow_and_update() {
+                self.listener = None;
+                tokio::time::sleep(RETRY).await;
+                continue;
+            }
             if let Some(listener) = &mut self.listener {
-                if Self::heard(listener).await {
+                let heard = tokio::select! {
+                    heard = Self::heard(listener) => heard,
+                    _ = short.changed() => false,
+                };
+                if heard {
                     return;
                 }
                 self.listener = None;

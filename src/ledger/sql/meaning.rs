@@ -3,6 +3,9 @@
 //!
 //! Refuses to repeat values: messages name constraints and tables, never what a row holds.
 
+use std::io;
+use std::sync::Arc;
+
 use crate::ledger::LedgerError;
 use crate::tls;
 
@@ -12,6 +15,44 @@ const ONE_PAYMENT_PER_CHARGE: &str = "jobs_one_payment_per_charge";
 const RIGHTS_MISSING: &str = "the user of database.url may not do that. Limits, providers and pauses are the operator's to \
                               change: give the command the operator's URL. Who needs which GRANT, and that they are given \
                               after each migrate: docs/security.md, \"Least rights\"";
+
+/// Why no connection could be opened, for everybody who waits for one.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct ConnectFailure(Arc<sqlx::Error>);
+
+impl ConnectFailure {
+    /// The server has no connection to give: too many clients, or too many of this role or database.
+    pub fn is_full(&self) -> bool {
+        sqlstate(&self.0).is_some_and(|state| state.starts_with("53"))
+    }
+}
+
+impl From<sqlx::Error> for ConnectFailure {
+    fn from(error: sqlx::Error) -> Self {
+        Self(Arc::new(error))
+    }
+}
+
+impl From<ConnectFailure> for sqlx::Error {
+    fn from(failure: ConnectFailure) -> Self {
+        Self::Io(io::Error::other(failure))
+    }
+}
+
+/// The same try to connect may succeed soon: the server is starting, full or not there yet.
+pub fn passes(error: &sqlx::Error) -> bool {
+    let kinds = [io::ErrorKind::ConnectionRefused, io::ErrorKind::TimedOut];
+    let is_passing = |state: String| ["53", "57P"].iter().any(|class| state.starts_with(class));
+    matches!(error, sqlx::Error::Io(error) if kinds.contains(&error.kind())) || sqlstate(error).is_some_and(is_passing)
+}
+
+/// The error itself, or the failure to connect that it passes on.
+fn cause(error: &sqlx::Error) -> &sqlx::Error {
+    let sqlx::Error::Io(io) = error else { return error };
+    let failure = io.get_ref().and_then(|inner| inner.downcast_ref::<ConnectFailure>());
+    failure.map_or(error, |failure| &failure.0)
+}
 
 /// The server undid everything, and the same again may work: it says so itself, or a statement that looks before it
 /// writes met another one that did the same at the same moment.
@@ -50,6 +91,7 @@ pub fn sqlstate(error: &sqlx::Error) -> Option<String> {
 /// What PostgreSQL answered. Server messages name constraints and tables; details, which quote
 /// values, are left out.
 pub fn of_postgres(error: &sqlx::Error) -> LedgerError {
+    let error = cause(error);
     let Some(server) = error.as_database_error() else { return away_or_corrupt(error) };
     let code = server.code().unwrap_or_default();
     let text = format!("{} (SQLSTATE {code})", server.message());

@@ -1,4 +1,4 @@
-//! PostgreSQL as the ledger's engine, and limits set on the server.
+//! PostgreSQL as the ledger's engine.
 //!
 //! Refuses to judge where the server is: `config` refuses plain text off this machine before anything is opened.
 
@@ -7,41 +7,27 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::TryStreamExt;
-use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection, PgPool, PgRow};
+use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection, PgRow};
 use sqlx::query::Query;
 use sqlx::{
     AssertSqlSafe, Column, ConnectOptions, Connection, Either, Executor, Postgres, Row as _, TypeInfo, ValueRef,
 };
 
 use super::columns::{Array, columns, in_order};
+use super::connections::Connections;
 use super::dialect::{Chain, Dialect};
 use super::engine::{Args, Engine, Group, REPEATS_MAX, Sql, Step, Value, to_the_end};
 use super::hints::PostgresHints;
 use super::meaning::{lock_not_available, of_postgres, rolled_back, surely_undone};
 use super::row::{Cell, Names, Row};
-use super::session::{PROMPT_MAX, STATEMENT_MAX, Session, answered, answered_within, pool, spoken_within};
+use super::session::{PROMPT_MAX, STATEMENT_MAX, answered, answered_within, spoken_within};
+use super::slots::Purpose;
 use crate::ledger::LedgerError;
 use crate::ledger::settings::Hints;
 use crate::tls::Authorities;
 
-/// What else is set for connections that write groups. A row that somebody else holds must not hold up all the others
-/// of its group: they are written one by one then. And a plan that was made while a table was small would read all of
-/// it for ever: by index, whatever the statistics say, and planned once.
-const FOR_GROUPS: [(&str, &str); 5] = [
-    ("lock_timeout", "100ms"),
-    ("enable_seqscan", "off"),
-    ("enable_hashjoin", "off"),
-    ("enable_mergejoin", "off"),
-    ("plan_cache_mode", "force_generic_plan"),
-];
-
 pub struct PostgresEngine {
-    pool: PgPool,
-    /// Connections for groups alone.
-    groups: PgPool,
-    /// One for what is polled. People's questions may hold all others for seconds, and without it nothing is granted.
-    prompt: PgPool,
-    options: PgConnectOptions,
+    connections: Connections,
 }
 
 impl PostgresEngine {
@@ -50,19 +36,12 @@ impl PostgresEngine {
     /// # Errors
     /// [`LedgerError::Refused`] when the URL cannot be meant or would send payments in plain text.
     pub fn open(url: &str, max_connections: u32, trusted: &Authorities) -> Result<Self, LedgerError> {
-        let options = connect_options(url, trusted)?;
-        let for_groups = (max_connections / 2).max(1);
-        let groups = pool(for_groups, options.clone().options(FOR_GROUPS));
-        let rest = max_connections.saturating_sub(for_groups).max(1);
-        let prompt = (rest > 1).then(|| pool(1, options.clone()));
-        let pool = pool(if prompt.is_some() { rest - 1 } else { rest }, options.clone());
-        let prompt = prompt.unwrap_or_else(|| pool.clone());
-        Ok(Self { pool, groups, prompt, options })
+        Ok(Self { connections: Connections::new(max_connections, connect_options(url, trusted)?) })
     }
 
     #[must_use]
-    pub fn pool(&self) -> &PgPool {
-        &self.pool
+    pub fn connections(&self) -> &Connections {
+        &self.connections
     }
 }
 
@@ -79,16 +58,9 @@ fn connect_options(url: &str, trusted: &Authorities) -> Result<PgConnectOptions,
     };
     let named = options.get_application_name().is_some();
     let options = if named { options } else { options.application_name("sluicegate") };
-    Ok(options
-        .options([
-            ("statement_timeout", &*format!("{}s", STATEMENT_MAX.as_secs())),
-            ("lock_timeout", "5s"),
-            ("idle_in_transaction_session_timeout", "5s"),
-            // An outcome that was answered for must survive a crash of the server, whatever its default.
-            ("synchronous_commit", "on"),
-        ])
-        // Statements are constants and their timing is a metric; arguments are never logged in any case.
-        .disable_statement_logging())
+    // Statements are constants and their timing is a metric; arguments are never logged in any case. The driver's own start
+    // parameter is none that a pooler takes, and newer servers print all digits without it.
+    Ok(options.extra_float_digits(None).disable_statement_logging())
 }
 
 fn names_authority(url: &str) -> bool {
@@ -103,22 +75,22 @@ impl Engine for PostgresEngine {
     }
 
     async fn query(&self, sql: &Sql, args: Args) -> Result<Vec<Row>, LedgerError> {
-        query(self.pool.clone(), sql, args).await
+        query(self.connections.clone(), Purpose::General, sql, args).await
     }
 
     async fn query_by_index(&self, sql: &Sql, args: Args) -> Result<Vec<Row>, LedgerError> {
-        query(self.groups.clone(), sql, args).await
+        query(self.connections.clone(), Purpose::Groups, sql, args).await
     }
 
     /// A connection that says nothing is given up soon, so that the next poll has another. So is one to a server that was
     /// demoted: it would tell for ever what was true then.
     async fn query_promptly(&self, sql: &Sql, args: Args) -> Result<Vec<Row>, LedgerError> {
-        let (pool, step) = (self.prompt.clone(), Step { sql: sql.clone(), args, must_affect: false });
+        let (pool, step) = (self.connections.clone(), Step { sql: sql.clone(), args, must_affect: false });
         to_the_end(async move {
             let rows = async {
                 // A new connection may take longer than an answer: given up sooner, it would never be there.
-                let mut session = Session::of(&pool).await?;
-                let rows = spoken_within(PROMPT_MAX, of_a_primary(&mut session, &step)).await;
+                let mut session = pool.lend(Purpose::Polls).await?;
+                let rows = spoken_within(PROMPT_MAX, of_a_primary(session.connection()?, &step)).await;
                 session.end(rows)
             };
             rows.await.map_err(|error| of_postgres(&error))
@@ -135,11 +107,11 @@ impl Engine for PostgresEngine {
         at_most: Duration,
         steps: Vec<Step>,
     ) -> Result<Option<Vec<Vec<Row>>>, LedgerError> {
-        let pool = self.pool.clone();
+        let pool = self.connections.clone();
         to_the_end(async move {
             let mut repeats = 0;
             loop {
-                match transaction(&pool, &steps, at_most).await {
+                match transaction(&pool, Purpose::General, &steps, at_most).await {
                     Ok(rows) => return Ok(rows),
                     Err(error) if rolled_back(&error) && repeats < REPEATS_MAX => repeats += 1,
                     Err(error) => return Err(of_postgres(&error)),
@@ -151,9 +123,9 @@ impl Engine for PostgresEngine {
 
     /// Planned as a group is; behind a row that somebody else holds it waits as long as any statement.
     async fn alone(&self, chain: &Chain, args: &Args) -> Result<Option<Row>, LedgerError> {
-        let (pool, steps) = (self.groups.clone(), chain.steps(args));
+        let (pool, steps) = (self.connections.clone(), chain.steps(args));
         let rows = to_the_end(async move {
-            match transaction(&pool, &steps, STATEMENT_MAX).await {
+            match transaction(&pool, Purpose::Groups, &steps, STATEMENT_MAX).await {
                 Ok(rows) => Ok(Some(rows)),
                 Err(error) if rolled_back(&error) || lock_not_available(&error) => Ok(None),
                 Err(error) => Err(of_postgres(&error)),
@@ -171,11 +143,11 @@ impl Engine for PostgresEngine {
         let (Some(sql), Some(columns)) = (sql, columns(&units)) else {
             return Ok(Group::Undone(LedgerError::Refused("these writes are not alike".to_owned())));
         };
-        let pool = self.groups.clone();
+        let pool = self.connections.clone();
         to_the_end(async move {
             let rows = async {
-                let mut session = Session::of(&pool).await?;
-                let rows = answered(many(&mut session, sql, columns)).await;
+                let mut session = pool.lend(Purpose::Groups).await?;
+                let rows = answered(many(session.connection()?, sql, columns)).await;
                 session.end(rows)
             };
             match rows.await {
@@ -188,16 +160,16 @@ impl Engine for PostgresEngine {
     }
 
     fn hints(&self) -> Box<dyn Hints> {
-        Box::new(PostgresHints::new(self.options.clone()))
+        Box::new(PostgresHints::new(self.connections.clone()))
     }
 }
 
-async fn query(pool: PgPool, sql: &Sql, args: Args) -> Result<Vec<Row>, LedgerError> {
+async fn query(pool: Connections, purpose: Purpose, sql: &Sql, args: Args) -> Result<Vec<Row>, LedgerError> {
     let step = Step { sql: sql.clone(), args, must_affect: false };
     to_the_end(async move {
         let mut repeats = 0;
         loop {
-            match transaction_of_one(&pool, &step).await {
+            match transaction_of_one(&pool, purpose, &step).await {
                 Ok((rows, _)) => return Ok(rows),
                 Err(error) if rolled_back(&error) && repeats < REPEATS_MAX => repeats += 1,
                 Err(error) => return Err(of_postgres(&error)),
@@ -219,20 +191,29 @@ async fn of_a_primary(connection: &mut PgConnection, step: &Step) -> Result<Vec<
 }
 
 /// Each statement may take so long.
-async fn transaction(pool: &PgPool, steps: &[Step], at_most: Duration) -> Result<Option<Vec<Vec<Row>>>, sqlx::Error> {
+async fn transaction(
+    pool: &Connections,
+    purpose: Purpose,
+    steps: &[Step],
+    at_most: Duration,
+) -> Result<Option<Vec<Vec<Row>>>, sqlx::Error> {
     if let ([step], STATEMENT_MAX) = (steps, at_most) {
-        let (rows, affected) = transaction_of_one(pool, step).await?;
+        let (rows, affected) = transaction_of_one(pool, purpose, step).await?;
         return Ok((affected || !step.must_affect).then(|| vec![rows]));
     }
-    let mut session = Session::of(pool).await?;
-    let rows = transaction_of_many(&mut session, steps, at_most).await;
+    let mut session = pool.lend(purpose).await?;
+    let rows = transaction_of_many(session.connection()?, steps, at_most).await;
     session.end(rows)
 }
 
 /// One statement is a transaction by itself.
-async fn transaction_of_one(pool: &PgPool, step: &Step) -> Result<(Vec<Row>, bool), sqlx::Error> {
-    let mut session = Session::of(pool).await?;
-    let rows = answered(run(&mut session, step)).await;
+async fn transaction_of_one(
+    pool: &Connections,
+    purpose: Purpose,
+    step: &Step,
+) -> Result<(Vec<Row>, bool), sqlx::Error> {
+    let mut session = pool.lend(purpose).await?;
+    let rows = answered(run(session.connection()?, step)).await;
     session.end(rows)
 }
 

@@ -1,23 +1,12 @@
-//! A session with PostgreSQL, lent by the pool for one piece of work.
+//! How long a statement to PostgreSQL is waited for.
 //!
-//! Refuses to wait for ever: neither for a server's answer, nor while a session goes back into the pool.
+//! A server whose machine lost power never answers, and the driver would wait for as long as the kernel does. So each statement
+//! has a limit on the server, and a slightly longer one here.
 
 use std::io;
-use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
-use sqlx::pool::PoolConnection;
-use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
-use sqlx::{Connection, Postgres};
-use tokio::runtime::Handle;
 use tokio::time::timeout;
-
-use super::meaning::is_of_no_more_use;
-
-/// A caller that gets no connection in this time is told that the database is away.
-const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
-/// A connection that was idle longer is asked for a sign of life before use; a busy one costs no extra round trip.
-const PING_AFTER_IDLE: Duration = Duration::from_secs(1);
 
 /// `statement_timeout`: set on the server, because a client-side timeout would cancel a transaction half-way.
 pub const STATEMENT_MAX: Duration = Duration::from_secs(10);
@@ -27,27 +16,6 @@ pub const STATEMENT_MAX: Duration = Duration::from_secs(10);
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// How long a poll waits for its answer: what was polled is gone by for three seconds, so another one comes in time.
 pub const PROMPT_MAX: Duration = Duration::from_secs(1);
-/// The pool asks each connection that comes back for a sign of life, and counts it as in use until it has one. Without an end
-/// to that, each that falls silent just then would be missing from the pool for ever.
-const RETURN_MAX: Duration = Duration::from_secs(3);
-
-/// A pool that connects with its first use.
-pub fn pool(max_connections: u32, options: PgConnectOptions) -> PgPool {
-    PgPoolOptions::new()
-        .max_connections(max_connections)
-        .acquire_timeout(ACQUIRE_TIMEOUT)
-        // Replaced by the hook below.
-        .test_before_acquire(false)
-        .before_acquire(|connection, metadata| {
-            Box::pin(async move {
-                if metadata.idle_for > PING_AFTER_IDLE {
-                    connection.ping().await?;
-                }
-                Ok(true)
-            })
-        })
-        .connect_lazy_with(options)
-}
 
 /// What the server answers to one statement, in bounded time.
 ///
@@ -81,50 +49,4 @@ pub async fn spoken_within<T>(
         sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, words))
     };
     timeout(at_most, statement).await.unwrap_or_else(|_| Err(silent()))
-}
-
-pub struct Session {
-    connection: PoolConnection<Postgres>,
-    is_good: bool,
-}
-
-impl Session {
-    /// # Errors
-    /// When there is none in time.
-    pub async fn of(pool: &PgPool) -> Result<Self, sqlx::Error> {
-        Ok(Self { connection: pool.acquire().await?, is_good: true })
-    }
-
-    /// Ends the work with what came of it. A connection to a server that is silent, or that was demoted and only reads, is not
-    /// used again: the database may be elsewhere by now.
-    ///
-    /// # Errors
-    /// The result's.
-    pub fn end<T>(mut self, result: Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
-        self.is_good = !result.as_ref().is_err_and(is_of_no_more_use);
-        result
-    }
-}
-
-impl Deref for Session {
-    type Target = PgConnection;
-
-    fn deref(&self) -> &PgConnection {
-        &self.connection
-    }
-}
-
-impl DerefMut for Session {
-    fn deref_mut(&mut self) -> &mut PgConnection {
-        &mut self.connection
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        match Handle::try_current() {
-            Ok(runtime) if self.is_good => drop(runtime.spawn(timeout(RETURN_MAX, self.connection.return_to_pool()))),
-            _ => self.connection.close_on_drop(),
-        }
-    }
 }

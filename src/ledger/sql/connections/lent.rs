@@ -1,0 +1,139 @@
+//! A connection with its user, and its way back into the pool.
+//!
+//! What was used without an error goes back at once. After an error it is asked for a sign of life first, which also ends a
+//! transaction that was left open. One that is of no more use is closed.
+
+use std::sync::Arc;
+
+use sqlx::Connection;
+use sqlx::postgres::PgConnection;
+use tokio::runtime::Handle;
+use tokio::time::Instant;
+
+use super::{Open, PING_AFTER_IDLE, RETURN_MAX, Shared, State, within};
+use crate::ledger::sql::meaning::is_of_no_more_use;
+use crate::ledger::sql::server_settings::set_up;
+use crate::ledger::sql::slots::Purpose;
+
+/// A connection on its way to its user, or with it.
+pub(super) struct Lent {
+    open: Option<Open>,
+    purpose: Purpose,
+    set_up_for: Purpose,
+    shared: Arc<Shared>,
+}
+
+impl Lent {
+    pub(super) fn new(open: Open, purpose: Purpose, set_up_for: Purpose, shared: Arc<Shared>) -> Self {
+        Self { open: Some(open), purpose, set_up_for, shared }
+    }
+
+    /// Puts it back while the pool is locked.
+    pub(super) fn take_back(mut self, state: &mut State) {
+        if let Some(open) = self.open.take() {
+            state.slots.closed(self.purpose);
+            // As it is set up, whoever it was lent to.
+            state.slots.put(self.set_up_for, open);
+        }
+    }
+
+    fn give_back(&mut self, is_good: bool) {
+        let Some(mut open) = self.open.take() else { return };
+        let mut state = self.shared.lock();
+        state.slots.closed(self.purpose);
+        let (is_over, is_short) = (state.is_over(&open), state.is_short());
+        if is_good && !is_over {
+            open.used_at = Instant::now();
+            state.slots.put(self.set_up_for, open);
+        } else {
+            state.discard(open);
+            if is_good && is_short {
+                self.shared.leave_it_to_others(&mut state);
+            }
+        }
+        state.prune();
+        self.shared.note_recovery(&mut state);
+        self.shared.serve(&mut state);
+        self.shared.closed.notify_waiters();
+        if is_short {
+            self.shared.prune_later();
+        }
+    }
+}
+
+impl Drop for Lent {
+    /// One whose receiver was gone when it came.
+    fn drop(&mut self) {
+        self.give_back(true);
+    }
+}
+
+/// A connection that is lent for one piece of work.
+pub struct Session {
+    lent: Option<Lent>,
+    is_good: bool,
+    /// Nothing is left over from the last statement.
+    is_clean: bool,
+}
+
+impl Session {
+    pub(super) fn new(lent: Lent) -> Self {
+        Self { lent: Some(lent), is_good: true, is_clean: false }
+    }
+
+    /// The connection is closed at the end.
+    pub(super) fn give_up(mut self) {
+        self.is_good = false;
+    }
+
+    /// # Errors
+    /// Never before [`Session::end`].
+    pub fn connection(&mut self) -> Result<&mut PgConnection, sqlx::Error> {
+        let open = self.lent.as_mut().and_then(|lent| lent.open.as_mut());
+        open.map(|open| &mut open.connection).ok_or(sqlx::Error::PoolClosed)
+    }
+
+    /// Ends the work with its result. A connection to a server that is silent, or that was demoted and only reads, is not used
+    /// again: the database may be elsewhere by now.
+    ///
+    /// # Errors
+    /// The result's.
+    pub fn end<T>(mut self, result: Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
+        self.is_good = !result.as_ref().is_err_and(is_of_no_more_use);
+        self.is_clean = result.is_ok();
+        result
+    }
+
+    /// Asks for a sign of life after a while, and sets the connection up for this purpose.
+    pub(super) async fn prepare(&mut self) -> Result<(), sqlx::Error> {
+        let Some(lent) = &mut self.lent else { return Ok(()) };
+        let Some(open) = &mut lent.open else { return Ok(()) };
+        if open.used_at.elapsed() > PING_AFTER_IDLE {
+            within(RETURN_MAX, open.connection.ping()).await?;
+        }
+        if lent.set_up_for != lent.purpose {
+            within(RETURN_MAX, set_up(&mut open.connection, lent.purpose)).await?;
+            lent.set_up_for = lent.purpose;
+        }
+        self.is_clean = true;
+        Ok(())
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let Some(mut lent) = self.lent.take() else { return };
+        let unsure = self.is_good && !self.is_clean;
+        match Handle::try_current() {
+            // Its last statement may have left a transaction behind, which this rolls back.
+            Ok(runtime) if unsure => drop(runtime.spawn(async move {
+                let is_alive = match &mut lent.open {
+                    Some(open) => within(RETURN_MAX, open.connection.ping()).await.is_ok(),
+                    None => false,
+                };
+                lent.give_back(is_alive);
+            })),
+            _ => lent.give_back(self.is_good && self.is_clean),
+        }
+    }
+}

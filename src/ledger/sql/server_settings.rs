@@ -1,0 +1,86 @@
+//! The settings of a connection to PostgreSQL: how they are set, and proof that they hold.
+//!
+//! They are set by statements and not at the start of the session, because poolers drop what they don't know of a start. Then
+//! they are read back. In session mode a pooler passes both on. In transaction mode it lends one server process to several
+//! connections, so settings and locks of one are those of all: that is refused.
+
+use sqlx::postgres::PgConnection;
+use sqlx::{AssertSqlSafe, Row as _};
+
+use super::session::STATEMENT_MAX;
+use super::slots::Purpose;
+
+/// A row that another transaction holds must not hold up all the others of its group: they are written one by one then. And
+/// a plan that was made while a table was small would read all of it for ever: by index, whatever the statistics say, and
+/// planned once.
+const GROUPS: &str = "SET lock_timeout = '100ms'; SET enable_seqscan = off; SET enable_hashjoin = off; \
+                      SET enable_mergejoin = off; SET plan_cache_mode = force_generic_plan";
+const OTHERS: &str = "SET lock_timeout = '5s'; RESET enable_seqscan; RESET enable_hashjoin; RESET enable_mergejoin; \
+                      RESET plan_cache_mode";
+const IDLE_MAX: &str = "5s";
+
+/// The server process behind a connection: its id, and when it was started.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Backend {
+    pid: i32,
+    since: String,
+}
+
+/// Sets a new connection up for [`Purpose::General`], and reads back what holds.
+///
+/// # Errors
+/// When a setting does not hold.
+pub async fn establish(connection: &mut PgConnection) -> Result<Backend, sqlx::Error> {
+    let statement_max = format!("{}s", STATEMENT_MAX.as_secs());
+    // An outcome that was answered for must survive a crash of the server, whatever its default.
+    let set = format!(
+        "SET statement_timeout = '{statement_max}'; SET idle_in_transaction_session_timeout = '{IDLE_MAX}'; \
+         SET synchronous_commit = on; SET lock_timeout = '5s'"
+    );
+    sqlx::raw_sql(AssertSqlSafe(set)).execute(&mut *connection).await?;
+    let read = "SELECT current_setting('statement_timeout'), current_setting('idle_in_transaction_session_timeout'), \
+                current_setting('synchronous_commit'), current_setting('lock_timeout'), pg_backend_pid(), \
+                (SELECT backend_start::text FROM pg_stat_get_activity(pg_backend_pid()))";
+    let row = sqlx::raw_sql(read).fetch_one(connection).await?;
+    let wanted = [statement_max.as_str(), IDLE_MAX, "on", "5s"];
+    for (at, wanted) in wanted.into_iter().enumerate() {
+        let held: String = row.try_get(at)?;
+        if held != wanted {
+            return Err(sqlx::Error::Configuration(
+                format!("database.url: a setting of the session does not hold ({held} instead of {wanted}). {POOLER}")
+                    .into(),
+            ));
+        }
+    }
+    let since: Option<String> = row.try_get(5)?;
+    Ok(Backend { pid: row.try_get(4)?, since: since.unwrap_or_default() })
+}
+
+/// Sets a connection up for another purpose.
+///
+/// # Errors
+/// Those of the server.
+pub async fn set_up(connection: &mut PgConnection, purpose: Purpose) -> Result<(), sqlx::Error> {
+    let set = match purpose {
+        Purpose::Groups => GROUPS,
+        Purpose::General | Purpose::Polls => OTHERS,
+    };
+    sqlx::raw_sql(set).execute(connection).await.map(drop)
+}
+
+const POOLER: &str = "A pooler in front of PostgreSQL must be in session mode (PgBouncer: pool_mode = session for this \
+                      database): docs/deploying.md, \"Connections\"";
+
+/// Whether two connections that are open at the same time have one server process.
+pub fn is_shared(one: &Backend, other: &Backend) -> bool {
+    one == other
+}
+
+/// Why a database behind such a pooler is not used.
+pub fn shared_by_a_pooler() -> sqlx::Error {
+    let text = format!(
+        "database.url leads through a pooler in transaction or statement mode: it lends one server process to several \
+         connections. {POOLER}"
+    );
+    sqlx::Error::Configuration(text.into())
+}

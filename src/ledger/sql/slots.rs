@@ -1,0 +1,276 @@
+//! Which waiter gets which connection: the decisions of the pool of PostgreSQL connections, without the connections.
+//!
+//! One pool serves three purposes, each with a share of its own. Where the server allows fewer connections than configured,
+//! the pool works with those that it has: a connection serves any purpose then, polls first, and nobody waits for a
+//! connection that the server refuses while another one is free.
+
+use std::collections::VecDeque;
+
+/// What a connection is used for; each purpose has settings of its own on the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    General,
+    /// Writes that are committed together.
+    Groups,
+    /// What is polled each second: without it nothing is granted.
+    Polls,
+}
+
+/// Connects at the same time while the server takes them all.
+const CONNECTS_MAX: u32 = 4;
+
+/// How many connections each purpose may use, and how many there may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shares {
+    pub general: u32,
+    pub groups: u32,
+    pub polls: u32,
+    pub total: u32,
+}
+
+impl Shares {
+    /// Half for groups, one for polls, the rest for everything else.
+    pub fn of(max_connections: u32) -> Self {
+        let total = max_connections.max(1);
+        let groups = (total / 2).max(1);
+        Self { general: total.saturating_sub(groups + 1).max(1), groups, polls: 1, total }
+    }
+
+    fn get(&self, purpose: Purpose) -> u32 {
+        match purpose {
+            Purpose::General => self.general,
+            Purpose::Groups => self.groups,
+            Purpose::Polls => self.polls,
+        }
+    }
+}
+
+/// The pool's connections `C` that are idle, and those who wait `W`.
+pub struct Slots<C, W> {
+    shares: Shares,
+    idle: Vec<(Purpose, C)>,
+    waiting: VecDeque<(Purpose, W)>,
+    used: [u32; 3],
+    /// Connects under way, with the pauses after those that failed.
+    connecting: u32,
+    /// The server refused a connection lately: what is open serves everybody.
+    pub is_refused: bool,
+}
+
+/// What follows from a change.
+pub struct Served<C, W> {
+    /// Each waiter with its purpose, its connection and the purpose that the connection was last set up for.
+    pub lent: Vec<(W, Purpose, C, Purpose)>,
+    /// Purposes for which a connect begins now.
+    pub connects: Vec<Purpose>,
+}
+
+impl<C, W> Slots<C, W> {
+    pub fn new(shares: Shares) -> Self {
+        Self { shares, idle: Vec::new(), waiting: VecDeque::new(), used: [0; 3], connecting: 0, is_refused: false }
+    }
+
+    /// Connections that are idle or in use.
+    pub fn open(&self) -> u32 {
+        u32::try_from(self.idle.len()).unwrap_or(u32::MAX).saturating_add(self.used.iter().sum())
+    }
+
+    pub fn total(&self) -> u32 {
+        self.shares.total
+    }
+
+    pub fn wait(&mut self, purpose: Purpose, waiter: W) {
+        self.waiting.push_back((purpose, waiter));
+    }
+
+    /// Forgets the waiters of whom this is true.
+    pub fn forget(&mut self, is_gone: impl Fn(&W) -> bool) {
+        self.waiting.retain(|(_, waiter)| !is_gone(waiter));
+    }
+
+    pub fn take_waiters(&mut self) -> Vec<W> {
+        self.waiting.drain(..).map(|(_, waiter)| waiter).collect()
+    }
+
+    /// A connect has succeeded.
+    pub fn connected(&mut self, purpose: Purpose, connection: C) {
+        self.connecting = self.connecting.saturating_sub(1);
+        self.idle.push((purpose, connection));
+    }
+
+    /// A connect has failed, or the pause after that is over: another one may begin.
+    pub fn may_connect_again(&mut self) {
+        self.connecting = self.connecting.saturating_sub(1);
+    }
+
+    /// An idle connection, and the purpose that it is set up for.
+    pub fn put(&mut self, set_up_for: Purpose, connection: C) {
+        self.idle.push((set_up_for, connection));
+    }
+
+    /// While the server refuses, no connect begins until [`Slots::may_connect_again`]: other workers come first.
+    pub fn hold_connects(&mut self) {
+        self.connecting += 1;
+    }
+
+    /// A connection that was lent for `purpose` is no longer in use.
+    pub fn closed(&mut self, purpose: Purpose) {
+        let used = &mut self.used[purpose as usize];
+        *used = used.saturating_sub(1);
+    }
+
+    /// Takes out the idle connections of which this is true.
+    pub fn prune(&mut self, is_over: impl Fn(&C) -> bool) -> Vec<C> {
+        let (over, kept) = std::mem::take(&mut self.idle).into_iter().partition(|(_, connection)| is_over(connection));
+        self.idle = kept;
+        let over: Vec<(Purpose, C)> = over;
+        over.into_iter().map(|(_, connection)| connection).collect()
+    }
+
+    /// Lends what is idle, and says for whom to connect.
+    pub fn serve(&mut self) -> Served<C, W> {
+        let mut served = Served { lent: Vec::new(), connects: Vec::new() };
+        let mut wanted = Vec::new();
+        let polls_first = |(purpose, _): &(Purpose, W)| *purpose != Purpose::Polls;
+        self.waiting.make_contiguous().sort_by_key(polls_first);
+        let mut left = VecDeque::new();
+        while let Some((purpose, waiter)) = self.waiting.pop_front() {
+            let planned = count(&wanted, |wanted| wanted == purpose);
+            let may_have_more = self.used[purpose as usize] + planned < self.share_now(purpose);
+            let asked = count(&wanted, |_| true);
+            let may_grow = !self.is_refused && self.open().saturating_add(asked) < self.shares.total;
+            match self.idle_for(purpose, may_grow).filter(|_| may_have_more) {
+                Some(at) => {
+                    let (set_up_for, connection) = self.idle.swap_remove(at);
+                    self.used[purpose as usize] += 1;
+                    served.lent.push((waiter, purpose, connection, set_up_for));
+                }
+                None => {
+                    if may_have_more && (may_grow || self.is_refused) {
+                        wanted.push(purpose);
+                    }
+                    left.push_back((purpose, waiter));
+                }
+            }
+        }
+        self.waiting = left;
+        let at_once = if self.is_refused { 1 } else { CONNECTS_MAX };
+        let room = self.shares.total.saturating_sub(self.open()).min(at_once).saturating_sub(self.connecting);
+        let begun = usize::try_from(self.connecting).unwrap_or(usize::MAX);
+        served.connects = wanted.into_iter().skip(begun).take(usize::try_from(room).unwrap_or(0)).collect();
+        // While the server refuses, one try at a time serves whoever waits.
+        self.connecting += u32::try_from(served.connects.len()).unwrap_or(0);
+        served
+    }
+
+    /// One that is set up for the purpose; another one only where no further connection can be had.
+    fn idle_for(&self, purpose: Purpose, may_grow: bool) -> Option<usize> {
+        let own = self.idle.iter().rposition(|(set_up_for, _)| *set_up_for == purpose);
+        own.or_else(|| self.idle.len().checked_sub(1).filter(|_| !may_grow))
+    }
+
+    /// While the server refuses more, one connection is left for the other purposes.
+    fn share_now(&self, purpose: Purpose) -> u32 {
+        let share = self.shares.get(purpose);
+        if self.is_refused { share.min(self.open().saturating_sub(1).max(1)) } else { share }
+    }
+}
+
+fn count(wanted: &[Purpose], is_counted: impl Fn(Purpose) -> bool) -> u32 {
+    u32::try_from(wanted.iter().filter(|purpose| is_counted(**purpose)).count()).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Purpose::{General, Groups, Polls};
+    use super::*;
+
+    type Numbered = Slots<u32, char>;
+
+    /// The waiters that were served, in order, each with its connection.
+    fn lent(slots: &mut Numbered) -> Vec<(char, u32)> {
+        slots.serve().lent.into_iter().map(|(waiter, _, connection, _)| (waiter, connection)).collect()
+    }
+
+    fn back(slots: &mut Numbered, purpose: Purpose, connection: u32) {
+        slots.closed(purpose);
+        slots.put(purpose, connection);
+    }
+
+    /// A pool that opened these connections and was refused the next.
+    fn refused_after(shares: Shares, opened: &[Purpose]) -> Numbered {
+        let mut slots = Numbered::new(shares);
+        for (number, purpose) in (1..).zip(opened) {
+            slots.connected(*purpose, number);
+        }
+        slots.is_refused = true;
+        slots
+    }
+
+    #[test]
+    fn shares_add_up_to_the_configured_number() {
+        for (max, general, groups) in [(16, 7, 8), (4, 1, 2), (3, 1, 1), (2, 1, 1), (1, 1, 1), (0, 1, 1)] {
+            let shares = Shares::of(max);
+            assert_eq!((shares.general, shares.groups, shares.total), (general, groups, max.max(1)), "{max}");
+        }
+    }
+
+    #[test]
+    fn a_purpose_gets_its_share_while_the_server_allows_it() {
+        let mut slots = Numbered::new(Shares::of(4));
+        for waiter in ['a', 'b', 'c'] {
+            slots.wait(General, waiter);
+        }
+        slots.wait(Polls, 'p');
+        assert_eq!(slots.serve().connects, [Polls, General], "polls first, and one for the rest");
+        slots.connected(General, 1);
+        slots.connected(Polls, 2);
+        assert_eq!(lent(&mut slots), [('p', 2), ('a', 1)]);
+        assert_eq!(slots.serve().connects, [], "the others wait for the one");
+        back(&mut slots, General, 1);
+        assert_eq!(lent(&mut slots), [('b', 1)]);
+    }
+
+    #[test]
+    fn a_refused_pool_lends_any_connection_and_polls_come_first() {
+        let mut slots = refused_after(Shares::of(16), &[Groups, Groups, General, General]);
+        for waiter in ['a', 'b', 'c', 'd'] {
+            slots.wait(General, waiter);
+        }
+        assert_eq!(lent(&mut slots), [('a', 4), ('b', 3), ('c', 2)], "one is left for others");
+        slots.wait(Groups, 'g');
+        slots.wait(Polls, 'p');
+        assert_eq!(lent(&mut slots), [('p', 1)]);
+        back(&mut slots, General, 2);
+        assert_eq!(lent(&mut slots), [('d', 2)], "first come, first served");
+        back(&mut slots, Polls, 1);
+        assert_eq!(lent(&mut slots), [('g', 1)]);
+    }
+
+    #[test]
+    fn a_single_connection_serves_everybody_in_turn() {
+        for mut slots in [refused_after(Shares::of(16), &[General]), refused_after(Shares::of(1), &[General])] {
+            slots.wait(Groups, 'g');
+            slots.wait(General, 'a');
+            slots.wait(Polls, 'p');
+            assert_eq!(lent(&mut slots), [('p', 1)]);
+            back(&mut slots, Polls, 1);
+            assert_eq!(lent(&mut slots), [('g', 1)]);
+            back(&mut slots, Groups, 1);
+            assert_eq!(lent(&mut slots), [('a', 1)]);
+        }
+    }
+
+    #[test]
+    fn a_refused_pool_tries_one_connect_at_a_time() {
+        let mut slots = refused_after(Shares::of(16), &[]);
+        slots.wait(General, 'a');
+        slots.wait(Groups, 'g');
+        assert_eq!(slots.serve().connects, [General]);
+        assert_eq!(slots.serve().connects, []);
+        slots.may_connect_again();
+        assert_eq!(slots.serve().connects.len(), 1);
+        slots.connected(General, 1);
+        assert_eq!(lent(&mut slots), [('a', 1)]);
+    }
+}
