@@ -6,3 +6,11 @@ ALTER TABLE jobs ADD COLUMN copy INTEGER NOT NULL DEFAULT 0 CONSTRAINT copy_is_0
 ALTER TABLE jobs ADD COLUMN delayed_copy INTEGER;
 ALTER TABLE jobs ADD COLUMN delayed_until INTEGER
     CONSTRAINT a_delayed_copy_has_a_number_and_an_end CHECK ((delayed_copy IS NULL) = (delayed_until IS NULL));
+
+-- An event that a queue rejected is tried again later and later: it leaves the order of those that were never rejected.
+ALTER TABLE outcome_events ADD COLUMN tries INTEGER NOT NULL DEFAULT 0 CONSTRAINT tries_is_0_or_more CHECK (tries >= 0);
+-- NULL until it is rejected.
+ALTER TABLE outcome_events ADD COLUMN next_try_at INTEGER;
+DROP INDEX outcome_events_unpublished;
+-- Unpublished events: those that were never rejected in their order, and the others by the instant of their next try.
+CREATE INDEX outcome_events_by_try ON outcome_events (next_try_at, sequence) WHERE published_at IS NULL;

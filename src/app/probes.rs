@@ -12,7 +12,7 @@ use crate::config::{Config, DatabaseUrl, LimiterUrl};
 use crate::ledger::LedgerError;
 use crate::ledger::database::{ConnectionLimits, Database};
 use crate::limiter::LimiterError;
-use crate::limiter::redis::client::{RedisLimiter, StoreFacts, StoreReport};
+use crate::limiter::redis::client::{NAME_IT, NO_NAME, RedisLimiter, StoreFacts, StoreReport};
 
 /// Clocks further apart than this make waits in logs and pages misleading; limits do not depend on it.
 const CLOCK_SKEW_MAX: Duration = Duration::from_secs(5);
@@ -108,6 +108,10 @@ impl RedisProbe {
                 format!("{} slots of the cluster have no master: their quotas get no permits", report.orphan_slots);
             findings.push(Finding::error(self.subject(), what, "Look at CLUSTER INFO; redis-cli --cluster fix"));
         }
+        if report.unnamed_slots > 0 {
+            let what = format!("the masters of {} slots {NO_NAME}: their quotas get no permits", report.unnamed_slots);
+            findings.push(Finding::error(self.subject(), what, format!("On the nodes: {NAME_IT}")));
+        }
         for node in &report.nodes {
             let is_alone = report.nodes.len() == 1;
             let subject = if is_alone { self.subject() } else { format!("limiter {}", node.address) };
@@ -169,7 +173,7 @@ mod tests {
         let shown = "redis://127.0.0.1/".to_owned();
         let probe = RedisProbe { limiter: RedisLimiter::new(&shown, "sluicegate"), shown };
         let now = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
-        probe.judge(&StoreReport { nodes, orphan_slots }, now)
+        probe.judge(&StoreReport { nodes, orphan_slots, unnamed_slots: 0 }, now)
     }
 
     #[test]

@@ -43,6 +43,7 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0024_attempts_of_accounts_and_references",
         "0028_placeholders_of_url",
         "0031_copies_and_stuck_events",
+        "0032_outcome_events_by_try",
         "0034_deployment_id",
     ])
 });

@@ -9,6 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use self::copies::{Arrived, Claimant, ComesBack};
+use self::outcomes::{Events, Unpublished};
 use crate::domain::clock_witness::Word;
 use crate::domain::decision::ByKind;
 use crate::domain::disposition::Resend;
@@ -27,6 +28,7 @@ pub mod fleet;
 mod migrate;
 mod migrations;
 pub mod operator;
+pub mod outcomes;
 pub mod provider_row;
 pub mod said;
 pub mod settings;
@@ -371,8 +373,25 @@ pub trait Ledger: Send + Sync {
 
     async fn reject(&self, message: &RejectedMessage) -> Result<(), LedgerError>;
 
-    /// Takes the oldest unpublished events: nobody else is given them while the lease lasts.
-    async fn take_outcomes(&self, at_most: u32, lease: Duration) -> Result<Vec<OutcomeEvent>, LedgerError>;
+    /// Takes the oldest unpublished events that were never rejected: nobody else is given them while the lease lasts.
+    async fn take_outcomes(&self, at_most: u32, lease: Duration) -> Result<Vec<OutcomeEvent>, LedgerError> {
+        self.take_outcomes_of(Events::NeverRejected, at_most, lease).await
+    }
+
+    async fn take_outcomes_of(
+        &self,
+        which: Events,
+        at_most: u32,
+        lease: Duration,
+    ) -> Result<Vec<OutcomeEvent>, LedgerError>;
+
+    /// Prolongs the leases of events whose confirms are late.
+    async fn renew_outcomes(&self, sequences: &[i64], lease: Duration) -> Result<(), LedgerError>;
+
+    /// Notes that some queue has rejected these events: they are tried again later each time, after ten minutes at most.
+    async fn outcomes_rejected(&self, sequences: &[i64]) -> Result<(), LedgerError>;
+
+    async fn unpublished_outcomes(&self) -> Result<Unpublished, LedgerError>;
 
     async fn outcomes_published(&self, sequences: &[i64]) -> Result<(), LedgerError>;
 

@@ -30,9 +30,12 @@ pub enum QueueError {
     /// The broker took the message but no queue did, or has no such exchange: the topology is incomplete.
     #[error("no queue takes messages for `{0}`: run `sluicegate provider apply` or restart `run`")]
     Unroutable(String),
-    /// The broker refused the message (nack) or did not confirm in time; it is not published as far as we know.
+    /// Nothing is known of the message: its channel ended before a confirm came, or it was never sent.
     #[error("publish not confirmed: {0}")]
     NotConfirmed(String),
+    /// A queue that the message was for rejected it (nack); others may have it.
+    #[error("publish rejected: {0}")]
+    Rejected(String),
     /// Something that trying again will not mend (a declaration that differs, missing permission).
     #[error("broker refuses: {0}")]
     Refused(String),
@@ -90,6 +93,22 @@ pub struct Delivery {
     /// A hint for logs and metrics, never for decisions.
     pub redelivered: bool,
     pub receipt: Box<dyn Receipt>,
+}
+
+/// A queue or an exchange that is not as it must be; a line for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unfit {
+    Missing(String),
+    /// It exists with another type or other arguments: declaring it again fails, until somebody deletes it.
+    Different(String),
+}
+
+impl std::fmt::Display for Unfit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Missing(line) | Self::Different(line) => f.write_str(line),
+        }
+    }
 }
 
 /// Why a message is in no lane any more.
@@ -172,7 +191,8 @@ pub trait Queue: Send + Sync {
     /// Opens a lane with room for `places` unacknowledged messages.
     async fn open_lane(&self, provider: &ProviderName, places: u16) -> Result<Box<dyn Lane>, QueueError>;
 
-    /// Publishes persistently and mandatorily; returns once the broker has confirmed.
+    /// Publishes persistently and mandatorily; returns once the broker has confirmed, however late that is, or once its channel
+    /// has ended. Dropped before that, the message may have been published.
     async fn publish(&self, message: Outgoing) -> Result<(), QueueError>;
 
     /// Takes one message that was given up, oldest first; `None` when there is none. Published again, it begins with a
@@ -182,9 +202,8 @@ pub trait Queue: Send + Sync {
     /// Messages ready in a lane, for status; `None` when the lane has no queue: what is published to it is lost or refused.
     async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError>;
 
-    /// What these providers' messages pass that is missing, or is not as [`Queue::declare`] makes it: a line for each, for
-    /// people. Creates nothing.
-    async fn unfit(&self, _providers: &[ProviderName]) -> Result<Vec<String>, QueueError> {
+    /// What these providers' messages pass that is missing, or is not as [`Queue::declare`] makes it. Creates nothing.
+    async fn unfit(&self, _providers: &[ProviderName]) -> Result<Vec<Unfit>, QueueError> {
         Ok(Vec::new())
     }
 

@@ -83,6 +83,7 @@ pub async fn run(
         in_hand: Arc::new(InHand::default()),
         meter: Arc::clone(&progress.borrow().meter),
         outbox: Arc::default(),
+        late: Arc::default(),
         start_timer: Arc::default(),
         stop,
         abandon: CancellationToken::new(),

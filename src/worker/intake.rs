@@ -15,7 +15,7 @@ use tracing::Instrument as _;
 use super::execute::{self, JobInHand, Place, given_up, records_within};
 use super::in_hand::LEASE;
 use super::lane::LaneParts;
-use super::park::{Copy, publish_copy};
+use super::park::{Copy, publish_copy, unless_abandoned};
 use super::patience::until_back;
 use super::reading::read;
 use super::topology::publish;
@@ -278,7 +278,7 @@ async fn reject(lane: &LaneParts, copy: &Copy, invalid: &Invalid, job_id: Option
     let (outgoing, message) = rejection(copy, invalid, job_id);
     tracing::warn!(provider = %lane.name, reason = invalid.reason.code(), detail = invalid.detail, "message is no job");
     let kept = until_back("keep an invalid message", &lane.stop, || publish(worker, &copy.provider, &outgoing));
-    if let Err(error) = kept.await {
+    if let Err(error) = unless_abandoned(worker, kept).await {
         tracing::warn!(?error, "invalid message not kept; it goes back");
         return End::Refused;
     }

@@ -22,6 +22,7 @@ pub mod execute;
 pub mod in_hand;
 pub mod intake;
 pub mod lane;
+pub mod late;
 pub mod meter;
 pub mod outbox;
 pub mod park;
@@ -71,6 +72,7 @@ pub struct Worker {
     pub in_hand: Arc<in_hand::InHand>,
     pub meter: Arc<meter::Meter>,
     pub outbox: Arc<outbox::Outbox>,
+    pub late: Arc<late::LatePublishes>,
     pub start_timer: Arc<start_timer::StartTimer>,
     /// Fires when intake ends: what only waits is handed back.
     pub stop: CancellationToken,

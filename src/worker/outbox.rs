@@ -3,25 +3,27 @@
 //! Refuses to hold up a payment: an event that cannot be published stays in the ledger until it can. Refuses to ask the
 //! ledger for what this process has just written: that is taken with its writing and handed over. One that comes alone
 //! goes at once, those that come in crowds go together, and while one batch is with the broker the next is gathered and
-//! the last is marked.
+//! the last is marked. An event whose confirm is late, or that some queue rejects, leaves its batch: it is waited for, or
+//! tried again later and later, beside those that follow.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::StreamExt as _;
-use futures_util::future::{BoxFuture, FutureExt as _, OptionFuture, join_all};
+use futures_util::future::{BoxFuture, FutureExt as _, OptionFuture};
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use self::publish::{Done, End, IN_TIME, Sent, publish_batch};
 use super::Worker;
-use crate::faults::{self, Point};
 use crate::ledger::OutcomeEvent;
-use crate::queue::message::outcome_event_json;
-use crate::queue::{Destination, Outgoing, Properties, QueueError};
+use crate::ledger::outcomes::Events;
+
+mod publish;
+mod unpublished;
 
 /// Most events of one batch.
 const BATCH: u32 = 500;
@@ -36,6 +38,10 @@ const GATHER: Duration = Duration::from_millis(20);
 /// Other workers' leftovers and missed wake-ups are looked for this often.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const AWAY_PAUSE: Duration = Duration::from_secs(1);
+/// Most events that are tried again at once, after a rejection.
+const AGAIN_BATCH: u32 = 100;
+/// Events with late confirms that are waited for; with more, no further ones are published.
+const LATE_MAX: usize = 2_000;
 
 /// Where those who settle jobs leave word.
 #[derive(Default)]
@@ -80,36 +86,90 @@ impl Outbox {
     }
 }
 
+/// What the ledger is to be told of events.
+#[derive(Default)]
+struct Marks {
+    published: Vec<i64>,
+    rejected: Vec<i64>,
+    /// They are still ours.
+    renewed: Vec<i64>,
+}
+
+impl Marks {
+    fn is_empty(&self) -> bool {
+        self.published.is_empty() && self.rejected.is_empty() && self.renewed.is_empty()
+    }
+
+    fn note(&mut self, Done { sequence, end }: Done) {
+        match end {
+            End::Published => self.published.push(sequence),
+            End::Rejected => self.rejected.push(sequence),
+            End::Left => {}
+        }
+    }
+}
+
+/// Events with late confirms.
+#[derive(Default)]
+struct Late<'w> {
+    waiting: FuturesUnordered<BoxFuture<'w, Done>>,
+    sequences: BTreeSet<i64>,
+}
+
+impl Late<'_> {
+    fn done(&mut self, done: &Done) {
+        self.sequences.remove(&done.sequence);
+    }
+}
+
 /// Publishes events until no job is in hand any more, then finishes what it has taken: what a drain settles leaves at once.
 pub async fn run(worker: Worker, drained: CancellationToken) {
-    let mut publishing: FuturesUnordered<BoxFuture<'_, Sent>> = FuturesUnordered::new();
+    tokio::join!(publish_all(&worker, &drained), unpublished::keep_counted(&worker, &drained));
+}
+
+async fn publish_all(worker: &Worker, drained: &CancellationToken) {
+    let mut publishing: FuturesUnordered<BoxFuture<'_, Sent<'_>>> = FuturesUnordered::new();
     let mut taking: Option<BoxFuture<'_, Option<Vec<OutcomeEvent>>>> = None;
     let mut marking: Option<BoxFuture<'_, bool>> = None;
-    // Published, and not marked yet.
-    let mut published = Vec::new();
+    let mut again: Option<BoxFuture<'_, Again<'_>>> = None;
+    // Not in the ledger yet.
+    let (mut marks, mut late) = (Marks::default(), Late::default());
     let (mut not_before, mut look_at, mut gather_at) = (Instant::now(), Instant::now(), Instant::now());
+    let (mut again_at, mut renew_at, mut late_until) = (Instant::now(), Instant::now(), None);
     let mut asked = true;
     loop {
-        if marking.is_none() && !published.is_empty() {
-            marking = Some(mark(&worker, std::mem::take(&mut published)).boxed());
+        if !late.sequences.is_empty() && Instant::now() >= renew_at {
+            renew_at = Instant::now() + TAKEN_FOR / 3;
+            marks.renewed = late.sequences.iter().copied().collect();
+        }
+        if marking.is_none() && !marks.is_empty() {
+            marking = Some(mark(worker, std::mem::take(&mut marks)).boxed());
         }
         let stopping = drained.is_cancelled();
-        let may_publish = publishing.len() < BATCHES;
+        let may_publish = publishing.len() < BATCHES && late.sequences.len() < LATE_MAX;
         if may_publish && Instant::now() >= gather_at {
             let events = worker.outbox.gather();
             if !events.is_empty() {
                 gather_at = Instant::now() + GATHER;
-                publishing.push(publish_batch(&worker, events).boxed());
+                publishing.push(publish_batch(worker, events).boxed());
             }
         }
         let handed = !worker.outbox.is_empty();
         if stopping && !handed && taking.is_none() && marking.is_none() && publishing.is_empty() {
-            return;
+            let until = *late_until.get_or_insert_with(|| Instant::now() + IN_TIME);
+            if late.sequences.is_empty() || Instant::now() >= until {
+                return;
+            }
         }
-        let may_take = !stopping && taking.is_none() && publishing.len() < BATCHES;
+        let may_take = !stopping && taking.is_none() && may_publish;
         if may_take && asked && Instant::now() >= not_before {
             (asked, not_before, look_at) = (false, Instant::now() + GATHER, Instant::now() + LOOK_EVERY);
-            taking = Some(take(&worker).boxed());
+            taking = Some(take(worker).boxed());
+        }
+        let may_try_again = !stopping && again.is_none() && late.sequences.len() < LATE_MAX;
+        if may_try_again && Instant::now() >= again_at {
+            again_at = Instant::now() + LOOK_EVERY;
+            again = Some(try_again(worker).boxed());
         }
         let next = if asked { not_before } else { look_at };
         tokio::select! {
@@ -118,17 +178,28 @@ pub async fn run(worker: Worker, drained: CancellationToken) {
                 match taken {
                     Some(events) if !events.is_empty() => {
                         asked |= events.len() == BATCH as usize;
-                        publishing.push(publish_batch(&worker, events).boxed());
+                        publishing.push(publish_batch(worker, events).boxed());
                     }
                     Some(_) => {}
                     None => (asked, not_before) = (true, Instant::now() + AWAY_PAUSE),
                 }
             }
             Some(sent) = publishing.next() => {
-                if !sent.all {
+                if sent.left {
                     (asked, not_before) = (true, Instant::now() + AWAY_PAUSE);
                 }
-                published.extend(sent.sequences);
+                keep(sent, &mut marks, &mut late);
+            }
+            Some(tried) = OptionFuture::from(again.as_mut()) => {
+                again = None;
+                if tried.there_are_more {
+                    again_at = Instant::now();
+                }
+                keep(tried.sent, &mut marks, &mut late);
+            }
+            Some(done) = late.waiting.next() => {
+                late.done(&done);
+                marks.note(done);
             }
             Some(marked) = OptionFuture::from(marking.as_mut()) => {
                 marking = None;
@@ -140,8 +211,18 @@ pub async fn run(worker: Worker, drained: CancellationToken) {
             () = worker.outbox.came.notified(), if !handed => {}
             () = sleep_until(gather_at), if handed && may_publish => {}
             () = sleep_until(next), if may_take && taking.is_none() => asked = true,
+            () = sleep_until(again_at), if may_try_again && again.is_none() => {}
+            () = sleep_until(renew_at), if !late.sequences.is_empty() => {}
             () = drained.cancelled(), if !stopping => {}
         }
+    }
+}
+
+fn keep<'w>(sent: Sent<'w>, marks: &mut Marks, late: &mut Late<'w>) {
+    sent.done.into_iter().for_each(|done| marks.note(done));
+    for (sequence, waiting) in sent.late {
+        late.sequences.insert(sequence);
+        late.waiting.push(waiting);
     }
 }
 
@@ -152,26 +233,25 @@ pub async fn publish_rest(worker: &Worker) {
         if events.is_empty() && worker.outbox.is_empty() {
             break;
         }
-        let sent = publish_batch(worker, events).await;
-        if !mark(worker, sent.sequences).await || !sent.all {
+        if !publish_and_mark(worker, events).await {
             return;
         }
     }
     while let Some(events) = take(worker).await {
         let is_last = events.len() < BATCH as usize;
-        let sent = publish_batch(worker, events).await;
-        let marked = mark(worker, sent.sequences).await;
-        if is_last || !marked || !sent.all {
+        if !publish_and_mark(worker, events).await || is_last {
             return;
         }
     }
 }
 
-/// Events that the broker has.
-struct Sent {
-    sequences: Vec<i64>,
-    /// None of the batch was left.
-    all: bool,
+/// Whether none of them was left.
+async fn publish_and_mark(worker: &Worker, events: Vec<OutcomeEvent>) -> bool {
+    let sent = publish_batch(worker, events).await;
+    let all = !sent.left && sent.late.is_empty();
+    let mut marks = Marks::default();
+    sent.done.into_iter().for_each(|done| marks.note(done));
+    mark(worker, marks).await && all
 }
 
 async fn take(worker: &Worker) -> Option<Vec<OutcomeEvent>> {
@@ -179,42 +259,31 @@ async fn take(worker: &Worker) -> Option<Vec<OutcomeEvent>> {
     taken.map_err(|error| tracing::debug!(%error, "outcome events cannot be read")).ok()
 }
 
-async fn publish_batch(worker: &Worker, events: Vec<OutcomeEvent>) -> Sent {
-    let results = join_all(events.iter().map(|event| publish(worker, event))).await;
-    if !results.is_empty() {
-        faults::crash(Point::AfterEvent);
-    }
-    let with_results = events.iter().zip(&results);
-    let sequences: Vec<i64> =
-        with_results.filter(|(_, result)| result.is_ok()).map(|(event, _)| event.sequence).collect();
-    if let Some(Err(error)) = results.iter().find(|result| result.is_err()) {
-        tracing::warn!(%error, left = events.len() - sequences.len(), "outcome events not published, will try again");
-    }
-    // Once for all of them: an exchange that somebody deleted is back before they are published again.
-    let returned = events.iter().zip(&results).find(|(_, result)| matches!(result, Err(QueueError::Unroutable(_))));
-    if let Some((event, _)) = returned
-        && let Err(error) = worker.engines.queue.declare(std::slice::from_ref(&event.provider)).await
-    {
-        tracing::warn!(%error, "the exchange of outcome events is not declared again");
-    }
-    Sent { all: sequences.len() == events.len(), sequences }
+/// One more try of events that were rejected before.
+struct Again<'w> {
+    sent: Sent<'w>,
+    there_are_more: bool,
 }
 
-async fn mark(worker: &Worker, sequences: Vec<i64>) -> bool {
-    let marked = worker.engines.ledger.outcomes_published(&sequences).await;
+async fn try_again(worker: &Worker) -> Again<'_> {
+    let taken = worker.engines.ledger.take_outcomes_of(Events::RejectedBefore, AGAIN_BATCH, TAKEN_FOR).await;
+    let events = taken.unwrap_or_else(|error| {
+        tracing::debug!(%error, "rejected outcome events cannot be read");
+        Vec::new()
+    });
+    let there_are_more = events.len() == AGAIN_BATCH as usize;
+    Again { sent: publish_batch(worker, events).await, there_are_more }
+}
+
+async fn mark(worker: &Worker, marks: Marks) -> bool {
+    let ledger = &worker.engines.ledger;
+    let marked = async {
+        ledger.outcomes_published(&marks.published).await?;
+        ledger.outcomes_rejected(&marks.rejected).await?;
+        ledger.renew_outcomes(&marks.renewed, TAKEN_FOR).await
+    };
     marked
+        .await
         .inspect_err(|error| tracing::warn!(%error, "published events not marked; they will be published again"))
         .is_ok()
-}
-
-async fn publish(worker: &Worker, event: &OutcomeEvent) -> Result<(), QueueError> {
-    let properties = Properties {
-        message_id: Some(event.id.clone()),
-        content_type: Some("application/json".to_owned()),
-        headers: crate::telemetry::spans::carried(&event.id),
-        ..Properties::default()
-    };
-    let destination = Destination::Outcomes { provider: event.provider.clone(), state: event.state.name() };
-    let body = Bytes::from(outcome_event_json(event));
-    worker.engines.queue.publish(Outgoing { destination, body, properties }).await
 }

@@ -6,12 +6,16 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::time::sleep;
 
 use super::Worker;
 use super::patience::{GivenUp, until_back};
 use super::topology::publish;
 use crate::domain::provider::ProviderName;
 use crate::queue::{Destination, Outgoing, Properties, QueueError, copy_step, headers};
+
+/// How long confirms are waited for when the drain's time is over.
+const LAST_CONFIRMS: Duration = Duration::from_secs(5);
 
 /// A message's body and properties, to be published again as they are.
 #[derive(Clone, Debug)]
@@ -41,5 +45,21 @@ pub async fn publish_copy(worker: &Worker, copy: &Copy, wait: Duration) -> Resul
         body: copy.body.clone(),
         properties: copy.properties.clone(),
     };
-    until_back("park a job", &worker.abandon, || publish(worker, &copy.provider, &message)).await
+    let publishing = until_back("park a job", &worker.abandon, || publish(worker, &copy.provider, &message));
+    unless_abandoned(worker, publishing).await
+}
+
+/// A publish may wait long for its confirm, and no longer than the drain lasts.
+pub async fn unless_abandoned<T>(
+    worker: &Worker,
+    publishing: impl Future<Output = Result<T, GivenUp<QueueError>>>,
+) -> Result<T, GivenUp<QueueError>> {
+    let abandoned = async {
+        worker.abandon.cancelled().await;
+        sleep(LAST_CONFIRMS).await;
+    };
+    tokio::select! {
+        published = publishing => published,
+        () = abandoned => Err(GivenUp::Stopped),
+    }
 }

@@ -26,7 +26,7 @@ impl Passing for LedgerError {
 
 impl Passing for QueueError {
     fn passes(&self) -> bool {
-        matches!(self, Self::Away(_) | Self::NotConfirmed(_) | Self::Unroutable(_))
+        matches!(self, Self::Away(_) | Self::NotConfirmed(_) | Self::Rejected(_) | Self::Unroutable(_))
     }
 }
 

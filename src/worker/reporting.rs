@@ -162,9 +162,15 @@ impl Reporter {
             settings_version: progress.known.version,
             lanes,
             engines,
-            warnings: unusable(&progress),
+            warnings: warnings(&progress),
         }
     }
+}
+
+fn warnings(progress: &Progress) -> Vec<String> {
+    let mut warnings = unusable(progress);
+    warnings.extend(progress.meter.unpublished().and_then(|it| it.warning()));
+    warnings
 }
 
 /// Rows in force that have no lane here.

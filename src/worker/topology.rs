@@ -8,15 +8,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Worker;
 use super::deployment::Progress;
 use super::settings_watch::Known;
 use crate::domain::provider::ProviderName;
-use crate::queue::{Outgoing, QueueError};
+use crate::queue::{Outgoing, QueueError, Unfit};
 
 const TRY_AGAIN: Duration = Duration::from_secs(2);
+
+/// How often all that was declared is looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(30);
+
+/// What else than a person may have deleted a queue.
+const BY_POLICY: &str =
+    "unless a person did it, look for a policy with `expires` (rabbitmqctl list_policies; docs/topology.md)";
 
 /// Declares each provider's topology once it is known, until the worker stops. The worker is ready when all that it knew
 /// at its start is declared, but for what the broker refuses to some of them: their lanes say so (`lane::open`).
@@ -29,7 +36,12 @@ pub async fn keep_declared(worker: Worker, known: watch::Receiver<Arc<Known>>, p
 async fn declare_all(worker: Worker, mut known: watch::Receiver<Arc<Known>>, progress: watch::Sender<Progress>) {
     let mut declared: BTreeSet<ProviderName> = BTreeSet::new();
     let mut said: BTreeSet<ProviderName> = BTreeSet::new();
+    let mut look_at = Instant::now() + LOOK_EVERY;
     loop {
+        if Instant::now() >= look_at {
+            look_at = Instant::now() + LOOK_EVERY;
+            forget_missing(&worker, &mut declared).await;
+        }
         let names: Vec<ProviderName> = known.borrow_and_update().providers.keys().cloned().collect();
         let (mut missing, mut refused) = (false, BTreeSet::new());
         // What all lanes share must be there even before the first provider is.
@@ -56,7 +68,27 @@ async fn declare_all(worker: Worker, mut known: watch::Receiver<Arc<Known>>, pro
         tokio::select! {
             changed = known.changed() => if changed.is_err() { return },
             () = sleep(TRY_AGAIN), if missing || shared => {}
+            () = sleep_until(look_at) => {}
         }
+    }
+}
+
+/// Looks at what was declared. Where something is gone all is declared again: what it held is lost, and the sweeper brings the
+/// jobs back.
+async fn forget_missing(worker: &Worker, declared: &mut BTreeSet<ProviderName>) {
+    let lanes: Vec<ProviderName> = declared.iter().cloned().collect();
+    if lanes.is_empty() {
+        return;
+    }
+    match worker.engines.queue.unfit(&lanes).await {
+        Ok(unfit) => {
+            for what in unfit.iter().filter(|unfit| matches!(unfit, Unfit::Missing(_))) {
+                worker.meter.missed_at_broker();
+                tracing::error!(%what, "it was declared before, and is declared again; {BY_POLICY}");
+                declared.clear();
+            }
+        }
+        Err(error) => tracing::debug!(%error, "queues and exchanges cannot be looked at"),
     }
 }
 
@@ -75,7 +107,8 @@ pub async fn publish(worker: &Worker, provider: &ProviderName, message: &Outgoin
     let queue = &worker.engines.queue;
     match queue.publish(message.clone()).await {
         Err(QueueError::Unroutable(_)) => {
-            tracing::warn!(%provider, "no queue takes a message; its queues and exchanges are declared again");
+            worker.meter.missed_at_broker();
+            tracing::error!(%provider, "no queue takes a message; its queues and exchanges are declared again; {BY_POLICY}");
             queue.declare(std::slice::from_ref(provider)).await?;
             queue.publish(message.clone()).await
         }

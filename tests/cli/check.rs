@@ -6,6 +6,7 @@ use sluicegate::domain::backoff::BackoffPolicy;
 use sluicegate::domain::limit::{Algorithm, AppliesTo, Limit, Scope};
 use sluicegate::domain::provider::{Mode, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StoreDown};
 use sluicegate::ledger::settings::BadRow;
+use sluicegate::queue::Unfit;
 
 use crate::fakes::Engine;
 
@@ -194,7 +195,7 @@ async fn a_lane_without_its_queue_is_an_error_with_the_mend() {
 async fn what_a_message_passes_and_could_drop_it_is_an_error() {
     let engine = Engine::default();
     engine.state().meant = vec![provider()];
-    engine.state().unfit = vec!["queue `payments.dead` is not there".to_owned()];
+    engine.state().unfit = vec![Unfit::Missing("queue `payments.dead` is not there".to_owned())];
     let ran = engine.run(&["check", "--json", "--set", BROKER]).await;
     assert_eq!(*ran.result.as_ref().unwrap(), Exit::Failed);
     let found = finding(&ran.json(), "queues and exchanges");

@@ -21,7 +21,7 @@ use sluicegate::ledger::settings::{BadRow, Change, Settings, Snapshot, WrittenRa
 use sluicegate::ledger::upkeep::Upkeep;
 use sluicegate::limiter::Limiter;
 use sluicegate::limiter::embedded::EmbeddedLimiter;
-use sluicegate::queue::{DeadLetter, Lane, Outgoing, Queue, QueueError};
+use sluicegate::queue::{DeadLetter, Lane, Outgoing, Queue, QueueError, Unfit};
 
 #[derive(Clone, Default)]
 pub struct Engine(Arc<Mutex<State>>);
@@ -50,7 +50,7 @@ pub struct State {
     /// Lanes that have no queue.
     pub lanes_missing: Vec<String>,
     /// What else a message passes, and is not as it should be.
-    pub unfit: Vec<String>,
+    pub unfit: Vec<Unfit>,
     /// Lanes whose queues somebody declared otherwise.
     pub lanes_different: Vec<String>,
     /// Lanes that may not be looked at.
@@ -336,7 +336,7 @@ impl Queue for Engine {
         }
     }
 
-    async fn unfit(&self, _: &[ProviderName]) -> Result<Vec<String>, QueueError> {
+    async fn unfit(&self, _: &[ProviderName]) -> Result<Vec<Unfit>, QueueError> {
         Ok(self.state().unfit.clone())
     }
 

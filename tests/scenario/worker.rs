@@ -23,6 +23,7 @@ mod outcomes;
 mod pauses;
 mod raised;
 mod rehearsed;
+mod rejected_events;
 mod script;
 mod stricter;
 mod sweeps;

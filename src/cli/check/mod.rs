@@ -9,13 +9,13 @@ use std::time::Duration;
 use super::connect::{Engines, Probe};
 use super::{CommandError, Console, Exit};
 use crate::config::{Config, DatabaseUrl, Problems};
-use crate::domain::provider::{Provider, ProviderName};
+use crate::domain::provider::Provider;
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::Snapshot;
-use crate::queue::Queue;
 
 mod finding;
 mod judge;
+mod queue;
 
 pub use finding::{Finding, Level};
 
@@ -80,7 +80,7 @@ pub async fn run(
         findings.extend(judged);
         let providers: Vec<&Provider> =
             snapshot.iter().flat_map(|snapshot| &snapshot.providers).filter_map(|row| row.as_ref().ok()).collect();
-        findings.extend(queue(config, engines, &providers).await);
+        findings.extend(queue::look(config, engines, &providers).await);
         findings.extend(judge::delivery_timeout(&providers, config));
         for probe in engines.probes(config) {
             findings.extend(in_time(probe.as_ref()).await);
@@ -186,59 +186,6 @@ fn readable_by_others(config: &Config) -> Option<String> {
     (mode & OTHERS != 0).then(|| format!("others on this machine can reach its file: its mode is {:03o}", mode & 0o777))
 }
 
-async fn queue(config: &Config, engines: &dyn Engines, providers: &[&Provider]) -> Vec<Finding> {
-    let subject = format!("queue {}", config.queue.url);
-    let reached = async {
-        let queue = engines.queue(config).await?;
-        queue.ping().await?;
-        Ok::<_, CommandError>(queue)
-    };
-    match tokio::time::timeout(PROBE_TIMEOUT, reached).await {
-        Err(_) => vec![silent(subject)],
-        // An embedded queue lies in the database, of which that is said already.
-        Ok(Err(CommandError::NoDatabaseYet { .. })) => Vec::new(),
-        Ok(Err(error)) => vec![Finding::error(subject, error.to_string(), "Check that it runs and queue.url")],
-        Ok(Ok(queue)) => {
-            let mut findings = vec![Finding::ok(subject, "answers".to_owned())];
-            let mut there = Vec::new();
-            for provider in providers {
-                let found = lane(queue.as_ref(), &provider.name).await;
-                if found.is_none() {
-                    there.push(provider.name.clone());
-                }
-                findings.extend(found);
-            }
-            if !there.is_empty() {
-                findings.extend(passed_by(queue.as_ref(), &there).await);
-            }
-            findings
-        }
-    }
-}
-
-/// A lane that could drop a message. Those of disabled providers count too: they keep collecting.
-async fn lane(queue: &dyn Queue, provider: &ProviderName) -> Option<Finding> {
-    let subject = format!("lane {provider}");
-    let what = match tokio::time::timeout(PROBE_TIMEOUT, queue.depth(provider)).await {
-        Err(_) => return Some(silent(subject)),
-        Ok(Ok(Some(_))) => return None,
-        Ok(Ok(None)) => "has no queue: messages for it are returned to their producer, or dropped".to_owned(),
-        Ok(Err(error)) => format!("cannot be looked at: {error}"),
-    };
-    Some(Finding::error(subject, what, "Run sluicegate provider apply FILE, or start sluicegate run: both declare it"))
-}
-
-/// Everything else that a message may pass, and the lanes' own arguments: a lane without dead-lettering drops what it gives up.
-async fn passed_by(queue: &dyn Queue, lanes: &[ProviderName]) -> Vec<Finding> {
-    let subject = || "queues and exchanges".to_owned();
-    let declare = "Run sluicegate provider apply FILE, or start sluicegate run: both declare what is missing";
-    match tokio::time::timeout(PROBE_TIMEOUT, queue.unfit(lanes)).await {
-        Err(_) => vec![silent(subject())],
-        Ok(Ok(lines)) => lines.into_iter().map(|line| Finding::error(subject(), line, declare)).collect(),
-        Ok(Err(error)) => vec![Finding::error(subject(), format!("cannot be looked at: {error}"), declare)],
-    }
-}
-
 async fn in_time(probe: &dyn Probe) -> Vec<Finding> {
     match tokio::time::timeout(PROBE_TIMEOUT, probe.look()).await {
         Ok(findings) => findings,
@@ -246,7 +193,7 @@ async fn in_time(probe: &dyn Probe) -> Vec<Finding> {
     }
 }
 
-fn silent(subject: String) -> Finding {
+pub(super) fn silent(subject: String) -> Finding {
     let what = format!("did not answer within {} s", PROBE_TIMEOUT.as_secs());
     Finding::error(subject, what, "Check that it runs and that the network lets us through")
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::copies::{Claimant, ComesBack};
+use super::outcomes::{Events, Unpublished};
 use super::{
     AttemptEnd, Authority, Begun, Claim, First, Hold, JobState, Ledger, LedgerError, LookupEnd, OutcomeEvent,
     RecentUses, RejectedMessage, StateCount, Timing, Written,
@@ -162,8 +163,25 @@ impl Ledger for SqlLedger {
         self.outbox.reject(&*self.engine, message).await
     }
 
-    async fn take_outcomes(&self, at_most: u32, lease: Duration) -> Result<Vec<OutcomeEvent>, LedgerError> {
-        self.outbox.take(&*self.engine, at_most, lease).await
+    async fn take_outcomes_of(
+        &self,
+        which: Events,
+        at_most: u32,
+        lease: Duration,
+    ) -> Result<Vec<OutcomeEvent>, LedgerError> {
+        self.outbox.take(&*self.engine, which, at_most, lease).await
+    }
+
+    async fn renew_outcomes(&self, sequences: &[i64], lease: Duration) -> Result<(), LedgerError> {
+        self.outbox.renewed(&*self.engine, sequences, lease).await
+    }
+
+    async fn outcomes_rejected(&self, sequences: &[i64]) -> Result<(), LedgerError> {
+        self.outbox.rejected(&*self.engine, sequences).await
+    }
+
+    async fn unpublished_outcomes(&self) -> Result<Unpublished, LedgerError> {
+        self.outbox.waiting(&*self.engine).await
     }
 
     async fn outcomes_published(&self, sequences: &[i64]) -> Result<(), LedgerError> {

@@ -9,6 +9,7 @@ use super::row::{Row, corrupt};
 use super::storable;
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::ProviderName;
+use crate::ledger::outcomes::{Events, Unpublished};
 use crate::ledger::{LedgerError, OutcomeEvent, RejectedMessage};
 
 /// Longest claimed id of a rejected message that is kept, in characters.
@@ -18,22 +19,53 @@ const REJECTED_ID_CHARS_MAX: usize = 255;
 pub(super) const EVENT_COLUMNS: &str =
     "sequence, job_id AS id, provider, state, provider_reference, reason, attempts, {ms:at} AS at_ms";
 
+/// In milliseconds: doubles with each time that a queue rejected the event, up to ten minutes.
+const TRY_AGAIN_MS: [u32; 7] = [10_000, 20_000, 40_000, 80_000, 160_000, 320_000, 600_000];
+
+/// `{{now}}` plus the wait after one more rejection.
+fn next_try() -> String {
+    let (last, others) = TRY_AGAIN_MS.split_last().unwrap_or((&0, &[]));
+    let cases: Vec<String> = others.iter().enumerate().map(|(tries, ms)| format!("WHEN {tries} THEN {ms}")).collect();
+    format!("{{after:(CASE tries {} ELSE {last} END)}}", cases.join(" "))
+}
+
 pub struct Statements {
     unpublished: Sql,
+    again: Sql,
     published: Sql,
+    renewed: Sql,
+    rejected: Sql,
+    waiting: Sql,
     reject: Sql,
 }
 
 impl Statements {
     pub fn new(dialect: Dialect) -> Self {
-        Self {
-            unpublished: dialect.sql(&format!(
+        let take = |which: &str| {
+            dialect.sql(&format!(
                 "UPDATE outcome_events SET taken_until = {{after:$2}} WHERE sequence IN (\
                      SELECT sequence FROM outcome_events \
-                     WHERE published_at IS NULL AND (taken_until IS NULL OR taken_until <= {{now}}) \
-                     ORDER BY sequence LIMIT $1 {{unlocked}}) \
+                     WHERE published_at IS NULL AND {which} AND (taken_until IS NULL OR taken_until <= {{now}}) \
+                     ORDER BY next_try_at, sequence LIMIT $1 {{unlocked}}) \
                  RETURNING {EVENT_COLUMNS}"
+            ))
+        };
+        Self {
+            unpublished: take("next_try_at IS NULL"),
+            again: take("next_try_at <= {now}"),
+            renewed: dialect.sql(
+                "UPDATE outcome_events SET taken_until = {after:$2} WHERE published_at IS NULL AND sequence {among:$1}",
+            ),
+            rejected: dialect.sql(&format!(
+                "UPDATE outcome_events SET tries = tries + 1, next_try_at = {}, taken_until = NULL \
+                 WHERE published_at IS NULL AND sequence {{among:$1}}",
+                next_try()
             )),
+            waiting: dialect.sql(
+                "SELECT count(*) AS events, {since:min(at)} AS oldest_ms, \
+                     COALESCE(sum(CASE WHEN tries > 0 THEN 1 ELSE 0 END), 0) AS rejected \
+                 FROM outcome_events WHERE published_at IS NULL",
+            ),
             published: dialect.sql(
                 "UPDATE outcome_events SET published_at = {now} \
                  WHERE published_at IS NULL AND sequence {among:$1}",
@@ -48,10 +80,15 @@ impl Statements {
     pub async fn take(
         &self,
         engine: &dyn Engine,
+        which: Events,
         at_most: u32,
         lease: Duration,
     ) -> Result<Vec<OutcomeEvent>, LedgerError> {
-        let rows = engine.query(&self.unpublished, Arc::from([at_most.into(), lease.into()])).await?;
+        let sql = match which {
+            Events::NeverRejected => &self.unpublished,
+            Events::RejectedBefore => &self.again,
+        };
+        let rows = engine.query(sql, Arc::from([at_most.into(), lease.into()])).await?;
         let mut events: Vec<OutcomeEvent> = rows.iter().map(event).collect::<Result<_, _>>()?;
         // RETURNING promises no order.
         events.sort_by_key(|event| event.sequence);
@@ -59,12 +96,22 @@ impl Statements {
     }
 
     pub async fn published(&self, engine: &dyn Engine, sequences: &[i64]) -> Result<(), LedgerError> {
-        if sequences.is_empty() {
-            return Ok(());
-        }
-        let list = serde_json::Value::from(sequences).to_string();
-        engine.query(&self.published, Arc::from([list.into()])).await?;
-        Ok(())
+        of_each(engine, &self.published, sequences, None).await
+    }
+
+    pub async fn rejected(&self, engine: &dyn Engine, sequences: &[i64]) -> Result<(), LedgerError> {
+        of_each(engine, &self.rejected, sequences, None).await
+    }
+
+    pub async fn renewed(&self, engine: &dyn Engine, sequences: &[i64], lease: Duration) -> Result<(), LedgerError> {
+        of_each(engine, &self.renewed, sequences, Some(lease)).await
+    }
+
+    pub async fn waiting(&self, engine: &dyn Engine) -> Result<Unpublished, LedgerError> {
+        let rows = engine.query(&self.waiting, Arc::from([])).await?;
+        let row = rows.first().ok_or_else(|| corrupt("count", "is missing"))?;
+        let count = |column| Ok::<_, LedgerError>(u64::try_from(row.int(column)?).unwrap_or(0));
+        Ok(Unpublished { events: count("events")?, rejected: count("rejected")?, oldest: row.opt_ms("oldest_ms")? })
     }
 
     pub async fn reject(&self, engine: &dyn Engine, message: &RejectedMessage) -> Result<(), LedgerError> {
@@ -81,6 +128,20 @@ impl Statements {
         engine.query(&self.reject, Arc::from(args)).await?;
         Ok(())
     }
+}
+
+async fn of_each(
+    engine: &dyn Engine,
+    sql: &Sql,
+    sequences: &[i64],
+    lease: Option<Duration>,
+) -> Result<(), LedgerError> {
+    if sequences.is_empty() {
+        return Ok(());
+    }
+    let list: Value = serde_json::Value::from(sequences).to_string().into();
+    let args = std::iter::once(list).chain(lease.map(Value::from)).collect();
+    engine.query(sql, args).await.map(drop)
 }
 
 pub(super) fn event(row: &Row) -> Result<OutcomeEvent, LedgerError> {

@@ -12,7 +12,8 @@ use super::answer::reply_to;
 use super::argument::argument;
 use super::keys::call_keys;
 use super::library::LIBRARY;
-use super::links::{Link, Links, Node};
+use super::links::{Link, Links, Masters, Node};
+pub use super::links::{NAME_IT, NO_NAME};
 use super::look::{look, looked_at};
 use crate::domain::decision::{Call, Reply, Subject};
 use crate::domain::provider::ProviderName;
@@ -50,6 +51,8 @@ pub struct StoreReport {
     pub nodes: Vec<StoreNode>,
     /// Slots of a cluster without a master: quotas in them get no permits.
     pub orphan_slots: u16,
+    /// Slots of a cluster whose master has no name to connect to.
+    pub unnamed_slots: u16,
 }
 
 impl RedisLimiter {
@@ -93,11 +96,11 @@ impl RedisLimiter {
     /// # Errors
     /// When no node of a cluster says which there are.
     pub async fn report(&self) -> Result<StoreReport, LimiterError> {
-        let (masters, orphan_slots) = self.links.masters().await?;
+        let Masters { nodes: masters, orphan_slots, unnamed_slots } = self.links.masters().await?;
         let look = async |node: Node| StoreNode { facts: self.facts(&node).await, address: node.shown };
         // All at once: one that does not answer must not use up the time of the others.
         let nodes = join_all(masters.into_iter().map(look)).await;
-        Ok(StoreReport { nodes, orphan_slots })
+        Ok(StoreReport { nodes, orphan_slots, unnamed_slots })
     }
 
     async fn ping_node(&self, node: &Node) -> Result<Link, LimiterError> {
@@ -156,7 +159,7 @@ impl Limiter for RedisLimiter {
     /// Of a cluster one master is enough: those of other quotas say nothing about this one's.
     async fn ping(&self) -> Result<Option<String>, LimiterError> {
         let mut last = LimiterError::Away("the cluster has no master".to_owned());
-        for master in self.links.masters().await?.0 {
+        for master in self.links.masters().await?.nodes {
             match self.ping_node(&master).await {
                 Ok(link) => return Ok(link.version),
                 Err(error) => last = error,

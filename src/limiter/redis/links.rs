@@ -42,6 +42,17 @@ pub(super) struct Node {
     info: ConnectionInfo,
 }
 
+/// The servers that may keep keys, and the slots of a cluster that none of them keeps.
+pub(super) struct Masters {
+    pub nodes: Vec<Node>,
+    pub orphan_slots: u16,
+    pub unnamed_slots: u16,
+}
+
+/// A node that answers `?` as its host.
+pub const NO_NAME: &str = "has no name that could be connected to (CLUSTER SLOTS says \"?\")";
+pub const NAME_IT: &str = "set cluster-announce-hostname on every node, or cluster-preferred-endpoint-type ip";
+
 /// Holds at most one link; whoever locks it first connects for all.
 type Place = Arc<tokio::sync::Mutex<Option<Link>>>;
 
@@ -169,6 +180,9 @@ impl Links {
         let map = self.map().await?;
         let Some(endpoint) = map.master(slot) else {
             self.forget_map();
+            if map.is_unnamed(slot) {
+                return Err(LimiterError::Refused(format!("the master of slot {slot} {NO_NAME}; {NAME_IT}")));
+            }
             let what = format!("slot {slot} of the cluster has no master; look at CLUSTER INFO");
             return Err(LimiterError::Away(what));
         };
@@ -176,13 +190,14 @@ impl Links {
     }
 
     /// Every server that may keep keys, and how many slots of a cluster have none.
-    pub async fn masters(&self) -> Result<(Vec<Node>, u16), LimiterError> {
+    pub async fn masters(&self) -> Result<Masters, LimiterError> {
         if self.topology == Topology::Single {
-            return Ok((self.seeds.clone(), 0));
+            return Ok(Masters { nodes: self.seeds.clone(), orphan_slots: 0, unnamed_slots: 0 });
         }
         self.forget_map();
         let (map, seed) = (self.map().await?, self.seed()?);
-        Ok((map.masters().into_iter().map(|endpoint| seed.sibling(endpoint)).collect(), map.orphans()))
+        let nodes = map.masters().into_iter().map(|endpoint| seed.sibling(endpoint)).collect();
+        Ok(Masters { nodes, orphan_slots: map.orphans(), unnamed_slots: map.unnamed() })
     }
 
     /// The link to a server; connects when there is none.

@@ -24,7 +24,18 @@ struct Range {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct SlotMap(Vec<Range>);
+pub(super) struct SlotMap {
+    ranges: Vec<Range>,
+    /// First and last slot of ranges whose master has no name to connect to.
+    unnamed: Vec<(u16, u16)>,
+}
+
+/// What a slot's range says of its master.
+enum Owner {
+    Named(Range),
+    /// The node's preferred name is not set, and it calls itself "?".
+    Unnamed(u16, u16),
+}
 
 impl SlotMap {
     /// Reads the answer to `CLUSTER SLOTS`; a node that does not say its host is reached where it was asked.
@@ -33,19 +44,25 @@ impl SlotMap {
     /// When the answer is of another shape.
     pub fn read(answer: &Value, asked: &str) -> Result<Self, String> {
         let Value::Array(ranges) = answer else { return Err("CLUSTER SLOTS answers no list".to_owned()) };
-        let ranges: Option<Vec<Option<Range>>> = ranges.iter().map(|range| read_range(range, asked)).collect();
-        let ranges = ranges.ok_or_else(|| "CLUSTER SLOTS answers a range that is none".to_owned())?;
-        Ok(Self(ranges.into_iter().flatten().collect()))
+        let mut map = Self::default();
+        for range in ranges {
+            match read_range(range, asked) {
+                Some(Owner::Named(range)) => map.ranges.push(range),
+                Some(Owner::Unnamed(first, last)) => map.unnamed.push((first, last)),
+                None => return Err("CLUSTER SLOTS answers a range that is none".to_owned()),
+            }
+        }
+        Ok(map)
     }
 
     pub fn master(&self, slot: u16) -> Option<&Endpoint> {
-        self.0.iter().find(|range| (range.first..=range.last).contains(&slot)).map(|range| &range.master)
+        self.ranges.iter().find(|range| (range.first..=range.last).contains(&slot)).map(|range| &range.master)
     }
 
     /// Every master once.
     pub fn masters(&self) -> Vec<&Endpoint> {
         let mut masters: Vec<&Endpoint> = Vec::new();
-        for range in &self.0 {
+        for range in &self.ranges {
             if !masters.contains(&&range.master) {
                 masters.push(&range.master);
             }
@@ -55,13 +72,27 @@ impl SlotMap {
 
     /// Slots that nobody owns.
     pub fn orphans(&self) -> u16 {
-        let owned: u32 = self.0.iter().map(|range| u32::from(range.last.saturating_sub(range.first)) + 1).sum();
-        SLOTS.saturating_sub(u16::try_from(owned).unwrap_or(SLOTS))
+        let named = self.ranges.iter().map(|range| (range.first, range.last));
+        SLOTS.saturating_sub(count(named.chain(self.unnamed.iter().copied())))
+    }
+
+    /// Slots whose master has no name to connect to.
+    pub fn unnamed(&self) -> u16 {
+        count(self.unnamed.iter().copied())
+    }
+
+    pub fn is_unnamed(&self, slot: u16) -> bool {
+        self.unnamed.iter().any(|(first, last)| (*first..=*last).contains(&slot))
     }
 }
 
-/// `None`: no range; `Some(None)`: its master cannot be reached under any name.
-fn read_range(range: &Value, asked: &str) -> Option<Option<Range>> {
+fn count(ranges: impl Iterator<Item = (u16, u16)>) -> u16 {
+    let slots: u32 = ranges.map(|(first, last)| u32::from(last.saturating_sub(first)) + 1).sum();
+    u16::try_from(slots).unwrap_or(SLOTS).min(SLOTS)
+}
+
+/// `None`: no range.
+fn read_range(range: &Value, asked: &str) -> Option<Owner> {
     let Value::Array(parts) = range else { return None };
     let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = parts.as_slice() else { return None };
     let [host, Value::Int(port), ..] = master.as_slice() else { return None };
@@ -74,8 +105,10 @@ fn read_range(range: &Value, asked: &str) -> Option<Option<Range>> {
     };
     let (first, last) = (u16::try_from(*first).ok()?, u16::try_from(*last).ok()?);
     let port = u16::try_from(*port).ok()?;
-    // A node whose preferred name is not set calls itself "?".
-    Some((host != "?").then_some(Range { first, last, master: Endpoint { host, port } }))
+    Some(match host.as_str() {
+        "?" => Owner::Unnamed(first, last),
+        _ => Owner::Named(Range { first, last, master: Endpoint { host, port } }),
+    })
 }
 
 /// The slot of all keys with this hash tag: CRC16 (XMODEM) of the tag.
@@ -111,14 +144,15 @@ mod tests {
         let answer = Value::Array(vec![
             range(0, 5_000, node(text("10.0.0.1"), 7_000)),
             range(5_001, 9_999, node(Value::Nil, 7_001)),
-            range(10_000, 16_382, node(text("10.0.0.1"), 7_000)),
+            range(10_000, 16_380, node(text("10.0.0.1"), 7_000)),
             range(16_383, 16_383, node(text("?"), 7_002)),
         ]);
         let map = SlotMap::read(&answer, "seed").unwrap();
         let master = |slot| map.master(slot).map(|endpoint| (endpoint.host.as_str(), endpoint.port));
         assert_eq!(master(5_000), Some(("10.0.0.1", 7_000)));
         assert_eq!(master(5_001), Some(("seed", 7_001)));
-        assert_eq!((master(16_383), map.orphans()), (None, 1));
+        assert_eq!((master(16_383), map.is_unnamed(16_383), map.unnamed()), (None, true, 1));
+        assert_eq!((master(16_382), map.is_unnamed(16_382), map.orphans()), (None, false, 2), "those that nobody owns");
         assert_eq!(map.masters().len(), 2);
         for bad in [Value::Okay, Value::Array(vec![Value::Int(1)]), Value::Array(vec![range(0, 70_000, text("x"))])] {
             assert!(SlotMap::read(&bad, "seed").is_err(), "{bad:?}");

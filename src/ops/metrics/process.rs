@@ -41,6 +41,25 @@ pub fn write(writer: &mut Writer<'_>, progress: &Progress) -> Result<(), fmt::Er
         "When the settings in force were loaded, in Unix time.",
         reloads.last_success_ms.map(|ms| (none(), seconds(ms))),
     )?;
+    writer.counter(
+        "broker_objects_missed",
+        "Times that a queue or an exchange which had been declared was found missing: somebody or a policy deleted it.",
+        [(none(), meter.missed_at_broker_total())],
+    )?;
+    let unpublished = meter.unpublished();
+    writer.gauge(
+        "unpublished_outcome_events",
+        "Outcome events that are not published, of all workers; rejected: some queue that is bound to them takes no more.",
+        unpublished.into_iter().flat_map(|it| {
+            [("waiting", it.events.saturating_sub(it.rejected)), ("rejected", it.rejected)]
+                .map(|(state, events)| (vec![("state", state.to_owned())], float(events)))
+        }),
+    )?;
+    writer.gauge(
+        "oldest_unpublished_outcome_event_age_seconds",
+        "How long the oldest unpublished outcome event has waited; 0 if there is none.",
+        unpublished.map(|it| (none(), it.oldest.unwrap_or_default().as_secs_f64())),
+    )?;
     let version = u64::try_from(known.version).unwrap_or(0);
     writer.gauge("settings_version", "Version of the settings in force.", [(none(), float(version))])?;
     let good = known.providers.keys().filter(|name| known.bad.iter().all(|bad| bad.provider != name.as_str()));

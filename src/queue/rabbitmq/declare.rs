@@ -92,17 +92,29 @@ pub(super) async fn declare(channel: &Channel, declaration: &Declaration) -> Res
 }
 
 pub(super) fn explain(declaration: &Declaration, failure: Failure) -> QueueError {
-    let what = match declaration {
+    if failure.is_different() {
+        return QueueError::Refused(different(declaration, &failure));
+    }
+    failure.into_error(&format!("declare {}", named(declaration)))
+}
+
+fn named(declaration: &Declaration) -> String {
+    match declaration {
         Declaration::Exchange { name, .. } => format!("exchange `{name}`"),
         Declaration::Queue { name, .. } => format!("queue `{name}`"),
         Declaration::Binding { queue, exchange, .. } => format!("binding of queue `{queue}` to exchange `{exchange}`"),
-    };
-    if failure.is_different() {
-        return QueueError::Refused(format!(
-            "{what} exists with other arguments than docs/topology.md says: empty and delete it, or set another \
-             queue.prefix ({})",
-            failure.describe("declare")
-        ));
     }
-    failure.into_error(&format!("declare {what}"))
+}
+
+/// For what exists otherwise than it is declared, with the broker's own words: they name the argument.
+pub(super) fn different(declaration: &Declaration, failure: &Failure) -> String {
+    let (of_what, mend) = match declaration {
+        Declaration::Exchange { .. } => ("another type or other arguments", "delete it"),
+        Declaration::Queue { .. } | Declaration::Binding { .. } => ("other arguments", "empty and delete it"),
+    };
+    format!(
+        "{} exists with {of_what} than docs/topology.md says: {mend}, or set another queue.prefix ({})",
+        named(declaration),
+        failure.describe("declare")
+    )
 }

@@ -8,35 +8,35 @@ use lapin::Connection;
 use lapin::options::{ExchangeDeclareOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
 
-use super::declare::{declare, explain, open_channel};
+use super::declare::{declare, different, open_channel};
 use super::failure::limited;
 use super::topology::Declaration;
-use crate::queue::QueueError;
+use crate::queue::{QueueError, Unfit};
 
 /// Looks at once: each takes some round trips, and a broker may be far away.
 const AT_ONCE: usize = 16;
 
 /// One line for each exchange and queue that is not as it would be declared.
-pub(super) async fn unfit(connection: &Connection, declarations: &[Declaration]) -> Result<Vec<String>, QueueError> {
+pub(super) async fn unfit(connection: &Connection, declarations: &[Declaration]) -> Result<Vec<Unfit>, QueueError> {
     let looks = declarations.iter().map(|declaration| look(connection, declaration).boxed()).collect::<Vec<_>>();
-    let lines: Vec<Option<String>> = stream::iter(looks).buffered(AT_ONCE).try_collect().await?;
+    let lines: Vec<Option<Unfit>> = stream::iter(looks).buffered(AT_ONCE).try_collect().await?;
     Ok(lines.into_iter().flatten().collect())
 }
 
-async fn look(connection: &Connection, declaration: &Declaration) -> Result<Option<String>, QueueError> {
+async fn look(connection: &Connection, declaration: &Declaration) -> Result<Option<Unfit>, QueueError> {
     let what = match declaration {
         Declaration::Exchange { name, .. } => format!("exchange `{name}`"),
         Declaration::Queue { name, .. } => format!("queue `{name}`"),
         Declaration::Binding { .. } => return Ok(None),
     };
     if !is_there(connection, declaration, &what).await? {
-        return Ok(Some(format!("{what} is not there")));
+        return Ok(Some(Unfit::Missing(format!("{what} is not there"))));
     }
     // An error closes a channel, so each look has one of its own. What is there and the same is left as it is.
     let channel = open_channel(connection).await?;
     match declare(&channel, declaration).await {
         Ok(()) => Ok(None),
-        Err(failure) if failure.is_different() => Ok(Some(explain(declaration, failure).to_string())),
+        Err(failure) if failure.is_different() => Ok(Some(Unfit::Different(different(declaration, &failure)))),
         Err(failure) => Err(failure.into_error(&format!("look at {what}"))),
     }
 }

@@ -7,7 +7,7 @@
 
 use async_trait::async_trait;
 
-use super::{DeadLetter, Lane, Outgoing, Queue, QueueError};
+use super::{DeadLetter, Lane, Outgoing, Queue, QueueError, Unfit};
 use crate::domain::provider::ProviderName;
 
 mod accounts;
@@ -97,7 +97,7 @@ impl Queue for RabbitMq {
         declare::depth(&generation.connection, &queue).await
     }
 
-    async fn unfit(&self, providers: &[ProviderName]) -> Result<Vec<String>, QueueError> {
+    async fn unfit(&self, providers: &[ProviderName]) -> Result<Vec<Unfit>, QueueError> {
         let generation = self.consuming.generation().await?;
         let mut declarations = self.topology.shared();
         for provider in providers {

@@ -2,7 +2,7 @@
 //!
 //! Refuses to let two tasks publish on one channel: lapin numbers a publish and queues its frames in two steps, so that
 //! of two at once each could be given the other's confirm. Refuses to mend: whoever waits too long gives the pipeline up,
-//! those in flight on it have their own time, and what comes later goes through another.
+//! those in flight on it wait on, and what comes later goes through another.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -85,7 +85,7 @@ impl End {
     }
 }
 
-type Answer = Result<Verdict, Ended>;
+pub(super) type Answer = Result<Verdict, Ended>;
 
 struct Wanted {
     parcel: Parcel,
@@ -113,10 +113,26 @@ impl Pipeline {
         Ok(Self { generation: generation.number, channel, given_up: AtomicBool::new(false), wanted })
     }
 
-    /// Whether the next message can go through here.
-    pub fn is_good_for(&self, generation: &Generation) -> bool {
-        let given_up = self.given_up.load(Ordering::Relaxed) || self.wanted.is_closed();
-        !given_up && self.generation == generation.number && self.channel.status().connected()
+    /// Whether a message can go through here.
+    pub fn is_open_in(&self, generation: &Generation) -> bool {
+        !self.wanted.is_closed() && self.generation == generation.number && self.is_open()
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.channel.status().connected()
+    }
+
+    /// Some confirm here is late.
+    pub fn is_given_up(&self) -> bool {
+        self.given_up.load(Ordering::Relaxed)
+    }
+
+    /// Ends the channel; whoever is in flight is told so.
+    pub async fn close(&self) {
+        self.give_up();
+        if let Err(failure) = limited(self.channel.close(200, "no confirm".into())).await {
+            tracing::debug!(error = failure.describe("close a channel"), "channel of a lost confirm not closed");
+        }
     }
 
     /// Some confirm is late: what comes later is not to be late with it.

@@ -1,24 +1,35 @@
-//! Publishes, and returns only when the broker has taken responsibility.
+//! Publishes, and returns only when the broker has taken responsibility, or when nothing can be known of the message.
 //!
-//! Refuses to let one exchange hold up another, or take it along: the broker ends a channel whose exchange is gone or
-//! forbidden, so each exchange has a pipeline of its own.
+//! Each exchange has a pipeline of its own: the broker ends a channel whose exchange is gone or forbidden. A confirm may be
+//! late, because a queue is slow or the broker takes no publishes. A caller that was told "not confirmed" would publish once
+//! more, and a slow broker would get one copy after the other. So the answer is the confirm, or the end of the channel.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex as StdMutex, PoisonError};
+use std::future::Future;
+use std::pin::pin;
+use std::sync::{Arc, Mutex as StdMutex, PoisonError, Weak};
+use std::time::Duration;
 
 use tokio::sync::{Mutex, Semaphore};
 
 use super::accounts::Verdict;
 use super::failure::{Failure, limited_with_body};
-use super::pipeline::{Ended, Parcel, Pipeline};
+use super::pipeline::{Answer, Ended, Parcel, Pipeline};
 use super::supervisor::{Generation, Link};
 use super::topology::{Route, Topology};
 use super::wire;
 use crate::domain::job::BODY_BYTES_MAX;
 use crate::queue::{Destination, Outgoing, QueueError, headers};
 
-/// Publishes in flight to one exchange: what memory they take, against how many confirms the broker can give at once.
+/// Publishes in flight to one exchange with one routing key: what memory they take, against how many confirms the broker can
+/// give at once. Apart for each key, so that a queue that confirms nothing holds up no other.
 const IN_FLIGHT: usize = 256;
+/// Channels of one exchange that wait for late confirms alone. With more, later publishes share the newest.
+const LATE_CHANNELS: usize = 8;
+/// How often a publish with a late confirm looks whether its channel is still open.
+const LOOK: Duration = Duration::from_secs(1);
+/// After this a confirm is held to be lost, and its channel is closed.
+const CONFIRM_MAX: Duration = Duration::from_secs(15 * 60);
 
 pub(super) struct Publisher {
     link: Link,
@@ -29,9 +40,18 @@ pub(super) struct Publisher {
     ways: StdMutex<HashMap<(String, bool), Arc<Way>>>,
 }
 
+#[derive(Default)]
 struct Way {
-    places: Semaphore,
-    pipeline: Mutex<Option<Arc<Pipeline>>>,
+    /// By routing key.
+    places: StdMutex<HashMap<String, Arc<Semaphore>>>,
+    pipelines: Mutex<Pipelines>,
+}
+
+#[derive(Default)]
+struct Pipelines {
+    newest: Option<Arc<Pipeline>>,
+    /// Given up for what comes later, and kept by those whose confirms are late.
+    late: Vec<Weak<Pipeline>>,
 }
 
 impl Publisher {
@@ -43,48 +63,89 @@ impl Publisher {
         let route = self.topology.route(&message.destination)?;
         let is_long = message.body.len() > BODY_BYTES_MAX;
         let way = self.way(&route.exchange, is_long);
-        // Unbounded in time, yet never for ever: each holder of a place gives it back within a few call limits.
+        let places = way.places(&route.routing_key);
+        // Never for ever: each holder of a place gives it back when its message is confirmed or its channel ends.
         let ended = |_| QueueError::Away("the publisher has ended".to_owned());
         let _alone = match is_long {
             true => Some(self.long.acquire().await.map_err(ended)?),
             false => None,
         };
-        let _place = way.places.acquire().await.map_err(ended)?;
+        let _place = places.acquire().await.map_err(ended)?;
         let generation = self.link.generation().await?;
         let frame_max = generation.connection.configuration().frame_max();
         let properties = wire::to_amqp(&headers::with_destination(message), frame_max)?;
         generation.unblocked().await?;
         let pipeline = way.pipeline(&generation).await?;
         let parcel = Parcel { route: route.clone(), body: message.body.clone(), properties };
-        let publishing = async { Ok(pipeline.publish(parcel).await) };
-        match limited_with_body(message.body.len(), publishing).await {
-            Ok(Ok(verdict)) => judge(verdict, &message.destination, &route),
-            Ok(Err(Ended::NoExchange)) => Err(unroutable(&message.destination, &route)),
-            Ok(Err(Ended::Otherwise(why))) => Err(QueueError::NotConfirmed(why)),
-            Err(failure) => {
+        let mut publishing = pin!(pipeline.publish(parcel));
+        let in_time = async { Ok(publishing.as_mut().await) };
+        let answer = match limited_with_body(message.body.len(), in_time).await {
+            Ok(answer) => answer,
+            Err(_) => {
                 pipeline.give_up();
-                Err(QueueError::NotConfirmed(failure.describe("publish")))
+                tracing::warn!(exchange = route.exchange, key = route.routing_key, "confirm is late; waiting for it");
+                late(&pipeline, publishing).await
             }
+        };
+        match answer {
+            Ok(verdict) => judge(verdict, &message.destination, &route),
+            Err(Ended::NoExchange) => Err(unroutable(&message.destination, &route)),
+            Err(Ended::Otherwise(why)) => Err(QueueError::NotConfirmed(why)),
         }
     }
 
     fn way(&self, exchange: &str, is_long: bool) -> Arc<Way> {
         let mut ways = self.ways.lock().unwrap_or_else(PoisonError::into_inner);
-        let fresh = || Arc::new(Way { places: Semaphore::new(IN_FLIGHT), pipeline: Mutex::default() });
-        Arc::clone(ways.entry((exchange.to_owned(), is_long)).or_insert_with(fresh))
+        Arc::clone(ways.entry((exchange.to_owned(), is_long)).or_default())
+    }
+}
+
+/// Waits for a late confirm, or for the end of its channel.
+async fn late(pipeline: &Pipeline, publishing: impl Future<Output = Answer>) -> Answer {
+    let gone = async {
+        let looks = (0..).take_while(|look| LOOK * *look < CONFIRM_MAX);
+        for _ in looks {
+            tokio::time::sleep(LOOK).await;
+            if !pipeline.is_open() {
+                // Whoever was in flight is told why.
+                tokio::time::sleep(LOOK).await;
+                return "publish: the channel is gone";
+            }
+        }
+        "publish: no confirm came, and the channel was closed"
+    };
+    tokio::select! {
+        answer = publishing => answer,
+        why = gone => {
+            pipeline.close().await;
+            Err(Ended::Otherwise(why.to_owned()))
+        }
     }
 }
 
 impl Way {
+    fn places(&self, key: &str) -> Arc<Semaphore> {
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(places) = places.get(key) {
+            return Arc::clone(places);
+        }
+        Arc::clone(places.entry(key.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(IN_FLIGHT))))
+    }
+
     /// The pipeline of this generation. Whoever comes first opens it; nobody waits longer for that than for any call.
     async fn pipeline(&self, generation: &Generation) -> Result<Arc<Pipeline>, QueueError> {
         let having = async {
-            let mut place = self.pipeline.lock().await;
-            if let Some(pipeline) = place.as_ref().filter(|pipeline| pipeline.is_good_for(generation)) {
+            let mut pipelines = self.pipelines.lock().await;
+            pipelines.late.retain(|late| late.strong_count() > 0);
+            let full = pipelines.late.len() >= LATE_CHANNELS;
+            let newest = pipelines.newest.as_ref();
+            let good = newest.filter(|it| it.is_open_in(generation) && (full || !it.is_given_up()));
+            if let Some(pipeline) = good {
                 return Ok(Ok(Arc::clone(pipeline)));
             }
             let opened = Pipeline::open(generation).await.map(Arc::new);
-            *place = opened.as_ref().ok().cloned();
+            let before = std::mem::replace(&mut pipelines.newest, opened.as_ref().ok().cloned());
+            pipelines.late.extend(before.as_ref().map(Arc::downgrade));
             Ok(opened)
         };
         limited_with_body(0, having)
@@ -99,7 +160,7 @@ fn judge(verdict: Verdict, destination: &Destination, route: &Route) -> Result<(
     match verdict {
         Verdict::Delivered => Ok(()),
         Verdict::Returned => Err(unroutable(destination, route)),
-        Verdict::Refused => Err(QueueError::NotConfirmed("the broker refused the message (nack)".to_owned())),
+        Verdict::Refused => Err(QueueError::Rejected("a queue takes no more (nack)".to_owned())),
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::domain::provider::ProviderName;
+use crate::ledger::outcomes::Unpublished;
 
 mod buckets;
 mod counts;
@@ -29,6 +30,8 @@ pub struct Meter {
     /// Zero: never.
     reloaded_at_ms: AtomicU64,
     started_at_ms: u64,
+    unpublished: RwLock<Option<Unpublished>>,
+    missed_at_broker: AtomicU64,
 }
 
 /// How the settings were read.
@@ -48,6 +51,8 @@ impl Default for Meter {
             failed_reloads: AtomicU64::new(0),
             reloaded_at_ms: AtomicU64::new(0),
             started_at_ms: decisions::unix_ms(),
+            unpublished: RwLock::default(),
+            missed_at_broker: AtomicU64::new(0),
         }
     }
 }
@@ -94,6 +99,26 @@ impl Meter {
             failed: self.failed_reloads.load(Ordering::Relaxed),
             last_success_ms: (last > 0).then_some(last),
         }
+    }
+
+    /// Outcome events that wait for their publish, in the whole cluster; `None` while the ledger does not say.
+    pub fn note_unpublished(&self, unpublished: Option<Unpublished>) {
+        *self.unpublished.write().unwrap_or_else(PoisonError::into_inner) = unpublished;
+    }
+
+    #[must_use]
+    pub fn unpublished(&self) -> Option<Unpublished> {
+        *self.unpublished.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A queue or an exchange that was declared is not there any more.
+    pub fn missed_at_broker(&self) {
+        self.missed_at_broker.fetch_add(1, Ordering::Relaxed);
+    }
+
+    #[must_use]
+    pub fn missed_at_broker_total(&self) -> u64 {
+        self.missed_at_broker.load(Ordering::Relaxed)
     }
 
     /// Unix time in milliseconds.

@@ -4,6 +4,7 @@
 //! disabled or gone are left alone, because nobody would take what is published there.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -19,8 +20,8 @@ use crate::queue::message::{decode_recorded, encode};
 use crate::queue::{Destination, Outgoing, Properties, headers};
 use crate::worker::Worker;
 use crate::worker::deployment::Progress;
+use crate::worker::late::publish_in_time;
 use crate::worker::settings_watch::Known;
-use crate::worker::topology;
 
 /// Jobs that no queue has are published so long before they are due: a worker then waits for the exact instant.
 const AHEAD: Duration = Duration::from_secs(30);
@@ -29,7 +30,8 @@ const AT_ONCE: usize = 64;
 
 pub async fn bring_back(worker: &Worker, progress: &Progress, known: &Known) -> Result<(), Trouble> {
     let closed = |row: &Provider| progress.lanes.get(&row.name).is_some_and(|pauses| pauses.is_closed_by_broker());
-    let flowing = known.providers.values().filter(|row| row.enabled && !row.paused && !closed(row));
+    let takes = |row: &&Arc<Provider>| row.enabled && !row.paused && !closed(row) && !worker.late.holds(&row.name);
+    let flowing = known.providers.values().filter(takes);
     let (mut first, mut looked) = (Ok(()), BTreeSet::new());
     let mut turns = Turns::of(worker, flowing);
     while let Some((provider, batches)) = turns.next().await {
@@ -103,7 +105,7 @@ async fn publish(worker: &Worker, lane: &ProviderName, recorded: Recorded) -> Re
     };
     let properties = headers::with_copy_number(properties, recorded.copy);
     let message = Outgoing { destination: Destination::Lane(lane.clone()), body, properties };
-    topology::publish(worker, lane, &message).await?;
+    publish_in_time(worker, lane, message).await?;
     faults::crash(Point::SweeperAfterPublish);
     Ok(())
 }

@@ -12,10 +12,10 @@ use crate::queue::message::DecodeError;
 use crate::queue::{DeadLetter, DeathCause, Destination, Outgoing, Receipt, headers};
 use crate::worker::Worker;
 use crate::worker::intake::{NEWER_VERSION_WAIT, rejection};
+use crate::worker::late::publish_in_time;
 use crate::worker::park::Copy;
 use crate::worker::reading::read;
 use crate::worker::settings_watch::Known;
-use crate::worker::topology::publish;
 
 /// How often a message is published again. Each round is a thousand deliveries, so that one which comes back after
 /// three of them is not the victim of an outage.
@@ -168,7 +168,10 @@ async fn again(
     if round > 0 {
         properties.headers.insert(headers::DEAD_ROUNDS.to_owned(), round.to_string());
     }
-    publish(worker, lane, &Outgoing { destination, body: letter.body.clone(), properties }).await?;
+    if worker.late.holds(lane) {
+        return Ok(false);
+    }
+    publish_in_time(worker, lane, Outgoing { destination, body: letter.body.clone(), properties }).await?;
     Ok(true)
 }
 
@@ -177,7 +180,7 @@ async fn reject(worker: &Worker, letter: &DeadLetter, invalid: &Invalid, id: Opt
     let Some(provider) = letter.lane.clone().or_else(|| ProviderName::new("dead").ok()) else { return Ok(false) };
     let copy = Copy { provider, body: letter.body.clone(), properties: letter.properties.clone() };
     let (outgoing, row) = rejection(&copy, invalid, id);
-    publish(worker, &copy.provider, &outgoing).await?;
+    publish_in_time(worker, &copy.provider, outgoing).await?;
     worker.engines.ledger.reject(&row).await?;
     if let Some(lane) = letter.lane.as_ref().and_then(|lane| worker.meter.find(lane)) {
         lane.rejected(invalid.reason.code());

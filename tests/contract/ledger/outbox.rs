@@ -2,6 +2,7 @@
 
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::ledger::copies::ComesBack;
+use sluicegate::ledger::outcomes::{Events, Unpublished};
 use sluicegate::ledger::{AttemptEnd, Begun, JobState, RejectedMessage, StateCount, Timing, Written};
 
 use super::*;
@@ -9,9 +10,48 @@ use super::*;
 on_every_database!(
     each_final_state_leaves_one_event,
     who_settles_a_job_may_take_its_event_at_once,
+    rejected_events_are_tried_later_and_later,
     rejected_messages_are_kept,
     states_are_counted
 );
+
+/// Those that a queue rejects stand in the way of no other, and what was rejected often is tried seldom.
+async fn rejected_events_are_tried_later_and_later(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let ledger = fixture.ledger();
+    assert_eq!(ledger.unpublished_outcomes().await.unwrap(), Unpublished::default());
+    for id in ["stuck", "new"] {
+        let hold = fixture.take(&job(id)).await.hold;
+        let next = JobState::Final { state: FinalState::Expired, reason: "late".to_owned(), reference: None };
+        assert_eq!(ledger.put_down(&hold, &next).await.unwrap(), Written::Kept);
+    }
+    let taken = ledger.take_outcomes(1, SECOND).await.unwrap();
+    let stuck = taken[0].sequence;
+    let next_in_s = match kind {
+        Kind::Postgres => "SELECT round(extract(epoch FROM next_try_at - now())) FROM outcome_events WHERE tries > 0",
+        _ => "SELECT round((next_try_at - unixepoch('subsec') * 1000) / 1000.0) FROM outcome_events WHERE tries > 0",
+    };
+    for wait_s in [10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 600.0, 600.0] {
+        ledger.outcomes_rejected(&[stuck]).await.unwrap();
+        let got: f64 = fixture.one(next_in_s).await.parse().unwrap();
+        assert!((got - wait_s).abs() <= 3.0, "{got} s, not {wait_s} s");
+        assert_eq!(ledger.take_outcomes_of(Events::RejectedBefore, 10, SECOND).await.unwrap(), Vec::new());
+        fixture.sql("UPDATE outcome_events SET next_try_at = at WHERE next_try_at IS NOT NULL").await.unwrap();
+        let again = ledger.take_outcomes_of(Events::RejectedBefore, 10, LEASE).await.unwrap();
+        assert_eq!(again.iter().map(|event| event.sequence).collect::<Vec<_>>(), [stuck]);
+        assert_eq!(ledger.take_outcomes_of(Events::RejectedBefore, 10, LEASE).await.unwrap(), Vec::new(), "taken");
+    }
+    let unpublished = ledger.unpublished_outcomes().await.unwrap();
+    assert_eq!((unpublished.events, unpublished.rejected, unpublished.oldest.is_some()), (2, 1, true));
+    let fresh = ledger.take_outcomes(10, SECOND).await.unwrap();
+    assert_eq!(fresh.iter().map(|event| event.id.as_str()).collect::<Vec<_>>(), ["new"]);
+    // One whose confirm is late is nobody else's.
+    ledger.renew_outcomes(&[fresh[0].sequence], LEASE).await.unwrap();
+    tokio::time::sleep(SECOND).await;
+    assert_eq!(ledger.take_outcomes(10, SECOND).await.unwrap(), Vec::new());
+    ledger.outcomes_published(&[stuck, fresh[0].sequence]).await.unwrap();
+    assert_eq!(ledger.unpublished_outcomes().await.unwrap(), Unpublished::default());
+}
 
 async fn each_final_state_leaves_one_event(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;

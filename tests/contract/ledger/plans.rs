@@ -20,7 +20,7 @@ const ROWS_MAX: u64 = 2_000;
 const ANY: &str = "*";
 /// What reads a table, or one of its indexes, from end to end: the work, the index (or the table), and why that is right.
 const READ_IN_FULL: [(&str, &str, &str); 13] = [
-    ("outcomes are taken", "outcome_events_unpublished", "partial: holds what is unpublished, and ends at the limit"),
+    ("outcomes are taken", "outcome_events_by_try", "partial: holds what is unpublished, and ends at the limit"),
     ("outcomes are taken", "outcome_events", "SQLite, as long as most are unpublished: by key, and ends at the limit"),
     ("states are counted", "jobs_by_provider_and_state", "counts all jobs, for people and metrics"),
     ("states are counted", "jobs", "the same, of a small table: PostgreSQL's choice"),

@@ -20,6 +20,7 @@ mod nested;
 mod pipelined;
 mod properties;
 mod receipts;
+mod unfit;
 
 struct Bench {
     queue: Arc<dyn Queue>,
@@ -83,6 +84,34 @@ async fn outcomes_reach_whoever_has_bound_a_queue() {
     assert!(get().await.unwrap().is_none());
 }
 
+/// The broker says no for all queues, though the others have it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_that_one_queue_rejects_is_told_as_rejected() {
+    let bench = bench("an_event_that_one_queue_rejects_is_told_as_rejected").await;
+    bench.queue.declare(&[provider("stripe")]).await.unwrap();
+    let (_connection, channel) = raw_channel(&bench.url).await;
+    let mut full = FieldTable::default();
+    full.insert("x-max-length".into(), AMQPValue::LongInt(1));
+    full.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
+    for (queue, arguments) in [("full", full), ("free", FieldTable::default())] {
+        channel.queue_declare(queue.into(), QueueDeclareOptions::exclusive(), arguments).await.unwrap();
+        let (bind, none) = (lapin::options::QueueBindOptions::default(), FieldTable::default());
+        channel.queue_bind(queue.into(), "payments.outcomes".into(), "stripe.*".into(), bind, none).await.unwrap();
+    }
+    let event = || message(Destination::Outcomes { provider: provider("stripe"), state: "succeeded" }, "event");
+    let deadline = std::time::Instant::now() + PATIENCE;
+    let error = loop {
+        match bench.queue.publish(event()).await {
+            Ok(()) => assert!(std::time::Instant::now() < deadline, "never full"),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, QueueError::Rejected(_)), "{error}");
+    // Nobody else is concerned.
+    let other = message(Destination::Outcomes { provider: provider("adyen"), state: "succeeded" }, "other");
+    bench.queue.publish(other).await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_never_declared_is_an_error() {
     let bench = bench("what_was_never_declared_is_an_error").await;
@@ -107,30 +136,6 @@ async fn a_different_declaration_is_refused_by_name() {
     assert!(matches!(&error, QueueError::Refused(text) if names_it(text)), "{error}");
     // Another lane is not concerned.
     bench.queue.declare(&[provider("adyen")]).await.unwrap();
-}
-
-/// What could drop a message is found, and looking makes nothing.
-#[tokio::test(flavor = "multi_thread")]
-async fn what_is_missing_or_different_is_found_and_left_as_it_is() {
-    let bench = bench("what_is_missing_or_different_is_found_and_left_as_it_is").await;
-    let lanes = [provider("stripe")];
-    bench.queue.declare(&lanes).await.unwrap();
-    assert_eq!(bench.queue.unfit(&lanes).await.unwrap(), Vec::<String>::new());
-    let (_connection, channel) = raw_channel(&bench.url).await;
-    for queue in ["payments.dead", "payments.stripe"] {
-        channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await.unwrap();
-    }
-    channel.exchange_delete("payments.outcomes".into(), ExchangeDeleteOptions::default()).await.unwrap();
-    // A lane that somebody made by hand: what it gives up is gone.
-    let plain = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-    channel.queue_declare("payments.stripe".into(), plain, FieldTable::default()).await.unwrap();
-    for _ in 0..2 {
-        let unfit = bench.queue.unfit(&lanes).await.unwrap();
-        let [exchange, dead, lane] = unfit.as_slice() else { panic!("{unfit:?}") };
-        assert_eq!(exchange, "exchange `payments.outcomes` is not there");
-        assert_eq!(dead, "queue `payments.dead` is not there");
-        assert!(lane.contains("queue `payments.stripe` exists with other arguments"), "{lane}");
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -393,6 +398,10 @@ fn a_broker_that_blocks_publishers_still_takes_acknowledgements() {
             // A broker blocks a connection at its next publish, so the first is in flight then and the others are not.
             let publishing = Arc::clone(&queue);
             let in_flight = tokio::spawn(async move { publishing.publish(to_lane("stripe", "two")).await });
+            let deadline = std::time::Instant::now() + PATIENCE;
+            while !node.ctl(&["list_connections", "state"]).contains("blocked") {
+                assert!(std::time::Instant::now() < deadline, "the broker blocks nobody");
+            }
             for _ in 0..2 {
                 let publishing = queue.publish(to_lane("stripe", "not sent"));
                 let answer = tokio::time::timeout(PATIENCE, publishing).await.expect("publish hangs");

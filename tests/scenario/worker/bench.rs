@@ -9,6 +9,7 @@ use sluicegate::domain::provider::ProviderName;
 use sluicegate::ledger::LedgerError;
 use sluicegate::ledger::database::Database;
 use sluicegate::ledger::operator::Operator;
+use sluicegate::ledger::outcomes::Unpublished;
 use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
 use sluicegate::ledger::settings::Settings;
 use sluicegate::ledger::upkeep::Upkeep;
@@ -48,6 +49,8 @@ pub struct Bench {
     pub providers: Option<Arc<dyn ProviderFactory>>,
     /// What the next worker makes of them.
     pub card_numbers: CardNumbers,
+    /// Between the next worker and the queue.
+    pub broker: Option<Arc<dyn Queue>>,
 }
 
 struct Running {
@@ -123,6 +126,7 @@ impl Bench {
             store: None,
             providers: None,
             card_numbers: CardNumbers::Refuse,
+            broker: None,
         };
         bench.apply(rows).await;
         bench
@@ -141,7 +145,7 @@ impl Bench {
     pub fn run(&mut self) {
         self.runs += 1;
         let engines = Engines {
-            queue: self.queue.clone(),
+            queue: self.broker.clone().unwrap_or_else(|| self.queue.clone()),
             ledger: self.database.ledger(),
             upkeep: self.database.upkeep(),
             settings: self.database.settings(),
@@ -175,6 +179,7 @@ impl Bench {
             store: self.store.clone(),
             providers: self.providers.clone(),
             card_numbers: self.card_numbers,
+            broker: None,
         }
     }
 
@@ -203,6 +208,11 @@ impl Bench {
     /// How many payments the running worker has settled, by their final state.
     pub fn settled(&self, lane: &str) -> BTreeMap<&'static str, u64> {
         self.counts(lane).outcomes.into_iter().filter(|(_, count)| *count > 0).collect()
+    }
+
+    /// What the running worker knows of events that are not published.
+    pub fn unpublished(&self) -> Option<Unpublished> {
+        self.running.as_ref().unwrap().progress.borrow().meter.unpublished()
     }
 
     /// How many messages the running worker has handed back for this reason.

@@ -1,0 +1,113 @@
+//! What `check` looks at in the queue: that it answers, and that no lane could drop a message.
+
+use super::{Finding, PROBE_TIMEOUT, silent};
+use crate::cli::CommandError;
+use crate::cli::connect::Engines;
+use crate::config::Config;
+use crate::domain::provider::{Provider, ProviderName};
+use crate::queue::{Queue, QueueError, Unfit};
+
+const RUNS: &str = "Check that it runs and queue.url";
+const DECLARE: &str = "Run sluicegate provider apply FILE, or start sluicegate run: both declare it";
+const DELETE: &str = "Declaring it again fails while it is there. Delete it (a queue: empty it first), then run sluicegate \
+                      provider apply FILE; or set another queue.prefix";
+const PERMIT: &str = "Give the user of queue.url the rights that docs/topology.md names";
+
+pub(super) async fn look(config: &Config, engines: &dyn Engines, providers: &[&Provider]) -> Vec<Finding> {
+    let subject = format!("queue {}", config.queue.url);
+    let reached = async {
+        let queue = engines.queue(config).await?;
+        let answered = queue.ping().await;
+        Ok::<_, CommandError>((queue, answered))
+    };
+    match tokio::time::timeout(PROBE_TIMEOUT, reached).await {
+        Err(_) => vec![silent(subject)],
+        // An embedded queue lies in the database, of which that is said already.
+        Ok(Err(CommandError::NoDatabaseYet { .. })) => Vec::new(),
+        Ok(Err(error)) => vec![Finding::error(subject, error.to_string(), RUNS)],
+        Ok(Ok((_, Err(error)))) => vec![Finding::error(subject, error.to_string(), advice(&error, RUNS))],
+        Ok(Ok((queue, Ok(_)))) => {
+            let mut findings = vec![Finding::ok(subject, "answers".to_owned())];
+            let mut there = Vec::new();
+            for provider in providers {
+                let found = lane(queue.as_ref(), &provider.name).await;
+                if found.is_none() {
+                    there.push(provider.name.clone());
+                }
+                findings.extend(found);
+            }
+            if !there.is_empty() {
+                findings.extend(passed_by(queue.as_ref(), &there).await);
+            }
+            findings
+        }
+    }
+}
+
+/// A lane that could drop a message. Those of disabled providers count too: they keep collecting.
+async fn lane(queue: &dyn Queue, provider: &ProviderName) -> Option<Finding> {
+    let subject = format!("lane {provider}");
+    let (what, mend) = match tokio::time::timeout(PROBE_TIMEOUT, queue.depth(provider)).await {
+        Err(_) => return Some(silent(subject)),
+        Ok(Ok(Some(_))) => return None,
+        Ok(Ok(None)) => {
+            ("has no queue: messages for it are returned to their producer, or dropped".to_owned(), DECLARE)
+        }
+        Ok(Err(error)) => (format!("cannot be looked at: {error}"), advice(&error, DECLARE)),
+    };
+    Some(Finding::error(subject, what, mend))
+}
+
+/// Everything else that a message may pass, and the lanes' own arguments: a lane without dead-lettering drops what it gives up.
+async fn passed_by(queue: &dyn Queue, lanes: &[ProviderName]) -> Vec<Finding> {
+    let subject = || "queues and exchanges".to_owned();
+    match tokio::time::timeout(PROBE_TIMEOUT, queue.unfit(lanes)).await {
+        Err(_) => vec![silent(subject())],
+        Ok(Ok(unfit)) => unfit.into_iter().map(|unfit| found(subject(), &unfit)).collect(),
+        Ok(Err(error)) => {
+            vec![Finding::error(subject(), format!("cannot be looked at: {error}"), advice(&error, DECLARE))]
+        }
+    }
+}
+
+fn found(subject: String, unfit: &Unfit) -> Finding {
+    let mend = match unfit {
+        Unfit::Missing(_) => DECLARE,
+        Unfit::Different(_) => DELETE,
+    };
+    Finding::error(subject, unfit.to_string(), mend)
+}
+
+/// What a person should do about the broker's refusal, by its own words; `otherwise` for what is none.
+fn advice(error: &QueueError, otherwise: &'static str) -> &'static str {
+    let QueueError::Refused(text) = error else { return otherwise };
+    let known = [
+        ("Login was refused", "Put the right user and password into queue.url"),
+        ("vhost", "Create the virtual host that queue.url names, and give its user rights there"),
+        ("ACCESS_REFUSED", PERMIT),
+        ("PRECONDITION_FAILED", DELETE),
+    ];
+    known.iter().find(|(words, _)| text.contains(words)).map_or(otherwise, |(_, mend)| mend)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_has_the_advice_that_helps() {
+        for (said, mend) in [
+            ("connect to b:5672: ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN", "password"),
+            ("connect to b:5672: NOT_ALLOWED - vhost nowhere not found", "virtual host"),
+            ("look at queue `payments.acme`: ACCESS_REFUSED - configure access to queue refused for user", "rights"),
+            ("declare: PRECONDITION_FAILED - inequivalent arg 'type' for exchange 'payments'", "Delete it"),
+            ("something new", "runs"),
+        ] {
+            let advised = advice(&QueueError::Refused(said.to_owned()), RUNS);
+            assert!(advised.contains(mend), "{said}: {advised}");
+        }
+        assert_eq!(advice(&QueueError::Away("ACCESS_REFUSED".to_owned()), RUNS), RUNS);
+        let different = found("exchange".to_owned(), &Unfit::Different("exists with another type".to_owned()));
+        assert!(different.mend.as_deref().is_some_and(|mend| mend.contains("Delete it")), "{different:?}");
+    }
+}

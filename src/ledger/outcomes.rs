@@ -1,0 +1,60 @@
+//! Outcome events that wait for their publish: which are taken next, how many there are, and when a person should be told.
+
+use std::time::Duration;
+
+/// Which events are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Events {
+    NeverRejected,
+    /// By a queue that is bound to their exchange, and whose next try is due.
+    RejectedBefore,
+}
+
+/// Events that are not published.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unpublished {
+    pub events: u64,
+    /// Those among them that some queue has rejected.
+    pub rejected: u64,
+    /// Since the oldest was written; `None` when there is none.
+    pub oldest: Option<Duration>,
+}
+
+/// Events that have waited for longer are worth a warning.
+const LATE_AFTER: Duration = Duration::from_secs(60);
+
+impl Unpublished {
+    /// What a person should look at.
+    #[must_use]
+    pub fn warning(&self) -> Option<String> {
+        let Self { events, rejected, oldest } = *self;
+        let oldest_s = oldest.unwrap_or_default().as_secs();
+        if rejected > 0 {
+            return Some(format!(
+                "{rejected} outcome events are rejected by a queue that is bound to their exchange (full, with \
+                 x-overflow = reject-publish?); its other queues get each of them again with every try. The oldest of \
+                 {events} unpublished events has waited for {oldest_s} s"
+            ));
+        }
+        let late = oldest.is_some_and(|oldest| oldest >= LATE_AFTER);
+        late.then(|| format!("{events} outcome events are not published; the oldest has waited for {oldest_s} s"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_that_wait_long_or_are_rejected_are_warned_of() {
+        let warning = |rejected, oldest_s| {
+            Unpublished { events: 9, rejected, oldest: Some(Duration::from_secs(oldest_s)) }.warning()
+        };
+        assert_eq!(Unpublished::default().warning(), None);
+        assert_eq!(warning(0, 59), None);
+        assert_eq!(warning(0, 61).unwrap(), "9 outcome events are not published; the oldest has waited for 61 s");
+        let rejected = warning(3, 5).unwrap();
+        assert!(rejected.starts_with("3 outcome events are rejected by a queue"), "{rejected}");
+        assert!(rejected.ends_with("The oldest of 9 unpublished events has waited for 5 s"), "{rejected}");
+    }
+}
