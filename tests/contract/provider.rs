@@ -16,6 +16,7 @@ use sluicegate::domain::provider::{
 };
 use sluicegate::provider::http::{HttpProvider, OutboundPolicy};
 use sluicegate::provider::{Answer, FreezeError, PaymentProvider};
+use tokio::io::AsyncReadExt as _;
 
 use self::raw::{RawServer, Then};
 use crate::support::process::free_port;
@@ -187,6 +188,27 @@ async fn silence_and_drips_end_at_the_timeout() {
     let answer = send_one(&quick(&dripping)).await;
     assert_eq!((answer.outcome, answer.status), (unknown(UnknownCause::Timeout), Some(200)));
     assert_eq!((silent.requests().len(), dripping.requests().len()), (1, 1));
+}
+
+/// An end that is no reset would let the kernel deliver what it still holds, later than the limiter assumes.
+#[tokio::test]
+async fn a_request_without_an_answer_ends_in_a_reset() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let row = row(&format!("http://{}/", listener.local_addr().unwrap()));
+    let timeout = Duration::from_millis(300);
+    let silent = provider(&Provider { timeout, ..row.clone() });
+    let patient = provider(&row);
+    let frozen = patient.freeze(&job("pay-1")).unwrap();
+    // Its own timeout, and a caller that gives up earlier, as a worker does.
+    for (provider, patience) in [(&silent, Duration::from_secs(60)), (&patient, timeout)] {
+        let sending = tokio::time::timeout(patience, provider.send(&frozen));
+        let ending = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.read_to_end(&mut Vec::new()).await.unwrap_err().kind()
+        };
+        let (_, end) = tokio::join!(sending, ending);
+        assert_eq!(end, std::io::ErrorKind::ConnectionReset);
+    }
 }
 
 #[tokio::test]

@@ -4,8 +4,10 @@
 
 use std::error::Error;
 use std::io;
+use std::iter::successors;
 
-use super::resolver::AddressRefused;
+use super::resolver::{AddressRefused, NameUnresolved};
+use super::socket::Socket;
 use crate::domain::lookup::Finding;
 use crate::domain::outcome::{Outcome, UnknownCause};
 use crate::tls;
@@ -13,7 +15,7 @@ use crate::tls;
 /// The end of a request that got no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// No connection was made, so no byte of the request left.
+    /// No byte of the request left.
     NotSent(String),
     Unknown(UnknownCause),
 }
@@ -42,39 +44,31 @@ impl Failure {
     }
 }
 
-/// Only what happened before there was a connection (resolving, connecting, the TLS handshake) is "not sent"; a total
-/// timeout is not, even if it struck while connecting, because the client does not say.
-pub(super) fn failure_of(error: &reqwest::Error) -> Failure {
-    if error.is_builder() || error.is_connect() {
+/// The meaning of an error on a connection that was made: "not sent" only if the kernel took no byte of the request.
+pub(super) fn failure_of(error: &(dyn Error + 'static), socket: &Socket) -> Failure {
+    if socket.wrote_nothing() {
         Failure::NotSent(cause_of(error))
-    } else if error.is_timeout() {
+    } else if is_timeout(error) {
         Failure::Unknown(UnknownCause::Timeout)
     } else {
         Failure::Unknown(UnknownCause::ConnectionLost)
     }
 }
 
+/// The kernel gave up what it could not deliver in time.
+fn is_timeout(error: &(dyn Error + 'static)) -> bool {
+    let timed_out = |io: &io::Error| io.kind() == io::ErrorKind::TimedOut;
+    successors(Some(error), |&link| link.source()).any(|link| link.downcast_ref().is_some_and(timed_out))
+}
+
 /// A short text without URL, header or body.
-pub(super) fn cause_of(error: &reqwest::Error) -> String {
-    let mut link = error.source();
-    while let Some(inner) = link {
-        if let Some(cause) = known_cause(inner) {
-            return cause;
-        }
-        link = inner.source();
-    }
-    let known = if error.is_dns() {
-        "the host's name cannot be resolved"
-    } else if error.is_timeout() {
-        "no connection in time"
-    } else {
-        "no connection could be made"
-    };
-    known.to_owned()
+pub(super) fn cause_of(error: &(dyn Error + 'static)) -> String {
+    let known = successors(Some(error), |&link| link.source()).find_map(known_cause);
+    known.unwrap_or_else(|| "no connection could be made".to_owned())
 }
 
 fn known_cause(error: &(dyn Error + 'static)) -> Option<String> {
-    if error.is::<AddressRefused>() {
+    if error.is::<AddressRefused>() || error.is::<NameUnresolved>() {
         return Some(error.to_string());
     }
     if let Some(text) = tls::explain(error) {

@@ -6,11 +6,11 @@
 
 use std::time::{Duration, SystemTime};
 
-use reqwest::{Client, Method};
+use reqwest::Method;
 
 use super::answer_json::{AnswerJson, Field};
 use super::classify::{Body, Meanings, Reading, is_token, reference, said_by_row};
-use super::client::{self, Outgoing};
+use super::client::{self, Client, Outgoing};
 use super::outbound::OutboundPolicy;
 use super::secrets::HeaderTemplates;
 use crate::domain::decimal::Decimal;
@@ -37,7 +37,7 @@ impl Inquiry {
     pub(super) fn new(lookup: &Lookup, provider: &Provider, outbound: &OutboundPolicy) -> Result<Self, FreezeError> {
         let target = outbound.admit(&lookup.url.sample())?;
         Ok(Self {
-            client: client::build(&target, provider.timeout, provider.workers)?,
+            client: Client::new(&target, provider.timeout)?,
             policy: outbound.clone(),
             lookup: lookup.clone(),
             meanings: Meanings::of(provider),
@@ -68,7 +68,7 @@ impl Inquiry {
             Ok(outgoing) => outgoing,
             Err(error) => return unanswered(Finding::NotSent { cause: error.to_string() }),
         };
-        match client::exchange(&self.client, outgoing).await {
+        match self.client.exchange(outgoing).await {
             Ok((reading, read_at)) => Answer {
                 outcome: meaning(&reading, question, &self.lookup, &self.meanings, now()),
                 status: Some(reading.status),

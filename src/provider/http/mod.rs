@@ -5,14 +5,15 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
+use reqwest::Method;
 use reqwest::header::{HeaderName, HeaderValue};
-use reqwest::{Client, Method};
 
 use self::classify::{Meanings, classify};
-use self::client::Outgoing;
+use self::client::{Client, Outgoing};
 use self::inquiry::Inquiry;
 pub use self::outbound::OutboundPolicy;
 use self::outbound::Target;
@@ -31,17 +32,21 @@ mod answer_json;
 mod blocking;
 pub mod classify;
 mod client;
+mod connection;
+mod connector;
 mod failure;
 mod form;
 mod inquiry;
 mod named_wait;
 mod outbound;
 mod placeholder;
+mod pool;
 pub mod request;
 mod resolver;
 pub mod retry_after;
 mod secret_files;
 mod secrets;
+mod socket;
 mod template;
 
 /// One provider row of kind `http`, ready to be called. Keeps its own connections.
@@ -55,8 +60,7 @@ pub struct HttpProvider {
     meanings: Meanings,
     inquiry: Option<Inquiry>,
     timeout: Duration,
-    connections: u32,
-    client: Client,
+    client: Arc<Client>,
 }
 
 impl HttpProvider {
@@ -77,7 +81,7 @@ impl HttpProvider {
             return Err(FreezeError::Template(format!("reference `{pointer}`: write a JSON pointer like /id")));
         }
         let inquiry = provider.lookup.as_ref().map(|lookup| Inquiry::new(lookup, provider, outbound)).transpose()?;
-        let client = client::build(&target, provider.timeout, provider.workers)?;
+        let client = Client::new(&target, provider.timeout)?;
         Ok(Self {
             policy: outbound.clone(),
             target,
@@ -87,8 +91,7 @@ impl HttpProvider {
             meanings,
             inquiry,
             timeout: provider.timeout,
-            connections: provider.workers,
-            client,
+            client: Arc::new(client),
         })
     }
 
@@ -155,11 +158,11 @@ impl HttpProvider {
     }
 
     /// The row's own client, or one for the address that an older version of the row froze.
-    fn client_for(&self, target: &Target) -> Result<Client, FreezeError> {
+    fn client_for(&self, target: &Target) -> Result<Arc<Client>, FreezeError> {
         if target.url == self.target.url || target.url.origin() == self.target.url.origin() {
-            return Ok(self.client.clone());
+            return Ok(Arc::clone(&self.client));
         }
-        client::build(target, self.timeout, self.connections)
+        Client::new(target, self.timeout).map(Arc::new)
     }
 }
 
@@ -196,7 +199,7 @@ impl PaymentProvider for HttpProvider {
             Ok(prepared) => prepared,
             Err(error) => return unanswered(Outcome::NotSent { cause: error.to_string() }),
         };
-        match client::exchange(&client, outgoing).await {
+        match client.exchange(outgoing).await {
             Ok((reading, read_at)) => {
                 let outcome = classify(&reading, &self.meanings, SystemTime::now());
                 Answer { outcome, status: Some(reading.status), answer_age: read_at.elapsed() }

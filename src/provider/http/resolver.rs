@@ -4,13 +4,19 @@
 //! name that changes its answer in between (DNS rebinding) gains nothing. A resolver that does not answer for one provider's
 //! host holds no other provider up: each has threads of its own for it.
 
+use std::error::Error;
+use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
+use std::vec;
 
 use async_trait::async_trait;
-use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use hyper_util::client::legacy::connect::dns::Name;
+use tower::Service;
 
 use super::address::AddressRule;
 use super::blocking::BlockingThreads;
@@ -22,6 +28,11 @@ const RESOLVE_MAX: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 #[error("the name leads only to addresses that outbound.allow does not permit")]
 pub(super) struct AddressRefused;
+
+/// The machine's resolver gave no address.
+#[derive(Debug, thiserror::Error)]
+#[error("the host's name cannot be resolved")]
+pub(super) struct NameUnresolved(#[source] io::Error);
 
 /// Where addresses of names come from.
 #[async_trait]
@@ -52,28 +63,42 @@ fn ask_system(name: &str) -> io::Result<Vec<SocketAddr>> {
 }
 
 /// A resolver behind an [`AddressRule`].
+#[derive(Clone)]
 pub(super) struct GuardedResolver {
     rule: AddressRule,
     lookup: Arc<dyn Lookup>,
 }
 
+type Addresses = vec::IntoIter<SocketAddr>;
+type ResolveError = Box<dyn Error + Send + Sync>;
+
 impl GuardedResolver {
     pub(super) fn of_system(rule: AddressRule) -> Self {
         Self { rule, lookup: Arc::new(SystemLookup { threads: BlockingThreads::new(RESOLVE_MAX), ask: ask_system }) }
     }
+
+    async fn resolve(self, name: &str) -> Result<Addresses, ResolveError> {
+        let found = self.lookup.addresses(name).await.map_err(NameUnresolved)?.into_iter();
+        let permitted: Vec<SocketAddr> = found.filter(|address| self.rule.permits(address.ip())).collect();
+        if permitted.is_empty() {
+            return Err(AddressRefused.into());
+        }
+        Ok(permitted.into_iter())
+    }
 }
 
-impl Resolve for GuardedResolver {
-    fn resolve(&self, name: Name) -> Resolving {
-        let (rule, lookup) = (self.rule.clone(), Arc::clone(&self.lookup));
-        Box::pin(async move {
-            let found = lookup.addresses(name.as_str()).await?.into_iter();
-            let permitted: Vec<SocketAddr> = found.filter(|address| rule.permits(address.ip())).collect();
-            if permitted.is_empty() {
-                return Err(AddressRefused.into());
-            }
-            Ok(Box::new(permitted.into_iter()) as Addrs)
-        })
+impl Service<Name> for GuardedResolver {
+    type Response = Addresses;
+    type Error = ResolveError;
+    type Future = Pin<Box<dyn Future<Output = Result<Addresses, ResolveError>> + Send>>;
+
+    fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), ResolveError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, name: Name) -> Self::Future {
+        let resolver = self.clone();
+        Box::pin(async move { resolver.resolve(name.as_str()).await })
     }
 }
 
@@ -83,7 +108,7 @@ mod tests {
 
     #[tokio::test]
     async fn only_permitted_addresses_are_handed_over() {
-        let resolve = |rule| GuardedResolver::of_system(rule).resolve("localhost".parse::<Name>().unwrap());
+        let resolve = |rule| GuardedResolver::of_system(rule).resolve("localhost");
         let public = AddressRule::Public { loopback: false, networks: vec![] };
         let refused = resolve(public).await.map(Iterator::count).unwrap_err();
         assert!(refused.is::<AddressRefused>(), "{refused}");
@@ -105,13 +130,12 @@ mod tests {
             lookup: Arc::new(SystemLookup { threads: BlockingThreads::new(within), ask: hangs_for_one }),
         };
         let (hangs, others) = (resolver(Duration::from_millis(50)), resolver(Duration::MAX));
-        let ask = |resolver: &GuardedResolver, name: &str| resolver.resolve(name.parse::<Name>().unwrap());
-        let hung = futures_util::future::join_all((0..20).map(|_| ask(&hangs, "hangs.test"))).await;
+        let hung = futures_util::future::join_all((0..20).map(|_| hangs.clone().resolve("hangs.test"))).await;
         for error in hung.into_iter().map(|end| end.map(Iterator::count).unwrap_err()) {
-            let error = error.downcast::<io::Error>().unwrap();
+            let NameUnresolved(error) = *error.downcast().unwrap();
             assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         }
-        assert!(ask(&others, "localhost").await.unwrap().count() > 0);
+        assert!(others.resolve("localhost").await.unwrap().count() > 0);
     }
 
     use std::collections::VecDeque;
@@ -121,6 +145,10 @@ mod tests {
     use tokio::net::TcpListener;
 
     use crate::provider::http::address::Network;
+    use crate::provider::http::classify::{Body, Reading};
+    use crate::provider::http::client::{Client, Outgoing};
+    use crate::provider::http::failure::Failure;
+    use crate::provider::http::outbound::OutboundPolicy;
 
     /// A name whose answers change from one question to the next.
     struct Changing(Mutex<VecDeque<Vec<&'static str>>>);
@@ -155,14 +183,17 @@ mod tests {
         let answers = [vec!["127.0.0.1"], vec!["127.0.0.2"], vec!["127.0.0.2", "127.0.0.1"], vec!["::ffff:127.0.0.2"]];
         let rule = AddressRule::Public { loopback: false, networks: vec![Network::parse("127.0.0.1/32").unwrap()] };
         let resolver = GuardedResolver { rule, lookup: Arc::new(Changing(Mutex::new(answers.into()))) };
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let client = reqwest::Client::builder().no_proxy().tls_certs_only([]).dns_resolver(resolver).build().unwrap();
+        let allow = OutboundPolicy::parse(&[format!("http://pay.example:{port}")]).unwrap();
+        let target = allow.admit(&format!("http://pay.example:{port}/")).unwrap();
+        let client = Client::with_resolver(&target, resolver, Duration::from_secs(5)).unwrap();
         let mut reached = Vec::new();
         for _ in 0..4 {
-            let answer = client.get(format!("http://pay.example:{port}/")).send().await;
-            reached.push(match answer {
-                Ok(answer) => answer.text().await.unwrap(),
-                Err(error) => crate::provider::http::failure::cause_of(&error),
+            let (method, headers) = (hyper::Method::GET, hyper::HeaderMap::new());
+            let outgoing = Outgoing { method, target: target.clone(), headers, body: None };
+            reached.push(match client.exchange(outgoing).await {
+                Ok((Reading { body: Body::Whole(body), .. }, _)) => String::from_utf8(body).unwrap(),
+                Err(Failure::NotSent(cause)) => cause,
+                other => panic!("{other:?}"),
             });
         }
         let refused = AddressRefused.to_string();

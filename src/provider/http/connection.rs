@@ -1,0 +1,158 @@
+//! One HTTP/1.1 connection, driven by the task of the request that it carries.
+//!
+//! No task of its own writes to it: when a request's future is dropped, its connection is dropped with it, and the
+//! socket resets it.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{Builder, Connection as Driver, SendRequest};
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::{Instant, timeout_at};
+
+use super::classify::{Body, Reading};
+use super::failure::{Failure, failure_of};
+use super::socket::{Received, Socket};
+use crate::domain::outcome::UnknownCause;
+
+/// Most of a body that is read, in bytes: no payment answer needs more, and memory stays bounded.
+const BODY_BYTES_MAX: usize = 64 * 1024;
+/// Most headers of an answer. Their bytes are bounded by hyper's own read buffer (about 400 KiB).
+const HEADERS_MAX: usize = 64;
+
+/// A byte stream, plain or TLS.
+pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+pub(super) type Transport = Box<dyn Stream>;
+type Outgoing = Request<Full<Bytes>>;
+
+pub(super) struct Connection {
+    socket: Arc<Socket>,
+    sender: SendRequest<Full<Bytes>>,
+    driver: State,
+}
+
+enum State {
+    Running(Driver<TokioIo<Transport>, Full<Bytes>>),
+    /// The request was written to its end and the answer was read to its end.
+    Complete,
+    Broken,
+}
+
+/// How one request on a connection ended.
+pub(super) enum Exchange {
+    Answered(Box<Answered>),
+    /// The connection had ended before it took the request, so the request can go on another one.
+    NotTaken(Box<Outgoing>),
+    Failed(Failure),
+}
+
+pub(super) struct Answered {
+    pub(super) reading: Reading,
+    /// When the last byte was read.
+    pub(super) read_at: Instant,
+    /// The connection, if it can carry another request.
+    pub(super) connection: Option<Connection>,
+}
+
+impl Connection {
+    pub(super) async fn open(socket: Arc<Socket>, transport: Transport) -> hyper::Result<Self> {
+        let (sender, driver) = Builder::new().max_headers(HEADERS_MAX).handshake(TokioIo::new(transport)).await?;
+        Ok(Self { socket, sender, driver: State::Running(driver) })
+    }
+
+    pub(super) fn opened(&self) -> Instant {
+        self.socket.opened()
+    }
+
+    /// Whether an idle connection can carry another request as far as this machine knows.
+    pub(super) async fn is_alive(&mut self) -> bool {
+        match self.socket.received() {
+            Received::Nothing => true,
+            Received::End => false,
+            // A TLS session ticket, or an end of the connection that TLS announces.
+            Received::Bytes => self.is_ready().await,
+        }
+    }
+
+    /// Lets the connection do what it can do at once, and tells whether it wants another request.
+    async fn is_ready(&mut self) -> bool {
+        self.drive(std::future::ready(())).await;
+        matches!(self.driver, State::Running(_)) && self.sender.is_ready()
+    }
+
+    /// Sends one request and reads its answer. Dropping the future resets the connection.
+    pub(super) async fn exchange(mut self, request: Outgoing, deadline: Instant) -> Exchange {
+        if let Err(error) = self.socket.begin_request(deadline) {
+            return Exchange::Failed(failure_of(&error, &self.socket));
+        }
+        let response = self.sender.try_send_request(request);
+        let mut response = match timeout_at(deadline, self.drive(response)).await {
+            Ok(Ok(response)) => response,
+            Ok(Err(mut refused)) => {
+                return match refused.take_message() {
+                    Some(request) => Exchange::NotTaken(Box::new(request)),
+                    None => Exchange::Failed(failure_of(refused.error(), &self.socket)),
+                };
+            }
+            Err(_) if self.socket.wrote_nothing() => {
+                return Exchange::Failed(Failure::NotSent("no byte could be written in time".to_owned()));
+            }
+            Err(_) => return Exchange::Failed(Failure::Unknown(UnknownCause::Timeout)),
+        };
+        let (body, read_at) = self.read_body(&mut response, deadline).await;
+        let (head, _) = response.into_parts();
+        let whole = matches!(body, Body::Whole(_));
+        let reading = Reading { status: head.status.as_u16(), headers: head.headers, body };
+        let reusable = self.is_ready().await && whole;
+        if reusable || matches!(self.driver, State::Complete) {
+            self.socket.end_request();
+        }
+        let connection = reusable.then_some(self);
+        Exchange::Answered(Box::new(Answered { reading, read_at, connection }))
+    }
+
+    async fn read_body(&mut self, response: &mut Response<Incoming>, deadline: Instant) -> (Body, Instant) {
+        let (mut bytes, mut read_at) = (Vec::new(), Instant::now());
+        loop {
+            let frame = match timeout_at(deadline, self.drive(response.body_mut().frame())).await {
+                Ok(Some(Ok(frame))) => frame,
+                Ok(Some(Err(error))) => {
+                    return (Body::Broken(failure_of(&error, &self.socket).unknown_cause()), read_at);
+                }
+                Ok(None) => return (Body::Whole(bytes), Instant::now()),
+                Err(_) => return (Body::Broken(UnknownCause::Timeout), read_at),
+            };
+            read_at = Instant::now();
+            let Ok(chunk) = frame.into_data() else { continue };
+            if bytes.len() + chunk.len() > BODY_BYTES_MAX {
+                return (Body::TooLarge, read_at);
+            }
+            bytes.extend_from_slice(&chunk);
+        }
+    }
+
+    /// Runs a future, and the connection beside it.
+    async fn drive<F: Future>(&mut self, future: F) -> F::Output {
+        let mut future = pin!(future);
+        poll_fn(|cx| {
+            if let State::Running(driver) = &mut self.driver
+                && let Poll::Ready(ended) = driver.poll_without_shutdown(cx)
+            {
+                // The future ends with the connection's error, if there was one.
+                self.driver = if ended.is_ok() { State::Complete } else { State::Broken };
+            }
+            future.as_mut().poll(cx)
+        })
+        .await
+    }
+}

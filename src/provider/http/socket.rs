@@ -1,0 +1,163 @@
+//! TCP socket of a provider connection, bound to the deadline of the request that it carries.
+//!
+//! A request counts at the provider when its last byte arrives, so the kernel must not deliver it after its deadline
+//! (G1). Three measures:
+//! 1. Each write checks the clock. A process that was stopped before a write doesn't write afterwards.
+//! 2. `SO_LINGER` is 0 while a request is in flight. Dropping the socket resets the connection, and the kernel discards
+//!    unsent and unacknowledged bytes. A killed process drops its sockets too.
+//! 3. `TCP_USER_TIMEOUT` ends with the request. A stopped process drops nothing, but its kernel gives up by then.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+/// Most of a request's time that is left out of `TCP_USER_TIMEOUT`, in favour of the first retransmission.
+const RETRANSMISSION_MAX: Duration = Duration::from_secs(1);
+
+/// Time after which the kernel gives up bytes that the peer hasn't acknowledged, for a request with this time left.
+///
+/// Linux measures the user timeout from the first retransmission, not from the first transmission. The difference is the
+/// retransmission timeout, at least 200 ms and about 1 s on a long way.
+fn user_timeout(left: Duration) -> Duration {
+    left.saturating_sub(RETRANSMISSION_MAX.min(left / 2)).max(Duration::from_millis(1))
+}
+
+/// A connected TCP socket with the deadline and the byte count of its current request.
+#[derive(Debug)]
+pub(super) struct Socket {
+    stream: TcpStream,
+    opened: Instant,
+    /// Microseconds after `opened`.
+    deadline_us: AtomicU64,
+    /// Bytes that the kernel took since the request began.
+    written: AtomicU64,
+}
+
+impl Socket {
+    /// `deadline` bounds what is written before the first request, a TLS handshake.
+    ///
+    /// # Errors
+    /// The operating system's, when an option cannot be set.
+    pub(super) fn new(stream: TcpStream, deadline: Instant) -> io::Result<Arc<Self>> {
+        let opened = Instant::now();
+        let socket = Self { stream, opened, deadline_us: AtomicU64::new(0), written: AtomicU64::new(0) };
+        socket.begin_request(deadline)?;
+        Ok(Arc::new(socket))
+    }
+
+    pub(super) fn opened(&self) -> Instant {
+        self.opened
+    }
+
+    /// From here on, dropping the socket resets the connection, and nothing is written after the deadline.
+    ///
+    /// # Errors
+    /// The operating system's, when an option cannot be set. The connection must not carry a request then.
+    pub(super) fn begin_request(&self, deadline: Instant) -> io::Result<()> {
+        let deadline = deadline.saturating_duration_since(self.opened).as_micros();
+        self.deadline_us.store(u64::try_from(deadline).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.written.store(0, Ordering::Relaxed);
+        SockRef::from(&self.stream).set_linger(Some(Duration::ZERO))
+    }
+
+    /// The request has its answer, so dropping the socket closes the connection in the usual way.
+    pub(super) fn end_request(&self) {
+        // If this fails, the connection is reset when it is dropped, which costs nothing but a line in a server's log.
+        let _ = SockRef::from(&self.stream).set_linger(None);
+    }
+
+    /// Whether not a single byte of the current request left the process.
+    pub(super) fn wrote_nothing(&self) -> bool {
+        self.written.load(Ordering::Relaxed) == 0
+    }
+
+    /// What an idle connection has received. Asks the kernel, because the runtime learns of it later.
+    pub(super) fn received(&self) -> Received {
+        match SockRef::from(&self.stream).peek(&mut [MaybeUninit::uninit()]) {
+            Ok(0) => Received::End,
+            Ok(_) => Received::Bytes,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Received::Nothing,
+            Err(_) => Received::End,
+        }
+    }
+
+    fn time_left(&self) -> io::Result<Duration> {
+        let used = u64::try_from(self.opened.elapsed().as_micros()).unwrap_or(u64::MAX);
+        match self.deadline_us.load(Ordering::Relaxed).saturating_sub(used) {
+            0 => Err(io::Error::new(io::ErrorKind::TimedOut, "the request's time is over")),
+            left => Ok(Duration::from_micros(left)),
+        }
+    }
+
+    fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        let left = self.time_left()?;
+        #[cfg(target_os = "linux")]
+        SockRef::from(&self.stream).set_tcp_user_timeout(Some(user_timeout(left)))?;
+        let written = self.stream.try_write(bytes)?;
+        self.written.fetch_add(u64::try_from(written).unwrap_or(u64::MAX), Ordering::Relaxed);
+        Ok(written)
+    }
+}
+
+/// What lies in an idle socket's receive buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Received {
+    Nothing,
+    Bytes,
+    /// The peer closed or reset the connection.
+    End,
+}
+
+/// The byte stream of a [`Socket`], for TLS and HTTP.
+#[derive(Debug)]
+pub(super) struct SocketStream(pub(super) Arc<Socket>);
+
+impl AsyncRead for SocketStream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let stream = &self.0.stream;
+        loop {
+            ready!(stream.poll_read_ready(cx))?;
+            match stream.try_read(buffer.initialize_unfilled()) {
+                Ok(read) => {
+                    buffer.advance(read);
+                    return Poll::Ready(Ok(()));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for SocketStream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.0.stream.poll_write_ready(cx))?;
+            match self.0.write(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                result => return Poll::Ready(result),
+            }
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(SockRef::from(&self.0.stream).shutdown(std::net::Shutdown::Write))
+    }
+}
+
+#[cfg(test)]
+#[path = "socket_tests.rs"]
+mod tests;
