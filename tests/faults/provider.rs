@@ -93,7 +93,12 @@ enum Reply {
 impl Provider {
     /// Serves on a port of its own until the runtime ends.
     pub async fn start(options: ProviderOptions) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        Self::start_at(Ipv4Addr::LOCALHOST, options).await
+    }
+
+    /// The same, at an address of this host.
+    pub async fn start_at(address: Ipv4Addr, options: ProviderOptions) -> Self {
+        let listener = TcpListener::bind((address, 0)).await.unwrap();
         let books = Books {
             calls: Vec::new(),
             memory: HashMap::new(),

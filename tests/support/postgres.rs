@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use super::process::{Server, free_port, private_dir};
+use super::process::{Host, Server, free_port, private_dir};
 
 /// Where Debian puts each version, by its number.
 const VERSIONS: &str = "/usr/lib/postgresql";
@@ -13,6 +13,7 @@ const VERSIONS: &str = "/usr/lib/postgresql";
 pub struct Postgres {
     port: u16,
     dir: PathBuf,
+    host: Host,
     // Dropped before its directory's keeper.
     server: Mutex<Option<Server>>,
     _keeper: Server,
@@ -27,6 +28,11 @@ impl Postgres {
 
     /// A cluster of its own, for tests that kill it.
     pub fn start() -> Self {
+        Self::start_on(Host::default())
+    }
+
+    /// The same, on another host.
+    pub fn start_on(host: Host) -> Self {
         let dir = private_dir("postgres");
         let data = dir.join("data");
         if is_root() {
@@ -38,6 +44,11 @@ impl Postgres {
         );
         initdb.push(format!("--pgdata={}", data.display()));
         run(Command::new(&initdb[0]).args(&initdb[1..]));
+        if host.namespace.is_some() {
+            run(Command::new("sh")
+                .args(["-c", "echo 'host all all all trust' >> \"$0\""])
+                .arg(data.join("pg_hba.conf")));
+        }
         // Removes the directory, but only once the postmaster whose files it holds is gone.
         let wait = format!(
             "for i in $(seq 100); do kill -0 $(head -1 {}/postmaster.pid) || break; sleep 0.05; done",
@@ -45,12 +56,12 @@ impl Postgres {
         );
         let keeper = Server::start(&["sleep", "infinity"], &[], &dir.join("keeper.log"), Some(&dir), &wait);
         let port = free_port();
-        let server = Mutex::new(Some(serve(&dir, port)));
-        Self { port, dir, server, _keeper: keeper }
+        let server = Mutex::new(Some(serve(&host, &dir, port)));
+        Self { port, dir, host, server, _keeper: keeper }
     }
 
     pub fn url(&self, database: &str) -> String {
-        format!("postgres://postgres@127.0.0.1:{}/{database}", self.port)
+        format!("postgres://postgres@{}:{}/{database}", self.host.address, self.port)
     }
 
     /// Makes an empty database and returns its URL.
@@ -107,7 +118,7 @@ impl Postgres {
     pub fn restart(&self) {
         let mut server = self.server.lock().unwrap();
         assert!(server.is_none(), "the cluster runs");
-        *server = Some(serve(&self.dir, self.port));
+        *server = Some(serve(&self.host, &self.dir, self.port));
     }
 }
 
@@ -120,13 +131,16 @@ pub fn program(name: &str) -> String {
     format!("{VERSIONS}/{newest}/bin/{name}")
 }
 
-fn serve(dir: &Path, port: u16) -> Server {
+fn serve(host: &Host, dir: &Path, port: u16) -> Server {
     let (data, port_text, sockets) = (dir.join("data"), port.to_string(), dir.display().to_string());
     let mut command = as_postgres(&program("postgres"));
     command.extend(["-D", &data.display().to_string(), "-p", &port_text, "-k", &sockets].map(Into::into));
-    for setting in ["listen_addresses=127.0.0.1", "fsync=on", "max_connections=300", "shared_buffers=64MB"] {
+    let listens = format!("listen_addresses={}", host.address);
+    for setting in [listens.as_str(), "fsync=on", "max_connections=300", "shared_buffers=64MB"] {
         command.extend(["-c", setting].map(Into::into));
     }
+    let command: Vec<&str> = command.iter().map(String::as_str).collect();
+    let command = host.command(&command);
     let command: Vec<&str> = command.iter().map(String::as_str).collect();
     let server = Server::start(&command, &[], &dir.join("postgres.log"), None, "");
     let pg_isready = program("pg_isready");

@@ -42,6 +42,29 @@ fn nobodys_ports() -> Range<u32> {
     10_000..end.filter(|end| *end > 20_000).unwrap_or(32_768)
 }
 
+/// Where a server runs: on this machine's loopback, or on a host of its own.
+#[derive(Clone, Debug)]
+pub struct Host {
+    pub address: String,
+    /// A process in the host's network namespace.
+    pub namespace: Option<u32>,
+}
+
+impl Default for Host {
+    fn default() -> Self {
+        Self { address: "127.0.0.1".to_owned(), namespace: None }
+    }
+}
+
+impl Host {
+    /// A command that runs there.
+    pub fn command(&self, command: &[&str]) -> Vec<String> {
+        let enter =
+            self.namespace.map(|pid| ["nsenter".to_owned(), format!("--net=/proc/{pid}/ns/net"), "--".to_owned()]);
+        enter.into_iter().flatten().chain(command.iter().map(|word| (*word).to_owned())).collect()
+    }
+}
+
 /// A new directory for one server; its [`Server`] removes it.
 pub fn private_dir(name: &str) -> PathBuf {
     tempfile::Builder::new().prefix(&format!("sluicegate-{name}-")).tempdir().unwrap().keep()
@@ -97,7 +120,12 @@ impl Server {
 
     /// Blocks until the server accepts connections on the port; panics with its log after 60 s.
     pub fn await_port(&self, port: u16) {
-        let listens = || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok();
+        self.await_port_on(&Host::default(), port);
+    }
+
+    /// The same, on another host.
+    pub fn await_port_on(&self, host: &Host, port: u16) {
+        let listens = || std::net::TcpStream::connect((host.address.as_str(), port)).is_ok();
         self.await_that(&format!("nothing on port {port}"), listens);
     }
 

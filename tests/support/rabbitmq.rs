@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use super::process::{Server, free_port, private_dir};
+use super::process::{Host, Server, free_port, private_dir};
 
 /// Debian's wrapper in /usr/sbin insists on a system user; these do not.
 const BIN: &str = "/usr/lib/rabbitmq/bin";
@@ -21,6 +21,7 @@ pub struct RabbitNode {
     dir: PathBuf,
     port: u16,
     env: Vec<(String, String)>,
+    host: Host,
     server: Server,
 }
 
@@ -38,21 +39,29 @@ impl RabbitNode {
 
     /// The same, with more lines in its `rabbitmq.conf`.
     pub fn start_with(settings: &str) -> Self {
+        Self::start_on(Host::default(), settings)
+    }
+
+    /// The same, on another host.
+    pub fn start_on(host: Host, settings: &str) -> Self {
         let dir = private_dir("rabbitmq");
         let port = free_port();
-        let env = environment(&dir, port, settings);
+        let listens = format!("listeners.tcp.1 = {}:{port}\n{settings}", host.address);
+        let env = environment(&dir, port, &listens);
         let borrowed: Vec<(&str, &str)> = env.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
         let program = format!("{BIN}/rabbitmq-server");
-        let server =
-            Server::start(&["sh", "-c", LOOP, &program], &borrowed, &dir.join("node.log"), Some(&dir), END_EPMD);
-        let node = Self { dir, port, env, server };
+        let (command, end_epmd) = (host.command(&["sh", "-c", LOOP, &program]), host.command(&["sh", "-c"]).join(" "));
+        let command: Vec<&str> = command.iter().map(String::as_str).collect();
+        let end_epmd = format!("{end_epmd} '{END_EPMD}'");
+        let server = Server::start(&command, &borrowed, &dir.join("node.log"), Some(&dir), &end_epmd);
+        let node = Self { dir, port, env, host, server };
         node.restart();
         node
     }
 
     /// For a client; the virtual host must have a name without special characters.
     pub fn url(&self, vhost: &str) -> String {
-        format!("amqp://guest:guest@127.0.0.1:{}/{vhost}", self.port)
+        format!("amqp://guest:guest@{}:{}/{vhost}", self.host.address, self.port)
     }
 
     pub fn port(&self) -> u16 {
@@ -75,7 +84,7 @@ impl RabbitNode {
         std::fs::remove_file(self.dir.join("up")).unwrap();
         self.signal("KILL");
         let deadline = Instant::now() + Duration::from_secs(30);
-        while std::net::TcpStream::connect(("127.0.0.1", self.port)).is_ok() {
+        while std::net::TcpStream::connect((self.host.address.as_str(), self.port)).is_ok() {
             assert!(Instant::now() < deadline, "the broker outlived SIGKILL");
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -91,13 +100,14 @@ impl RabbitNode {
     /// Starts the broker on the data and the port that it had, and waits until it takes connections.
     pub fn restart(&self) {
         std::fs::write(self.dir.join("up"), "").unwrap();
-        self.server.await_port(self.port);
+        self.server.await_port_on(&self.host, self.port);
     }
 
     /// Runs `rabbitmqctl` on this node and returns what it printed.
     pub fn ctl(&self, args: &[&str]) -> String {
-        let output = Command::new(format!("{BIN}/rabbitmqctl"))
-            .args(["--quiet"])
+        let command = self.host.command(&[&format!("{BIN}/rabbitmqctl"), "--quiet"]);
+        let output = Command::new(&command[0])
+            .args(&command[1..])
             .args(args)
             .envs(self.env.iter().map(|(key, value)| (key, value)))
             .output()
@@ -113,6 +123,7 @@ impl RabbitNode {
     }
 }
 
+/// `settings`: more lines of its `rabbitmq.conf`.
 fn environment(dir: &std::path::Path, port: u16, settings: &str) -> Vec<(String, String)> {
     use std::os::unix::fs::PermissionsExt as _;
     let path = |name: &str| dir.join(name).to_str().unwrap().to_owned();
@@ -121,8 +132,7 @@ fn environment(dir: &std::path::Path, port: u16, settings: &str) -> Vec<(String,
     std::fs::set_permissions(&cookie, std::fs::Permissions::from_mode(0o400)).unwrap();
     std::fs::write(dir.join("plugins"), "[].").unwrap();
     let config = format!(
-        "listeners.tcp.1 = 127.0.0.1:{port}\n\
-         disk_free_limit.absolute = 1MB\n\
+        "disk_free_limit.absolute = 1MB\n\
          vm_memory_high_watermark.absolute = 1GB\n\
          log.console.level = warning\n{settings}\n"
     );

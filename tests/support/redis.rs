@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::process::{Server, free_port, private_dir};
+use super::process::{Host, Server, free_port, private_dir};
 
 /// How a redis-server is started.
 #[derive(Clone, Default)]
@@ -14,6 +14,7 @@ pub struct RedisOptions {
     /// Beyond ours, as on the command line.
     pub arguments: Vec<String>,
     pub environment: Vec<(&'static str, String)>,
+    pub host: Host,
 }
 
 /// One redis-server, on its own port and in its own directory; with append-only persistence unless it is forgetful.
@@ -53,7 +54,7 @@ impl Redis {
     }
 
     pub fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
+        format!("redis://{}:{}", self.options.host.address, self.port)
     }
 
     /// SIGKILL; data and port stay for a restart.
@@ -84,15 +85,17 @@ impl Redis {
         // Set for the server alone, not for the shell that watches it.
         let environment: Vec<String> =
             self.options.environment.iter().map(|(name, value)| format!("{name}={value}")).collect();
-        let mut command = vec!["env"];
+        let host = &self.options.host;
+        let enter = host.command(&["env"]);
+        let mut command: Vec<&str> = enter.iter().map(String::as_str).collect();
         command.extend(environment.iter().map(String::as_str));
-        command.extend(["redis-server", "--port", &port, "--bind", "127.0.0.1", "--dir", &dir, "--save", ""]);
+        command.extend(["redis-server", "--port", &port, "--bind", &host.address, "--dir", &dir, "--save", ""]);
         command.extend(["--appendonly", append_only, "--appendfsync", "everysec"]);
         command.extend(["--maxmemory-policy", "noeviction", "--daemonize", "no"]);
         command.extend(self.options.arguments.iter().map(String::as_str).chain(arguments.iter().copied()));
         let owned_dir = self.is_shared.then_some(self.dir.as_path());
         let server = Server::start(&command, &[], &self.dir.join("log"), owned_dir, "");
-        server.await_port(self.port);
+        server.await_port_on(host, self.port);
         *self.slot() = Some(server);
     }
 

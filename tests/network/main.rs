@@ -1,0 +1,51 @@
+//! Networks that fail under a deployment: provider, backends and workers are hosts of their own, in network namespaces.
+//!
+//! Judged like the fault harness, by the provider's own record. `tests/network/run` takes a seed and a number of faults.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
+#[path = "../faults/broker.rs"]
+mod broker;
+mod faults;
+mod hosts;
+mod inside;
+#[path = "../faults/oracle.rs"]
+mod oracle;
+#[allow(dead_code, reason = "the fault harness uses the rest")]
+#[path = "../faults/provider.rs"]
+mod provider;
+#[allow(dead_code, reason = "the fault harness uses the rest")]
+#[path = "../faults/records.rs"]
+mod records;
+mod scenario;
+mod stand;
+#[path = "../support/mod.rs"]
+mod support;
+#[path = "../faults/watch.rs"]
+mod watch;
+
+use self::inside::inside;
+use self::scenario::{ALIVE, KILLED, result};
+
+/// The kernel of a running worker holds requests that have timed out, and may deliver nothing of them.
+#[test]
+fn packets_lost_for_seven_seconds_are_not_delivered_late() {
+    inside("packets_lost_for_seven_seconds_are_not_delivered_late", || {
+        result().assert_exact(ALIVE);
+    });
+}
+
+/// The kernel of a killed worker holds its requests, and may deliver nothing of them.
+#[test]
+fn a_killed_worker_delivers_nothing_late() {
+    inside("a_killed_worker_delivers_nothing_late", || {
+        result().assert_exact(KILLED);
+    });
+}
+
+/// Loss, delay, reordering, partitions, a worker killed behind one: all oracles of the fault harness.
+#[test]
+fn a_bad_network_loses_doubles_and_breaches_nothing() {
+    inside("a_bad_network_loses_doubles_and_breaches_nothing", || {
+        result().assert_faultless();
+    });
+}
