@@ -250,6 +250,10 @@ pub struct Provider {
     pub timeout: Duration,
     /// How long after its start a permit may still be used.
     pub send_budget: Duration,
+    /// Longest time that a connection serves new requests; the next one asks for the host's address again.
+    pub connection_max_age: Duration,
+    /// `None`: as [`Self::reuses_connections`] decides.
+    pub reuse_connections: Option<bool>,
     pub workers: u32,
     pub bucket_capacity: u32,
     /// `None`: the rate of the tightest limit.
@@ -281,6 +285,15 @@ impl Provider {
     #[must_use]
     pub fn hold_max(&self) -> Duration {
         self.send_budget + self.timeout
+    }
+
+    /// Whether a charge may go on a connection that was used before.
+    ///
+    /// A server may close an idle connection just as a charge sets out on it, and nobody knows then whether it arrived.
+    /// That costs nothing where the key is sent again or the provider is asked, and a manual review everywhere else.
+    #[must_use]
+    pub fn reuses_connections(&self) -> bool {
+        self.reuse_connections.unwrap_or(self.idempotency_retention.is_some() || self.lookup.is_some())
     }
 
     /// What of so many requests is left when [`Self::reserve_percent`] is taken off, rounded down.

@@ -15,7 +15,7 @@ use crate::domain::time::format_duration;
 /// Columns that hold JSON, and whatever somebody wrote into it.
 const UNSHOWN: [&str; 4] = ["headers", "request", "lookup", "statuses"];
 /// SQLite keeps them as 0 and 1.
-const BOOLEANS: [&str; 4] = ["enabled", "paused", "shadow", "only_row"];
+const BOOLEANS: [&str; 5] = ["enabled", "paused", "shadow", "only_row", "reuse_connections"];
 
 /// One change of one row.
 #[derive(Clone, Debug, PartialEq, Serialize)]

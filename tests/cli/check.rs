@@ -26,6 +26,8 @@ pub fn provider() -> Provider {
         store_down: StoreDown::Wait,
         timeout: Duration::from_secs(10),
         send_budget: Duration::from_millis(500),
+        connection_max_age: Duration::from_secs(60),
+        reuse_connections: None,
         workers: 32,
         bucket_capacity: 256,
         leak_per_second: None,

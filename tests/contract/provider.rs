@@ -1,6 +1,7 @@
 //! The HTTP provider against real sockets that misbehave, counting what reaches the wire.
 
 mod answers;
+mod connections;
 mod fake;
 mod raw;
 
@@ -37,6 +38,8 @@ fn row(url: &str) -> Provider {
         store_down: StoreDown::Wait,
         timeout: Duration::from_secs(10),
         send_budget: Duration::from_millis(500),
+        connection_max_age: Duration::from_secs(60),
+        reuse_connections: None,
         workers: 32,
         bucket_capacity: 256,
         leak_per_second: None,
@@ -198,7 +201,7 @@ async fn a_request_without_an_answer_ends_in_a_reset() {
     let timeout = Duration::from_millis(300);
     let silent = provider(&Provider { timeout, ..row.clone() });
     let patient = provider(&row);
-    let frozen = patient.freeze(&job("pay-1")).unwrap();
+    let frozen = patient.freeze(&job("pay-1")).await.unwrap();
     // Its own timeout, and a caller that gives up earlier, as a worker does.
     for (provider, patience) in [(&silent, Duration::from_secs(60)), (&patient, timeout)] {
         let sending = tokio::time::timeout(patience, provider.send(&frozen));

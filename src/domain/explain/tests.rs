@@ -60,6 +60,8 @@ fn provider() -> Provider {
         store_down: StoreDown::Wait,
         timeout: Duration::from_secs(30),
         send_budget: ms(500),
+        connection_max_age: Duration::from_secs(60),
+        reuse_connections: None,
         workers: 10,
         bucket_capacity: 100,
         leak_per_second: Some(1_000.0),

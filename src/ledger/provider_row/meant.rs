@@ -71,6 +71,7 @@ impl ProviderRow {
         let reserve_percent = check.number("reserve_percent", self.reserve_percent, 0..=99);
         let timeout = check.ms("timeout_ms", self.timeout_ms, 1..=whole_ms(TIMEOUT_MAX));
         let send_budget = check.ms("send_budget_ms", self.send_budget_ms, 1..=whole_ms(SEND_BUDGET_MAX));
+        let connection_max_age = check.ms("connection_max_age_ms", self.connection_max_age_ms, 1_000..=3_600_000);
         let workers = check.number("workers", self.workers, 1..=10_000);
         let bucket_capacity = check.number("bucket_capacity", self.bucket_capacity, 1..=65_535);
         let leak_per_second = check.leak(self.leak_per_second);
@@ -98,6 +99,8 @@ impl ProviderRow {
             store_down: store_down?,
             timeout,
             send_budget,
+            connection_max_age,
+            reuse_connections: self.reuse_connections,
             workers,
             bucket_capacity,
             leak_per_second,

@@ -57,6 +57,9 @@ pub struct ProviderRow {
     pub share_of: Option<i64>,
     pub timeout_ms: i64,
     pub send_budget_ms: i64,
+    pub connection_max_age_ms: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reuse_connections: Option<bool>,
     pub workers: i64,
     pub bucket_capacity: i64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -100,6 +103,8 @@ impl Default for ProviderRow {
             share_of: None,
             timeout_ms: 10_000,
             send_budget_ms: 500,
+            connection_max_age_ms: 60_000,
+            reuse_connections: None,
             workers: 32,
             bucket_capacity: 256,
             leak_per_second: None,
@@ -239,6 +244,7 @@ mod tests {
             (json!({"store_down": "share"}), "share_of is missing"),
             (json!({"timeout_ms": 0}), "timeout_ms is 0"),
             (json!({"send_budget_ms": -1}), "send_budget_ms is -1"),
+            (json!({"connection_max_age_ms": 999}), "connection_max_age_ms is 999: must lie between 1000 and 3600000"),
             (json!({"workers": 0}), "workers is 0"),
             (json!({"workers": 4_294_967_297_i64}), "workers is 4294967297"),
             (json!({"bucket_capacity": 65_536}), "bucket_capacity is 65536"),

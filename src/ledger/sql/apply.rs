@@ -14,7 +14,7 @@ use crate::ledger::provider_row::{AccountRow, LimitRow, Object, ProviderRow};
 use crate::ledger::settings::Change;
 
 /// In the order of [`provider_args`]; the last four are JSON.
-const PROVIDER_COLUMNS: [&str; 28] = [
+const PROVIDER_COLUMNS: [&str; 30] = [
     "name",
     "kind",
     "quota",
@@ -30,6 +30,8 @@ const PROVIDER_COLUMNS: [&str; 28] = [
     "share_of",
     "timeout_ms",
     "send_budget_ms",
+    "connection_max_age_ms",
+    "reuse_connections",
     "workers",
     "bucket_capacity",
     "leak_per_second",
@@ -253,7 +255,7 @@ fn in_words(value: Option<&Json>) -> String {
 
 fn provider_args(row: &ProviderRow) -> Args {
     let json = |object: Option<&Object>| Value::Text(object.map(|object| Json::Object(object.clone()).to_string()));
-    let args: [Value; 28] = [
+    let args: [Value; 30] = [
         row.name.as_str().into(),
         row.kind.as_str().into(),
         row.quota.as_deref().into(),
@@ -269,6 +271,8 @@ fn provider_args(row: &ProviderRow) -> Args {
         row.share_of.into(),
         row.timeout_ms.into(),
         row.send_budget_ms.into(),
+        row.connection_max_age_ms.into(),
+        row.reuse_connections.into(),
         row.workers.into(),
         row.bucket_capacity.into(),
         row.leak_per_second.into(),

@@ -13,7 +13,7 @@ use crate::ledger::LedgerError;
 pub enum Array {
     Ints(Vec<Option<i64>>),
     Reals(Vec<Option<f64>>),
-    Bools(Vec<bool>),
+    Bools(Vec<Option<bool>>),
     Texts(Vec<Option<String>>),
     Bytes(Vec<Vec<u8>>),
 }
@@ -96,7 +96,7 @@ mod tests {
         let expected = vec![
             Array::Texts(vec![Some("a".to_owned()), Some("b".to_owned())]),
             Array::Ints(vec![Some(1), None]),
-            Array::Bools(vec![true, false]),
+            Array::Bools(vec![Some(true), Some(false)]),
         ];
         assert_eq!(columns(&units), Some(expected));
     }

@@ -32,7 +32,7 @@ pub type Args = Arc<[Value]>;
 pub enum Value {
     Int(Option<i64>),
     Real(Option<f64>),
-    Bool(bool),
+    Bool(Option<bool>),
     Text(Option<String>),
     Bytes(Vec<u8>),
 }
@@ -51,6 +51,12 @@ impl From<u32> for Value {
 
 impl From<bool> for Value {
     fn from(value: bool) -> Self {
+        Self::Bool(Some(value))
+    }
+}
+
+impl From<Option<bool>> for Value {
+    fn from(value: Option<bool>) -> Self {
         Self::Bool(value)
     }
 }

@@ -72,6 +72,13 @@ impl Row {
         }
     }
 
+    pub fn opt_bool(&self, column: &str) -> Result<Option<bool>, LedgerError> {
+        match self.cell(column)? {
+            Cell::Null => Ok(None),
+            _ => self.bool(column).map(Some),
+        }
+    }
+
     pub fn opt_text(&self, column: &str) -> Result<Option<String>, LedgerError> {
         match self.cell(column)? {
             Cell::Null => Ok(None),

@@ -61,7 +61,8 @@ impl SqlSettings {
             names: dialect.sql("SELECT name FROM providers ORDER BY name"),
             providers: dialect.sql(
                 "SELECT name, kind, quota, enabled, paused, url, mode, slot_release, transit_jitter_ms, pacing, \
-                     reserve_percent, store_down, share_of, timeout_ms, send_budget_ms, workers, bucket_capacity, \
+                     reserve_percent, store_down, share_of, timeout_ms, send_budget_ms, connection_max_age_ms, \
+                     reuse_connections, workers, bucket_capacity, \
                      leak_per_second, max_wait_ms, max_attempts, max_age_s, backoff_base_ms, backoff_max_ms, \
                      idempotency_retention_s, {text:headers} AS headers, {text:request} AS request, \
                      {text:lookup} AS lookup, {text:statuses} AS statuses, version \
@@ -280,6 +281,8 @@ fn provider_row(row: &Row, limits: &[&Row], accounts: &[&Row]) -> Result<(Provid
         share_of: row.opt_int("share_of")?,
         timeout_ms: row.int("timeout_ms")?,
         send_budget_ms: row.int("send_budget_ms")?,
+        connection_max_age_ms: row.int("connection_max_age_ms")?,
+        reuse_connections: row.opt_bool("reuse_connections")?,
         workers: row.int("workers")?,
         bucket_capacity: row.int("bucket_capacity")?,
         leak_per_second: row.opt_real("leak_per_second")?,

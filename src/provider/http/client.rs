@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::Full;
-use hyper::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, USER_AGENT};
+use hyper::header::{ACCEPT, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, USER_AGENT};
 use hyper::{Method, Request};
 use tokio::time::Instant;
 use url::{Position, Url};
@@ -18,12 +18,9 @@ use super::connection::Exchange;
 use super::connector::Connector;
 use super::failure::Failure;
 use super::outbound::Target;
-use super::pool::{IDLE_MAX, Pool};
+use super::pool::{Pool, Reuse};
 use super::resolver::GuardedResolver;
 use crate::provider::FreezeError;
-
-/// Longest time that a connection serves new requests. The next one asks for the host's address again.
-const AGE_MAX: Duration = Duration::from_secs(60);
 
 pub(super) struct Client {
     connector: Connector,
@@ -52,8 +49,8 @@ pub(super) fn base_headers(content_type: Option<HeaderValue>) -> HeaderMap {
 impl Client {
     /// # Errors
     /// [`FreezeError::Url`] when TLS cannot be set up, most likely because the machine has no CA certificates.
-    pub(super) fn new(target: &Target, timeout: Duration) -> Result<Self, FreezeError> {
-        Self::with_resolver(target, GuardedResolver::of_system(target.addresses.clone()), timeout)
+    pub(super) fn new(target: &Target, timeout: Duration, reuse: Reuse) -> Result<Self, FreezeError> {
+        Self::with_resolver(target, GuardedResolver::of_system(target.addresses.clone()), timeout, reuse)
     }
 
     /// # Errors
@@ -62,8 +59,9 @@ impl Client {
         target: &Target,
         resolver: GuardedResolver,
         timeout: Duration,
+        reuse: Reuse,
     ) -> Result<Self, FreezeError> {
-        Ok(Self { connector: Connector::new(target, resolver, timeout)?, pool: Arc::default(), timeout })
+        Ok(Self { connector: Connector::new(target, resolver, timeout)?, pool: Pool::new(reuse), timeout })
     }
 
     /// Sends one request to the client's target and reads its answer; with the instant of the last byte that was read.
@@ -73,6 +71,9 @@ impl Client {
     pub(super) async fn exchange(&self, outgoing: Outgoing) -> Result<(Reading, Instant), Failure> {
         let deadline = Instant::now() + self.timeout;
         let mut request = request_of(outgoing)?;
+        if !self.pool.keeps() {
+            request.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
         while let Some(connection) = self.pool.take().await {
             match connection.exchange(request, deadline).await {
                 Exchange::NotTaken(untouched) => request = *untouched,
@@ -87,8 +88,7 @@ impl Client {
         match exchange {
             Exchange::Answered(answered) => {
                 if let Some(connection) = answered.connection {
-                    let until = (Instant::now() + IDLE_MAX).min(connection.opened() + AGE_MAX);
-                    self.pool.put(connection, until);
+                    self.pool.put(connection, &answered.reading.headers);
                 }
                 Ok((answered.reading, answered.read_at))
             }

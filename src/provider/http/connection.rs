@@ -7,6 +7,7 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
@@ -15,7 +16,7 @@ use hyper::client::conn::http1::{Builder, Connection as Driver, SendRequest};
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::classify::{Body, Reading};
 use super::failure::{Failure, failure_of};
@@ -24,6 +25,8 @@ use crate::domain::outcome::UnknownCause;
 
 /// Most of a body that is read, in bytes: no payment answer needs more, and memory stays bounded.
 const BODY_BYTES_MAX: usize = 64 * 1024;
+/// Time that a peer has to close a connection that is done.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Most headers of an answer. Their bytes are bounded by hyper's own read buffer (about 400 KiB).
 const HEADERS_MAX: usize = 64;
 
@@ -113,9 +116,16 @@ impl Connection {
         let (head, _) = response.into_parts();
         let whole = matches!(body, Body::Whole(_));
         let reading = Reading { status: head.status.as_u16(), headers: head.headers, body };
-        let reusable = self.is_ready().await && whole;
+        if !whole {
+            // A server that floods us is cut off.
+            return Exchange::Answered(Box::new(Answered { reading, read_at, connection: None }));
+        }
+        let reusable = self.is_ready().await;
         if reusable || matches!(self.driver, State::Complete) {
             self.socket.end_request();
+        }
+        if matches!(self.driver, State::Complete) {
+            tokio::spawn(close_behind_peer(Arc::clone(&self.socket)));
         }
         let connection = reusable.then_some(self);
         Exchange::Answered(Box::new(Answered { reading, read_at, connection }))
@@ -155,4 +165,10 @@ impl Connection {
         })
         .await
     }
+}
+
+/// Lets the peer close first, for a moment: who closes first keeps the port for a minute (TIME_WAIT), and a client with a
+/// connection per request would run out of ports at 470 requests per second.
+async fn close_behind_peer(socket: Arc<Socket>) {
+    let _ = timeout(CLOSE_TIMEOUT, socket.ended()).await;
 }

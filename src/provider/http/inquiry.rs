@@ -12,6 +12,7 @@ use super::answer_json::{AnswerJson, Field};
 use super::classify::{Body, Meanings, Reading, is_token, reference, said_by_row};
 use super::client::{self, Client, Outgoing};
 use super::outbound::OutboundPolicy;
+use super::pool::Reuse;
 use super::secrets::HeaderTemplates;
 use crate::domain::decimal::Decimal;
 use crate::domain::job::Job;
@@ -36,8 +37,10 @@ impl Inquiry {
     /// [`FreezeError::Url`] when the address is not allowed.
     pub(super) fn new(lookup: &Lookup, provider: &Provider, outbound: &OutboundPolicy) -> Result<Self, FreezeError> {
         let target = outbound.admit(&lookup.url.sample())?;
+        // A question may be asked again, so a lost one costs nothing but time.
+        let reuse = Reuse { is_allowed: true, max_age: provider.connection_max_age };
         Ok(Self {
-            client: Client::new(&target, provider.timeout)?,
+            client: Client::new(&target, provider.timeout, reuse)?,
             policy: outbound.clone(),
             lookup: lookup.clone(),
             meanings: Meanings::of(provider),

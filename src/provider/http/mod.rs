@@ -17,6 +17,7 @@ use self::client::{Client, Outgoing};
 use self::inquiry::Inquiry;
 pub use self::outbound::OutboundPolicy;
 use self::outbound::Target;
+use self::pool::Reuse;
 use self::request::RequestPlan;
 use self::secrets::HeaderTemplates;
 use super::{Answer, FreezeError, FrozenRequest, PaymentProvider, Question};
@@ -60,6 +61,7 @@ pub struct HttpProvider {
     meanings: Meanings,
     inquiry: Option<Inquiry>,
     timeout: Duration,
+    reuse: Reuse,
     client: Arc<Client>,
 }
 
@@ -81,7 +83,8 @@ impl HttpProvider {
             return Err(FreezeError::Template(format!("reference `{pointer}`: write a JSON pointer like /id")));
         }
         let inquiry = provider.lookup.as_ref().map(|lookup| Inquiry::new(lookup, provider, outbound)).transpose()?;
-        let client = Client::new(&target, provider.timeout)?;
+        let reuse = Reuse { is_allowed: provider.reuses_connections(), max_age: provider.connection_max_age };
+        let client = Client::new(&target, provider.timeout, reuse)?;
         Ok(Self {
             policy: outbound.clone(),
             target,
@@ -91,6 +94,7 @@ impl HttpProvider {
             meanings,
             inquiry,
             timeout: provider.timeout,
+            reuse,
             client: Arc::new(client),
         })
     }
@@ -162,7 +166,8 @@ impl HttpProvider {
         if target.url == self.target.url || target.url.origin() == self.target.url.origin() {
             return Ok(Arc::clone(&self.client));
         }
-        Client::new(target, self.timeout).map(Arc::new)
+        // A client for one request keeps nothing.
+        Client::new(target, self.timeout, Reuse { is_allowed: false, ..self.reuse }).map(Arc::new)
     }
 }
 

@@ -140,6 +140,7 @@ mod tests {
 
     use std::collections::VecDeque;
     use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
@@ -148,7 +149,8 @@ mod tests {
     use crate::provider::http::classify::{Body, Reading};
     use crate::provider::http::client::{Client, Outgoing};
     use crate::provider::http::failure::Failure;
-    use crate::provider::http::outbound::OutboundPolicy;
+    use crate::provider::http::outbound::{OutboundPolicy, Target};
+    use crate::provider::http::pool::Reuse;
 
     /// A name whose answers change from one question to the next.
     struct Changing(Mutex<VecDeque<Vec<&'static str>>>);
@@ -161,42 +163,84 @@ mod tests {
         }
     }
 
-    /// Says which address it was reached at.
-    async fn answering(listener: TcpListener) {
+    /// Says which address it was reached at; each connection serves so many requests.
+    async fn answering(listener: TcpListener, requests: usize) {
         let at = listener.local_addr().unwrap().ip().to_string();
         while let Ok((mut stream, _)) = listener.accept().await {
-            let mut request = [0; 1_024];
-            assert!(stream.read(&mut request).await.unwrap() > 0, "a request comes");
-            let head = format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", at.len());
-            stream.write_all(format!("{head}{at}").as_bytes()).await.unwrap();
+            for left in (0..requests).rev() {
+                let mut request = [0; 1_024];
+                if stream.read(&mut request).await.unwrap_or(0) == 0 {
+                    break;
+                }
+                let option = if left == 0 { "close" } else { "keep-alive" };
+                let head = format!("HTTP/1.1 200 OK\r\nconnection: {option}\r\ncontent-length: {}\r\n\r\n", at.len());
+                stream.write_all(format!("{head}{at}").as_bytes()).await.unwrap();
+            }
+        }
+    }
+
+    /// Servers at 127.0.0.1 and 127.0.0.2, and a client that finds them by a name.
+    async fn client_of(lookup: Arc<dyn Lookup>, rule: AddressRule, requests: usize) -> (Client, Target) {
+        let first = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = first.local_addr().unwrap().port();
+        let second = TcpListener::bind(("127.0.0.2", port)).await.unwrap();
+        tokio::spawn(answering(first, requests));
+        tokio::spawn(answering(second, requests));
+        let allow = OutboundPolicy::parse(&[format!("http://pay.example:{port}")]).unwrap();
+        let target = allow.admit(&format!("http://pay.example:{port}/")).unwrap();
+        let reuse = Reuse { is_allowed: true, max_age: Duration::from_millis(300) };
+        let resolver = GuardedResolver { rule, lookup };
+        (Client::with_resolver(&target, resolver, Duration::from_secs(5), reuse).unwrap(), target)
+    }
+
+    /// The address that a request came to, or why it was not sent.
+    async fn reached((client, target): &(Client, Target)) -> String {
+        let (method, headers) = (hyper::Method::GET, hyper::HeaderMap::new());
+        let outgoing = Outgoing { method, target: target.clone(), headers, body: None };
+        match client.exchange(outgoing).await {
+            Ok((Reading { body: Body::Whole(body), .. }, _)) => String::from_utf8(body).unwrap(),
+            Err(Failure::NotSent(cause)) => cause,
+            other => panic!("{other:?}"),
         }
     }
 
     /// DNS rebinding: 127.0.0.1 stands for an allowed address, 127.0.0.2 for one in our network.
     #[tokio::test]
     async fn a_name_that_changes_its_answer_is_judged_at_each_and_connected_as_judged() {
-        let allowed = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = allowed.local_addr().unwrap().port();
-        let private = TcpListener::bind(("127.0.0.2", port)).await.unwrap();
-        tokio::spawn(answering(allowed));
-        tokio::spawn(answering(private));
         let answers = [vec!["127.0.0.1"], vec!["127.0.0.2"], vec!["127.0.0.2", "127.0.0.1"], vec!["::ffff:127.0.0.2"]];
         let rule = AddressRule::Public { loopback: false, networks: vec![Network::parse("127.0.0.1/32").unwrap()] };
-        let resolver = GuardedResolver { rule, lookup: Arc::new(Changing(Mutex::new(answers.into()))) };
-        let allow = OutboundPolicy::parse(&[format!("http://pay.example:{port}")]).unwrap();
-        let target = allow.admit(&format!("http://pay.example:{port}/")).unwrap();
-        let client = Client::with_resolver(&target, resolver, Duration::from_secs(5)).unwrap();
-        let mut reached = Vec::new();
+        let client = client_of(Arc::new(Changing(Mutex::new(answers.into()))), rule, 1).await;
+        let mut addresses = Vec::new();
         for _ in 0..4 {
-            let (method, headers) = (hyper::Method::GET, hyper::HeaderMap::new());
-            let outgoing = Outgoing { method, target: target.clone(), headers, body: None };
-            reached.push(match client.exchange(outgoing).await {
-                Ok((Reading { body: Body::Whole(body), .. }, _)) => String::from_utf8(body).unwrap(),
-                Err(Failure::NotSent(cause)) => cause,
-                other => panic!("{other:?}"),
-            });
+            addresses.push(reached(&client).await);
         }
         let refused = AddressRefused.to_string();
-        assert_eq!(reached, ["127.0.0.1", &refused, "127.0.0.1", &refused]);
+        assert_eq!(addresses, ["127.0.0.1", &refused, "127.0.0.1", &refused]);
+    }
+
+    /// A name that leads to another address from a moment on.
+    struct Moving(Arc<AtomicBool>);
+
+    #[async_trait]
+    impl Lookup for Moving {
+        async fn addresses(&self, _name: &str) -> io::Result<Vec<SocketAddr>> {
+            let last = if self.0.load(Ordering::SeqCst) { 2 } else { 1 };
+            Ok(vec![SocketAddr::from(([127, 0, 0, last], 0))])
+        }
+    }
+
+    #[tokio::test]
+    async fn steady_traffic_follows_a_name_that_moves() {
+        let has_moved = Arc::new(AtomicBool::new(false));
+        let client = client_of(Arc::new(Moving(Arc::clone(&has_moved))), AddressRule::Any, usize::MAX).await;
+        assert_eq!(reached(&client).await, "127.0.0.1");
+        has_moved.store(true, Ordering::SeqCst);
+        // Never idle, and the old server never closes.
+        let following = async {
+            while reached(&client).await != "127.0.0.2" {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), following).await.expect("the new address is called");
     }
 }

@@ -90,6 +90,17 @@ impl Socket {
         }
     }
 
+    /// Waits until the peer has closed or reset the connection; what it still says is read and dropped.
+    pub(super) async fn ended(&self) {
+        while self.stream.readable().await.is_ok() {
+            match self.stream.try_read(&mut [0; 1_024]) {
+                Ok(1..) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Ok(0) | Err(_) => return,
+            }
+        }
+    }
+
     fn time_left(&self) -> io::Result<Duration> {
         let used = u64::try_from(self.opened.elapsed().as_micros()).unwrap_or(u64::MAX);
         match self.deadline_us.load(Ordering::Relaxed).saturating_sub(used) {

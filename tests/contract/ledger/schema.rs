@@ -164,7 +164,7 @@ async fn the_schema_state_is_told(kind: Kind) {
 }
 
 /// Column assignments that each break one rule of `providers`.
-const BAD_PROVIDERS: [(&str, &str); 58] = [
+const BAD_PROVIDERS: [(&str, &str); 60] = [
     ("name", "''"),
     ("name", "'Stripe'"),
     ("name", "'-stripe'"),
@@ -199,6 +199,8 @@ const BAD_PROVIDERS: [(&str, &str); 58] = [
     ("timeout_ms", "600001"),
     ("send_budget_ms", "0"),
     ("send_budget_ms", "60001"),
+    ("connection_max_age_ms", "999"),
+    ("connection_max_age_ms", "3600001"),
     ("workers", "0"),
     ("workers", "10001"),
     ("bucket_capacity", "0"),

@@ -1,0 +1,86 @@
+//! How many requests share a connection: as long as the provider says, and none where a lost one would cost a review.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use sluicegate::domain::outcome::{Outcome, UnknownCause};
+use sluicegate::domain::provider::Provider;
+use sluicegate::provider::PaymentProvider as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+
+use super::raw::{RawServer, Then};
+use super::{job, provider, row, unknown};
+
+async fn outcomes(row: &Provider, payments: usize) -> Vec<Outcome> {
+    let provider = provider(row);
+    let mut outcomes = Vec::new();
+    for number in 0..payments {
+        outcomes.push(provider.send(&provider.freeze(&job(&format!("pay-{number}"))).await.unwrap()).await.outcome);
+    }
+    outcomes
+}
+
+/// Promises to keep each connection, answers one request on it, and closes it when the next one arrives: as a server whose
+/// time for idle connections ends just then. Counts connections.
+async fn impatient_server() -> (String, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let connections = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&connections);
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            counted.fetch_add(1, Ordering::SeqCst);
+            tokio::spawn(async move {
+                let _ = stream.read(&mut [0; 4_096]).await;
+                let Then::Answer(answer) = Then::ok() else { unreachable!() };
+                let _ = stream.write_all(&answer).await;
+                let _ = stream.read(&mut [0; 4_096]).await;
+            });
+        }
+    });
+    (url, connections)
+}
+
+#[tokio::test]
+async fn a_server_that_closes_idle_connections_sends_nothing_to_review() {
+    let (url, connections) = impatient_server().await;
+    let accepted = Outcome::Accepted { reference: Some("ch_1".to_owned()) };
+    let forgetful = Provider { idempotency_retention: None, ..row(&url) };
+    assert_eq!(outcomes(&forgetful, 20).await, vec![accepted.clone(); 20]);
+    assert_eq!(connections.load(Ordering::SeqCst), 20);
+    // What the row says goes before.
+    let reusing = Provider { reuse_connections: Some(true), ..forgetful };
+    assert_eq!(outcomes(&reusing, 2).await, [accepted.clone(), unknown(UnknownCause::ConnectionLost)]);
+    let single = Provider { reuse_connections: Some(false), ..row(&url) };
+    assert_eq!(outcomes(&single, 2).await, vec![accepted; 2]);
+}
+
+#[tokio::test]
+async fn a_connection_per_request_is_announced_and_closed_by_the_server() {
+    let server = RawServer::start(vec![Then::ok()]).await;
+    let single = Provider { reuse_connections: Some(false), ..row(&server.url()) };
+    outcomes(&single, 2).await;
+    let requests = server.requests().into_iter().map(|bytes| String::from_utf8(bytes).unwrap());
+    let announced = requests.filter(|request| request.contains("\r\nconnection: close\r\n")).count();
+    assert_eq!((announced, server.connections()), (2, 2));
+}
+
+#[tokio::test]
+async fn a_server_that_keeps_connections_for_a_second_gets_one_for_each_request() {
+    for (keep_alive, connections) in [("timeout=1", 2), ("timeout=60", 1), ("timeout=60, max=0", 2)] {
+        let headers = format!("content-type: application/json\r\nkeep-alive: {keep_alive}\r\n");
+        let server = RawServer::start(vec![Then::answer("200 OK", &headers, r#"{"id":"ch_1"}"#)]).await;
+        outcomes(&row(&server.url()), 2).await;
+        assert_eq!(server.connections(), connections, "{keep_alive}");
+    }
+}
+
+#[tokio::test]
+async fn an_old_connection_serves_no_new_request() {
+    let server = RawServer::start(vec![Then::ok()]).await;
+    let short = Provider { connection_max_age: Duration::ZERO, ..row(&server.url()) };
+    outcomes(&short, 3).await;
+    assert_eq!(server.connections(), 3);
+}
