@@ -257,9 +257,13 @@ local function save(tally, head, now, mine, own, kept, more_ms)
     redis.call('HSET', tally.key, 'm', state, 's', encode('<I2I2', #tally.names, #cells) .. tally.names .. tally.records)
     if tally.had_own then redis.call('HDEL', tally.key, mine) end
   elseif tally.adopted or tally.known_text then
-    local s = encode('<I2I2', #tally.names, #cells) .. tally.names .. tally.records
-    -- What is known of the past with the limits that it is known of, or neither.
-    redis.call('HSET', tally.key, 'm', state, mine, own, 's', s, tally.known_text and 'k' or 's', tally.known_text or s)
+    local limits = encode('<I2I2', #tally.names, #cells) .. tally.names .. tally.records
+    -- What is known of the past is written with the limits that it is known of, or neither is.
+    if tally.known_text then
+      redis.call('HSET', tally.key, 'm', state, mine, own, 's', limits, 'k', tally.known_text)
+    else
+      redis.call('HSET', tally.key, 'm', state, mine, own, 's', limits)
+    end
   else
     redis.call('HSET', tally.key, 'm', state, mine, own)
   end

@@ -6,7 +6,7 @@ use sluicegate::limiter::redis::library::{LIBRARY, SOURCE};
 use crate::support::redis::Redis;
 
 /// Expressions that hold text: names of keys and fields, and what was packed or read from Redis.
-const TEXTS: [&str; 19] = [
+const TEXTS: [&str; 20] = [
     "cell.key",
     "cells[i].key",
     "tally.key",
@@ -22,7 +22,8 @@ const TEXTS: [&str; 19] = [
     "fields[i]",
     "LOST",
     "state",
-    "windows_now",
+    "limits",
+    "tally.known_text",
     "chunks[i]",
     "chunks[i + 1]",
     // Made by `integer`.
