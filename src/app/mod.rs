@@ -22,7 +22,7 @@ use crate::ledger::LedgerError;
 use crate::ledger::database::{Database, ExclusiveRun, SchemaState};
 use crate::ledger::fleet::Fleet;
 use crate::ledger::operator::Operator;
-use crate::ledger::provider_row::{ProviderRow, note_unsaid_pauses, parse_provider_file};
+use crate::ledger::provider_row::{ProviderRow, ReadFile, note_unsaid_pauses, read_provider_file};
 use crate::ledger::settings::{BadRow, Settings};
 use crate::ledger::upkeep::Upkeep;
 use crate::limiter::alone::{Alone, SoleRight};
@@ -328,7 +328,15 @@ impl Engines for App {
     }
 
     fn parse_provider_file(&self, text: &str) -> Result<Vec<ProviderRow>, Vec<String>> {
-        let mut rows = parse_provider_file(text)?;
+        let ReadFile { mut rows, mut problems } = read_provider_file(text);
+        if !problems.is_empty() {
+            // What is wrong with the rows beside is told in the same run.
+            for provider in rows.iter().filter_map(|row| row.meant(0).ok()) {
+                let found = self.problems(&provider).into_iter();
+                problems.extend(found.map(|problem| format!("provider `{}`: {problem}", provider.name)));
+            }
+            return Err(problems);
+        }
         note_unsaid_pauses(text, &mut rows);
         Ok(rows)
     }

@@ -5,9 +5,22 @@
 use std::collections::BTreeSet;
 
 use serde::de::DeserializeOwned;
+use toml::de::DeTable;
 use toml::{Table, Value};
 
+use super::file_lines::{TableLines, words};
 use super::{AccountRow, LimitRow, ProviderRow};
+
+/// Below this similarity nothing is suggested.
+const SIMILAR: f64 = 0.8;
+
+/// A provider file as far as it can be read: its rows, and every problem.
+#[derive(Debug, Default)]
+pub struct ReadFile {
+    pub rows: Vec<ProviderRow>,
+    /// One line each, naming line, provider and field.
+    pub problems: Vec<String>,
+}
 
 /// The error's own words quote the line, which may hold a secret.
 fn unreadable(text: &str, error: &toml::de::Error) -> String {
@@ -18,64 +31,130 @@ fn unreadable(text: &str, error: &toml::de::Error) -> String {
 /// Reads and checks a provider file.
 ///
 /// # Errors
-/// Every problem of the file, one line each, naming provider and field.
+/// Every problem of the file.
 pub fn parse_provider_file(text: &str) -> Result<Vec<ProviderRow>, Vec<String>> {
-    let mut file: Table = text.parse().map_err(|error| vec![unreadable(text, &error)])?;
-    let mut problems = Vec::new();
-    let tables = tables(&mut file, "provider", "the file", &mut problems);
-    problems
-        .extend(file.keys().map(|key| format!("`{key}` is unknown: a provider file holds [[provider]] tables only")));
-    let mut rows: Vec<ProviderRow> = Vec::new();
-    let mut names = BTreeSet::new();
-    for (index, table) in tables.into_iter().enumerate() {
-        let at = table
-            .get("name")
-            .and_then(Value::as_str)
-            .map_or_else(|| format!("provider number {}", index + 1), |name| format!("provider `{name}`"));
-        let found_before = problems.len();
-        let row = provider(table, &at, &mut problems);
-        if !names.insert(row.name.clone()) {
-            problems.push(format!("{at}: is listed twice"));
-        }
-        // A row with unreadable keys would be blamed for the defaults in their place.
-        if problems.len() == found_before
-            && let Err(bad) = row.meant(0)
-        {
-            problems.extend(bad.problems.into_iter().map(|problem| format!("{at}: {problem}")));
-        }
-        rows.push(row);
-    }
+    let ReadFile { rows, problems } = read_provider_file(text);
     if problems.is_empty() { Ok(rows) } else { Err(problems) }
 }
 
-fn provider(mut table: Table, at: &str, problems: &mut Vec<String>) -> ProviderRow {
-    let limits = tables(&mut table, "limit", at, problems);
-    let accounts = tables(&mut table, "account", at, problems);
-    let mut row: ProviderRow = keys(table, at, problems);
-    row.limits = limits
-        .into_iter()
-        .map(|limit| {
-            let name = limit.get("name").and_then(Value::as_str).unwrap_or("?").to_owned();
-            keys::<LimitRow>(limit, &format!("{at}, limit `{name}`"), problems)
-        })
-        .collect();
-    row.accounts = accounts
-        .into_iter()
-        .map(|account| {
-            let name = account.get("account").and_then(Value::as_str).unwrap_or("?").to_owned();
-            keys::<AccountRow>(account, &format!("{at}, account `{name}`"), problems)
-        })
-        .collect();
+/// Reads and checks a provider file, and goes on behind each problem.
+#[must_use]
+pub fn read_provider_file(text: &str) -> ReadFile {
+    let Ok(mut file) = text.parse::<Table>() else {
+        let (_, errors) = DeTable::parse_recoverable(text);
+        let problems = errors.iter().map(|error| unreadable(text, error)).collect();
+        return ReadFile { rows: Vec::new(), problems };
+    };
+    let lines = TableLines::of_file(text);
+    let mut problems = Vec::new();
+    let mut place = Place { at: "the file".to_owned(), lines: &lines, suspects: BTreeSet::new() };
+    let tables = tables(&mut file, "provider", &mut place, &mut problems);
+    let stray = file.keys().map(|key| {
+        format!("line {}: `{key}` is unknown: a provider file holds [[provider]] tables only", lines.of_key(key))
+    });
+    problems.extend(stray);
+    let mut rows: Vec<ProviderRow> = Vec::new();
+    let mut names = BTreeSet::new();
+    for (index, table) in tables.into_iter().enumerate() {
+        let at = named(&table, "name")
+            .map_or_else(|| format!("provider number {}", index + 1), |name| format!("provider `{name}`"));
+        let mut place = Place { at, lines: lines.below("provider", index), suspects: BTreeSet::new() };
+        let row = provider(table, &mut place, &mut problems);
+        if !row.name.is_empty() && !names.insert(row.name.clone()) {
+            problems.push(place.problem("name", "is listed twice"));
+        }
+        if let Err(bad) = row.meant(0) {
+            let own = bad.problems.iter().filter(|problem| !place.is_suspect(problem));
+            problems.extend(own.map(|problem| place.sentence(&row, problem)));
+        }
+        rows.push(row);
+    }
+    ReadFile { rows, problems }
+}
+
+/// One table of the file while it is read.
+struct Place<'a> {
+    /// In words.
+    at: String,
+    lines: &'a TableLines,
+    /// Keys that could not be read: a row would be blamed for the defaults in their place.
+    suspects: BTreeSet<String>,
+}
+
+impl Place<'_> {
+    fn problem(&self, key: &str, what: &str) -> String {
+        format!("line {}: {}: {what}", self.lines.of_key(key), self.at)
+    }
+
+    fn is_suspect(&self, problem: &str) -> bool {
+        words(problem).any(|word| self.suspects.contains(word))
+    }
+
+    /// A problem of the whole row, which may begin with the limit or account that it is about.
+    fn sentence(&self, row: &ProviderRow, problem: &str) -> String {
+        let names = [
+            ("limit", row.limits.iter().map(|limit| limit.name.as_str()).collect::<Vec<_>>()),
+            ("account", row.accounts.iter().map(|account| account.account.as_str()).collect()),
+        ];
+        let below = names.iter().find_map(|(key, names)| {
+            let (name, rest) = problem.strip_prefix(key)?.strip_prefix(" `")?.split_once('`')?;
+            let named = names.iter().enumerate().filter(|(_, own)| **own == name);
+            let tables: Vec<&TableLines> = named.map(|(index, _)| self.lines.below(key, index)).collect();
+            // Of two tables of one name, the one that has the key.
+            let with_key = tables.iter().find(|lines| lines.names(rest));
+            Some((*with_key.or_else(|| tables.last())?, rest))
+        });
+        let line = match below {
+            Some((lines, rest)) => lines.of_sentence(rest),
+            None => self.lines.of_sentence(problem),
+        };
+        format!("line {line}: {}: {problem}", self.at)
+    }
+}
+
+fn named<'a>(table: &'a Table, key: &str) -> Option<&'a str> {
+    table.get(key).and_then(Value::as_str)
+}
+
+fn provider(mut table: Table, place: &mut Place<'_>, problems: &mut Vec<String>) -> ProviderRow {
+    let limits = tables(&mut table, "limit", place, problems);
+    let accounts = tables(&mut table, "account", place, problems);
+    let mut row: ProviderRow = keys(table, place, problems);
+    row.limits = below::<LimitRow>(limits, ("limit", "name"), place, problems);
+    row.accounts = below::<AccountRow>(accounts, ("account", "account"), place, problems);
     row
 }
 
+/// The rows of an array of tables; `kind`: its key, and the key that names each.
+fn below<T: DeserializeOwned + Default>(
+    tables: Vec<Table>,
+    kind: (&str, &str),
+    place: &mut Place<'_>,
+    problems: &mut Vec<String>,
+) -> Vec<T> {
+    let (key, name_key) = kind;
+    let mut rows = Vec::with_capacity(tables.len());
+    for (index, table) in tables.into_iter().enumerate() {
+        let at = match named(&table, name_key) {
+            Some(name) => format!("{}, {key} `{name}`", place.at),
+            None => format!("{}, {key} number {}", place.at, index + 1),
+        };
+        let mut own = Place { at, lines: place.lines.below(key, index), suspects: BTreeSet::new() };
+        rows.push(keys(table, &mut own, problems));
+        place.suspects.append(&mut own.suspects);
+    }
+    rows
+}
+
 /// Takes an array of tables out of `parent`.
-fn tables(parent: &mut Table, key: &str, at: &str, problems: &mut Vec<String>) -> Vec<Table> {
+fn tables(parent: &mut Table, key: &str, place: &mut Place<'_>, problems: &mut Vec<String>) -> Vec<Table> {
     let array = match parent.remove(key) {
         None => return Vec::new(),
         Some(Value::Array(array)) => array,
         Some(_) => {
-            problems.push(format!("{at}: `{key}` must be an array of tables: write [[{key}]] with double brackets"));
+            let what = format!("`{key}` must be an array of tables: write [[{key}]] with double brackets");
+            problems.push(place.problem(key, &what));
+            place.suspects.insert(key.to_owned());
             return Vec::new();
         }
     };
@@ -83,18 +162,19 @@ fn tables(parent: &mut Table, key: &str, at: &str, problems: &mut Vec<String>) -
     for value in array {
         match value {
             Value::Table(table) => tables.push(table),
-            _ => problems.push(format!("{at}: every `{key}` must be a table")),
+            _ => problems.push(place.problem(key, &format!("every `{key}` must be a table"))),
         }
     }
     tables
 }
 
 /// Reads a table whose row type has a default for every key: each key alone first, then all good ones together.
-fn keys<T: DeserializeOwned + Default>(table: Table, at: &str, problems: &mut Vec<String>) -> T {
+fn keys<T: DeserializeOwned + Default>(table: Table, place: &mut Place<'_>, problems: &mut Vec<String>) -> T {
     let mut good = Table::new();
     for (key, value) in table {
         if holds_date(&value) {
-            problems.push(format!("{at}: `{key}`: JSON has no dates, put the date in quotes"));
+            problems.push(place.problem(&key, &format!("`{key}`: JSON has no dates, put the date in quotes")));
+            place.suspects.insert(key);
             continue;
         }
         let alone = Table::from_iter([(key.clone(), value.clone())]);
@@ -102,10 +182,58 @@ fn keys<T: DeserializeOwned + Default>(table: Table, at: &str, problems: &mut Ve
             Ok(_) => {
                 good.insert(key, value);
             }
-            Err(error) => problems.push(format!("{at}: `{key}`: {}", without_quotation(error.message()))),
+            Err(error) => {
+                let meant = similar_key(&key, error.message());
+                problems.push(place.problem(&key, &unfit(&key, &value, error.message(), meant.as_deref())));
+                place.suspects.extend(meant);
+                place.suspects.insert(key);
+            }
         }
     }
     good.try_into().unwrap_or_default()
+}
+
+/// Why a key cannot be read, and how to write it. Repeats no text, which may be a secret, unless it is a number.
+fn unfit(key: &str, value: &Value, message: &str, meant: Option<&str>) -> String {
+    if message.starts_with("unknown field") {
+        let hint = meant
+            .map_or_else(|| "docs/providers.md has all fields".to_owned(), |meant| format!("did you mean `{meant}`?"));
+        return format!("`{key}` is unknown: {hint}");
+    }
+    let got = match value {
+        Value::String(text) if text.trim().parse::<f64>().is_ok() => {
+            format!("the text \"{text}\": write it without quotes")
+        }
+        Value::String(_) => "a text".to_owned(),
+        Value::Integer(number) => format!("the number {number}"),
+        Value::Float(number) => format!("the number {number}"),
+        Value::Boolean(bool) => format!("{bool}"),
+        Value::Array(_) => "an array".to_owned(),
+        Value::Table(_) => "a table".to_owned(),
+        Value::Datetime(_) => "a date".to_owned(),
+    };
+    let wanted = match message.rsplit_once("expected ").map(|(_, wanted)| wanted.trim()) {
+        Some("i64" | "u64" | "u32") => "an integer",
+        Some("f64") => "a number",
+        Some("a boolean") => "true or false",
+        Some("a string") => "a text in quotes",
+        Some("a map") => "a table: { key = value }",
+        _ => return format!("`{key}`: {}", without_quotation(message)),
+    };
+    format!("`{key}` must be {wanted}, got {got}")
+}
+
+/// The key that an unknown one may stand for, out of those that the error lists.
+fn similar_key(unknown: &str, message: &str) -> Option<String> {
+    let listed = message.strip_prefix("unknown field")?.split_once("expected")?.1;
+    let known = listed.split('`').skip(1).step_by(2);
+    nearest(unknown, known).map(str::to_owned)
+}
+
+/// The most similar of some words, if it is similar enough to be meant.
+pub(super) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let close = known.map(|known| (strsim::jaro_winkler(word, known), known)).filter(|(close, _)| *close >= SIMILAR);
+    close.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, known)| known)
 }
 
 /// Words of an error that quotes a text, which may be a secret, without it.
@@ -186,10 +314,15 @@ mode = "drop"
         let problems = parse_provider_file(text).unwrap_err();
         for part in [
             "`stray` is unknown",
-            "provider `stripe`: `timeout`: unknown field",
-            "provider `stripe`: `workers`: invalid type",
-            "provider `stripe`, limit `per-second`: `max_requests`: invalid type",
-            "provider `Bad Name`: `request`: JSON has no dates",
+            "line 6: provider `stripe`: `timeout` is unknown: did you mean `timeout_ms`?",
+            "line 7: provider `stripe`: `workers` must be an integer, got a text",
+            "line 10: provider `stripe`, limit `per-second`: `max_requests` must be an integer, got the text \"100\": write it \
+             without quotes",
+            "line 8: provider `stripe`: limit `per-second`: window_ms",
+            "line 15: provider `Bad Name`: `request`: JSON has no dates",
+            "line 12: provider `Bad Name`: name",
+            "line 13: provider `Bad Name`: url must begin with https://",
+            "line 14: provider `Bad Name`: workers",
             "provider number 3: name",
             "provider number 3: mode is `drop`",
             "provider number 3: a provider without an enabled limit",
@@ -198,12 +331,62 @@ mode = "drop"
         }
     }
 
+    /// Of seven mistakes, two were told.
+    #[test]
+    fn a_key_that_cannot_be_read_hides_no_other_problem() {
+        let text = r#"
+[[provider]]
+name = "acme"
+uri = "https://acme.example/"
+mode = "blockin"
+workers = 0
+[[provider.limit]]
+name = "second"
+max_requests = "100"
+window_ms = 0
+algoritm = "gcra"
+[[provider.limit]]
+name = "second"
+max_requests = 1
+window_ms = 1000
+scope = "acount"
+[[provider.account]]
+account = "a b"
+rule = "exemt"
+"#;
+        let problems = parse_provider_file(text).unwrap_err();
+        let wanted = [
+            "line 4: provider `acme`: `uri` is unknown: did you mean `url`?",
+            "line 9: provider `acme`, limit `second`: `max_requests` must be an integer, got the text \"100\"",
+            "line 11: provider `acme`, limit `second`: `algoritm` is unknown: did you mean `algorithm`?",
+            "line 5: provider `acme`: mode is `blockin`: must be blocking or requeue; did you mean `blocking`?",
+            "line 6: provider `acme`: workers is 0",
+            "provider `acme`: limit `second`: is listed twice",
+            "line 10: provider `acme`: limit `second`: ",
+            "line 16: provider `acme`: limit `second`: scope is `acount`: must be provider or account or reference; did you mean `account`?",
+            "rule is `exemt`: must be exempt or blocked or limit; did you mean `exempt`?",
+        ];
+        for part in wanted {
+            assert!(problems.iter().any(|problem| problem.contains(part)), "{part}: {problems:#?}");
+        }
+        let missing = problems.iter().any(|problem| problem.contains("url is missing"));
+        assert!(!missing, "the misspelt key is blamed once: {problems:#?}");
+    }
+
+    #[test]
+    fn every_error_of_a_file_that_is_no_toml_is_named() {
+        let problems = parse_provider_file("[[provider]]\nname = acme\nurl = 'x'\nmode = also\n").unwrap_err();
+        let lines: Vec<&str> =
+            problems.iter().filter_map(|problem| problem.split_once(':')).map(|(line, _)| line).collect();
+        assert!(lines.contains(&"line 2") && lines.contains(&"line 4"), "{problems:?}");
+    }
+
     #[test]
     fn a_file_that_is_no_toml_names_its_line_and_not_its_text() {
         let text = "# rows\n[[provider]]\nname = \"acme\"\nheaders = { Authorization = \"Bearer sk_live_4eC39HqL }\n";
         let problems = parse_provider_file(text).unwrap_err();
-        let [problem] = problems.as_slice() else { panic!("{problems:?}") };
-        assert!(problem.starts_with("line 4: ") && !problem.contains("sk_live"), "{problem}");
+        assert!(problems.iter().all(|problem| problem.starts_with("line 4: ")), "{problems:?}");
+        assert!(!problems.is_empty() && !problems.concat().contains("sk_live"), "{problems:?}");
     }
 
     #[test]
@@ -211,9 +394,9 @@ mode = "drop"
         let text = "[[provider]]\nname = \"acme\"\nheaders = \"Bearer \\\"hunter2\\\"\"\nworkers = \"hunter2\"\n";
         let problems = parse_provider_file(text).unwrap_err();
         let headers =
-            problems.iter().any(|problem| problem.starts_with("provider `acme`: `headers`: invalid type: string, "));
+            problems.iter().any(|problem| problem.starts_with("line 3: provider `acme`: `headers` must be a table"));
         let workers =
-            problems.iter().any(|problem| problem.starts_with("provider `acme`: `workers`: invalid type: string, "));
+            problems.iter().any(|problem| problem.starts_with("line 4: provider `acme`: `workers` must be an integer"));
         assert!(headers && workers && !problems.concat().contains("hunter2"), "{problems:#?}");
     }
 
@@ -222,6 +405,6 @@ mode = "drop"
         assert!(parse_provider_file("provider = 1").unwrap_err()[0].contains("[[provider]]"));
         assert!(parse_provider_file("[[provider").is_err());
         let twice = format!("{GOOD}{GOOD}");
-        assert_eq!(parse_provider_file(&twice).unwrap_err(), ["provider `stripe`: is listed twice"]);
+        assert_eq!(parse_provider_file(&twice).unwrap_err(), ["line 20: provider `stripe`: is listed twice"]);
     }
 }

@@ -80,12 +80,16 @@ impl Check {
             (window_ms, "window_ms is missing: write how long a window is, as 1000 for a second"),
         ];
         let missing = left_out.iter().filter(|(number, _)| *number == MISSING).map(|(_, what)| (*what).to_owned());
-        let before = self.0.len();
         self.0.extend(missing);
-        if self.0.len() > before {
+        if window_ms == MISSING {
             return None;
         }
-        let count = self.number("max_requests", max_requests, 0..=MAX_REQUESTS.into());
+        // Beside one that is missing, the window is judged all the same.
+        let count = if max_requests == MISSING {
+            1
+        } else {
+            self.number("max_requests", max_requests, 0..=MAX_REQUESTS.into())
+        };
         let window = Duration::from_millis(u64::try_from(window_ms).unwrap_or_default());
         match Rate::new(count.min(MAX_REQUESTS), window) {
             Ok(rate) => (i64::from(rate.max_requests()) == max_requests).then_some(rate),

@@ -11,6 +11,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::file::nearest;
 use super::{Object, ProviderRow};
 use crate::domain::backoff::BackoffPolicy;
 use crate::domain::provider::{
@@ -157,7 +158,9 @@ impl Check {
         let found = choices.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
         if found.is_none() {
             let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
-            self.problem(format!("{column} is `{text}`: must be {}", names.join(" or ")));
+            let meant = nearest(text, names.iter().copied());
+            let hint = meant.map_or_else(String::new, |meant| format!("; did you mean `{meant}`?"));
+            self.problem(format!("{column} is `{text}`: must be {}{hint}", names.join(" or ")));
         }
         found
     }

@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 
 mod accounts;
 mod file;
+mod file_lines;
 mod limits;
 mod line;
 mod literal;
@@ -21,7 +22,7 @@ mod request;
 mod statuses;
 mod words;
 
-pub use file::parse_provider_file;
+pub use file::{ReadFile, parse_provider_file, read_provider_file};
 pub use line::LimitLine;
 pub use pause::note_unsaid_pauses;
 

@@ -1,0 +1,66 @@
+//! Line numbers of the tables and keys of a provider file.
+
+use std::collections::BTreeMap;
+
+use toml::de::{DeTable, DeValue};
+
+/// Where one table and its keys are written.
+#[derive(Clone, Debug, Default)]
+pub(super) struct TableLines {
+    line: usize,
+    keys: BTreeMap<String, usize>,
+    /// The tables below it, by the key of their array.
+    below: BTreeMap<String, Vec<TableLines>>,
+}
+
+impl TableLines {
+    /// The lines of a file that parses.
+    pub fn of_file(text: &str) -> Self {
+        DeTable::parse(text).map(|table| Self::of_table(text, 1, table.get_ref())).unwrap_or_default()
+    }
+
+    fn of_table(text: &str, line: usize, table: &DeTable<'_>) -> Self {
+        let mut lines = Self { line, ..Self::default() };
+        for (key, value) in table.iter() {
+            let name = key.get_ref().to_string();
+            if let DeValue::Array(array) = value.get_ref() {
+                let tables = array.iter().filter_map(|element| match element.get_ref() {
+                    DeValue::Table(table) => Some(Self::of_table(text, line_of(text, element.span().start), table)),
+                    _ => None,
+                });
+                lines.below.insert(name.clone(), tables.collect());
+            }
+            lines.keys.insert(name, line_of(text, key.span().start));
+        }
+        lines
+    }
+
+    /// The table at that place of an array of tables; of one that is not there, this table.
+    pub fn below(&self, key: &str, index: usize) -> &Self {
+        self.below.get(key).and_then(|tables| tables.get(index)).unwrap_or(self)
+    }
+
+    /// The line of a key, or else of the table's header.
+    pub fn of_key(&self, key: &str) -> usize {
+        self.keys.get(key).copied().unwrap_or(self.line)
+    }
+
+    /// Whether a sentence names one of its keys.
+    pub fn names(&self, sentence: &str) -> bool {
+        words(sentence).any(|word| self.keys.contains_key(word))
+    }
+
+    /// The line of the first key that a sentence names.
+    pub fn of_sentence(&self, sentence: &str) -> usize {
+        words(sentence).find_map(|word| self.keys.get(word).copied()).unwrap_or(self.line)
+    }
+}
+
+/// What may be keys in a sentence.
+pub(super) fn words(sentence: &str) -> impl Iterator<Item = &str> {
+    sentence.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).filter(|word| !word.is_empty())
+}
+
+fn line_of(text: &str, at: usize) -> usize {
+    text.get(..at).unwrap_or_default().matches('\n').count() + 1
+}
