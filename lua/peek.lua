@@ -59,7 +59,7 @@ local function peek(keys, args)
   local m, s = kept[1], kept[2]
   if not m or not s then return {} end
   -- A clock that went back counts as standing still.
-  local _, _, _, born, _, last = decode(HEAD, m)
+  local _, _, born, _, last = decode(HEAD, m)
   local now = max(clock, last)
   if of_subject then
     kept = redis.call('HMGET', keys[2], 'm', 's')

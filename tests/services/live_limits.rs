@@ -66,7 +66,7 @@ async fn until_asked_under(stand: &Stand, version: u64) {
     loop {
         // Where the newest version is kept: lua/tallies.lua.
         let state = stand.redis.command::<Vec<u8>>("HGET sluicegate:{acme} m");
-        let newest = state[45..51].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
+        let newest = state[37..43].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
         if newest >= version {
             return;
         }
