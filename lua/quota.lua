@@ -12,7 +12,7 @@
 --   head        run id digest 8, terms digest 8, incarnation 8, number 6, bytes of terms 2, wants 2, settlements 2,
 --               of them not sent 2, subjects 2, more 1
 --   terms       version 6, grant jitter 6, longest hold 6, booking horizon 6, send budget 6, longest window 6, cold after a
---               loss 6, until all have noticed 6, scopes 1, members 2, cells 2, bytes of names 2; a digest 8 for each member;
+--               loss 6, until all have noticed 6, resumed at 6, scopes 1, members 2, cells 2, bytes of names 2; a digest 8 for each member;
 --               names of the provider's cells joined by "|"; so many cells
 --   cell        kind 1, applies 1, mode 1, window 7, offset or interval 7, granule in ms 4, max 4, index in the spec 2
 --   more        pause 6, distrusted born 7, rebuilt born 7, past uses 2, open charges 4, open lookups 4, seeded born 7, seeds 2,
@@ -53,12 +53,12 @@ local REPLY_KEPT_US = 600000000
 local SUBJECT_KEPT_US = 1000000
 local TALLIES_MOST = 256
 local HEADER, HEADER_BYTES = '<c8c8c8I6I2I2I2I2I2I1', 41
-local TERMS, TERMS_BYTES = '<I6I6I6I6I6I6I6I6I1I2I2I2', 55
+local TERMS, TERMS_BYTES = '<I6I6I6I6I6I6I6I6I6I1I2I2I2', 61
 local MORE, MORE_BYTES = '<I6I7I7I2I4I4I7I2I4', 43
 local KNOWN, KNOWN_BYTES = '<I7I7I7I7I1I7I7I7I7I6I7I7I7', 84
 local SEED, SEED_BYTES = '<I2I7I7I4I4I2', 26
 local PAST_BYTES = 14
-local HEAD, HEAD_BYTES = '<c8c8I7I7I7I6I7', 50
+local HEAD, HEAD_BYTES = '<c8c8I7I7I7I6I7I6', 56
 local SUBJECT_HEAD, SUBJECT_HEAD_BYTES = '<c8I7I7I7', 29
 local ANSWER = '<I1I1I2I6I7I6I7I4I2I6I4I4I2'
 local EMPTY = {}
@@ -70,14 +70,14 @@ local tallies_known, tallies_count = {}, 0
 
 local function provider_tally(digest, text, bytes)
   if #text < HEADER_BYTES + bytes or bytes < TERMS_BYTES then return nil end
-  local version, jitter, lasts, horizon, budget, longest, cold, noticed, scopes, members, cells, names, at =
+  local version, jitter, lasts, horizon, budget, longest, cold, noticed, resumed, scopes, members, cells, names, at =
     decode(TERMS, text, HEADER_BYTES + 1)
   if cells == 0 or TERMS_BYTES + members * 8 + names + cells * RECORD ~= bytes then return nil end
   local names_at = at + members * 8
   local tally = tally_of(sub(text, names_at, names_at + names - 1), text, names_at + names, cells)
   tally.version, tally.jitter, tally.hold, tally.horizon, tally.budget, tally.longest, tally.cold =
     version, jitter, lasts, horizon, budget, longest, cold
-  tally.noticed, tally.scopes, tally.members = noticed, scopes, sub(text, at, names_at - 1)
+  tally.noticed, tally.resumed, tally.scopes, tally.members = noticed, resumed, scopes, sub(text, at, names_at - 1)
   if tallies_count >= TALLIES_MOST then tallies_known, tallies_count = {}, 0 end
   tallies_known[digest], tallies_count = tally, tallies_count + 1
   return tally
@@ -250,9 +250,9 @@ local function quota(keys, args)
   damaged = false
 
   -- State: as it was, or begun anew when it is missing, of another server, or not to be trusted.
-  local known_run, known_digest, born, warm, last, known_version, paused, known
+  local known_run, known_digest, born, warm, last, known_version, paused, resumed, known
   if m and #m > HEAD_BYTES + TALLY_BYTES and known_text and #known_text >= KNOWN_BYTES then
-    known_run, known_digest, born, warm, last, known_version, paused = decode(HEAD, m)
+    known_run, known_digest, born, warm, last, known_version, paused, resumed = decode(HEAD, m)
     if known_run ~= run or born == distrusted then m = nil end
   else
     m = nil
@@ -282,6 +282,8 @@ local function quota(keys, args)
       end
     end
   end
+  -- An operator has lifted the wait that the provider had named.
+  if m and resumed ~= provider.resumed then paused = 0 end
   if m then
     known = known_of(known_text)
     if known_digest ~= digest then adopt_known(known, provider, now) end
@@ -389,7 +391,7 @@ local function quota(keys, args)
       runs_n, passed_n) .. runs .. passed
   end
   if damaged then return begin_anew(keys, cells_n) end
-  save(provider, encode(HEAD, run, digest, born, warm, last, version, paused), now, mine,
+  save(provider, encode(HEAD, run, digest, born, warm, last, version, paused, provider.resumed), now, mine,
     encode('<I6I7I4', number, now, #reply) .. reply .. provider.leases, longest + before, KEPT_MS)
   for i = 1, subjects_n do
     local tally = tallies[i]

@@ -3,7 +3,8 @@
 --
 -- HASH  packed as in quota.lua; its fields are m, s, of the state k, and one named by the 8 bytes of each caller's incarnation
 --   m           of the state: state, tally, cells; of a subject: owner, tally, cells
---   state       run id digest 8, terms digest 8, born 7, warm 7, last call 7, version 6, paused until 7
+--   state       run id digest 8, terms digest 8, born 7, warm 7, last call 7, version 6, paused until 7,
+--               resumed at 6
 --   owner       limits digest 8, last call 7, born of the state 7, kept until 7
 --   tally       time to live renewed 7, charges in flight 6, lookups in flight 6, first deadline 7
 --   cell        held until 7, a 7, b 7, c 7, uses ever logged 6, of them before the tail 6, chunks 4, spent 4, open ms 7,

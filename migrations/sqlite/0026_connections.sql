@@ -32,7 +32,8 @@ BEGIN
             'max_wait_ms', NEW.max_wait_ms, 'max_attempts', NEW.max_attempts, 'max_age_s', NEW.max_age_s,
             'backoff_base_ms', NEW.backoff_base_ms, 'backoff_max_ms', NEW.backoff_max_ms,
             'idempotency_retention_s', NEW.idempotency_retention_s, 'headers', json(NEW.headers),
-            'request', json(NEW.request), 'lookup', json(NEW.lookup), 'statuses', json(NEW.statuses)) AS new_row)
+            'request', json(NEW.request), 'lookup', json(NEW.lookup), 'statuses', json(NEW.statuses),
+            'require', json(NEW.require), 'resumed_at', NEW.resumed_at) AS new_row)
     WHERE old_row IS NOT new_row;
 END;
 
@@ -41,7 +42,7 @@ CREATE TRIGGER providers_update AFTER UPDATE OF
         reserve_percent, store_down, share_of, timeout_ms, send_budget_ms, connection_max_age_ms, reuse_connections,
         workers, bucket_capacity,
         leak_per_second, max_wait_ms, max_attempts, max_age_s, backoff_base_ms, backoff_max_ms,
-        idempotency_retention_s, headers, request, lookup, statuses
+        idempotency_retention_s, headers, request, lookup, statuses, require, resumed_at
     ON providers
 BEGIN
     UPDATE settings_version SET version = version + 1;
@@ -64,7 +65,8 @@ BEGIN
             'max_wait_ms', OLD.max_wait_ms, 'max_attempts', OLD.max_attempts, 'max_age_s', OLD.max_age_s,
             'backoff_base_ms', OLD.backoff_base_ms, 'backoff_max_ms', OLD.backoff_max_ms,
             'idempotency_retention_s', OLD.idempotency_retention_s, 'headers', json(OLD.headers),
-            'request', json(OLD.request), 'lookup', json(OLD.lookup), 'statuses', json(OLD.statuses)) AS old_row,
+            'request', json(OLD.request), 'lookup', json(OLD.lookup), 'statuses', json(OLD.statuses),
+            'require', json(OLD.require), 'resumed_at', OLD.resumed_at) AS old_row,
         json_object(
             'name', NEW.name, 'kind', NEW.kind, 'quota', NEW.quota, 'enabled', NEW.enabled,
             'paused', NEW.paused, 'url', NEW.url, 'mode', NEW.mode, 'slot_release', NEW.slot_release,
@@ -77,7 +79,8 @@ BEGIN
             'max_wait_ms', NEW.max_wait_ms, 'max_attempts', NEW.max_attempts, 'max_age_s', NEW.max_age_s,
             'backoff_base_ms', NEW.backoff_base_ms, 'backoff_max_ms', NEW.backoff_max_ms,
             'idempotency_retention_s', NEW.idempotency_retention_s, 'headers', json(NEW.headers),
-            'request', json(NEW.request), 'lookup', json(NEW.lookup), 'statuses', json(NEW.statuses)) AS new_row)
+            'request', json(NEW.request), 'lookup', json(NEW.lookup), 'statuses', json(NEW.statuses),
+            'require', json(NEW.require), 'resumed_at', NEW.resumed_at) AS new_row)
     WHERE old_row IS NOT new_row;
 END;
 
@@ -100,7 +103,8 @@ BEGIN
             'max_wait_ms', OLD.max_wait_ms, 'max_attempts', OLD.max_attempts, 'max_age_s', OLD.max_age_s,
             'backoff_base_ms', OLD.backoff_base_ms, 'backoff_max_ms', OLD.backoff_max_ms,
             'idempotency_retention_s', OLD.idempotency_retention_s, 'headers', json(OLD.headers),
-            'request', json(OLD.request), 'lookup', json(OLD.lookup), 'statuses', json(OLD.statuses)) AS old_row,
+            'request', json(OLD.request), 'lookup', json(OLD.lookup), 'statuses', json(OLD.statuses),
+            'require', json(OLD.require), 'resumed_at', OLD.resumed_at) AS old_row,
         NULL AS new_row)
     WHERE old_row IS NOT new_row;
 END;

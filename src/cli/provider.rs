@@ -73,7 +73,7 @@ enum Action {
     },
     /// Start no more requests to a provider, in every worker; its queue keeps collecting.
     Pause(Which),
-    /// Start requests to a provider again.
+    /// Start requests to a provider again, and lift the waits that it has named (429, Retry-After), in every worker.
     Resume(Which),
 }
 
@@ -235,8 +235,11 @@ async fn set_paused(
         console.json(&json!({ "provider": name, "paused": paused, "changed": changed }))?;
         return Ok(Exit::Fine);
     }
-    let state = if paused { "paused: its queue keeps collecting" } else { "resumed" };
-    console.message(&format!("{name} is {state}; workers follow within 2 s"))?;
+    let state = match paused {
+        true => "is paused: its queue keeps collecting",
+        false => "is resumed, and waits that it had named are lifted",
+    };
+    console.message(&format!("{name} {state}; workers follow within 2 s"))?;
     Ok(Exit::Fine)
 }
 

@@ -38,6 +38,8 @@ pub struct SubjectLimit {
     pub index: usize,
     pub max_requests: u32,
     pub window: Duration,
+    /// As of the limit, or of the subject's own rule.
+    pub burst: Option<u32>,
     /// A rule lets it pass. It is counted all the same, like a shadow limit: when the rule goes, who was sent under it waits.
     pub exempt: bool,
 }

@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use super::backoff::BackoffPolicy;
+use super::explain::parked::THROTTLED;
 use super::outcome::{FinalState, Outcome, UnknownCause};
 
 pub mod finding;
@@ -139,7 +140,7 @@ pub fn after_outcome(outcome: &Outcome, history: &History, policy: &RetryPolicy,
         Outcome::Rejected { reason } => settle(FinalState::Review, reason, None),
         Outcome::Throttled { retry_after } => {
             let wait = named(*retry_after).unwrap_or_else(|| nameless(history, policy));
-            let next = again(wait, history.unknown, "throttled by the provider", history, policy);
+            let next = again(wait, history.unknown, THROTTLED, history, policy);
             Disposition { next, counts_attempt: false, pause: Some(Pause::Quota { wait }) }
         }
         Outcome::Busy { retry_after } => {

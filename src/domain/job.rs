@@ -107,6 +107,35 @@ impl fmt::Display for Invalid {
     }
 }
 
+/// A field of a message that a provider may require.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum JobField {
+    Account,
+    Reference,
+}
+
+impl JobField {
+    pub const ALL: [Self; 2] = [Self::Account, Self::Reference];
+
+    /// The name in a message and in column `require`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Account => "account",
+            Self::Reference => "reference",
+        }
+    }
+
+    /// Why a message without it is no job.
+    #[must_use]
+    pub fn missing(self) -> InvalidReason {
+        match self {
+            Self::Account => InvalidReason::MissingAccount,
+            Self::Reference => InvalidReason::MissingReference,
+        }
+    }
+}
+
 /// The closed list of reasons; [`InvalidReason::code`] is what header `x-sluicegate-reason` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum InvalidReason {
@@ -120,13 +149,16 @@ pub enum InvalidReason {
     WrongProvider,
     CardNumber,
     Secret,
+    /// The provider's row requires one (`require`).
+    MissingAccount,
+    MissingReference,
     Conflict,
     /// The broker gave up on it again and again, and it never became a job.
     Undeliverable,
 }
 
 impl InvalidReason {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::Malformed,
         Self::TooLarge,
         Self::UnknownField,
@@ -137,6 +169,8 @@ impl InvalidReason {
         Self::WrongProvider,
         Self::CardNumber,
         Self::Secret,
+        Self::MissingAccount,
+        Self::MissingReference,
         Self::Conflict,
         Self::Undeliverable,
     ];
@@ -154,6 +188,8 @@ impl InvalidReason {
             Self::WrongProvider => "wrong_provider",
             Self::CardNumber => "card_number",
             Self::Secret => "secret",
+            Self::MissingAccount => "missing_account",
+            Self::MissingReference => "missing_reference",
             Self::Conflict => "conflict",
             Self::Undeliverable => "undeliverable",
         }

@@ -206,8 +206,22 @@ pub enum Rule {
     Exempt,
     /// Nothing of this account is sent.
     Blocked,
-    /// Its own rate in place of the limit's; algorithm, burst and offset stay the limit's.
-    Limit(Rate),
+    /// Its own numbers in place of the limit's; algorithm and offset stay the limit's.
+    Limit(OwnLimit),
+}
+
+/// An account's own numbers at a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnLimit {
+    pub rate: Rate,
+    /// As of [`Limit::burst`]. `None`: the algorithm's default for this rate, and never the limit's own burst.
+    pub burst: Option<u32>,
+}
+
+impl From<Rate> for OwnLimit {
+    fn from(rate: Rate) -> Self {
+        Self { rate, burst: None }
+    }
 }
 
 #[cfg(test)]

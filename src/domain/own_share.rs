@@ -34,7 +34,8 @@ impl Subject {
         let mut own = self.clone();
         for one in &mut own.limits {
             if let Some(limit) = spec.limits.get(one.index) {
-                one.max_requests = LimitSpec { max_requests: one.max_requests, ..limit.clone() }.share(of).max_requests;
+                let share = limit.with(one).share(of);
+                (one.max_requests, one.burst) = (share.max_requests, share.burst);
             }
         }
         own
@@ -137,6 +138,7 @@ mod tests {
             send_budget: Duration::from_secs(1),
             store_down: StoreDown::Wait,
             members: Vec::new(),
+            resumed_at: 0,
             handover: Duration::ZERO,
         };
         let of_account = |max_requests| {

@@ -4,12 +4,13 @@
 //! without an enabled limit cannot be built.
 
 use std::borrow::Borrow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
 use super::backoff::BackoffPolicy;
 use super::disposition::{AskPolicy, RetryPolicy};
+use super::job::JobField;
 use super::limit::{AccountRule, Limit, Rate};
 use super::lookup::{Lookup, WhenNotFound};
 
@@ -272,6 +273,10 @@ pub struct Provider {
     pub statuses: BTreeMap<u16, Vec<StatusCase>>,
     /// How the provider is asked what became of a payment; `None`: it cannot be.
     pub lookup: Option<Lookup>,
+    /// Fields that a message must have to be a job here.
+    pub require: BTreeSet<JobField>,
+    /// When an operator lifted the waits that the provider had named, in epoch milliseconds; 0: never.
+    pub resumed_at: u64,
     /// Settings version, from one sequence over all tables; larger is newer.
     pub version: i64,
     /// Enabled limits; at least one of them [holds every charge](Limit::holds_every_charge).

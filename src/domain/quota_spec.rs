@@ -100,9 +100,30 @@ impl LimitSpec {
         self.algorithm.at_once(self.max_requests, self.burst)
     }
 
-    /// What counts for this limit, with the numbers that hold for one subject or for all.
-    fn cell(&self, held: bool, max_requests: u32, window: Duration) -> CellSpec {
-        let own = Self { max_requests, window, ..self.clone() };
+    /// The limit with a subject's own numbers.
+    #[must_use]
+    pub fn with(&self, own: &SubjectLimit) -> Self {
+        let SubjectLimit { max_requests, window, burst, .. } = *own;
+        Self { max_requests, window, burst, ..self.clone() }
+    }
+
+    /// The lower numbers of two that mean one limit, and the smaller of what both let come at once: what a row leaves out
+    /// is its algorithm's default.
+    #[must_use]
+    pub fn stricter_of(&self, other: &Self) -> Self {
+        let at_once = self.cost_max().min(other.cost_max());
+        let says_burst = self.burst.is_some() || other.burst.is_some();
+        Self {
+            burst: says_burst.then(|| self.algorithm.burst_of(at_once)),
+            max_requests: self.max_requests.min(other.max_requests),
+            window: self.window.max(other.window),
+            ..self.clone()
+        }
+    }
+
+    /// What counts for this limit.
+    fn cell(&self, held: bool) -> CellSpec {
+        let (own, max_requests) = (self.clone(), self.max_requests);
         let window_us = own.padded_window_us();
         let window_ms = millis_up(own.window);
         let interval = (micros_up(own.window) * INTERVAL_PARTS).div_ceil(u64::from(max_requests).max(1));
@@ -153,6 +174,9 @@ pub struct QuotaSpec {
     pub store_down: StoreDown,
     /// Providers whose rows name this quota, in the order of their names.
     pub members: Vec<ProviderName>,
+    /// When an operator lifted the waits that the provider had named, in epoch milliseconds; 0: never. A pause that the limiter
+    /// keeps ends when this changes.
+    pub resumed_at: u64,
     /// How long after a state has begun somebody else may still be granted permits that it does not know of, because he has
     /// not noticed yet. Zero where nobody else ever grants.
     pub handover: Duration,
@@ -180,6 +204,7 @@ impl QuotaSpec {
             store_down: other.store_down,
             members: other.members.clone(),
             handover: other.handover,
+            resumed_at: other.resumed_at,
             ..self.clone()
         };
         as_other == *other
@@ -204,7 +229,7 @@ impl QuotaSpec {
     pub fn provider_cells(&self) -> Vec<CellSpec> {
         let held = self.grant_jitter.is_none();
         let all = self.limits.iter().filter(|limit| limit.scope == Scope::Provider);
-        let cells = all.map(|limit| limit.cell(held, limit.max_requests, limit.window));
+        let cells = all.map(|limit| limit.cell(held));
         cells.chain(self.even.then(|| self.pacing())).collect()
     }
 
@@ -213,7 +238,7 @@ impl QuotaSpec {
     pub fn subject_cells(&self, subject: &Subject) -> Vec<CellSpec> {
         let held = self.grant_jitter.is_none();
         let cell = |own: &SubjectLimit| {
-            let cell = self.limits.get(own.index)?.cell(held && !own.exempt, own.max_requests, own.window);
+            let cell = self.limits.get(own.index)?.with(own).cell(held && !own.exempt);
             Some(CellSpec { shadow: cell.shadow || own.exempt, ..cell })
         };
         subject.limits.iter().filter_map(cell).collect()
@@ -244,9 +269,10 @@ impl QuotaSpec {
                     let general = |rule: &&AccountRule| rule.limit.is_none();
                     let rule = rules().find(named).or_else(|| rules().find(general));
                     let rule = rule.filter(|_| scope == Scope::Account).map(|rule| rule.rule);
-                    let own = rule.map_or(Some((limit.max_requests, limit.window)), |rule| own_rate(rule, limit));
-                    let (max_requests, window) = own.unwrap_or((limit.max_requests, limit.window));
-                    SubjectLimit { index, max_requests, window, exempt: own.is_none() }
+                    let own = rule.map_or_else(|| Some(limit.clone()), |rule| own_limit(rule, limit));
+                    let exempt = own.is_none();
+                    let LimitSpec { max_requests, window, burst, .. } = own.unwrap_or_else(|| limit.clone());
+                    SubjectLimit { index, max_requests, window, burst, exempt }
                 })
                 .collect();
             if !limits.is_empty() {
@@ -290,14 +316,11 @@ impl QuotaSpec {
     /// The longest that any use can count: past it, a limiter without memory knows as much as one with it.
     #[must_use]
     pub fn longest_us(&self) -> u64 {
-        let cells = self.limits.iter().map(|limit| limit.cell(true, limit.max_requests, limit.window));
+        let cells = self.limits.iter().map(|limit| limit.cell(true));
         let own = self.account_rules.iter().flat_map(|rule| {
             let limits = self.limits.iter().filter(|limit| limit.scope == Scope::Account);
             let limits = limits.filter(|limit| rule.limit.as_ref().is_none_or(|name| *name == limit.name));
-            limits.filter_map(|limit| {
-                let (max_requests, window) = own_rate(rule.rule, limit)?;
-                Some(limit.cell(true, max_requests, window))
-            })
+            limits.filter_map(|limit| Some(own_limit(rule.rule, limit)?.cell(true)))
         });
         cells.chain(own).map(|cell| cell.window_us).max().unwrap_or(0)
     }
@@ -367,13 +390,17 @@ impl QuotaSpec {
     }
 }
 
-/// An account's own numbers under a rule; `None` when the limit lets it pass.
-fn own_rate(rule: Rule, limit: &LimitSpec) -> Option<(u32, Duration)> {
-    match rule {
-        Rule::Exempt => None,
-        Rule::Limit(rate) => Some((rate.max_requests(), rate.window())),
-        Rule::Blocked => Some((0, limit.window)),
-    }
+/// The limit as it holds for an account under a rule; `None` when the limit lets it pass.
+#[must_use]
+pub fn own_limit(rule: Rule, limit: &LimitSpec) -> Option<LimitSpec> {
+    let (max_requests, window, burst) = match rule {
+        Rule::Exempt => return None,
+        Rule::Limit(own) => (own.rate.max_requests(), own.rate.window(), own.burst),
+        Rule::Blocked => (0, limit.window, limit.burst),
+    };
+    // A rule on several limits gives its burst to those that have one.
+    let has_burst = matches!(limit.algorithm, Algorithm::TokenBucket | Algorithm::Gcra);
+    Some(LimitSpec { max_requests, window, burst: burst.filter(|_| has_burst), ..limit.clone() })
 }
 
 /// What counts for one limit.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::domain::limit::{OwnLimit, Rate};
 use crate::domain::provider::StoreDown;
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -30,12 +31,13 @@ fn spec(rules: &[(&str, Option<&str>, Rule)]) -> QuotaSpec {
         send_budget: Duration::from_millis(500),
         store_down: StoreDown::Wait,
         members: Vec::new(),
+        resumed_at: 0,
         handover: Duration::ZERO,
     }
 }
 
 fn own(rate: &str) -> Rule {
-    Rule::Limit(rate.parse().unwrap())
+    Rule::Limit(rate.parse::<Rate>().unwrap().into())
 }
 
 type Rules<'a> = &'a [(&'a str, Option<&'a str>, Rule)];
@@ -108,11 +110,12 @@ fn what_no_limit_can_ever_admit_is_known() {
 
 #[test]
 fn an_accounts_own_bucket_is_remembered_until_it_has_drained() {
-    let mut spec = spec(&[("slow", Some("account-a"), own("1/1h"))]);
+    let slow = OwnLimit { rate: "1/1h".parse().unwrap(), burst: Some(100) };
+    let mut spec = spec(&[("slow", Some("account-a"), Rule::Limit(slow))]);
     spec.limits[0].algorithm = Algorithm::TokenBucket;
-    spec.limits[0].burst = Some(100);
+    spec.limits[0].burst = Some(10);
     assert_eq!(spec.longest_us(), micros_up(HOUR * 100));
-    let limits = [SubjectLimit { index: 0, max_requests: 1, window: HOUR * 24 * 31, exempt: false }];
+    let limits = [SubjectLimit { index: 0, max_requests: 1, window: HOUR * 24 * 31, burst: Some(100), exempt: false }];
     let slowest = spec.subject_cells(&Subject { key: "account:slowest".to_owned(), limits: limits.to_vec() });
     assert_eq!((slowest[0].max, slowest[0].window_us), (2, micros_up(HOUR * 24 * 62)), "no longer than is exact");
 }
@@ -123,9 +126,8 @@ fn only_enforced_limits_of_the_provider_have_every_use_counted_after_a_loss() {
     let month = HOUR * 24 * 31;
     let shadow = LimitSpec { shadow: true, ..LimitSpec::sliding_log("shadow", 9, month) };
     let mut spec = spec(&[]);
-    let padded = |window: Duration| {
-        Duration::from_micros(LimitSpec::sliding_log("all", 1, window).cell(true, 1, window).window_us)
-    };
+    let padded =
+        |window: Duration| Duration::from_micros(LimitSpec::sliding_log("all", 1, window).cell(true).window_us);
     assert_eq!(spec.lookback(), Lookback::all(padded(HOUR) + lag));
     spec.limits[0].window = month;
     spec.limits[2].window = HOUR / 2;
@@ -152,5 +154,38 @@ fn windows_are_padded_by_what_no_comparison_of_clocks_can_see() {
     for (window_ms, padded_us) in [(1, 3_001), (1_000, 1_002_500), (60_000, 60_032_000)] {
         let limit = LimitSpec::sliding_log("all", 1, Duration::from_millis(window_ms));
         assert_eq!(limit.padded_window_us(), padded_us);
+    }
+}
+
+/// A bucket of an account with a rate of its own is not as large as everybody's.
+#[test]
+fn an_accounts_own_rate_has_its_own_burst() {
+    let bucket = |algorithm, burst| {
+        let mut spec = spec(&[]);
+        spec.limits.truncate(1);
+        spec.limits[0] = LimitSpec { algorithm, burst, ..spec.limits[0].clone() };
+        spec
+    };
+    let rule = |rate: &str, burst| {
+        let rule = Rule::Limit(OwnLimit { rate: rate.parse().unwrap(), burst });
+        vec![AccountRule { account: "me".to_owned(), limit: None, rule }]
+    };
+    for (algorithm, burst, own, at_once) in [
+        (Algorithm::TokenBucket, Some(500), ("1/1s", None), 1),
+        (Algorithm::TokenBucket, Some(500), ("1/1s", Some(3)), 3),
+        (Algorithm::TokenBucket, None, ("7/1s", None), 7),
+        (Algorithm::Gcra, Some(500), ("1/1s", None), 1),
+        (Algorithm::Gcra, Some(500), ("1/1s", Some(3)), 4),
+        (Algorithm::SlidingLog, None, ("9/1s", Some(3)), 9),
+    ] {
+        let spec = QuotaSpec { account_rules: rule(own.0, own.1), ..bucket(algorithm, burst) };
+        let subjects = spec.subjects(Some("me"), None).unwrap();
+        let [cell] = &spec.subject_cells(&subjects[0])[..] else { panic!("{subjects:?}") };
+        assert_eq!(cell.max, at_once, "{algorithm:?} {burst:?} {own:?}");
+        let [cell] = &spec.subject_cells(&spec.subjects(Some("you"), None).unwrap()[0])[..] else { panic!() };
+        assert_eq!(cell.max, spec.limits[0].cost_max(), "everybody else has the limit's own");
+        // Divided among workers, what comes at once is divided too.
+        let shared = subjects[0].share(&spec, 2);
+        assert!(spec.share(2).subject_cells(&shared)[0].max <= at_once / 2, "{shared:?}");
     }
 }

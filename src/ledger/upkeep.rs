@@ -23,11 +23,20 @@ pub struct Overdue {
     pub at_most: u32,
 }
 
+/// What has put jobs down that an operator can let go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WaitsFor {
+    Limit,
+    /// A wait that the provider has named, to this payment or to another of its quota.
+    NamedWait,
+}
+
 /// Which waits for a limit end: those that began before the limits of the lane's quota were changed, or soon after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused {
     /// How long ago they were seen to be others than before; `None`: nobody saw, and the rows alone tell.
     pub changed_ago: Option<Duration>,
+    pub by: WaitsFor,
     /// For so long after a change the former limits may have been gone by.
     pub settles: Duration,
     /// Who is due within this comes without being woken.
@@ -145,7 +154,7 @@ pub trait Upkeep: Send + Sync {
         at_most: u32,
     ) -> Result<Vec<Recorded>, LedgerError>;
 
-    /// Ends waits of jobs that a limit has put down: they are due now, and those that were surely never sent stand in no
+    /// Ends waits of jobs that a limit or a named wait has put down: they are due now, and those that were surely never sent stand in no
     /// queue. Returns how many.
     async fn wake_refused(&self, lane: &ProviderName, which: &Refused) -> Result<u32, LedgerError>;
 

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use crate::domain::clock_witness::{Witness, Word};
 use crate::domain::decision::{ByKind, Call, PastUse, Reply, Standing, Subject, Want};
 use crate::domain::provider::ProviderName;
-use crate::domain::quota_spec::{LimitSpec, Lookback, QuotaSpec, SubjectsAsked};
+use crate::domain::quota_spec::{Lookback, QuotaSpec, SubjectsAsked};
 use crate::domain::time::Micros;
 
 pub mod alone;
@@ -194,13 +194,12 @@ fn uses(spec: &QuotaSpec, subject: Option<&Subject>, standings: &[Standing]) -> 
     let line = |standing: &Standing| {
         let limit = spec.limits.get(standing.index)?;
         let own = subject.and_then(|subject| subject.limits.iter().find(|own| own.index == standing.index));
-        let (max_requests, window) =
-            own.map_or((limit.max_requests, limit.window), |own| (own.max_requests, own.window));
+        let counted = own.map_or_else(|| limit.clone(), |own| limit.with(own));
         Some(LimitUse {
             name: limit.name.clone(),
-            max_requests,
-            window,
-            capacity: LimitSpec { max_requests, window, ..limit.clone() }.cost_max(),
+            max_requests: counted.max_requests,
+            window: counted.window,
+            capacity: counted.cost_max(),
             used: standing.used,
             shadow: limit.shadow || own.is_some_and(|own| own.exempt),
             would_have_refused: standing.would_have_refused,

@@ -69,7 +69,8 @@ pub async fn set_rate(
     }
 }
 
-/// Pauses a provider, or resumes it; returns whether that changed anything.
+/// Pauses a provider, or resumes it; returns whether that changed anything. A resume always does: it also lifts the waits that
+/// the provider has named, which the row does not show.
 ///
 /// # Errors
 /// [`NotChanged`].
@@ -81,7 +82,8 @@ pub async fn set_paused(
 ) -> Result<bool, NotChanged> {
     // One that cannot be read can be paused all the same: workers may go by its last good row.
     if let Some(Ok(row)) = settings.written(Some(provider)).await?.first()
-        && row.paused == paused
+        && row.paused
+        && paused
     {
         return Ok(false);
     }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use serde::Serialize;
 
 use crate::domain::limit::{Algorithm, AppliesTo, Rule, Scope};
-use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
+use crate::domain::quota_spec::{LimitSpec, QuotaSpec, own_limit};
 use crate::domain::time::{format_duration, micros_up};
 
 /// One request as the provider counts it.
@@ -85,10 +85,7 @@ fn own(spec: &QuotaSpec, limit: &LimitSpec, account: Option<&str>) -> Option<Lim
     let rules = || spec.account_rules.iter().filter(|rule| Some(rule.account.as_str()) == account);
     let named = rules().find(|rule| rule.limit.as_deref() == Some(limit.name.as_str()));
     match named.or_else(|| rules().find(|rule| rule.limit.is_none())).map(|rule| rule.rule) {
-        Some(Rule::Exempt) => None,
-        Some(Rule::Limit(rate)) => {
-            Some(LimitSpec { max_requests: rate.max_requests(), window: rate.window(), ..limit.clone() })
-        }
+        Some(rule @ (Rule::Exempt | Rule::Limit(_))) => own_limit(rule, limit),
         Some(Rule::Blocked) | None => Some(limit.clone()),
     }
 }

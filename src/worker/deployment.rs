@@ -155,8 +155,14 @@ async fn lanes(
             }
             goes_on
         });
-        for lane in running.values().filter(|lane| changed.contains(&lane.settings.borrow().provider.quota)) {
-            lane.parts.pauses.limits_changed();
+        for lane in running.values() {
+            let quota = lane.settings.borrow().provider.quota.clone();
+            if changed.allow_otherwise.contains(&quota) {
+                lane.parts.pauses.limits_changed();
+            }
+            if changed.resumed.contains(&quota) {
+                lane.parts.pauses.named_wait_lifted();
+            }
         }
         let mut told = Known::clone(&now);
         for row in now.providers.values().filter(|row| row.enabled) {

@@ -146,7 +146,10 @@ async fn pause_after_fault(lane: &LaneParts) {
 
 async fn steps(lane: &LaneParts, copy: &Copy, (delivered_at, redelivered): (Instant, bool)) -> End {
     let arrived = Arrived { copy: headers::copy_number(&copy.properties), redelivered };
-    let read = until_back("read a message", &lane.stop, || read(&lane.worker, &copy.body, &lane.name)).await;
+    let provider = Arc::clone(&lane.settings.borrow().provider);
+    let read =
+        until_back("read a message", &lane.stop, || read(&lane.worker, &copy.body, &lane.name, &provider.require))
+            .await;
     let decoded = match read {
         // Moved more than once while it waits, and each of its places would be kept.
         Ok(Ok(decoded)) => Box::new(decoded),

@@ -271,6 +271,16 @@ impl Pauses {
         self.sending.send_replace(None);
     }
 
+    /// An operator has lifted the waits that the provider named to this or to another lane of its quota.
+    pub fn named_wait_lifted(&self) {
+        for kind in [CallKind::Charge, CallKind::Lookup] {
+            *self.refusals(kind) = Refusals::default();
+        }
+        for paused in [&self.intake, &self.sending] {
+            paused.send_if_modified(|pause| pause.take_if(|pause| pause.by == By::Provider).is_some());
+        }
+    }
+
     /// What the lane takes no more for may be allowed by now, whichever row of its quota says so. While nothing is sent
     /// for another reason, it takes nothing either.
     pub fn limits_changed(&self) {

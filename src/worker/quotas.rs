@@ -27,6 +27,15 @@ pub use combined::{QuotaRows, quota_spec, quota_specs};
 /// Incarnations travel to the limiter's store in six bytes.
 const INCARNATION_BITS: u32 = 48;
 
+/// What new settings changed of open quotas.
+#[derive(Debug, Default)]
+pub struct ChangedQuotas {
+    /// Those that allow something else than before.
+    pub allow_otherwise: BTreeSet<ProviderName>,
+    /// Those whose named waits an operator has lifted.
+    pub resumed: BTreeSet<ProviderName>,
+}
+
 /// The gates of a process, opened as quotas appear.
 pub struct Quotas {
     limiter: Arc<dyn Limiter>,
@@ -64,10 +73,9 @@ impl Quotas {
         }
     }
 
-    /// Tells every open gate what its quota allows now, opens gates for new quotas and closes those that nobody names. Returns
-    /// the quotas that allow something else than before.
-    pub fn follow(&self, known: &Known) -> BTreeSet<ProviderName> {
-        let (mut changed, mut named) = (BTreeSet::new(), BTreeSet::new());
+    /// Tells every open gate what its quota allows now, opens gates for new quotas and closes those that nobody names.
+    pub fn follow(&self, known: &Known) -> ChangedQuotas {
+        let (mut changed, mut named) = (ChangedQuotas::default(), BTreeSet::new());
         let specs = quota_specs(known);
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         for QuotaRows { quota, spec, .. } in specs {
@@ -82,7 +90,10 @@ impl Quotas {
                 Some(gate) => {
                     gate.spec.send_if_modified(|current| {
                         if !current.allows_as(&spec) {
-                            changed.insert(quota.clone());
+                            changed.allow_otherwise.insert(quota.clone());
+                        }
+                        if current.resumed_at != spec.resumed_at {
+                            changed.resumed.insert(quota.clone());
                         }
                         let newer = **current != spec;
                         *current = Arc::new(spec);

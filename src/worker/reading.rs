@@ -3,8 +3,10 @@
 //! Refuses to judge a recorded job anew: a rule may have become stricter since, and whoever may have been charged must
 //! come to an end. Refuses to believe a message that it is recorded: id and content must be the ledger's.
 
+use std::collections::BTreeSet;
+
 use super::Worker;
-use crate::domain::job::InvalidReason;
+use crate::domain::job::{Invalid, InvalidReason, Job, JobField};
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 use crate::ledger::upkeep::Standing;
@@ -12,10 +14,32 @@ use crate::queue::message::{DecodeError, Decoded, decode, decode_recorded};
 
 /// Whether what was refused for this may have been taken when the rules were laxer.
 fn may_have_been_taken(reason: InvalidReason) -> bool {
-    matches!(reason, InvalidReason::CardNumber | InvalidReason::Secret)
+    matches!(
+        reason,
+        InvalidReason::CardNumber
+            | InvalidReason::Secret
+            | InvalidReason::MissingAccount
+            | InvalidReason::MissingReference
+    )
 }
 
-/// Reads one message of a lane. Asks the ledger only of those that a stricter rule refuses.
+/// The message, if it has each field that the provider's row requires.
+fn complete(decoded: Decoded, require: &BTreeSet<JobField>) -> Result<Decoded, DecodeError> {
+    let Some(missing) = require.iter().find(|field| !has(&decoded.job, **field)) else { return Ok(decoded) };
+    let (field, provider) = (missing.name(), &decoded.job.provider);
+    let detail = format!("{field} is missing: the row of provider `{provider}` requires it");
+    let invalid = Invalid::new(missing.missing(), detail);
+    Err(DecodeError::Invalid { invalid, claimed_id: Some(decoded.job.id) })
+}
+
+fn has(job: &Job, field: JobField) -> bool {
+    match field {
+        JobField::Account => job.account.is_some(),
+        JobField::Reference => job.reference.is_some(),
+    }
+}
+
+/// Reads one message of a lane whose row requires these fields. Asks the ledger only of those that a stricter rule refuses.
 ///
 /// # Errors
 /// The ledger's; what is wrong with the message is the inner result.
@@ -23,8 +47,9 @@ pub async fn read(
     worker: &Worker,
     body: &[u8],
     lane: &ProviderName,
+    require: &BTreeSet<JobField>,
 ) -> Result<Result<Decoded, DecodeError>, LedgerError> {
-    let judged = decode(body, lane, worker.options.card_numbers);
+    let judged = decode(body, lane, worker.options.card_numbers).and_then(|decoded| complete(decoded, require));
     let reason = match &judged {
         Err(DecodeError::Invalid { invalid, .. }) if may_have_been_taken(invalid.reason) => invalid.reason,
         _ => return Ok(judged),

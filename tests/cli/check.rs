@@ -40,6 +40,8 @@ pub fn provider() -> Provider {
         request: RequestShape::default(),
         statuses: BTreeMap::new(),
         lookup: None,
+        require: Default::default(),
+        resumed_at: 0,
         version: 1,
         limits: vec![Limit {
             name: "second".to_owned(),

@@ -47,6 +47,7 @@ fn spec(limits: &[(&str, u32, u64)]) -> QuotaSpec {
         send_budget: Duration::from_millis(100),
         store_down: StoreDown::Wait,
         members: Vec::new(),
+        resumed_at: 0,
         handover: Duration::ZERO,
     }
 }

@@ -52,6 +52,8 @@ fn row(url: &str) -> Provider {
         request: RequestShape::default(),
         statuses: [].into(),
         lookup: None,
+        require: Default::default(),
+        resumed_at: 0,
         version: 1,
         limits: vec![Limit {
             name: "per-second".to_owned(),

@@ -11,7 +11,8 @@ use crate::page::{Page, plain};
 const PAGE: &str = "docs/configuration.md";
 const FIRST_CELLS: usize = 5;
 /// Columns whose values no constraint names: the database writes them, or refers to another table.
-const WITHOUT_RULE: [(&str, &str); 6] = [
+const WITHOUT_RULE: [(&str, &str); 7] = [
+    ("providers", "resumed_at"),
     ("providers", "version"),
     ("providers", "updated_at"),
     ("provider_limits", "provider"),

@@ -32,6 +32,7 @@ fn spec() -> QuotaSpec {
         send_budget: Duration::from_millis(500),
         store_down: StoreDown::Wait,
         members: Vec::new(),
+        resumed_at: 0,
         handover: Duration::ZERO,
     }
 }

@@ -48,6 +48,7 @@ fn spec() -> QuotaSpec {
         send_budget: Duration::from_millis(500),
         store_down: StoreDown::Wait,
         members: Vec::new(),
+        resumed_at: 0,
         handover: Duration::from_millis(40),
     }
 }
@@ -169,10 +170,10 @@ fn a_call_is_packed_as_the_header_says() {
     assert_eq!(
         read(&argument(&spec(), &call(vec![want], vec![used, not_sent])), "run"),
         [
-            "head: incarnation 5, number 3, bytes of terms 92, wants 1, settlements 2, of them not sent 1, subjects 0, more 0",
+            "head: incarnation 5, number 3, bytes of terms 98, wants 1, settlements 2, of them not sent 1, subjects 0, more 0",
             // Cold: a padded window, the longest hold, the booking horizon and the handover.
             "terms: version 7, grant jitter 0, longest hold 10500000, booking horizon 250000, send budget 500000, \
-             longest window 1002500, cold after a loss 11792500, until all have noticed 40000, scopes 0, members 0, cells 1, \
+             longest window 1002500, cold after a loss 11792500, until all have noticed 40000, resumed at 0, scopes 0, members 0, cells 1, \
              bytes of names 10",
             "0 members",
             "names per-second",
@@ -222,7 +223,7 @@ fn a_call_with_everything_in_it_is_packed_as_the_header_says() {
         sent[1..],
         [
             "terms: version 7, grant jitter 50000, longest hold 10500000, booking horizon 250000, send budget 500000, \
-             longest window 3601802000, cold after a loss 3612592000, until all have noticed 40000, scopes 1, members 2, \
+             longest window 3601802000, cold after a loss 3612592000, until all have noticed 40000, resumed at 0, scopes 1, members 2, \
              cells 3, bytes of names 29",
             "2 members",
             "names minute|per-second|even pacing",

@@ -23,7 +23,7 @@ pub struct Call {
     pub received_wall_us: u64,
     /// It moved money.
     pub effect_us: Option<u64>,
-    /// The answer was about to be written to the socket, and which it was.
+    /// The answer was written to the socket, and which it was.
     pub answered_us: Option<u64>,
     pub status: Option<u16>,
     /// Answered from memory.

@@ -103,6 +103,7 @@ fn spec(provider: &Provider) -> QuotaSpec {
         send_budget: provider.send_budget,
         store_down: StoreDown::Wait,
         members: Vec::new(),
+        resumed_at: 0,
         handover: Duration::ZERO,
     }
 }

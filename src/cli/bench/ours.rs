@@ -56,6 +56,7 @@ pub fn spec(algorithm: Algorithm, quota: &Quota) -> Result<QuotaSpec, BenchError
         send_budget: SEND_BUDGET,
         store_down: StoreDown::Wait,
         members: Vec::new(),
+        resumed_at: 0,
         handover: Duration::ZERO,
     })
 }

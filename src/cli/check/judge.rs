@@ -9,7 +9,8 @@ use secrecy::ExposeSecret as _;
 
 use super::Finding;
 use crate::config::{CardNumbers, Config, DatabaseUrl, LimiterUrl, QueueUrl};
-use crate::domain::limit::Algorithm;
+use crate::domain::job::JobField;
+use crate::domain::limit::{Algorithm, Limit, Scope};
 use crate::domain::provider::{Provider, SlotRelease, StoreDown};
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::Snapshot;
@@ -136,6 +137,18 @@ pub fn provider(provider: &Provider, config: &Config) -> Vec<Finding> {
     }
     if provider.limits.iter().all(|limit| limit.shadow) {
         warn("has only shadow limits: nothing holds it back".to_owned(), "Set shadow = false on one limit");
+    }
+    for (scope, field) in [(Scope::Account, JobField::Account), (Scope::Reference, JobField::Reference)] {
+        let of_scope = |limit: &&Limit| limit.scope == scope && !limit.shadow;
+        if let Some(limit) = provider.limits.iter().find(of_scope)
+            && !provider.require.contains(&field)
+        {
+            let field = field.name();
+            warn(
+                format!("limit {} counts by {field}, and a message without {field} passes it uncounted", limit.name),
+                &format!("Set require = [\"{field}\"], so that such a message is refused"),
+            );
+        }
     }
     for limit in &provider.limits {
         if limit.rate.max_requests() == 0 {

@@ -10,6 +10,7 @@ use super::{
     AskPolicy, History, MISCONFIGURED_PAUSE, Next, Pause, Resend, RetryPolicy, named, nameless, review,
     surely_remembered,
 };
+use crate::domain::explain::parked::THROTTLED;
 use crate::domain::lookup::Finding;
 use crate::domain::outcome::FinalState;
 
@@ -54,7 +55,7 @@ pub fn after_finding(finding: &Finding, history: &History, policy: &RetryPolicy,
         }
         Finding::Throttled { retry_after } => {
             let wait = named(*retry_after).unwrap_or_else(|| nameless(history, policy));
-            Judgement { pause: Some(Pause::Quota { wait }), ..asking.put_off(wait, "throttled by the provider") }
+            Judgement { pause: Some(Pause::Quota { wait }), ..asking.put_off(wait, THROTTLED) }
         }
         Finding::Busy { retry_after } => {
             let wait = named(*retry_after).unwrap_or(asking.step());

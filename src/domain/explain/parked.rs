@@ -4,6 +4,8 @@
 //! earlier versions for as long as a job is parked.
 
 pub const PAUSED: &str = "the provider asked for a pause";
+/// Of the payment whose own answer named the wait; index `jobs_parked_for_named_waits` has this and [`PAUSED`] too.
+pub const THROTTLED: &str = "throttled by the provider";
 pub const COLD: &str = "the limiter has lost its state and waits";
 pub const NEEDS_HISTORY: &str = "usage of a limit is being read from the ledger";
 pub const STORE_AWAY: &str = "the limiter store is away";

@@ -6,7 +6,7 @@ use super::turn::Past;
 use super::*;
 use crate::domain::backoff::BackoffPolicy;
 use crate::domain::decision::{ByKind, PastUse};
-use crate::domain::limit::{AccountRule, Algorithm, Rule, Scope};
+use crate::domain::limit::{AccountRule, Algorithm, Rate, Rule, Scope};
 use crate::domain::lookup::WhenNotFound;
 use crate::domain::provider::{Mode, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StoreDown};
 use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
@@ -38,6 +38,7 @@ fn spec(limits: &[(&str, Algorithm, u32, u64, Option<u32>)]) -> QuotaSpec {
         send_budget: ms(500),
         store_down: StoreDown::Wait,
         members: Vec::new(),
+        resumed_at: 0,
         handover: Duration::ZERO,
     }
 }
@@ -75,6 +76,8 @@ fn provider() -> Provider {
         request: RequestShape::default(),
         statuses: Default::default(),
         lookup: None,
+        require: Default::default(),
+        resumed_at: 0,
         version: 1,
         limits: Vec::new(),
         account_rules: Vec::new(),
@@ -242,7 +245,7 @@ fn every_state_and_gate_has_its_words() {
         (
             Box::new(|f| {
                 rule(f, Rule::Exempt);
-                rule(f, Rule::Limit("5/1s".parse().unwrap()));
+                rule(f, Rule::Limit("5/1s".parse::<Rate>().unwrap().into()));
                 f.limiter.uses.push(LimitUsed { name: "per-account".to_owned(), used: 5, capacity: 5 });
             }),
             "account",
@@ -255,7 +258,7 @@ fn every_state_and_gate_has_its_words() {
         ),
         (
             Box::new(|f| {
-                rule(f, Rule::Limit("5/1s".parse().unwrap()));
+                rule(f, Rule::Limit("5/1s".parse::<Rate>().unwrap().into()));
                 job(f).cost = 6;
             }),
             "account",

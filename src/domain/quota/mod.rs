@@ -53,6 +53,8 @@ struct State {
     last_us: u64,
     version: i64,
     paused_until_us: u64,
+    /// As of the spec that was gone by last; a change ends a pause.
+    resumed_at: u64,
     known: Known,
     provider: Tally,
     subjects: BTreeMap<String, Tally>,
@@ -109,6 +111,7 @@ impl State {
             last_us: now_us,
             version: spec.version,
             paused_until_us: 0,
+            resumed_at: spec.resumed_at,
             known: Known::born(spec, now_us),
             provider: Tally::new(spec.provider_cells(), now_us, all),
             subjects: BTreeMap::new(),
@@ -138,6 +141,9 @@ impl State {
         }
         self.last_us = now_us;
         self.version = spec.version;
+        if spec.resumed_at != self.resumed_at {
+            (self.resumed_at, self.paused_until_us) = (spec.resumed_at, 0);
+        }
         let mut owns = self.own_tallies(now_us, spec, call);
         self.settle(now_us, call, &mut owns);
         if let Some(pause) = call.pause {

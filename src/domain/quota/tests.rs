@@ -20,6 +20,7 @@ fn spec(version: i64, max_requests: u32, window: Duration) -> QuotaSpec {
         send_budget: Duration::from_millis(500),
         store_down: StoreDown::Wait,
         members: Vec::new(),
+        resumed_at: 0,
         handover: Duration::ZERO,
     }
 }

@@ -8,7 +8,7 @@ use super::limits::not_kept;
 use super::meant::Check;
 use super::{AccountRow, LimitRow};
 use crate::domain::job::Token;
-use crate::domain::limit::{AccountRule, Limit, Rate, Rule, Scope};
+use crate::domain::limit::{AccountRule, Algorithm, Limit, MAX_REQUESTS, OwnLimit, Rule, Scope};
 
 impl Check {
     pub(super) fn accounts(&mut self, rows: &[AccountRow], limits: &[LimitRow]) -> Vec<AccountRule> {
@@ -30,8 +30,14 @@ impl Check {
             self.problem("account must be 1 to 64 characters of A-Z a-z 0-9 _ -".to_owned());
         }
         self.one_of("rule", &row.rule, &[("exempt", ()), ("blocked", ()), ("limit", ())])?;
-        let rate = match (row.rule.as_str(), row.max_requests, row.window_ms) {
-            ("limit", Some(max_requests), Some(window_ms)) => self.rate(max_requests, window_ms),
+        let burst = row.burst.map(|burst| self.number("burst", burst, 1..=MAX_REQUESTS.into()));
+        if burst.is_some() && row.rule != "limit" {
+            self.problem("burst goes with rule `limit` only".to_owned());
+        }
+        let own = match (row.rule.as_str(), row.max_requests, row.window_ms) {
+            ("limit", Some(max_requests), Some(window_ms)) => {
+                self.rate(max_requests, window_ms).map(|rate| OwnLimit { rate, burst })
+            }
             ("limit", ..) => {
                 self.problem("rule `limit` needs max_requests and window_ms".to_owned());
                 None
@@ -42,18 +48,18 @@ impl Check {
                 None
             }
         };
-        self.touches(row, limits, rate);
+        self.touches(row, limits, own);
         let rule = match row.rule.as_str() {
             "exempt" => Rule::Exempt,
             "blocked" => Rule::Blocked,
-            _ => Rule::Limit(rate?),
+            _ => Rule::Limit(own?),
         };
         Some(AccountRule { account: row.account.clone(), limit: row.limit_name.clone(), rule })
     }
 
     /// Whether there is a limit that the rule changes, and whether each of them can be kept at the rule's rate. Limits
     /// that are disabled count: to switch one off must not make its rules wrong.
-    fn touches(&mut self, row: &AccountRow, limits: &[LimitRow], rate: Option<Rate>) {
+    fn touches(&mut self, row: &AccountRow, limits: &[LimitRow], own: Option<OwnLimit>) {
         let named = limits.iter().find(|limit| Some(&limit.name) == row.limit_name.as_ref());
         if let (Some(name), None) = (&row.limit_name, named) {
             self.problem(format!("limit_name `{name}` is no limit of this provider"));
@@ -82,10 +88,15 @@ impl Check {
                 row.rule
             ));
         }
-        let Some(rate) = rate else { return };
+        let Some(own) = own else { return };
         // A limit that is wrong by itself is named where it stands.
-        for limit in touched.into_iter().filter_map(|limit| Self::default().limit(limit)) {
-            let with_own_rate = Limit { rate, ..limit.clone() };
+        let touched: Vec<Limit> = touched.into_iter().filter_map(|limit| Self::default().limit(limit)).collect();
+        let has_burst = |limit: &Limit| matches!(limit.algorithm, Algorithm::TokenBucket | Algorithm::Gcra);
+        // A rule on several limits gives its burst to those that have one.
+        let burst_is_wrong = own.burst.is_some() && !touched.iter().any(has_burst);
+        for limit in touched {
+            let burst = own.burst.filter(|_| burst_is_wrong || has_burst(&limit));
+            let with_own_rate = Limit { rate: own.rate, burst, ..limit.clone() };
             if not_kept(&limit).is_empty() {
                 let problems = not_kept(&with_own_rate);
                 self.0.extend(problems.into_iter().map(|problem| format!("at limit `{}`: {problem}", limit.name)));
@@ -102,6 +113,7 @@ mod tests {
 
     use super::super::tests::with;
     use super::*;
+    use crate::domain::limit::Rate;
 
     fn limits() -> Value {
         json!([
@@ -135,7 +147,10 @@ mod tests {
             limit: limit.map(str::to_owned),
             rule,
         };
-        let rate = |requests, window| Rule::Limit(Rate::new(requests, Duration::from_millis(window)).unwrap());
+        let rate = |requests, window| {
+            let rate = Rate::new(requests, Duration::from_millis(window)).unwrap();
+            Rule::Limit(OwnLimit { rate, burst: None })
+        };
         assert_eq!(
             rules.unwrap(),
             [
@@ -164,6 +179,10 @@ mod tests {
             // For all account limits: also for those that are disabled now.
             (own(None, 5, 20_000), "at limit `minutely`: offset_ms is 30000: must lie below the window, 20000 ms"),
             (own(None, 1_000_001, 60_000), "max_requests is 1000001"),
+            (
+                json!({"account": "a", "rule": "limit", "limit_name": "hourly", "max_requests": 5, "window_ms": 1000, "burst": 2}),
+                "at limit `hourly`: burst means nothing to `sliding_log`",
+            ),
             (json!({"account": "a", "rule": "allow"}), "rule is `allow`: must be exempt or blocked or limit"),
         ];
         for (account, problem) in table {

@@ -4,7 +4,7 @@
 //! Refuses to guess or to stop at the first problem. A problem names its column, says what is wrong and how to mend it,
 //! and never quotes a header's value.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -14,6 +14,8 @@ use serde_json::Value;
 use super::file::nearest;
 use super::{Object, ProviderRow};
 use crate::domain::backoff::BackoffPolicy;
+use crate::domain::job::JobField;
+use crate::domain::limit::{OwnLimit, Rule};
 use crate::domain::provider::{
     Mode, Pacing, Provider, ProviderName, RESERVED_NAMES, SEND_BUDGET_MAX, SlotRelease, StoreDown, TIMEOUT_MAX,
 };
@@ -87,6 +89,7 @@ impl ProviderRow {
         let lookup = self.lookup.as_ref().and_then(|lookup| check.lookup(lookup, retention));
         let limits = check.limits(&self.limits);
         let account_rules = check.accounts(&self.accounts, &self.limits);
+        let require = check.require(&self.require);
         Some(Provider {
             name: name?,
             quota: quota?,
@@ -114,6 +117,8 @@ impl ProviderRow {
             request,
             statuses,
             lookup,
+            require,
+            resumed_at: self.resumed_at.and_then(|ms| u64::try_from(ms).ok()).unwrap_or(0),
             version,
             limits,
             account_rules,
@@ -213,6 +218,31 @@ impl Check {
                 ));
             }
         }
+        for rule in &provider.account_rules {
+            let Rule::Limit(OwnLimit { rate, .. }) = rule.rule else { continue };
+            let written = rate.max_requests();
+            if written > 0 && provider.less_reserve(written) == 0 {
+                self.problem(format!(
+                    "account `{}`: reserve_percent is {}: of its own max_requests {written}, nothing is left; lower the \
+                     reserve, or write max_requests 0 to close the limit for this account",
+                    rule.account, provider.reserve_percent
+                ));
+            }
+        }
+    }
+
+    fn require(&mut self, fields: &[Value]) -> BTreeSet<JobField> {
+        let mut required = BTreeSet::new();
+        for field in fields {
+            match JobField::ALL.into_iter().find(|known| field == known.name()) {
+                Some(known) => drop(required.insert(known)),
+                None => {
+                    let shown = field.as_str().map_or_else(|| field.to_string(), str::to_owned);
+                    self.problem(format!("require holds `{shown}`: each item must be account or reference"));
+                }
+            }
+        }
+        required
     }
 
     fn leak(&mut self, leak_per_second: Option<f64>) -> Option<f64> {

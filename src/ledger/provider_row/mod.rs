@@ -79,6 +79,11 @@ pub struct ProviderRow {
     pub lookup: Option<Object>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub statuses: Option<Object>,
+    /// Fields that every message must have: `account`, `reference`.
+    pub require: Vec<Value>,
+    /// No column of a file: when an operator lifted the waits that the provider had named, in epoch milliseconds.
+    #[serde(skip)]
+    pub resumed_at: Option<i64>,
     #[serde(rename = "limit")]
     pub limits: Vec<LimitRow>,
     #[serde(rename = "account")]
@@ -119,6 +124,8 @@ impl Default for ProviderRow {
             request: None,
             lookup: None,
             statuses: None,
+            require: Vec::new(),
+            resumed_at: None,
             limits: Vec::new(),
             accounts: Vec::new(),
         }
@@ -172,6 +179,9 @@ pub struct AccountRow {
     pub max_requests: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window_ms: Option<i64>,
+    /// What may come at once of a token bucket, or of GCRA beyond the first; `None`: the algorithm's default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub burst: Option<i64>,
 }
 
 #[cfg(test)]
@@ -263,6 +273,8 @@ mod tests {
             (json!({"request": {"template": {"a": ["b\u{0}"]}}}), "request holds U+0000, which SQL cannot store"),
             (json!({"statuses": {"402": "dec\u{0}lined"}}), "statuses holds U+0000"),
             (json!({"lookup": {"url": "https://x.test/", "a\u{0}": 1}}), "lookup holds U+0000"),
+            (json!({"require": ["amount"]}), "require holds `amount`: each item must be account or reference"),
+            (json!({"require": [1]}), "require holds `1`"),
             (json!({"limit": []}), "a provider without an enabled limit is closed, not unlimited"),
             (limit(json!({"enabled": false})), "a provider without an enabled limit"),
             (limit(json!({"name": ""})), "limit ``: name is missing"),
@@ -278,6 +290,7 @@ mod tests {
             (account(json!({"account": "a", "rule": "limit"})), "account `a`: rule `limit` needs max_requests"),
             (account(json!({"account": "a", "rule": "blocked", "window_ms": 5})), "go with rule `limit` only"),
             (account(json!({"account": "a", "rule": "exempt", "limit_name": "x"})), "limit_name `x` is no limit"),
+            (account(json!({"account": "a", "rule": "exempt", "burst": 5})), "burst goes with rule `limit` only"),
         ];
         assert!(good().meant(1).is_ok());
         assert!(with(json!({"reserve_percent": 80})).meant(1).is_ok(), "one of five is left");

@@ -52,11 +52,14 @@ impl LimitRow {
 }
 
 impl AccountRow {
-    /// `exempt`, `blocked`, `limit 5/1h`.
+    /// `exempt`, `blocked`, `limit 5/1h`, `limit 5/1h with burst 2`.
     #[must_use]
     pub fn in_words(&self) -> String {
         match (self.max_requests, self.window_ms) {
-            (Some(max_requests), Some(window_ms)) => format!("{} {}", self.rule, rate(max_requests, window_ms)),
+            (Some(max_requests), Some(window_ms)) => {
+                let burst = self.burst.map(|burst| format!(" with burst {burst}")).unwrap_or_default();
+                format!("{} {}{burst}", self.rule, rate(max_requests, window_ms))
+            }
             _ => self.rule.clone(),
         }
     }

@@ -13,8 +13,8 @@ use crate::ledger::LedgerError;
 use crate::ledger::provider_row::{AccountRow, LimitRow, Object, ProviderRow};
 use crate::ledger::settings::Change;
 
-/// In the order of [`provider_args`]; the last four are JSON.
-const PROVIDER_COLUMNS: [&str; 30] = [
+/// In the order of [`provider_args`]; the last five are JSON.
+const PROVIDER_COLUMNS: [&str; 31] = [
     "name",
     "kind",
     "quota",
@@ -45,8 +45,9 @@ const PROVIDER_COLUMNS: [&str; 30] = [
     "request",
     "lookup",
     "statuses",
+    "require",
 ];
-const JSON_COLUMNS: [&str; 4] = ["headers", "request", "lookup", "statuses"];
+const JSON_COLUMNS: [&str; 5] = ["headers", "request", "lookup", "statuses", "require"];
 
 pub struct Statements {
     guard: Sql,
@@ -110,11 +111,11 @@ impl Statements {
             ),
             delete_limit: dialect.sql("DELETE FROM provider_limits WHERE provider = $1 AND name = $2"),
             insert_account: dialect.sql(
-                "INSERT INTO account_overrides (provider, account, limit_name, rule, max_requests, window_ms) \
-                 VALUES ($1, $2, $3, $4, $5, $6)",
+                "INSERT INTO account_overrides (provider, account, limit_name, rule, max_requests, window_ms, burst) \
+                 VALUES ($1, $2, $3, $4, $5, $6, $7)",
             ),
             update_account: dialect.sql(
-                "UPDATE account_overrides SET rule = $4, max_requests = $5, window_ms = $6 \
+                "UPDATE account_overrides SET rule = $4, max_requests = $5, window_ms = $6, burst = $7 \
                  WHERE provider = $1 AND account = $2 AND limit_name IS NOT DISTINCT FROM $3",
             ),
             delete_account: dialect.sql(
@@ -255,7 +256,7 @@ fn in_words(value: Option<&Json>) -> String {
 
 fn provider_args(row: &ProviderRow) -> Args {
     let json = |object: Option<&Object>| Value::Text(object.map(|object| Json::Object(object.clone()).to_string()));
-    let args: [Value; 30] = [
+    let args: [Value; 31] = [
         row.name.as_str().into(),
         row.kind.as_str().into(),
         row.quota.as_deref().into(),
@@ -286,6 +287,7 @@ fn provider_args(row: &ProviderRow) -> Args {
         json(row.request.as_ref()),
         json(row.lookup.as_ref()),
         json(row.statuses.as_ref()),
+        Value::Text(Some(Json::Array(row.require.clone()).to_string())),
     ];
     Arc::from(args)
 }
@@ -308,13 +310,14 @@ fn limit_args(provider: &str, row: &LimitRow) -> Args {
 }
 
 fn account_args(provider: &str, row: &AccountRow) -> Args {
-    let args: [Value; 6] = [
+    let args: [Value; 7] = [
         provider.into(),
         row.account.as_str().into(),
         row.limit_name.as_deref().into(),
         row.rule.as_str().into(),
         row.max_requests.into(),
         row.window_ms.into(),
+        row.burst.into(),
     ];
     Arc::from(args)
 }

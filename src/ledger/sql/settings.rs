@@ -36,6 +36,7 @@ pub struct SqlSettings {
     rate: Sql,
     set_rate: Sql,
     set_paused: Sql,
+    resume: Sql,
     writes: apply::Statements,
     audit: audit::Statements,
 }
@@ -65,7 +66,8 @@ impl SqlSettings {
                      reuse_connections, workers, bucket_capacity, \
                      leak_per_second, max_wait_ms, max_attempts, max_age_s, backoff_base_ms, backoff_max_ms, \
                      idempotency_retention_s, {text:headers} AS headers, {text:request} AS request, \
-                     {text:lookup} AS lookup, {text:statuses} AS statuses, version \
+                     {text:lookup} AS lookup, {text:statuses} AS statuses, {text:require} AS require, \
+                     {ms:resumed_at} AS resumed_at, version \
                  FROM providers WHERE $1 IS NULL OR name = $1 ORDER BY name",
             ),
             limits: dialect.sql(
@@ -73,13 +75,14 @@ impl SqlSettings {
                      shadow, enabled FROM provider_limits WHERE $1 IS NULL OR provider = $1 ORDER BY provider, name",
             ),
             accounts: dialect.sql(
-                "SELECT provider, account, limit_name, rule, max_requests, window_ms FROM account_overrides \
+                "SELECT provider, account, limit_name, rule, max_requests, window_ms, burst FROM account_overrides \
                  WHERE $1 IS NULL OR provider = $1 ORDER BY provider, account, COALESCE(limit_name, '')",
             ),
             rate: dialect.sql("SELECT max_requests, window_ms FROM provider_limits WHERE provider = $1 AND name = $2"),
             set_rate: dialect
                 .sql("UPDATE provider_limits SET max_requests = $3, window_ms = $4 WHERE provider = $1 AND name = $2"),
             set_paused: dialect.sql("UPDATE providers SET paused = $2 WHERE name = $1 RETURNING name"),
+            resume: dialect.sql("UPDATE providers SET paused = $2, resumed_at = {now} WHERE name = $1 RETURNING name"),
             writes: apply::Statements::new(dialect),
             audit: audit::Statements::new(dialect),
         }
@@ -178,7 +181,8 @@ impl Settings for SqlSettings {
 
     async fn set_paused_by(&self, provider: &ProviderName, paused: bool, by: Option<&By>) -> Result<bool, LedgerError> {
         let args: Args = Arc::from([provider.as_str().into(), paused.into()]);
-        let steps = vec![Step { sql: self.set_paused.clone(), args, must_affect: true }];
+        let sql = if paused { &self.set_paused } else { &self.resume };
+        let steps = vec![Step { sql: sql.clone(), args, must_affect: true }];
         Ok(self.atomically(steps, by).await?.is_some())
     }
 
@@ -296,6 +300,8 @@ fn provider_row(row: &Row, limits: &[&Row], accounts: &[&Row]) -> Result<(Provid
         request: object(row, "request")?,
         lookup: object(row, "lookup")?,
         statuses: object(row, "statuses")?,
+        require: list(row, "require")?,
+        resumed_at: row.opt_int("resumed_at")?,
         limits: limits.iter().map(|row| limit_row(row)).collect::<Result<_, _>>()?,
         accounts: accounts.iter().map(|row| account_row(row)).collect::<Result<_, _>>()?,
     };
@@ -324,10 +330,15 @@ fn account_row(row: &Row) -> Result<AccountRow, LedgerError> {
         rule: row.text("rule")?,
         max_requests: row.opt_int("max_requests")?,
         window_ms: row.opt_int("window_ms")?,
+        burst: row.opt_int("burst")?,
     })
 }
 
 fn object(row: &Row, column: &str) -> Result<Option<Object>, LedgerError> {
     let read = |text: String| serde_json::from_str(&text).map_err(|_| corrupt(column, "is no JSON object"));
     row.opt_text(column)?.map(read).transpose()
+}
+
+fn list(row: &Row, column: &str) -> Result<Vec<serde_json::Value>, LedgerError> {
+    serde_json::from_str(&row.text(column)?).map_err(|_| corrupt(column, "is no JSON array"))
 }

@@ -29,6 +29,7 @@ fn spec(store_down: StoreDown) -> QuotaSpec {
         send_budget: Duration::from_millis(500),
         store_down,
         members: Vec::new(),
+        resumed_at: 0,
         handover: Timing::polled_every(SECOND).settled(),
     }
 }
@@ -302,7 +303,7 @@ async fn a_share_is_what_the_limits_allow_divided() {
     bench.warm("share/1").await;
     let subject = |index, max_requests| Subject {
         key: "account:a".to_owned(),
-        limits: vec![SubjectLimit { index, max_requests, window: SECOND, exempt: false }],
+        limits: vec![SubjectLimit { index, max_requests, window: SECOND, burst: None, exempt: false }],
     };
     let own = Want { subjects: vec![subject(1, 6)], ..Want::charges(4, 1) };
     // Costs more than a share, own account's share, what is left.

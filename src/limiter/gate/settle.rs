@@ -46,6 +46,7 @@ mod tests {
             send_budget: Duration::from_secs(1),
             store_down: StoreDown::Wait,
             members: Vec::new(),
+            resumed_at: 0,
             handover: Duration::ZERO,
         };
         let departed = Instant::now() + Duration::from_secs(10);

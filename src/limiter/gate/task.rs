@@ -50,6 +50,8 @@ pub(super) struct GateTask {
     pause_until: Option<Instant>,
     /// The last pause that has been sent: it must outlive the state that was told of it.
     paused_until: Option<Instant>,
+    /// As of the settings that are followed.
+    resumed_at: u64,
     /// Of the state that replied last.
     born: Option<Micros>,
     calls: u64,
@@ -81,6 +83,7 @@ impl GateTask {
     ) -> Self {
         let now = Instant::now();
         let hands = Hands::new(parts.spec.borrow().use_within());
+        let resumed_at = parts.spec.borrow().resumed_at;
         Self {
             parts,
             inbox,
@@ -92,6 +95,7 @@ impl GateTask {
             settle_at: None,
             pause_until: None,
             paused_until: None,
+            resumed_at,
             born: None,
             calls: 0,
             unanswered: None,
@@ -119,6 +123,10 @@ impl GateTask {
             }
             if let Some(answer) = self.histories.ready() {
                 self.hear_history(answer);
+            }
+            // What was refused by settings of before refuses nobody now.
+            if self.parts.spec.has_changed().unwrap_or(false) {
+                self.follow_settings();
             }
             self.tidy_line();
             let next = self.next_call_at();
@@ -156,6 +164,18 @@ impl GateTask {
         self.ask_at = Instant::now();
         self.standing = None;
         self.kinds.clear();
+        if spec.resumed_at != self.resumed_at {
+            tracing::info!(quota = %spec.quota, "an operator has lifted the wait that the provider named");
+            self.resumed_at = spec.resumed_at;
+            (self.pause_until, self.paused_until) = (None, None);
+        }
+    }
+
+    /// A pause that may not have arrived is told again, unless an operator has lifted it since.
+    fn pause_again(&mut self, outgoing: &Outgoing) {
+        if outgoing.spec.resumed_at == self.resumed_at {
+            self.pause_until = self.pause_until.max(outgoing.pause_until);
+        }
     }
 
     fn take(&mut self, message: Message) {
@@ -258,7 +278,7 @@ impl GateTask {
             self.run_id.clone_from(&run_id);
             (self.clock, self.trust) = (ClockComparison::default(), Trust::default());
             if let Some(unheard) = unanswered {
-                self.pause_until = self.pause_until.max(unheard.pause_until);
+                self.pause_again(&unheard);
             }
         } else if let Some(unanswered) = unanswered {
             return Ok(unanswered);

@@ -69,6 +69,7 @@ fn terms(spec: &QuotaSpec, cells: usize, names: usize) -> Vec<u8> {
         (spec.longest_us(), 6),
         (spec.cold_us(), 6),
         (micros_up(spec.handover), 6),
+        (spec.resumed_at, 6),
         (scopes.sum(), 1),
         (wide(spec.members.len()), 2),
         (wide(cells), 2),

@@ -68,11 +68,18 @@ mod tests {
             send_budget: Duration::ZERO,
             store_down: StoreDown::Wait,
             members: Vec::new(),
+            resumed_at: 0,
             handover: Duration::ZERO,
         };
         let subject = Subject {
             key: "account:a_1".into(),
-            limits: vec![SubjectLimit { index: 0, max_requests: 1, window: Duration::from_secs(1), exempt: false }],
+            limits: vec![SubjectLimit {
+                index: 0,
+                max_requests: 1,
+                window: Duration::from_secs(1),
+                burst: None,
+                exempt: false,
+            }],
         };
         let call = Call {
             incarnation: 1,

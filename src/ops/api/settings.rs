@@ -126,7 +126,7 @@ pub async fn pause(
     paused(&ops, name, true, &caller, asked).await
 }
 
-/// Starts requests to a provider again.
+/// Starts requests to a provider again, and lifts the waits that it has named.
 #[utoipa::path(
     post,
     path = "/api/v1/providers/{name}/resume",
@@ -134,7 +134,7 @@ pub async fn pause(
     params(("name" = String, Path, description = "The provider's name")),
     request_body = PauseReason,
     responses(
-        (status = 200, description = "It is not paused; workers follow within 2 s", body = Changed),
+        (status = 200, description = "It is not paused, and no wait that it named holds; workers follow within 2 s", body = Changed),
         (status = 400, description = "A field is bad", body = ErrorBody),
         (status = 404, description = "There is no such provider", body = ErrorBody),
         (status = 409, description = "Refused; nothing was changed", body = ErrorBody),

@@ -4,11 +4,10 @@
 //! as every row that carries the limit says so.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
-use crate::domain::limit::{AccountRule, Rate, Rule, Scope};
+use crate::domain::limit::{AccountRule, OwnLimit, Rate, Rule, Scope};
 use crate::domain::provider::Provider;
-use crate::domain::quota_spec::LimitSpec;
+use crate::domain::quota_spec::{LimitSpec, own_limit};
 
 /// One row's limit, and the name that it has in the quota.
 pub(super) struct Carrier<'a> {
@@ -53,32 +52,33 @@ pub(super) fn account_rules(rows: &[&Provider], carriers: &[Carrier<'_>]) -> Vec
     combined
 }
 
-/// `None`: the limit's own rate holds.
+/// `None`: the limit's own numbers hold.
 fn together<'a>(carriers: impl Iterator<Item = &'a Carrier<'a>>, said: &[Said<'_>]) -> Option<Rule> {
-    let mut strictest: Option<(u32, Duration)> = None;
+    let mut strictest: Option<LimitSpec> = None;
     let mut says_so = false;
     for carrier in carriers {
-        let (max_requests, window) = match rule_on(carrier, said) {
-            Some(Rule::Exempt | Rule::Blocked) => {
-                says_so = true;
-                continue;
-            }
-            Some(Rule::Limit(rate)) => {
-                says_so = true;
-                (rate.max_requests(), rate.window())
-            }
-            None => (carrier.own.max_requests, carrier.own.window),
+        let rule = rule_on(carrier, said);
+        says_so |= rule.is_some();
+        let own = match rule {
+            Some(Rule::Exempt | Rule::Blocked) => continue,
+            Some(rule) => own_limit(less_reserve(carrier.row, rule), &carrier.own)?,
+            None => carrier.own.clone(),
         };
-        strictest = Some(
-            strictest.map_or((max_requests, window), |(known, longest)| (known.min(max_requests), longest.max(window))),
-        );
+        strictest = Some(strictest.map_or(own.clone(), |known| known.stricter_of(&own)));
     }
     if !says_so {
         return None;
     }
-    let Some((max_requests, window)) = strictest else { return Some(Rule::Exempt) };
+    let Some(LimitSpec { max_requests, window, burst, .. }) = strictest else { return Some(Rule::Exempt) };
     // What cannot be a rate is no rule: then the limit's own numbers hold, which come from numbers like these.
-    Rate::new(max_requests, window).ok().map(Rule::Limit)
+    Rate::new(max_requests, window).ok().map(|rate| Rule::Limit(OwnLimit { rate, burst }))
+}
+
+/// A rule's numbers, less what its row keeps in reserve.
+fn less_reserve(row: &Provider, rule: Rule) -> Rule {
+    let Rule::Limit(OwnLimit { rate, burst }) = rule else { return rule };
+    let Ok(rate) = Rate::new(row.less_reserve(rate.max_requests()), rate.window()) else { return rule };
+    Rule::Limit(OwnLimit { rate, burst: burst.map(|burst| row.less_reserve(burst).max(1)) })
 }
 
 /// What one row says about an account under one of its limits; a rule that names the limit goes first.

@@ -76,6 +76,7 @@ fn together(version: i64, quota: &ProviderName, rows: &[&Provider]) -> Option<Qu
         send_budget: rows.iter().map(|row| row.send_budget).min()?,
         store_down: store_down(rows),
         members: members.into_iter().collect(),
+        resumed_at: rows.iter().map(|row| row.resumed_at).max().unwrap_or(0),
         handover: Timing::polled_every(POLL).settled(),
     })
 }
@@ -112,9 +113,7 @@ fn add(limits: &mut BTreeMap<String, LimitSpec>, row: &Provider, spec: LimitSpec
     let kind = |spec: &LimitSpec| (spec.algorithm, spec.scope, spec.applies_to, spec.shadow, spec.offset);
     match limits.get_mut(&spec.name) {
         Some(other) if kind(other) == kind(&spec) => {
-            other.burst = lower_burst(other, &spec);
-            other.max_requests = other.max_requests.min(spec.max_requests);
-            other.window = other.window.max(spec.window);
+            *other = other.stricter_of(&spec);
         }
         Some(_) => {
             let name = format!("{name}@{}", row.name);
@@ -126,14 +125,6 @@ fn add(limits: &mut BTreeMap<String, LimitSpec>, row: &Provider, spec: LimitSpec
         }
     }
     name
-}
-
-/// The smaller of what both let come at once; what a row leaves out is its algorithm's default.
-fn lower_burst(one: &LimitSpec, other: &LimitSpec) -> Option<u32> {
-    if one.burst.is_none() && other.burst.is_none() {
-        return None;
-    }
-    Some(one.algorithm.burst_of(one.cost_max().min(other.cost_max())))
 }
 
 #[cfg(test)]

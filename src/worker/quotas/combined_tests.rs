@@ -163,3 +163,78 @@ fn all_quotas_at_once_are_each_of_them() {
         assert_eq!(spec, quota_spec(&known, quota), "{quota}");
     }
 }
+
+/// Who else uses the account at the provider uses its merchants' limits as well.
+#[test]
+fn the_reserve_is_kept_from_account_rules_too() {
+    let limit = LimitRow {
+        name: "own".to_owned(),
+        scope: "account".to_owned(),
+        algorithm: "token_bucket".to_owned(),
+        max_requests: 100,
+        window_ms: 1_000,
+        burst: Some(40),
+        ..LimitRow::default()
+    };
+    let rule = AccountRow {
+        account: "alice".to_owned(),
+        rule: "limit".to_owned(),
+        max_requests: Some(10),
+        window_ms: Some(1_000),
+        burst: Some(8),
+        ..AccountRow::default()
+    };
+    let all = LimitRow { name: "all".to_owned(), max_requests: 1_000, window_ms: 1_000, ..LimitRow::default() };
+    let row = ProviderRow {
+        name: "acme".to_owned(),
+        url: "https://acme.test/".to_owned(),
+        reserve_percent: 25,
+        limits: vec![all, limit],
+        accounts: vec![rule.clone()],
+        ..ProviderRow::default()
+    };
+    let meant = row.meant(1).unwrap();
+    let known = Known { version: 1, providers: [(meant.name.clone(), Arc::new(meant))].into(), bad: Vec::new() };
+    let spec = quota_spec(&known, &ProviderName::new("acme").unwrap()).unwrap();
+    let own = |account| spec.subjects(Some(account), None).unwrap()[0].limits[0];
+    assert_eq!((own("alice").max_requests, own("alice").burst), (7, Some(6)));
+    assert_eq!((own("bob").max_requests, own("bob").burst), (75, Some(30)));
+    // A rule of which the reserve leaves nothing is a mistake, and not a closed limit.
+    let small = AccountRow { max_requests: Some(1), burst: None, ..rule };
+    let problems = ProviderRow { accounts: vec![small], ..row }.meant(1).unwrap_err().problems;
+    assert!(
+        problems[0].starts_with("account `alice`: reserve_percent is 25: of its own max_requests 1"),
+        "{problems:?}"
+    );
+}
+
+#[test]
+fn the_smaller_burst_of_two_rules_counts() {
+    let limit = LimitRow {
+        name: "own".to_owned(),
+        scope: "account".to_owned(),
+        algorithm: "token_bucket".to_owned(),
+        max_requests: 100,
+        window_ms: 1_000,
+        burst: Some(400),
+        ..LimitRow::default()
+    };
+    let rule = |burst| AccountRow {
+        account: "alice".to_owned(),
+        rule: "limit".to_owned(),
+        max_requests: Some(10),
+        window_ms: Some(1_000),
+        burst,
+        ..AccountRow::default()
+    };
+    for (one, other, at_once) in [
+        (vec![rule(Some(8))], vec![rule(None)], 8),
+        (vec![rule(Some(8))], vec![rule(Some(30))], 8),
+        (vec![rule(Some(8))], vec![], 8),
+        (vec![rule(None)], vec![], 10),
+    ] {
+        let spec = together([(limit.clone(), one), (limit.clone(), other)]);
+        let subject = spec.subjects(Some("alice"), None).unwrap().remove(0);
+        assert_eq!(spec.subject_cells(&subject)[0].max, at_once, "{spec:?}");
+    }
+}

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::{BATCH, EVERY, Trouble, Turns};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::QuotaSpec;
-use crate::ledger::upkeep::Refused;
+use crate::ledger::upkeep::{Refused, WaitsFor};
 use crate::worker::Worker;
 use crate::worker::pauses::Pauses;
 use crate::worker::quotas::quota_specs;
@@ -24,7 +24,7 @@ use crate::worker::settings_watch::Known;
 pub struct Changes {
     /// Of the settings that were looked at last.
     version: i64,
-    lanes: BTreeMap<ProviderName, Change>,
+    lanes: BTreeMap<(ProviderName, WaitsFor), Change>,
 }
 
 #[derive(Debug)]
@@ -41,6 +41,14 @@ struct Change {
 /// Who was in hand for a moment during the first, a copy of its message having come early, is found by the second.
 const PASSES: u32 = 2;
 
+/// Whether nobody who waits for this could be let go on by the newer of two specs.
+fn as_before(by: WaitsFor, before: &QuotaSpec, spec: &QuotaSpec) -> bool {
+    match by {
+        WaitsFor::Limit => before.allows_as(spec),
+        WaitsFor::NamedWait => before.resumed_at == spec.resumed_at,
+    }
+}
+
 impl Changes {
     /// Takes note of the limits as they are. Those that were never seen may have changed while nobody looked.
     pub fn note(&mut self, known: &Known, now: Instant) {
@@ -48,17 +56,20 @@ impl Changes {
             return;
         }
         self.version = known.version;
-        self.lanes.retain(|lane, _| known.providers.contains_key(lane));
+        self.lanes.retain(|(lane, _), _| known.providers.contains_key(lane));
         for quota in quota_specs(known) {
             // Until it can be meant, its former limits hold.
             let Some(spec) = quota.spec.map(Arc::new) else { continue };
             for row in quota.rows {
-                let before = self.lanes.get(&row.name);
-                if before.is_none_or(|change| !change.spec.allows_as(&spec)) {
-                    let (spec, was_seen) = (Arc::clone(&spec), before.is_some());
-                    // A lane that has just begun never went by others.
-                    let change = Change { spec, seen_at: now, was_seen, lifted: !was_seen, passes: 0 };
-                    self.lanes.insert(row.name.clone(), change);
+                for by in [WaitsFor::Limit, WaitsFor::NamedWait] {
+                    let key = (row.name.clone(), by);
+                    let before = self.lanes.get(&key);
+                    if before.is_none_or(|change| !as_before(by, &change.spec, &spec)) {
+                        let (spec, was_seen) = (Arc::clone(&spec), before.is_some());
+                        // A lane that has just begun never went by others.
+                        let change = Change { spec, seen_at: now, was_seen, lifted: !was_seen, passes: 0 };
+                        self.lanes.insert(key, change);
+                    }
                 }
             }
         }
@@ -68,31 +79,43 @@ impl Changes {
     /// the former limits.
     pub fn lift(&mut self, lanes: &BTreeMap<ProviderName, Arc<Pauses>>, settles: Duration, now: Instant) {
         let settled = |change: &&mut Change| !change.lifted && now.saturating_duration_since(change.seen_at) >= settles;
-        for (lane, change) in &mut self.lanes {
+        for ((lane, by), change) in &mut self.lanes {
             if let Some(change) = Some(change).filter(settled) {
                 change.lifted = true;
-                lanes.get(lane).inspect(|pauses| pauses.limits_changed());
+                lanes.get(lane).inspect(|pauses| match by {
+                    WaitsFor::Limit => pauses.limits_changed(),
+                    WaitsFor::NamedWait => pauses.named_wait_lifted(),
+                });
             }
         }
     }
 
     /// The lanes whose limits have changed, once every worker knows it (who asks earlier may be refused by the former ones),
     /// and how long ago they were seen to.
-    fn due(&self, known: &Known, settles: Duration, now: Instant) -> Vec<(ProviderName, Option<Duration>)> {
+    fn due(&self, known: &Known, settles: Duration, now: Instant) -> Vec<Due> {
         let flows = |lane: &ProviderName| known.providers.get(lane).is_some_and(|row| row.enabled && !row.paused);
-        let due = |(lane, change): (&ProviderName, &Change)| {
+        let due = |((lane, by), change): (&(ProviderName, WaitsFor), &Change)| {
             let ago = now.saturating_duration_since(change.seen_at);
             let is_due = change.passes < PASSES && ago >= settles && flows(lane);
-            is_due.then(|| (lane.clone(), change.was_seen.then_some(ago)))
+            is_due.then(|| Due { lane: lane.clone(), by: *by, changed_ago: change.was_seen.then_some(ago) })
         };
         self.lanes.iter().filter_map(due).collect()
     }
 
-    fn passed(&mut self, lane: &ProviderName) {
-        if let Some(change) = self.lanes.get_mut(lane) {
+    fn passed(&mut self, due: &Due) {
+        if let Some(change) = self.lanes.get_mut(&(due.lane.clone(), due.by)) {
             change.passes += 1;
         }
     }
+}
+
+/// A lane whose waiting jobs are to be asked for again.
+#[derive(Clone, Debug)]
+struct Due {
+    lane: ProviderName,
+    by: WaitsFor,
+    /// `None`: nobody saw the change.
+    changed_ago: Option<Duration>,
 }
 
 /// After so long every worker knows of a change and goes by it.
@@ -105,23 +128,24 @@ pub async fn wake(worker: &Worker, changes: &mut Changes, known: &Known) -> Resu
     let settles = settles(worker);
     let (mut first, mut woken) = (Ok(()), BTreeMap::<ProviderName, u32>::new());
     let mut turns = Turns::of(worker, changes.due(known, settles, Instant::now()));
-    while let Some(((lane, changed_ago), batches)) = turns.next().await {
+    while let Some((due, batches)) = turns.next().await {
+        let Due { lane, by, changed_ago } = due.clone();
         // Twice: one refused by the new limits may be asked for once more, one refused by the former must be.
-        let which = Refused { changed_ago, settles: settles * 2, soon: EVERY, at_most: BATCH };
+        let which = Refused { changed_ago, by, settles: settles * 2, soon: EVERY, at_most: BATCH };
         match worker.engines.upkeep.wake_refused(&lane, &which).await {
             Ok(batch) => {
-                *woken.entry(lane.clone()).or_default() += batch;
+                *woken.entry(lane).or_default() += batch;
                 if batch < BATCH {
-                    changes.passed(&lane);
+                    changes.passed(&due);
                 }
-                turns.done((lane, changed_ago), batches, batch);
+                turns.done(due, batches, batch);
             }
             // The other lanes are looked at all the same.
             Err(error) => first = first.and(Err(Trouble::Ledger(error))),
         }
     }
     for (lane, jobs) in woken.iter().filter(|(_, jobs)| **jobs > 0) {
-        tracing::info!(provider = %lane, jobs, "limits have changed; those that waited for them are asked for again");
+        tracing::info!(provider = %lane, jobs, "limits have changed, or a named wait was lifted; those that waited for it are asked for again");
     }
     first
 }
@@ -163,12 +187,15 @@ mod tests {
             let now = begun + Duration::from_secs(after_s);
             changes.note(known, now);
             let due = changes.due(known, SETTLES, now);
-            due.iter().for_each(|(lane, _)| changes.passed(lane));
-            let told = |(lane, ago): &(ProviderName, Option<Duration>)| match ago {
-                Some(ago) => format!("{lane} {ago:?}"),
-                None => format!("{lane} once"),
+            due.iter().for_each(|due| changes.passed(due));
+            let told = |Due { lane, by, changed_ago }: &Due| match (by, changed_ago) {
+                (WaitsFor::Limit, Some(ago)) => Some(format!("{lane} {ago:?}")),
+                (WaitsFor::Limit, None) => Some(format!("{lane} once")),
+                (WaitsFor::NamedWait, Some(ago)) => Some(format!("{lane} resumed {ago:?}")),
+                // What goes for the limits of one that was never seen goes for its named waits.
+                (WaitsFor::NamedWait, None) => None,
             };
-            due.iter().map(told).collect::<Vec<_>>().join(", ")
+            due.iter().filter_map(told).collect::<Vec<_>>().join(", ")
         };
         let as_before = known(1, |_| {});
         // Whoever begins does not know what changed before.
@@ -191,6 +218,10 @@ mod tests {
         // Whose own row says what it said is allowed more, because a stricter one has left the quota.
         let alone = known(6, |row| row.quota = None);
         assert_eq!(due_after(&alone, 70) + &due_after(&alone, 73), "acme 3s, bolt 3s");
+        assert_eq!(due_after(&alone, 80), "acme 10s, bolt 10s");
+        // A resume wakes those that a named wait has put down, and nobody who waits for a limit.
+        let lifted = known(7, |row| (row.quota, row.resumed_at) = (None, Some(1_800_000_000_000)));
+        assert_eq!(due_after(&lifted, 90) + &due_after(&lifted, 93), "acme resumed 3s");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use futures_util::{StreamExt as _, stream};
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::time::EpochMs;
 use sluicegate::ledger::operator::{By, Verdict};
-use sluicegate::ledger::upkeep::{Overdue, Refused};
+use sluicegate::ledger::upkeep::{Overdue, Refused, WaitsFor};
 use sluicegate::ledger::{AttemptEnd, Begun, First, JobState, LookupEnd, Timing, Written};
 use tokio::task::JoinHandle;
 
@@ -301,7 +301,8 @@ impl Pair {
             KeepUnqueued => kept(upkeep.keep_unqueued(hold).await),
             WakeRefused => {
                 let changed_ago = Some(Duration::ZERO);
-                let which = Refused { changed_ago, settles: SECOND, soon: Duration::ZERO, at_most: 10 };
+                let which =
+                    Refused { changed_ago, by: WaitsFor::Limit, settles: SECOND, soon: Duration::ZERO, at_most: 10 };
                 upkeep.wake_refused(&self.job.provider, &which).await.unwrap() > 0
             }
             Cancel => self.decide(Verdict::Cancel).await,

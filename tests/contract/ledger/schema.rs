@@ -164,7 +164,7 @@ async fn the_schema_state_is_told(kind: Kind) {
 }
 
 /// Column assignments that each break one rule of `providers`.
-const BAD_PROVIDERS: [(&str, &str); 60] = [
+const BAD_PROVIDERS: [(&str, &str); 65] = [
     ("name", "''"),
     ("name", "'Stripe'"),
     ("name", "'-stripe'"),
@@ -225,6 +225,11 @@ const BAD_PROVIDERS: [(&str, &str); 60] = [
     ("request", "'\"POST\"'"),
     ("lookup", "'1'"),
     ("statuses", "'null'"),
+    ("require", "NULL"),
+    ("require", "'{}'"),
+    ("require", "'[\"amount\"]'"),
+    ("require", "'[\"account\", \"x\"]'"),
+    ("require", "'[1]'"),
 ];
 
 const BAD_LIMITS: [(&str, &str); 26] = [
@@ -267,7 +272,7 @@ const GOOD_LIMITS: [&str; 7] = [
     "scope = 'provider', max_requests = 1000000",
 ];
 
-const BAD_ACCOUNTS: [(&str, &str); 9] = [
+const BAD_ACCOUNTS: [(&str, &str); 13] = [
     ("provider", "'nobody'"),
     ("account", "''"),
     ("account", "'a b'"),
@@ -277,6 +282,10 @@ const BAD_ACCOUNTS: [(&str, &str); 9] = [
     ("max_requests", "NULL"),
     ("max_requests", "1000001"),
     ("window_ms", "0"),
+    ("burst", "0"),
+    ("burst", "1000001"),
+    ("rule = 'blocked', max_requests = NULL, window_ms = NULL, burst", "5"),
+    ("max_requests = 1, window_ms = 86400000, burst", "32"),
 ];
 
 const BAD_JOBS: [(&str, &str); 31] = [
@@ -373,6 +382,16 @@ async fn every_rule_is_a_check(kind: Kind) {
     for change in GOOD_LIMITS {
         let update = format!("UPDATE provider_limits SET {change} WHERE name = 'all'");
         fixture.sql(&update).await.unwrap_or_else(|error| panic!("{update}: {error}"));
+    }
+    for change in ["max_requests = 1, window_ms = 86400000, burst = 31", "max_requests = 0", "burst = NULL"] {
+        let update = format!("UPDATE account_overrides SET {change} WHERE account = 'acct_1'");
+        fixture.sql(&update).await.unwrap_or_else(|error| panic!("{update}: {error}"));
+    }
+    for require in ["[\"account\"]", "[\"reference\", \"account\"]", "[]"] {
+        fixture
+            .sql(&format!("UPDATE providers SET require = '{require}'"))
+            .await
+            .unwrap_or_else(|error| panic!("{error}"));
     }
     for (column, value) in GOOD_JOBS {
         let update = format!("UPDATE jobs SET {column} = {value}");

@@ -242,6 +242,27 @@ async fn a_rate_and_a_pause_are_set(kind: Kind) {
     assert_eq!((changed.max_requests, changed.window_ms, changed.applies_to.as_str()), (0, 300_000, "charge"));
     assert!(settings.set_paused(&stripe, true).await.unwrap());
     assert!(!settings.set_paused(&name("nobody"), true).await.unwrap());
+    // A resume is written down though nothing was paused: it lifts what the provider named.
+    let resumed_at = async || {
+        let snapshot = settings.load().await.unwrap();
+        let stripe = snapshot.providers.into_iter().map(Result::unwrap).find(|row| row.name == stripe).unwrap();
+        (snapshot.version, stripe.resumed_at)
+    };
+    let (version, never) = resumed_at().await;
+    assert_eq!(never, 0);
+    assert!(settings.set_paused(&name("adyen"), false).await.unwrap());
+    assert_eq!(resumed_at().await.1, 0, "another row's");
+    assert!(settings.set_paused(&stripe, false).await.unwrap());
+    let (later, at) = resumed_at().await;
+    assert!(later > version && at > 1_700_000_000_000, "{at}");
+    let mut rows = file(FILE);
+    rows.iter_mut().for_each(|row| row.workers = 5);
+    fixture.apply(&rows).await;
+    assert_eq!(resumed_at().await.1, at, "a file says nothing of it");
+    let audited = "SELECT count(*) FROM settings_audit WHERE new_row ->> 'resumed_at' IS NOT NULL \
+                   AND old_row ->> 'resumed_at' IS NULL";
+    assert_eq!(fixture.one(audited).await, "2");
+    assert!(settings.set_paused(&stripe, true).await.unwrap());
     let snapshot = settings.load().await.unwrap();
     let paused: Vec<bool> = snapshot.providers.iter().map(|provider| provider.as_ref().unwrap().paused).collect();
     assert_eq!(paused, [false, true]);
@@ -255,6 +276,7 @@ url = "https://api.stripe.example/v1/charges"
 pacing = "even"
 store_down = "share"
 share_of = 4
+require = ["account"]
 statuses = { 402 = "declined", 429 = [
   { header = "Stripe-Rate-Limited-Reason", value = "resource-specific", means = "busy" },
   { code = "lock_timeout", at = "/error/code", means = "busy" },
@@ -295,6 +317,7 @@ rule = "limit"
 limit_name = "per-account"
 max_requests = 100
 window_ms = 60000
+burst = 20
 [[provider.account]]
 account = "own"
 rule = "exempt"
@@ -316,7 +339,7 @@ async fn limits_and_account_rules_are_loaded_as_applied(kind: Kind) {
             "stripe: limit daily added 1000000/1d, fixed_window from 5h, shadow",
             "stripe: limit per-account added 10/1m per account, gcra",
             "stripe: limit per-reference added 5/1m per reference, sliding_window",
-            "stripe: account big at limit per-account added limit 100/1m",
+            "stripe: account big at limit per-account added limit 100/1m with burst 20",
             "stripe: account own added exempt",
             "stripe: account rogue added blocked",
         ]

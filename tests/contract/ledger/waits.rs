@@ -1,7 +1,7 @@
 //! What a job waits for: kept when its message comes early, ended when the limit that refused it has changed.
 
 use sluicegate::domain::time::EpochMs;
-use sluicegate::ledger::upkeep::{Overdue, Refused};
+use sluicegate::ledger::upkeep::{Overdue, Refused, WaitsFor};
 use sluicegate::ledger::{AttemptEnd, Begun, JobState, Written};
 
 use super::*;
@@ -13,6 +13,7 @@ on_every_database!(
     what_the_rows_do_not_tell_of_is_told_by_who_saw_it,
     an_unknown_outcome_that_a_limit_refused_is_overdue,
     jobs_are_woken_once_whoever_does_it,
+    named_waits_are_ended_apart,
 );
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -42,7 +43,8 @@ impl Fixture {
     }
 
     async fn wake(&self, lane: &str, at_most: u32) -> u32 {
-        let which = Refused { changed_ago: None, settles: Duration::ZERO, soon: 5 * SECOND, at_most };
+        let which =
+            Refused { changed_ago: None, by: WaitsFor::Limit, settles: Duration::ZERO, soon: 5 * SECOND, at_most };
         self.database.upkeep().wake_refused(&name(lane), &which).await.unwrap()
     }
 
@@ -145,7 +147,8 @@ async fn what_the_rows_do_not_tell_of_is_told_by_who_saw_it(kind: Kind) {
     fixture.sql("DELETE FROM providers WHERE name = 'sibling'").await.unwrap();
     assert_eq!(fixture.wake("stripe", 100).await, 0);
     let wake = async |changed_ago, settles| {
-        let which = Refused { changed_ago: Some(changed_ago), settles, soon: SECOND, at_most: 100 };
+        let which =
+            Refused { changed_ago: Some(changed_ago), by: WaitsFor::Limit, settles, soon: SECOND, at_most: 100 };
         let woken = fixture.database.upkeep().wake_refused(&name("stripe"), &which).await.unwrap();
         (woken, fixture.due().await)
     };
@@ -175,6 +178,26 @@ async fn an_unknown_outcome_that_a_limit_refused_is_overdue(kind: Kind) {
     assert_eq!(fixture.one("SELECT state FROM jobs").await, "unknown");
 }
 
+/// A resume lets those go on that a named wait has put down, and nobody else.
+async fn named_waits_are_ended_apart(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    for (id, reason) in [
+        ("limit", "waits for limit all"),
+        ("paused", "the provider asked for a pause"),
+        ("throttled", "throttled by the provider"),
+        ("busy", "busy"),
+    ] {
+        fixture.put_down(&job(id), &JobState::Waiting { wait: HOUR, reason: reason.to_owned() }).await;
+    }
+    a_moment().await;
+    fixture.provider_row("'stripe', NULL").await;
+    let named =
+        Refused { changed_ago: None, by: WaitsFor::NamedWait, settles: Duration::ZERO, soon: 5 * SECOND, at_most: 10 };
+    assert_eq!(fixture.database.upkeep().wake_refused(&name("stripe"), &named).await.unwrap(), 2);
+    assert_eq!(fixture.due().await, ["paused", "throttled"]);
+    assert_eq!((fixture.wake("stripe", 10).await, fixture.due().await), (1, vec!["limit".to_owned()]));
+}
+
 async fn jobs_are_woken_once_whoever_does_it(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for number in 0..20 {
@@ -185,7 +208,8 @@ async fn jobs_are_woken_once_whoever_does_it(kind: Kind) {
     assert_eq!(fixture.wake("stripe", 3).await, 3);
     let wakes = (0..8).map(|_| {
         let upkeep = fixture.database.upkeep();
-        let which = Refused { changed_ago: None, settles: Duration::ZERO, soon: SECOND, at_most: 100 };
+        let which =
+            Refused { changed_ago: None, by: WaitsFor::Limit, settles: Duration::ZERO, soon: SECOND, at_most: 100 };
         tokio::spawn(async move { upkeep.wake_refused(&name("stripe"), &which).await.unwrap() })
     });
     let woken: u32 = futures_util::future::join_all(wakes).await.into_iter().map(Result::unwrap).sum();

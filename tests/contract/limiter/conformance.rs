@@ -47,6 +47,7 @@ mod algorithms;
 mod carried_over;
 mod changes;
 mod histories;
+mod pauses;
 mod rebuild;
 mod scopes;
 mod shadow;
@@ -66,7 +67,6 @@ on_every_limiter!(
     a_settlement_frees_no_more_than_its_call_holds,
     a_repeated_call_takes_and_settles_nothing_twice,
     several_limits_are_taken_all_or_nothing,
-    a_pause_holds_everybody_and_never_shortens,
     peeking_takes_nothing,
     peeking_leaves_out_a_limit_that_the_caller_has_no_more,
     costs_are_granted_in_line,
@@ -299,22 +299,6 @@ async fn several_limits_are_taken_all_or_nothing(limiter: Arc<dyn Limiter>) {
     assert_eq!(third.permits(), 1, "the hour has one left, the second two: {third:?}");
     assert_eq!(refused(&third).by, Refusal::Limit { index: 0 });
     assert_eq!((promised_us(&third), refused(&third).exact), (free_again_us(&settled, 0, hour_us), true));
-}
-
-async fn a_pause_holds_everybody_and_never_shortens(limiter: Arc<dyn Limiter>) {
-    let mut caller = Caller::warm(&limiter, spec(&[("all", 9, 100)])).await;
-    let mut other = Caller::new(&limiter, caller.spec.clone());
-    caller.pause = Some(Duration::from_millis(200));
-    let paused = caller.call(&[1]).await;
-    assert_eq!((paused.permits(), refused(&paused).by, refused(&paused).wait_us), (0, Refusal::Paused, 200_000));
-    until_us(&caller, promised_us(&paused)).await;
-    assert_eq!(other.call(&[1]).await.permits(), 1);
-    // So long that it cannot be over before the next call.
-    caller.pause = Some(3 * SECOND);
-    let paused = caller.call(&[1]).await;
-    other.pause = Some(Duration::from_millis(1));
-    let reply = other.call(&[1]).await;
-    assert_eq!((refused(&reply).by, promised_us(&reply)), (Refusal::Paused, promised_us(&paused)));
 }
 
 async fn peeking_takes_nothing(limiter: Arc<dyn Limiter>) {

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use sluicegate::domain::decision::{History, Standing, SubjectHistory, SubjectLimit};
-use sluicegate::domain::limit::{AccountRule, Algorithm, AppliesTo, Rule, Scope};
+use sluicegate::domain::limit::{AccountRule, Algorithm, AppliesTo, Rate, Rule, Scope};
 use sluicegate::domain::quota::Quota;
 use sluicegate::limiter::redis::answer::parse_reply;
 use sluicegate::limiter::redis::argument::argument;
@@ -143,6 +143,7 @@ fn spec_of(version: i64, limits: &[PlannedLimit], plan: &Plan) -> QuotaSpec {
         // Rows join and leave, and the send budget changes.
         members: ["acme", "acme-eu"].into_iter().take(1 + usize::from(version % 4 > 1)).map(name_of).collect(),
         send_budget: Duration::from_millis(if version % 5 < 2 { 20 } else { 90 }),
+        resumed_at: u64::try_from(version / 4).unwrap(),
         handover: Duration::from_millis(40),
         account_rules: if version % 3 == 0 { vec![slow("1")] } else { Vec::new() },
         ..spec(&[])
@@ -164,7 +165,7 @@ fn past_uses(ages_ms: &[u64]) -> Vec<PastUse> {
 
 /// A rule that looks back further than most limits do.
 fn slow(account: &str) -> AccountRule {
-    AccountRule { account: account.to_owned(), limit: None, rule: Rule::Limit("3/31s".parse().unwrap()) }
+    AccountRule { account: account.to_owned(), limit: None, rule: Rule::Limit("3/31s".parse::<Rate>().unwrap().into()) }
 }
 
 impl Life {
@@ -253,13 +254,25 @@ impl Life {
                     let limit = &self.current.limits[index];
                     let ruled = scope == Scope::Account && *name == Some(1) && !self.current.account_rules.is_empty();
                     if ruled {
-                        return SubjectLimit { index, max_requests: 3, window: 31 * SECOND, exempt: false };
+                        return SubjectLimit {
+                            index,
+                            max_requests: 3,
+                            window: 31 * SECOND,
+                            burst: limit.burst,
+                            exempt: false,
+                        };
                     }
                     // One of the accounts may always do more.
                     let more = u32::from(*name == Some(1));
                     // And one is exempt under every other version.
                     let exempt = scope == Scope::Account && *name == Some(2) && self.current.version % 2 == 0;
-                    SubjectLimit { index, max_requests: limit.max_requests + more, window: limit.window, exempt }
+                    SubjectLimit {
+                        index,
+                        max_requests: limit.max_requests + more,
+                        window: limit.window,
+                        burst: limit.burst.map(|burst| burst + more),
+                        exempt,
+                    }
                 })
                 .collect();
             (!limits.is_empty()).then_some(Subject { key, limits })

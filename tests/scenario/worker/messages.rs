@@ -7,7 +7,7 @@ use serde_json::json;
 use sluicegate::ledger::provider_row::ProviderRow;
 
 use super::bench::{Bench, limit, row};
-use super::script::Act;
+use super::script::{Act, busy};
 
 #[tokio::test]
 async fn a_job_past_its_expiry_is_not_sent() {
@@ -158,4 +158,32 @@ async fn the_last_and_the_first_instant_are_instants() {
     bench.until("the ledger alone has them", async || bench.queued("acme").await == 0).await;
     assert_eq!(bench.count("SELECT count(*) FROM jobs WHERE unqueued").await, 2);
     assert_eq!(bench.script.order(), ["now"]);
+}
+
+/// A limit per account counts nobody whose message names no account: the row can refuse such messages.
+#[tokio::test]
+async fn a_message_without_a_required_field_is_invalid() {
+    let open = row("acme");
+    let mut bench = Bench::prepared(std::slice::from_ref(&open)).await;
+    bench.run();
+    bench.script.plan("before", [Act::Answer(busy(Some(Duration::from_secs(1))))]);
+    bench.pay("acme", "before").await;
+    bench.until_put_down("before", "busy").await;
+    bench.apply(&[ProviderRow { require: vec![json!("account"), json!("reference")], ..open }]).await;
+    bench.settings_known().await;
+    let with = |id: &str, fields: serde_json::Value| {
+        let mut job = json!({ "id": id, "amount": 1, "currency": "EUR" });
+        job.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        job.to_string()
+    };
+    bench.publish("acme", &with("neither", json!({}))).await;
+    bench.publish("acme", &with("no-reference", json!({ "account": "shop" }))).await;
+    bench.publish("acme", &with("whole", json!({ "account": "shop", "reference": "r-1" }))).await;
+    bench.until_state("whole", "succeeded").await;
+    let rejected = "SELECT job_id || ' ' || reason FROM rejected_messages ORDER BY job_id";
+    let expected = ["neither missing_account", "no-reference missing_reference"];
+    bench.until("both are rejected", async || bench.texts(rejected).await == expected).await;
+    // One that was recorded before the rule came is finished.
+    bench.until_state("before", "succeeded").await;
+    assert_eq!(bench.count("SELECT count(*) FROM jobs").await, 2);
 }

@@ -172,3 +172,32 @@ async fn one_provider_never_delays_another() {
     assert_eq!(bench.script.sent_to("slow").len(), 4, "its four workers wait for four answers");
     assert_eq!(bench.count("SELECT count(*) FROM jobs WHERE provider = 'full' AND attempts > 0").await, 0);
 }
+
+/// The provider names a quarter of an hour; an operator knows better. Every lane of the quota follows at once.
+#[tokio::test]
+async fn a_named_wait_ends_with_resume() {
+    let shared = |name: &str| ProviderRow { quota: Some("shared".into()), ..row(name) };
+    let bench = Bench::open(&[shared("acme"), shared("bolt")]).await;
+    bench.script.plan("first", [Act::Answer(throttled(Duration::from_secs(900)))]);
+    bench.pay("acme", "first").await;
+    bench.until_put_down("first", "throttled").await;
+    // Refused by the gate: its lane rests too.
+    bench.pay("bolt", "second").await;
+    bench.until_put_down("second", "the provider asked for a pause").await;
+    for (lane, id) in [("acme", "third"), ("bolt", "fourth")] {
+        bench.pay(lane, id).await;
+    }
+    assert_eq!(bench.script.order(), ["first"]);
+    let resumed = Instant::now();
+    bench.settings().set_paused(&name("acme"), false).await.unwrap();
+    for id in ["third", "fourth"] {
+        assert_eq!(bench.until_state(id, "succeeded").await.attempts, 1, "{id}");
+        let sent = bench.script.sent_for(id)[0].at;
+        assert!(sent - resumed <= Duration::from_secs(2), "{id} was sent {:?} after the resume", sent - resumed);
+    }
+    // Those that were put down for it come back, too.
+    for id in ["first", "second"] {
+        assert_eq!(bench.until_state(id, "succeeded").await.attempts, 1, "{id}");
+    }
+    assert!(resumed.elapsed() < Duration::from_secs(60), "{:?}", resumed.elapsed());
+}

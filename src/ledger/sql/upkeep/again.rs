@@ -11,11 +11,11 @@ use super::super::engine::{Args, Engine, Sql, Value};
 use super::super::row::{Row, corrupt};
 use super::super::written;
 use super::OPEN;
-use crate::domain::explain::parked::LIMIT;
+use crate::domain::explain::parked::{LIMIT, PAUSED, THROTTLED};
 use crate::domain::job::{ContentHash, Job, Token};
 use crate::domain::provider::ProviderName;
 use crate::domain::time::EpochMs;
-use crate::ledger::upkeep::{Overdue, Recorded, Refused, Standing};
+use crate::ledger::upkeep::{Overdue, Recorded, Refused, Standing, WaitsFor};
 use crate::ledger::{Hold, LedgerError, Written};
 
 /// The instant from which one more copy could be published; the expression of index `jobs_open_by_sweep`.
@@ -42,6 +42,7 @@ pub struct Statements {
     keep: Sql,
     unqueued: Sql,
     refused: Sql,
+    named_wait: Sql,
     standing: Sql,
 }
 
@@ -74,20 +75,23 @@ impl Statements {
                  ORDER BY wake_at LIMIT $4 {{unlocked}}) \
              RETURNING {RECORDED}"
         );
-        // The condition of index `jobs_parked_for_limits`.
+        // The conditions of indexes `jobs_parked_for_limits` and `jobs_parked_for_named_waits`.
         // An unknown outcome that nobody brings is overdue: only what was surely not sent is ever without a queue.
-        let refused = format!(
-            "UPDATE jobs SET wake_at = {{now}}, unqueued = (state = 'waiting'), updated_at = {{now}} \
+        let refused = |reason: String| {
+            format!(
+                "UPDATE jobs SET wake_at = {{now}}, unqueued = (state = 'waiting'), updated_at = {{now}} \
              WHERE id IN (\
                  SELECT id FROM jobs \
-                 WHERE provider = $1 AND state IN ('waiting', 'unknown') AND substr(reason, 1, {}) = '{LIMIT}' \
+                 WHERE provider = $1 AND state IN ('waiting', 'unknown') AND {reason} \
                      AND wake_at > {{after:$3}} AND (lease_until IS NULL OR lease_until <= {{now}}) \
                      AND (not_before IS NULL OR not_before <= {{now}}) \
                      AND ({BEGUN} < {{after:($2 - $5)}} OR {BEGUN} < ({LAST_CHANGE}) + ({{after:$2}} - {{now}})) \
                  ORDER BY wake_at LIMIT $4 {{unlocked}}) \
-             RETURNING id",
-            LIMIT.len()
-        );
+             RETURNING id"
+            )
+        };
+        let by_limit = refused(format!("substr(reason, 1, {}) = '{LIMIT}'", LIMIT.len()));
+        let by_named_wait = refused(format!("reason IN ('{PAUSED}', '{THROTTLED}')"));
         Self {
             overdue: dialect.sql(&overdue),
             keep: dialect.sql(
@@ -95,7 +99,8 @@ impl Statements {
                  WHERE id = $1 AND fence = $2 AND lease_until IS NULL AND state = 'waiting' RETURNING id",
             ),
             unqueued: dialect.sql(&unqueued),
-            refused: dialect.sql(&refused),
+            refused: dialect.sql(&by_limit),
+            named_wait: dialect.sql(&by_named_wait),
             standing: dialect.sql("SELECT provider, content_hash, state, copy, delayed_copy FROM jobs WHERE id = $1"),
         }
     }
@@ -140,10 +145,14 @@ impl Statements {
         lane: &ProviderName,
         which: &Refused,
     ) -> Result<u32, LedgerError> {
-        let Refused { changed_ago, settles, soon, at_most } = *which;
+        let Refused { changed_ago, by, settles, soon, at_most } = *which;
         let changed_ago = changed_ago.map_or(Value::Int(None), Value::from);
         let args: [Value; 5] = [lane.as_str().into(), settles.into(), soon.into(), at_most.into(), changed_ago];
-        let rows = engine.query(&self.refused, Arc::from(args)).await?;
+        let sql = match by {
+            WaitsFor::Limit => &self.refused,
+            WaitsFor::NamedWait => &self.named_wait,
+        };
+        let rows = engine.query(sql, Arc::from(args)).await?;
         Ok(u32::try_from(rows.len()).unwrap_or(u32::MAX))
     }
 

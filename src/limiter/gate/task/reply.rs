@@ -63,7 +63,7 @@ impl GateTask {
             return;
         };
         if refused.by == Refusal::StaleVersion {
-            self.pause_until = self.pause_until.max(outgoing.pause_until);
+            self.pause_again(&outgoing);
             // Nothing was settled: the newer settings may hold limits that these settlements must reach.
             self.settled.extend(outgoing.settled);
             if !self.stale {
@@ -136,7 +136,7 @@ impl GateTask {
         tracing::error!(%quota, ?by, direction, "the limiter store's clock made a step; its state is begun anew");
         self.trust.begin(reply.now);
         self.distrust = Some(reply.born);
-        self.pause_until = self.pause_until.max(outgoing.pause_until);
+        self.pause_again(outgoing);
         true
     }
 

@@ -8,7 +8,7 @@ use sluicegate::domain::quota_spec::{Lookback, SubjectsAsked};
 use sluicegate::domain::time::Micros;
 use sluicegate::ledger::fleet::WorkerReport;
 use sluicegate::ledger::operator::{At, By, Filter, Verdict};
-use sluicegate::ledger::upkeep::{Checked, Overdue, Refused};
+use sluicegate::ledger::upkeep::{Checked, Overdue, Refused, WaitsFor};
 use sluicegate::ledger::{AttemptEnd, Begun, First, JobState, LookupEnd, RejectedMessage, Timing, Written};
 
 use super::super::*;
@@ -313,8 +313,8 @@ impl<E: Explained> Working<'_, E> {
             let refused = JobState::Waiting { wait: 60 * MINUTE, reason: "waits for limit all".to_owned() };
             self.put_down(std::slice::from_ref(&hold), &refused).await;
             self.did("a job is put down").await;
-            for changed_ago in [None, Some(MINUTE)] {
-                let which = Refused { changed_ago, settles: MINUTE, soon: MINUTE, at_most: 10 };
+            for (changed_ago, by) in [None, Some(MINUTE)].into_iter().zip([WaitsFor::Limit, WaitsFor::NamedWait]) {
+                let which = Refused { changed_ago, by, settles: MINUTE, soon: MINUTE, at_most: 10 };
                 upkeep.wake_refused(&lane, &which).await.unwrap();
                 self.did("jobs that a limit refused are woken").await;
             }

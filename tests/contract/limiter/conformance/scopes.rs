@@ -2,7 +2,7 @@
 //! could use.
 
 use sluicegate::domain::decision::{PassedOver, Shortage};
-use sluicegate::domain::limit::{AccountRule, AppliesTo, Rule, Scope};
+use sluicegate::domain::limit::{AccountRule, AppliesTo, Rate, Rule, Scope};
 use sluicegate::domain::quota::SUBJECT_KEPT_US;
 
 use super::*;
@@ -305,7 +305,7 @@ async fn an_account_that_was_idle_waits_when_its_window_grows(limiter: Arc<dyn L
     let rule = |account: &str| AccountRule {
         account: account.to_owned(),
         limit: None,
-        rule: Rule::Limit("2/1h".parse().unwrap()),
+        rule: Rule::Limit("2/1h".parse::<Rate>().unwrap().into()),
     };
     let ruled = QuotaSpec { account_rules: vec![rule("a")], version: 2, ..plain.clone() };
     caller.spec = ruled.clone();

@@ -44,6 +44,7 @@ pub fn quota_of(max_requests: u32) -> QuotaSpec {
         send_budget: Duration::from_millis(200),
         store_down: StoreDown::Wait,
         members: Vec::new(),
+        resumed_at: 0,
         handover: Duration::ZERO,
     }
 }

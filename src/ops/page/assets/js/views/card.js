@@ -6,7 +6,7 @@ import { h } from "../dom.js";
 import { ago, count, duration, rate, since } from "../format.js";
 import { chip, figure, figures, limitBar, providerHref, unasked } from "../parts.js";
 import { laneState } from "../words.js";
-import { pauseButton } from "./pause.js";
+import { liftButton, pauseButton } from "./pause.js";
 
 /** Bars on a card; the provider's page has them all. */
 const BARS = 2;
@@ -29,6 +29,7 @@ export function card(provider, points, context) {
       h("h2", { id: `card-${name}` }, h("a", { href: providerHref(name) }, name)),
       chip(laneState(provider.state)),
       h("span", { class: "push" }),
+      liftButton(provider, context),
       pauseButton(provider, context),
     ),
     cause(provider),

@@ -1,4 +1,4 @@
-// Pause and resume, each with what it will do.
+// Pause and resume, each with what it will do. A resume also lifts a wait that the provider has named.
 
 import { path, post } from "../api.js";
 import { announce } from "../announce.js";
@@ -13,6 +13,35 @@ export function pauseButton(provider, context, kind = "quiet") {
   const label = paused ? "Resume" : "Pause";
   return button(label, () => (paused ? resume(provider, context) : pause(provider, context)), kind, {
     "aria-label": `${label} ${name}`,
+  });
+}
+
+// Only while a wait that the provider has named holds it up; null otherwise.
+export function liftButton(provider, context, kind = "quiet") {
+  const { name, paused, state } = provider;
+  if (paused || state !== "paused_by_provider") return null;
+  return button("Lift the wait", () => lift(provider, context), kind, { "aria-label": `Lift the wait of ${name}` });
+}
+
+function lift(provider, context) {
+  const { name } = provider;
+  const state = {};
+  ask({
+    title: `Lift the wait that ${name} asked for?`,
+    confirm: "Lift the wait",
+    danger: true,
+    content: () => [
+      h("dl", { class: "changes" }, change("State", "waits, because the provider asked for it", "takes and sends")),
+      h("ul", {},
+        h("li", {}, "In every worker, within 2 s, and for every row of its quota: requests start again, within the limits."),
+        h("li", {}, "If the provider still refuses, the wait that it names next holds again.")),
+      because(state),
+    ],
+    async act() {
+      await post(path("providers", name, "resume"), reason(state));
+      announce(`The wait of ${name} is lifted. Workers follow within 2 s.`, "good");
+      context.refresh();
+    },
   });
 }
 

@@ -11,7 +11,7 @@ import { histogram } from "../histogram.js";
 import { algorithm, decision, laneState, spelled } from "../words.js";
 import { cause, counted, depends, numbers, whatCounts } from "./card.js";
 import { changeLimit } from "./change_limit.js";
-import { pauseButton } from "./pause.js";
+import { liftButton, pauseButton } from "./pause.js";
 import { rowWords } from "./row.js";
 
 export function provider(context, name) {
@@ -48,6 +48,7 @@ export function provider(context, name) {
       h("span", { "aria-live": "polite" }, chip(laneState(known.state))),
       known.quota && known.quota !== name ? h("span", { class: "muted" }, `shares quota ${known.quota}`) : null,
       h("span", { class: "push" }),
+      liftButton(known, context, ""),
       pauseButton(known, context, ""));
   }
 
