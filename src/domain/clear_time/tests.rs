@@ -215,7 +215,10 @@ proptest! {
                 other => panic!("{other:?}"),
             }
         };
-        let provider = row.meant(1).unwrap();
+        // A reserve may leave nothing of a small limit, and a short window suits no sliding window.
+        let provider = row.meant(1);
+        prop_assume!(provider.is_ok());
+        let provider = provider.unwrap();
         let clears_in = of(&provider, jobs);
         prop_assert!(of(&provider, jobs + more) >= clears_in, "a larger backlog clears sooner");
         let mut higher = row;
