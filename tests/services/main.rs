@@ -13,6 +13,7 @@ mod fleet;
 mod huge;
 mod live_limits;
 mod metrics;
+mod named_wait;
 mod program;
 mod signals;
 mod stalled_log;
