@@ -79,7 +79,7 @@ impl Statements {
                          updated_at = {now} {from} \
                      WHERE id = $1 AND jobs.provider || '' = $2 AND content_hash = $3 \
                          AND jobs.state || '' IN ('waiting', 'sending', 'unknown') \
-                         AND ($8 OR copy <= $7 OR delayed_copy = $7) \
+                         AND ($8 OR copy <= $7 OR delayed_copy = $7 OR wake_at <= {after:1000}) \
                          AND (lease_until IS NULL OR lease_until <= {now})",
             kept: "jobs.*",
             then: &[CLOSE_LEFT_OPEN],
@@ -89,7 +89,8 @@ impl Statements {
             record: Grouped::new(dialect.chain(&record)),
             take: Grouped::new(dialect.chain(&take)),
             look: dialect.sql(
-                "SELECT provider, content_hash, state, copy, delayed_copy, {until:lease_until} AS lease_left_ms \
+                "SELECT provider, content_hash, state, copy, delayed_copy, {until:lease_until} AS lease_left_ms, \
+                     CASE WHEN wake_at <= {after:1000} THEN 1 ELSE 0 END AS is_due \
                  FROM jobs WHERE id = $1",
             ),
             key_holder: dialect.sql("SELECT id FROM jobs WHERE provider = $1 AND idempotency_key = $2"),
@@ -163,10 +164,12 @@ impl Statements {
             return Ok(Some(Claim::Settled));
         }
         let counts = row.int("copy")? <= arrived.copy || row.opt_int("delayed_copy")? == Some(arrived.copy);
-        if !counts && !arrived.redelivered {
+        let lease_left = row.opt_ms("lease_left_ms")?.filter(|left| !left.is_zero());
+        // An older copy is good for a job that is due: the newer one may be lost, or far behind.
+        let is_needed = lease_left.is_none() && row.int("is_due")? != 0;
+        if !counts && !arrived.redelivered && !is_needed {
             return Ok(Some(Claim::Superseded));
         }
-        let lease_left = row.opt_ms("lease_left_ms")?.filter(|left| !left.is_zero());
         Ok(lease_left.map(|lease_left| Claim::InHand { lease_left }))
     }
 }

@@ -9,6 +9,7 @@ use super::*;
 
 on_every_database!(
     a_new_copy_supersedes_the_older_ones,
+    an_older_copy_is_good_for_a_job_that_is_due,
     a_copy_that_is_back_in_time_is_enough,
     a_job_due_before_its_copy_waits_in_the_ledger,
     a_redelivered_copy_counts_and_trusts_no_other,
@@ -55,7 +56,7 @@ impl Fixture {
 
 async fn a_new_copy_supersedes_the_older_ones(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    assert_eq!(fixture.delayed("p", copy(0), Duration::ZERO).await, back(1, false));
+    assert_eq!(fixture.delayed("p", copy(0), MINUTE).await, back(1, false));
     let standing = async |copy| fixture.database.upkeep().standing(&job("p"), hash(1), copy).await.unwrap();
     assert_eq!((standing(0).await, standing(1).await), (Standing::Superseded, Standing::Open));
     assert_eq!(fixture.arrives("p", copy(0)).await, Claim::Superseded);
@@ -67,6 +68,16 @@ async fn a_new_copy_supersedes_the_older_ones(kind: Kind) {
     assert!(matches!(fixture.arrives("p", copy(2)).await, Claim::InHand { .. }));
     assert_eq!(claimed.copy, 2);
     assert_eq!(fixture.ledger().delay_further(&claimed.hold, MINUTE).await.unwrap(), (Written::Kept, back(3, false)));
+}
+
+/// The newer one may be lost, or far behind.
+async fn an_older_copy_is_good_for_a_job_that_is_due(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    assert_eq!(fixture.delayed("p", copy(0), MINUTE).await, back(1, false));
+    assert_eq!(fixture.arrives("p", copy(0)).await, Claim::Superseded);
+    fixture.sql("UPDATE jobs SET wake_at = created_at").await.unwrap();
+    let Claim::Claimed(_) = fixture.arrives("p", copy(0)).await else { panic!("it is due") };
+    assert_eq!(fixture.arrives("p", copy(0)).await, Claim::Superseded, "somebody has it");
 }
 
 async fn a_copy_that_is_back_in_time_is_enough(kind: Kind) {
@@ -139,6 +150,7 @@ async fn what_is_sent_again_is_the_newest_copy(kind: Kind) {
     let recalled = operator.recall(&id, &Verdict::Resend).await.unwrap().unwrap();
     let by = By { os_user: "ops@here".to_owned(), program: None, because: None };
     operator.decide(&id, &Verdict::Resend, Some(recalled.fence), &by).await.unwrap().unwrap();
-    assert_eq!(fixture.arrives("p", copy(recalled.copy)).await, Claim::Superseded);
-    assert_eq!(fixture.delayed("p", copy(recalled.copy + 1), 10 * MINUTE).await, back(3, false));
+    let newest = recalled.copy + 1;
+    assert_eq!(fixture.delayed("p", copy(newest), 10 * MINUTE).await, back(newest + 1, false));
+    assert_eq!(fixture.arrives("p", copy(newest)).await, Claim::Superseded);
 }
