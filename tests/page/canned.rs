@@ -21,7 +21,7 @@ pub const HOSTILE: &str = "<img src=x onerror=\"document.title='owned'\"><script
 pub const NOW: &str = "2026-03-01T12:00:00.000Z";
 const EARLIER: &str = "2026-03-01T11:57:55.000Z";
 
-pub const STATES: [&str; 13] = [
+pub const STATES: [&str; 14] = [
     "running",
     "idle",
     "waiting_for_limit",
@@ -35,6 +35,7 @@ pub const STATES: [&str; 13] = [
     "misconfigured",
     "engine_away",
     "no_worker",
+    "draining",
 ];
 const JOB_STATES: [&str; 9] =
     ["waiting", "sending", "unknown", "review", "dead", "succeeded", "declined", "expired", "cancelled"];
@@ -43,6 +44,8 @@ const JOB_STATES: [&str; 9] =
 struct Server {
     page: String,
     empty: bool,
+    /// Database and queue are away: figures are missing, and what is read from the database is refused.
+    troubled: bool,
     /// Paths of the API that were asked for.
     asked: Arc<Mutex<Vec<String>>>,
     client: reqwest::Client,
@@ -57,6 +60,15 @@ pub struct Canned {
 
 impl Canned {
     pub async fn start(empty: bool) -> Self {
+        Self::start_with(empty, false).await
+    }
+
+    /// The engines behind it are away.
+    pub async fn start_troubled() -> Self {
+        Self::start_with(false, true).await
+    }
+
+    async fn start_with(empty: bool, troubled: bool) -> Self {
         static PAGE: OnceLock<Stand> = OnceLock::new();
         let page = tokio::task::spawn_blocking(|| PAGE.get_or_init(Stand::start).origin.clone()).await.unwrap();
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -64,7 +76,7 @@ impl Canned {
         let origin = format!("http://{}", listener.local_addr().unwrap());
         let asked = Arc::default();
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        let state = Server { page, empty, asked: Arc::clone(&asked), client };
+        let state = Server { page, empty, troubled, asked: Arc::clone(&asked), client };
         let stop = CancellationToken::new();
         let router = Router::new().fallback(answer).with_state(state);
         let serving = axum::serve(listener, router).with_graceful_shutdown(stop.clone().cancelled_owned());
@@ -92,6 +104,9 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
     let Some(rest) = path.strip_prefix("/api/v1/") else { return page(&server, &path).await };
     server.asked.lock().unwrap().push(path.clone());
     let parts: Vec<&str> = rest.split('/').collect();
+    if server.troubled {
+        return troubled(&parts);
+    }
     let told = match (request.method(), parts.as_slice()) {
         (&Method::GET, ["overview"]) => overview(server.empty),
         (&Method::GET, ["providers", _, "history"]) => history(),
@@ -114,6 +129,27 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
         return (StatusCode::NOT_FOUND, axum::Json(json!({"error": HOSTILE}))).into_response();
     }
     axum::Json(told).into_response()
+}
+
+/// One provider, of which the limiter alone tells anything.
+fn troubled(parts: &[&str]) -> Response {
+    if parts != ["overview"] {
+        let away = axum::Json(json!({"error": "the database does not answer"}));
+        return (StatusCode::SERVICE_UNAVAILABLE, away).into_response();
+    }
+    let mut acme = provider("acme", "engine_away");
+    let unknown = json!({
+        "waiting": 1_332, "waiting_is_at_least": true, "queued": null, "unrecorded": null, "parked": 1_332, "in_hand": null,
+        "in_flight": null, "clears": {"kind": "unknown", "missing": "queue"}, "review": null, "dead": null, "succeeded": null, "declined": null,
+        "rate_per_s": null, "limit_per_s": null, "refused_by_provider": null,
+    });
+    acme.as_object_mut().unwrap().extend(unknown.as_object().unwrap().clone());
+    let warnings = ["database: gone", "queue: gone"];
+    axum::Json(json!({
+        "at": NOW, "version": "0.1.0", "worker": "w-1", "providers": [acme], "conservation": [], "warnings": warnings,
+        "missing": ["database", "queue"],
+    }))
+    .into_response()
 }
 
 /// The program's own file, with its headers.
@@ -158,7 +194,7 @@ fn peculiar(state: &str) -> Value {
         "probing" => json!({"problems": ["limit all: max_requests is out of range"]}),
         // Nobody has taken any of these.
         "paused" => json!({
-            "queued": 80, "waiting": 80, "clears": {"kind": "not_while_paused"},
+            "queued": 80, "unrecorded": 80, "waiting": 80, "clears": {"kind": "not_while_paused"},
             "clears_if_resumed": {"kind": "clears_in", "ms": 90_000},
         }),
         "idle" => {

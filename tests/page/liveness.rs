@@ -46,6 +46,27 @@ async fn a_server_that_is_gone_is_said_and_since_when() {
     browser.nothing_went_wrong(&["ERR_INTERNET_DISCONNECTED"]).await;
 }
 
+/// The server answers, and what it reads from does not: nothing is a zero, green, or loading for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn engines_that_are_away_are_told_in_every_view() {
+    let canned = Canned::start_troubled().await;
+    let browser = Browser::open(&canned.origin, "").await;
+    browser.await_text("main", "at least 1,332").await;
+    browser.await_text("main", "the broker is unreachable").await;
+    browser.await_text(".pulse", "2 engines away").await;
+    assert_eq!(browser.run("return document.querySelector('.pulse').className").await, json!("pulse lost"));
+    let figures = browser.run("return [...document.querySelectorAll('main dd')].map((dd) => dd.innerText)").await;
+    assert!(!figures.as_array().unwrap().contains(&json!("0")), "{figures}");
+    // A chart of nothing has no scale.
+    browser.await_true("return document.querySelector('.card .canvas').classList.contains('no-data')").await;
+    for hash in ["#/jobs", "#/workers", "#/attention?state=review", "#/jobs/p1"] {
+        browser.visit(hash).await;
+        browser.await_text("main", "the database does not answer").await;
+        browser.await_text("main", "Not loaded yet; it is tried again every 2 s.").await;
+    }
+    browser.nothing_went_wrong(&["503 (Service Unavailable)"]).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_theme_follows_the_system_until_somebody_chooses() {
     let canned = Canned::start(false).await;

@@ -19,7 +19,9 @@ function island(describe, columns, { height, compact = false, onpoint }) {
   return (node) => {
     let plot;
     let points = [];
+    const noted = () => node.classList.toggle("no-data", !points.some(({ rate_per_s, waiting }) => (rate_per_s ?? waiting ?? null) !== null));
     const make = () => {
+      noted();
       plot?.destroy();
       const width = Math.max(node.clientWidth, 120);
       plot = new uPlot({ width, height, ...describe(compact, onpoint, () => points) }, columns(points), node);
@@ -32,6 +34,7 @@ function island(describe, columns, { height, compact = false, onpoint }) {
       update(now = []) {
         if (now === points) return;
         points = now;
+        noted();
         plot.setData(columns(points));
       },
       destroy() {
@@ -94,7 +97,11 @@ function frame(compact, onpoint, points, words) {
     space: compact ? 34 : 40,
     // The same for charts that stand above each other, so that their times do.
     size: (_, all) => (compact ? 12 + 6.5 * Math.max(2, ...(all ?? []).map((text) => text.length)) : 64),
-    values: (_, all) => all.map(words),
+    // Where nothing was counted there is no scale.
+    values: (plot, all) => {
+      const counted = plot.data.slice(1).some((line) => line.some((value) => value > 0));
+      return all.map((value) => (counted || (value === 0 && plot.data[0].length > 0) ? words(value) : ""));
+    },
   };
   return {
     legend: { show: false },

@@ -27,7 +27,7 @@ export class Histories {
   }
 
   #add(provider, at) {
-    const refused = provider.refused_by_provider ?? 0;
+    const refused = provider.refused_by_provider ?? this.#refused.get(provider.name) ?? 0;
     // Lower than before: a worker ended and took its count along.
     const throttled = Math.max(0, refused - (this.#refused.get(provider.name) ?? refused));
     const known = this.#points.get(provider.name);
@@ -40,7 +40,8 @@ export class Histories {
     if (gap > GAP_MS) this.#asked.delete(provider.name);
     if (last && gap < 1_000) return;
     this.#refused.set(provider.name, refused);
-    const { rate_per_s, limit_per_s, waiting } = provider;
+    const { rate_per_s, limit_per_s } = provider;
+    const waiting = provider.waiting_is_at_least ? null : provider.waiting;
     const oldest = Date.parse(at) - SECONDS * 1_000;
     const kept = known.filter((point) => Date.parse(point.at) >= oldest);
     this.#points.set(provider.name, [...kept, { at, rate_per_s, limit_per_s, waiting, throttled }]);

@@ -93,22 +93,32 @@ function open() {
 async function tick(view) {
   const { context, page } = view;
   const { signal } = context.aborted;
+  const overviewIsDue = page.place === "overview" || view.ticks++ % SELDOM === 0 || context.overview === null;
+  const failures = [];
   try {
-    if (page.place === "overview" || view.ticks++ % SELDOM === 0 || context.overview === null) {
-      const answer = await get(path("overview"), signal);
-      heard(answer.at);
-      context.overview = answer;
+    // One that fails keeps back no other.
+    for (const ask of [overviewIsDue ? () => askOverview(context, signal) : null, () => page.load(signal)]) {
+      try {
+        await ask?.();
+      } catch (error) {
+        if (signal.aborted) return;
+        failures.push(error);
+      }
     }
-    await page.load(signal);
-    context.problem = null;
-  } catch (error) {
-    if (signal.aborted) return;
     // A refusal is the view's; silence is everybody's, and the banner says it.
-    context.problem = error.status === 0 && context.overview ? null : (error.message ?? String(error));
-    if (error.status === undefined) throw error;
+    const refused = failures.find((error) => error.status !== 0) ?? (context.overview ? undefined : failures[0]);
+    context.problem = refused ? (refused.message ?? String(refused)) : null;
+    const broken = failures.find((error) => error.status === undefined);
+    if (broken) throw broken;
   } finally {
     if (shown === view) draw();
   }
+}
+
+async function askOverview(context, signal) {
+  const answer = await get(path("overview"), signal);
+  heard(answer.at);
+  context.overview = answer;
 }
 
 function draw() {

@@ -1,5 +1,6 @@
 // Small pieces that several views are made of.
 
+import { link } from "./api.js";
 import { h } from "./dom.js";
 import { count, limitWords, percent } from "./format.js";
 
@@ -18,6 +19,28 @@ export function figure(name, value, { alarm = false, note, href } = {}) {
 }
 
 export const figures = (...all) => h("dl", { class: "figures" }, all);
+
+/** In the place of what was not loaded yet. */
+export const loading = (context) =>
+  h("p", { class: "loading" }, context.problem || link.problem ? "Not loaded yet; it is tried again every 2 s." : "Loading…");
+
+/** What waits. Where a source is missing the others know a lower bound. */
+export const waitingWords = (provider) => (provider.waiting_is_at_least ? `at least ${count(provider.waiting)}` : count(provider.waiting));
+
+/** Why `waiting` is a lower bound. */
+export function waitingLacks(provider) {
+  if (!provider.waiting_is_at_least) return null;
+  const broker = provider.queued === null || provider.queued === undefined;
+  const ledger = provider.parked === null || provider.parked === undefined;
+  if (broker && ledger) return "broker and database are unreachable";
+  return broker ? "the broker is unreachable" : "the jobs in the database could not be counted";
+}
+
+/** The sum over all providers; unknown as soon as one of them is. */
+export function total(providers, field) {
+  const values = providers.map((provider) => provider[field]);
+  return values.some((value) => value === null) ? null : values.reduce((sum, value) => sum + (value ?? 0), 0);
+}
 
 /** Text in which the server put commands between backticks. */
 export const prose = (text) => String(text ?? "").split("`").map((part, at) => (at % 2 === 1 ? h("code", {}, part) : part));

@@ -34,7 +34,7 @@ export function drawShell(place, overview) {
         spellcheck: "false",
       }),
       h("kbd", { "aria-hidden": "true" }, "/")),
-    pulse(),
+    pulse(overview?.missing ?? []),
     h("button", { type: "button", class: "quiet theme", onclick: cycle, "aria-label": `Theme: ${theme()}. Change it.`, title: `Theme: ${theme()}` },
       h("span", { class: `theme-mark ${theme()}`, "aria-hidden": "true" }), h("span", { class: "theme-word" }, theme())),
   );
@@ -61,10 +61,12 @@ function navLink([name, href, title], place, waiting) {
   );
 }
 
-function pulse() {
+/** Whether what is shown is now's: the server answers, and so does everything behind it. */
+function pulse(missing) {
   const lost = link.problem !== null;
-  const words = lost ? "No answer" : link.lastAnswer ? "Live" : "Loading";
-  return h("span", { class: lost ? "pulse lost" : "pulse" }, h("span", { class: "dot", "aria-hidden": "true" }), words);
+  const away = missing.length === 1 ? `No ${missing[0]}` : `${count(missing.length)} engines away`;
+  const words = lost ? "No answer" : missing.length > 0 ? away : link.lastAnswer ? "Live" : "Loading";
+  return h("span", { class: lost || missing.length > 0 ? "pulse lost" : "pulse" }, h("span", { class: "dot", "aria-hidden": "true" }), words);
 }
 
 function drawBanner() {

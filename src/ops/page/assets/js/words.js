@@ -14,6 +14,7 @@ const LANES = {
   misconfigured: ["Misconfigured", "bad"],
   engine_away: ["Engine away", "bad"],
   no_worker: ["No worker", "bad"],
+  draining: ["Draining", "warn"],
 };
 
 const JOBS = {

@@ -3,7 +3,7 @@
 import { get, path, query } from "../api.js";
 import { h } from "../dom.js";
 import { count, plural } from "../format.js";
-import { button, empty } from "../parts.js";
+import { button, empty, loading } from "../parts.js";
 import { askBulk } from "./bulk.js";
 import { discard, replay, resolve } from "./decide.js";
 import { Pages, jobTable } from "./job_table.js";
@@ -52,7 +52,7 @@ export function attention(context, fields) {
   }
 
   function list() {
-    if (told === null) return h("p", { class: "loading" }, context.problem ? "" : "Loading…");
+    if (told === null) return loading(context);
     if (told.jobs.length === 0 && pages.seen.length === 1) return empty(nothing, calm);
     const single = state === "review"
       ? { title: "Decide", cell: (job) => button("Resolve", () => resolve(job, context), "", { "aria-label": `Resolve ${job.id}` }) }

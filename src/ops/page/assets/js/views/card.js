@@ -4,7 +4,7 @@ import { rateChart, rateWords } from "../chart.js";
 import { clearsAbout, clearsDependsOn, clearsWords } from "../clears.js";
 import { h } from "../dom.js";
 import { ago, count, duration, rate, since } from "../format.js";
-import { chip, figure, figures, limitBar, providerHref, unasked } from "../parts.js";
+import { chip, figure, figures, limitBar, providerHref, unasked, waitingLacks, waitingWords } from "../parts.js";
 import { laneState } from "../words.js";
 import { liftButton, pauseButton } from "./pause.js";
 
@@ -88,10 +88,10 @@ export function numbers(provider) {
   const { name } = provider;
   const search = (state) => `#/jobs?state=${state}&provider=${encodeURIComponent(name)}`;
   const attention = (state) => `#/attention?state=${state}&provider=${encodeURIComponent(name)}`;
-  const refused = provider.refused_by_provider ?? 0;
+  const refused = provider.refused_by_provider;
   return [
-    figure("Waiting", count(provider.waiting), { href: search("waiting") }),
-    figure("Oldest", ago(provider.oldest_waiting_at)),
+    figure("Waiting", waitingWords(provider), { note: waitingLacks(provider), href: search("waiting") }),
+    figure("Oldest", oldest(provider)),
     figure("Drained in", clearsAbout(provider.clears)),
     figure("In flight", count(provider.in_flight)),
     figure("Review", count(provider.review), { alarm: provider.review > 0, href: attention("review") }),
@@ -99,6 +99,11 @@ export function numbers(provider) {
     figure("Refused by it", count(refused), { alarm: refused > 0 }),
     figure("Succeeded", count(provider.succeeded)),
   ];
+}
+
+function oldest(provider) {
+  const age = ago(provider.oldest_waiting_at);
+  return provider.oldest_is_at_least && provider.oldest_waiting_at ? `at least ${age}` : age;
 }
 
 /** The tightest ones (by how full they are, they would jump about), and any other that is nearly full. */

@@ -4,7 +4,7 @@ import { get, path } from "../api.js";
 import { h } from "../dom.js";
 import { clock, count, duration, money, sentence, when } from "../format.js";
 import { serverNow } from "../clock.js";
-import { button, chip, prose, providerHref, section } from "../parts.js";
+import { button, chip, loading, prose, providerHref, section } from "../parts.js";
 import { jobState, spelled } from "../words.js";
 import { cancel, discard, replay, resolve } from "./decide.js";
 import { timeline } from "./timeline.js";
@@ -38,7 +38,7 @@ export function job(context, id) {
     render() {
       const crumb = h("nav", { "aria-label": "Where this is", class: "crumb" }, h("a", { href: "#/jobs" }, "Jobs"), " / ");
       if (missing) return [crumb, h("h1", { tabindex: "-1", class: "id" }, id), unknown()];
-      if (!told) return [crumb, h("h1", { tabindex: "-1", class: "id" }, id), h("p", { class: "loading" }, context.problem ? "" : "Loading…")];
+      if (!told) return [crumb, h("h1", { tabindex: "-1", class: "id" }, id), loading(context)];
       return [crumb, head(), stands(), section("story", "Its story", timeline(told, explained)), section("facts", "What is known of it", facts())];
     },
   };

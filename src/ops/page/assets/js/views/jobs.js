@@ -3,7 +3,7 @@
 import { get, path, query } from "../api.js";
 import { h } from "../dom.js";
 import { count } from "../format.js";
-import { empty } from "../parts.js";
+import { empty, loading } from "../parts.js";
 import { JOB_STATES, jobState } from "../words.js";
 import { Pages, jobTable } from "./job_table.js";
 import { unrecorded } from "./unrecorded.js";
@@ -30,7 +30,7 @@ export function jobs(context, fields) {
         form(),
         queued(),
         told === null
-          ? h("p", { class: "loading" }, context.problem ? "" : "Loading…")
+          ? loading(context)
           : told.jobs.length === 0
             ? empty("None in the ledger", FIELDS.some((name) => wanted[name]) ? "Nothing in the ledger fits all of this." : "The ledger is empty. What producers publish appears here once a worker has taken it.")
             : [jobTable(`Payments, in the order of their ${byKey ? "idempotency keys" : "ids"}`, told.jobs), pages.bar(told.next, context.refresh)],

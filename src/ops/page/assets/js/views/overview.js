@@ -1,14 +1,13 @@
 // Everything at a glance: the sums, what is wrong, and one card per provider.
 
-import { link } from "../api.js";
 import { h } from "../dom.js";
 import { ago, count, rate } from "../format.js";
 import { Histories } from "../history.js";
-import { empty, figure, figures } from "../parts.js";
+import { empty, figure, figures, loading, total, waitingLacks, waitingWords } from "../parts.js";
 import { laneState } from "../words.js";
 import { card, counted, whatCounts } from "./card.js";
 
-const TROUBLE = ["breaker_open", "misconfigured", "engine_away", "no_worker", "paused_by_provider"];
+const TROUBLE = ["breaker_open", "misconfigured", "engine_away", "no_worker", "draining", "paused_by_provider"];
 
 export function overview(context) {
   const histories = new Histories();
@@ -18,6 +17,7 @@ export function overview(context) {
     place: "overview",
     title: "Overview",
     async load(signal) {
+      if (context.overview === null) return;
       notice(context.overview.providers);
       // First the figures, then the lines.
       context.redraw();
@@ -26,7 +26,7 @@ export function overview(context) {
     },
     render() {
       const known = context.overview;
-      if (!known) return [heading(), h("p", { class: "loading" }, context.problem || link.problem ? "" : "Loading…")];
+      if (!known) return [heading(), loading(context)];
       const { providers } = known;
       const chosen = state.filter === "all" ? providers : providers.filter(needsSomebody);
       return [
@@ -74,19 +74,21 @@ const needsSomebody = (p) =>
   TROUBLE.includes(p.state) || p.review > 0 || p.dead > 0 || p.refused_by_provider > 0 || (p.problems ?? []).length > 0;
 
 function sums(known) {
-  const sum = (field) => known.providers.reduce((total, provider) => total + (provider[field] ?? 0), 0);
+  const sum = (field) => total(known.providers, field);
+  const lacking = known.providers.find((provider) => provider.waiting_is_at_least);
+  const waiting = waitingWords({ waiting: sum("waiting"), waiting_is_at_least: lacking !== undefined });
   const oldest = known.providers.map((p) => p.oldest_waiting_at).filter(Boolean).sort()[0];
   const refused = sum("refused_by_provider");
   return h(
     "section",
     { class: "sums", "aria-label": "All providers together" },
     figures(
-      figure("Waiting", count(sum("waiting")), { note: oldest ? `oldest ${ago(oldest)}` : null, href: "#/jobs?state=waiting" }),
+      figure("Waiting", waiting, { note: lacking ? waitingLacks(lacking) : oldest ? `oldest ${ago(oldest)}` : null, href: "#/jobs?state=waiting" }),
       figure("Sent", rate(sum("rate_per_s")), { note: "over the last 10 s" }),
       figure("In flight", count(sum("in_flight")), { note: `${count(sum("in_hand"))} in hand` }),
       figure("Review", count(sum("review")), { alarm: sum("review") > 0, href: "#/attention?state=review" }),
       figure("Dead", count(sum("dead")), { alarm: sum("dead") > 0, href: "#/attention?state=dead" }),
-      figure("Refused by providers", count(refused), { alarm: refused > 0, note: refused > 0 ? "must stay at 0" : "as it must be" }),
+      figure("Refused by providers", count(refused), { alarm: refused > 0, note: refused === null ? null : refused > 0 ? "must stay at 0" : "as it must be" }),
     ),
     conservation(known),
     counted(known),

@@ -6,7 +6,7 @@ import { rateChart, rateWords, waitingChart } from "../chart.js";
 import { h } from "../dom.js";
 import { clock, count, duration, rate, when } from "../format.js";
 import { Histories } from "../history.js";
-import { button, chip, empty, figure, figures, limitBar, section, table, unasked } from "../parts.js";
+import { button, chip, empty, figure, figures, limitBar, loading, section, table, unasked, waitingWords } from "../parts.js";
 import { histogram } from "../histogram.js";
 import { algorithm, decision, laneState, spelled } from "../words.js";
 import { cause, counted, depends, numbers, whatCounts } from "./card.js";
@@ -37,7 +37,7 @@ export function provider(context, name) {
     render() {
       const known = state.told?.overview ?? context.overview?.providers.find((p) => p.name === name);
       const crumb = h("nav", { "aria-label": "Where this is", class: "crumb" }, h("a", { href: "#/" }, "Overview"), " / ");
-      if (!known) return [crumb, h("h1", { tabindex: "-1" }, name), h("p", { class: "loading" }, context.problem ? "" : "Loading…")];
+      if (!known) return [crumb, h("h1", { tabindex: "-1" }, name), loading(context)];
       return [crumb, head(known), cause(known), problems(known), h("section", { class: "sums", "aria-label": "Figures" }, figures(...numbers(known), ...rest(known)), depends(known), counted(context.overview)), limits(known), charts(known), told(state.told)];
     },
   };
@@ -66,17 +66,17 @@ export function provider(context, name) {
   function charts(known) {
     const points = histories.of(name);
     const point = state.point;
-    const said = point ?? points.at(-1);
+    const said = point ?? { ...known, throttled: points.at(-1)?.throttled };
     return section("rate", "Rate against limit",
       h("p", { class: "readout" },
         h("span", { class: "readout-at" }, point ? clock(point.at) : "Now"),
-        h("span", { class: "key" }, h("b", {}, rate(said?.rate_per_s ?? known.rate_per_s)), " sent"),
-        h("span", { class: "key limit-key" }, h("b", {}, rate(said?.limit_per_s ?? known.limit_per_s)), " allowed"),
-        h("span", { class: "key waiting-key" }, h("b", {}, count(said?.waiting ?? known.waiting)), " waiting"),
-        said?.throttled > 0 ? h("span", { class: "key bad-key" }, h("b", {}, count(said.throttled)), " refused by it") : null),
+        h("span", { class: "key" }, h("b", {}, rate(said.rate_per_s)), " sent"),
+        h("span", { class: "key limit-key" }, h("b", {}, rate(said.limit_per_s)), " allowed"),
+        h("span", { class: "key waiting-key" }, h("b", {}, point ? count(point.waiting) : waitingWords(known)), " waiting"),
+        said.throttled > 0 ? h("span", { class: "key bad-key" }, h("b", {}, count(said.throttled)), " refused by it") : null),
       h("div", { key: "rates", class: "canvas", role: "img", "aria-label": rateWords(points), mount: rates, data: points }),
       h("h3", {}, "Waiting"),
-      h("div", { key: "waiting", class: "canvas", role: "img", "aria-label": `Payments that wait: now ${count(points.at(-1)?.waiting)}.`, mount: waiting, data: points }),
+      h("div", { key: "waiting", class: "canvas", role: "img", "aria-label": `Payments that wait: now ${waitingWords(known)}.`, mount: waiting, data: points }),
       h("details", {}, h("summary", {}, "The same as a table"), table("Rate, limit and backlog over the last minutes",
         [["At", ""], ["Sent", "num"], ["Allowed", "num"], ["Waiting", "num"], ["Refused by it", "num"]],
         sparse(points).map((p) => ({ key: p.at, cells: [clock(p.at), rate(p.rate_per_s), rate(p.limit_per_s), count(p.waiting), count(p.throttled)] })))));
@@ -86,7 +86,7 @@ export function provider(context, name) {
 const rest = (known) => [
   figure("In hand", count(known.in_hand)),
   figure("Parked", count(known.parked)),
-  figure("Ready in the queue", count(known.queued)),
+  figure("In the queue", count(known.queued)),
   figure("Declined", count(known.declined)),
 ];
 

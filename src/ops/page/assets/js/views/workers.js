@@ -3,7 +3,7 @@
 import { get, path } from "../api.js";
 import { h } from "../dom.js";
 import { ago, agoWords, count, duration, plural, sentence } from "../format.js";
-import { chip, empty, section, table } from "../parts.js";
+import { chip, empty, loading, section, table } from "../parts.js";
 import { spelled, workerState } from "../words.js";
 
 const ENGINES = ["database", "queue", "limiter"];
@@ -21,7 +21,7 @@ export function workers(context) {
     },
     render() {
       const heading = h("h1", { tabindex: "-1" }, "Workers and engines");
-      if (told === null) return [heading, h("p", { class: "loading" }, context.problem ? "" : "Loading…")];
+      if (told === null) return [heading, loading(context)];
       if (told.workers.length === 0) return [heading, empty("No worker has reported", "Nothing is sent while none runs.", h("pre", {}, h("code", {}, "sluicegate run")))];
       return [heading, warnings(told.workers), engines(told.workers), section("workers", "Workers", list(told.workers, context))];
     },
