@@ -122,8 +122,6 @@ fn ops_state(
 ) -> OpsState {
     let worker::Engines { queue, upkeep, settings, limiter, .. } = engines.clone();
     let Opened { operator, fleet, deployment } = opened;
-    let looked =
-        Looked { settings: settings.clone(), queue: queue.clone(), limiter: limiter.clone(), upkeep: upkeep.clone() };
     let sources = Sources {
         progress: progress.clone(),
         settings: settings.clone(),
@@ -134,10 +132,17 @@ fn ops_state(
         worker: identity.id.clone(),
         version: identity.version.clone(),
     };
+    let lookout = Arc::new(Lookout::new(sources));
+    let looked = Looked {
+        settings: settings.clone(),
+        queue: queue.clone(),
+        limiter: limiter.clone(),
+        lookout: Arc::clone(&lookout),
+    };
     OpsState {
         deployment: deployment.clone(),
         metrics: Arc::new(Metrics::new(progress.clone(), looked)),
-        lookout: Arc::new(Lookout::new(sources)),
+        lookout,
         progress: progress.clone(),
         limiter,
         upkeep,

@@ -126,7 +126,7 @@ fn flow(told: &Standing) -> Flow {
     match told.state {
         State::Disabled => Flow::Disabled,
         State::Paused => Flow::Paused,
-        State::NoWorker => Flow::Unknown(Missing::Worker),
+        State::NoWorker | State::Draining => Flow::Unknown(Missing::Worker),
         State::EngineAway => Flow::Unknown(Missing::Backend),
         State::Misconfigured => Flow::Unknown(Missing::Configuration),
         State::BreakerOpen | State::Probing => Flow::BreakerOpen,
@@ -144,7 +144,7 @@ fn waiting(evidence: &Evidence, provider: &Provider, counted: &Counted<'_>) -> W
     let theirs: u64 = others.map(|other| Counted::of(evidence, other.name.as_str()).waiting()).sum();
     let own = counted.waiting();
     let blocks = provider.account_rules.iter().any(|rule| rule.rule == Rule::Blocked);
-    let parked_for_ms = counted.account.and_then(|account| account.parked_for_ms).unwrap_or(0);
+    let parked_for_ms = counted.account.as_ref().and_then(|account| account.parked_for_ms).unwrap_or(0);
     Waiting {
         jobs: if own == 0 { 0 } else { own + theirs },
         missing: counted.missing(),

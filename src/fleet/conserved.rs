@@ -3,23 +3,33 @@
 //! Refuses to count: the ledger's [`Account`] is what it shows.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::ledger::upkeep::Account;
 
 /// One provider's account; the fields are [`Account`]'s.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Conserved {
     pub provider: String,
     pub recorded: u64,
     pub states: BTreeMap<String, u64>,
     pub in_hand: u64,
+    pub in_flight: u64,
     pub parked: u64,
     #[serde(skip)]
     pub parked_for_ms: Option<u64>,
     pub due: u64,
+    #[serde(skip)]
+    pub messages_least: u64,
+    #[serde(skip)]
+    pub messages_most: u64,
     pub astray: u64,
+    #[serde(skip)]
+    pub past_deadline: u64,
+    #[serde(skip)]
+    pub oldest_open_ms: Option<u64>,
     pub without_event: u64,
     pub without_cause: u64,
     /// What does not add up, in words; empty when everything does.
@@ -34,14 +44,23 @@ impl From<Account> for Conserved {
             recorded: account.recorded,
             states: account.states.into_iter().collect(),
             in_hand: account.in_hand,
+            in_flight: account.in_flight,
             parked: account.parked,
-            parked_for_ms: account.parked_for.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
+            parked_for_ms: account.parked_for.map(ms),
             due: account.due,
+            messages_least: account.messages_least,
+            messages_most: account.messages_most,
             astray: account.astray,
+            past_deadline: account.past_deadline,
+            oldest_open_ms: account.oldest_open.map(ms),
             without_event: account.without_event,
             without_cause: account.without_cause,
         }
     }
+}
+
+fn ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Each provider's.

@@ -1,10 +1,12 @@
-//! What waits, is in hand and is on the wire of one provider, put together from the ledger, the queue and the workers.
+//! What waits, is in hand and is in flight of one provider, and how fast it goes.
 //!
-//! Refuses to count twice: a job whose message is in the queue stands in the ledger, too.
+//! Jobs are counted by one snapshot of ledger and queue ([`super::backlog`]), rates by what the workers report.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use super::Conserved;
+use super::backlog::{Backlog, backlog};
 use super::lately::lanes;
 use super::overview::Evidence;
 use crate::domain::clear_time::Missing;
@@ -16,26 +18,29 @@ const RATE_WINDOW_S: f64 = 10.0;
 /// Everything of one provider that is counted by whoever asks.
 pub(super) struct Counted<'a> {
     pub evidence: &'a Evidence,
-    pub account: Option<&'a Conserved>,
-    pub queued: Option<u64>,
-    pub in_hand: u64,
-    pub in_flight: u64,
+    /// `None`: the ledger could not be counted.
+    pub account: Option<Cow<'a, Conserved>>,
+    pub backlog: Backlog,
+    /// By the workers' reports, which come late.
+    reported_in_flight: u64,
     sent_10s: u64,
     pub lanes: u32,
 }
 
 impl<'a> Counted<'a> {
     pub fn of(evidence: &'a Evidence, name: &str) -> Self {
-        let account = evidence.accounts.as_ref().and_then(|accounts| accounts.get(name));
+        // A provider without a job has an account of zeros.
+        let of_it = |accounts: &'a super::overview::Accounts| {
+            accounts.get(name).map_or_else(|| Cow::Owned(Conserved::default()), Cow::Borrowed)
+        };
+        let account = evidence.accounts.as_ref().map(of_it);
         let live = || lanes(&evidence.workers, name).filter(|(worker, _)| worker.is_live()).map(|(_, lane)| lane);
-        let told = live().next().is_some();
+        let unrecorded = evidence.unrecorded.get(name).copied();
         Self {
             evidence,
+            backlog: backlog(account.as_deref(), evidence.depths.get(name).copied(), unrecorded),
             account,
-            queued: evidence.depths.get(name).copied(),
-            // Without a worker to ask, leases that still run tell.
-            in_hand: if told { live().map(|lane| lane.in_hand).sum() } else { account.map_or(0, |it| it.in_hand) },
-            in_flight: live().map(|lane| lane.in_flight).sum(),
+            reported_in_flight: live().map(|lane| lane.in_flight).sum(),
             sent_10s: live().map(|lane| lane.sent_10s).sum(),
             lanes: u32::try_from(live().count()).unwrap_or(u32::MAX),
         }
@@ -43,26 +48,29 @@ impl<'a> Counted<'a> {
 
     /// What did not say how many jobs wait.
     pub fn missing(&self) -> Option<Missing> {
-        let queue = self.queued.is_none() && self.evidence.away.iter().any(|away| away.starts_with("queue"));
-        match self.evidence.accounts {
-            None => Some(Missing::Ledger),
-            Some(_) => queue.then_some(Missing::Queue),
+        match (&self.account, self.backlog.queued) {
+            (None, _) => Some(Missing::Ledger),
+            (Some(_), None) => Some(Missing::Queue),
+            (Some(_), Some(_)) => None,
         }
     }
 
-    /// A due job's message is in the queue, and the queue may hold more that the ledger has not seen.
     pub fn waiting(&self) -> u64 {
-        let (parked, due) = self.account.map_or((0, 0), |account| (account.parked, account.due));
-        parked + due.max(self.queued.unwrap_or(0)) + self.in_hand.saturating_sub(self.in_flight)
+        self.backlog.waiting
     }
 
     /// Nothing but parked jobs waits.
     pub fn only_parked(&self) -> bool {
-        self.account.is_some_and(|account| account.parked > 0 && account.parked == self.waiting())
+        self.account.as_ref().is_some_and(|account| account.parked > 0 && account.parked == self.waiting())
+    }
+
+    /// `None`: the reports could not be read.
+    pub fn rate_per_s(&self) -> Option<f64> {
+        self.evidence.database_away.is_none().then(|| self.sent_per_s())
     }
 
     #[allow(clippy::cast_precision_loss, reason = "counts of requests are far below 2^53")]
-    pub fn rate_per_s(&self) -> f64 {
+    fn sent_per_s(&self) -> f64 {
         self.sent_10s as f64 / RATE_WINDOW_S
     }
 
@@ -72,11 +80,12 @@ impl<'a> Counted<'a> {
         if self.sent_10s == 0 {
             return Duration::ZERO;
         }
-        let seconds = self.in_flight as f64 / self.rate_per_s();
+        let seconds = self.reported_in_flight as f64 / self.sent_per_s();
         Duration::try_from_secs_f64(seconds).unwrap_or_default().min(provider.hold_max())
     }
 
-    pub fn in_state(&self, state: &str) -> u64 {
-        self.account.map_or(0, |account| account.in_state(state))
+    /// `None`: the ledger could not be counted.
+    pub fn in_state(&self, state: &str) -> Option<u64> {
+        self.account.as_ref().map(|account| account.in_state(state))
     }
 }

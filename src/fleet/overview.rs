@@ -25,6 +25,9 @@ use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::BadRow;
 use crate::limiter::LimitUse;
 
+/// Jobs by provider.
+pub type Accounts = BTreeMap<String, Conserved>;
+
 /// What was gathered; a source that could not be asked is empty, and in `away`.
 #[derive(Clone, Debug, Default)]
 pub struct Evidence {
@@ -40,21 +43,27 @@ pub struct Evidence {
     pub bad: Vec<BadRow>,
     pub workers: Vec<Worker>,
     /// By provider; `None`: the ledger could not be counted.
-    pub accounts: Option<BTreeMap<String, Conserved>>,
+    pub accounts: Option<Accounts>,
     /// When that was counted, in milliseconds since the Unix epoch.
     pub counted_at_ms: Option<i64>,
     /// Requests per second over the last minutes in which jobs waited, by provider, where that is long enough to say.
     pub lately_per_s: BTreeMap<String, f64>,
-    /// Messages ready in a lane's queue.
+    /// Messages ready in a lane's queue, when `accounts` were counted; a queue that did not answer is left out.
     pub depths: BTreeMap<String, u64>,
-    /// Milliseconds since the Unix epoch.
-    pub oldest_ms: BTreeMap<String, i64>,
+    /// Payments that no worker has recorded, as the snapshots until this one tell.
+    pub unrecorded: BTreeMap<String, u64>,
+    /// Since when the oldest payment waits, in milliseconds since the Unix epoch; `None`: the ledger did not say.
+    pub oldest_ms: Option<BTreeMap<String, i64>>,
+    /// The queue says since when its messages wait, so `oldest_ms` covers them.
+    pub queue_tells_ages: bool,
     /// By provider that is paused: who paused it, when and why, in words.
     pub paused_by: BTreeMap<String, String>,
     /// By quota.
     pub used: BTreeMap<ProviderName, Vec<LimitUse>>,
     pub database_away: Option<String>,
     pub away: Vec<String>,
+    /// Names of the sources that did not answer.
+    pub missing: Vec<&'static str>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -70,6 +79,9 @@ pub struct Overview {
     #[serde(default)]
     pub counted_at: Option<String>,
     pub warnings: Vec<String>,
+    /// `database`, `queue` and `limiter`, as far as they did not answer.
+    #[serde(default)]
+    pub missing: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -90,31 +102,42 @@ pub struct ProviderOverview {
     pub has_good_row: bool,
     /// Those in force: of a bad row, the last good one's.
     pub limits: Vec<LimitOverview>,
-    /// Requests begun in the last ten seconds, over ten; all workers.
-    pub rate_per_s: f64,
+    /// Requests begun in the last ten seconds, over ten; all workers. `null`: the workers' reports cannot be read.
+    pub rate_per_s: Option<f64>,
     pub limit_per_s: Option<f64>,
-    /// Jobs without a request on the wire: parked, due, only in the queue yet, or in hand.
+    /// Payments without a request in flight: `queued`, `parked`, and those of `in_hand` that are not `in_flight`.
     pub waiting: u64,
+    /// Ledger or queue did not answer: `waiting` is what the other knows, and its missing part is `null`.
+    #[serde(default)]
+    pub waiting_is_at_least: bool,
+    /// Due, and in the lane's queue. `null`: the queue does not answer.
     pub queued: Option<u64>,
-    pub parked: u64,
-    pub in_hand: u64,
-    pub in_flight: u64,
+    /// Those of `queued` that no worker has taken yet, so that no ledger knows them.
+    #[serde(default)]
+    pub unrecorded: Option<u64>,
+    /// This and what follows is counted in the ledger. `null`: it does not answer.
+    pub parked: Option<u64>,
+    pub in_hand: Option<u64>,
+    pub in_flight: Option<u64>,
     pub oldest_waiting_at: Option<String>,
+    /// The queue does not tell the age of its messages, or a source is missing: there may be an older one.
+    #[serde(default)]
+    pub oldest_is_at_least: bool,
     /// When what waits is cleared.
     pub clears: Clears,
     /// The same if it were resumed now; absent unless it is paused.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub clears_if_resumed: Option<Clears>,
-    pub review: u64,
-    pub dead: u64,
-    pub succeeded: u64,
-    pub declined: u64,
-    pub expired: u64,
-    pub cancelled: u64,
-    pub unknown: u64,
-    pub sending: u64,
-    /// 429s to permits that we gave, since the processes started.
-    pub refused_by_provider: u64,
+    pub review: Option<u64>,
+    pub dead: Option<u64>,
+    pub succeeded: Option<u64>,
+    pub declined: Option<u64>,
+    pub expired: Option<u64>,
+    pub cancelled: Option<u64>,
+    pub unknown: Option<u64>,
+    pub sending: Option<u64>,
+    /// 429s to permits that we gave, since the processes started. `null`: the workers' reports cannot be read.
+    pub refused_by_provider: Option<u64>,
 }
 
 /// The whole picture.
@@ -134,6 +157,7 @@ pub fn overview(evidence: &Evidence) -> Overview {
         conservation: accounts().map(|(_, account)| account.clone()).collect(),
         counted_at: evidence.counted_at_ms.map(|at_ms| At(at_ms).to_string()),
         warnings: warnings(evidence),
+        missing: evidence.missing.iter().map(|source| (*source).to_owned()).collect(),
     }
 }
 
@@ -238,8 +262,13 @@ fn without_row(evidence: &Evidence, name: &str) -> ProviderOverview {
 
 /// What does not depend on a row.
 fn counts(name: &str, counted: &Counted<'_>, told: Standing) -> ProviderOverview {
-    let oldest = counted.evidence.oldest_ms.get(name).filter(|at_ms| **at_ms <= counted.evidence.at_ms);
-    let refused = lanes(&counted.evidence.workers, name).map(|(_, lane)| lane.throttled_total).sum();
+    let evidence = counted.evidence;
+    let oldest =
+        evidence.oldest_ms.as_ref().and_then(|oldest| oldest.get(name)).filter(|at_ms| **at_ms <= evidence.at_ms);
+    let refused = lanes(&evidence.workers, name).map(|(_, lane)| lane.throttled_total).sum();
+    let account = counted.account.as_deref();
+    let backlog = counted.backlog;
+    let hidden = backlog.unrecorded.is_none_or(|unrecorded| unrecorded > 0) && !evidence.queue_tells_ages;
     ProviderOverview {
         name: name.to_owned(),
         quota: name.to_owned(),
@@ -255,12 +284,15 @@ fn counts(name: &str, counted: &Counted<'_>, told: Standing) -> ProviderOverview
         limits: Vec::new(),
         rate_per_s: counted.rate_per_s(),
         limit_per_s: None,
-        waiting: counted.waiting(),
-        queued: counted.queued,
-        parked: counted.account.map_or(0, |account| account.parked),
-        in_hand: counted.in_hand,
-        in_flight: counted.in_flight,
+        waiting: backlog.waiting,
+        waiting_is_at_least: backlog.is_at_least,
+        queued: backlog.queued,
+        unrecorded: backlog.unrecorded,
+        parked: account.map(|account| account.parked),
+        in_hand: account.map(|account| account.in_hand),
+        in_flight: account.map(|account| account.in_flight),
         oldest_waiting_at: oldest.map(|at_ms| At(*at_ms).to_string()),
+        oldest_is_at_least: hidden || backlog.is_at_least || evidence.oldest_ms.is_none(),
         clears: ClearTime::Unknown(Missing::Row).into(),
         clears_if_resumed: None,
         review: counted.in_state("review"),
@@ -271,7 +303,7 @@ fn counts(name: &str, counted: &Counted<'_>, told: Standing) -> ProviderOverview
         cancelled: counted.in_state("cancelled"),
         unknown: counted.in_state("unknown"),
         sending: counted.in_state("sending"),
-        refused_by_provider: refused,
+        refused_by_provider: evidence.database_away.is_none().then_some(refused),
     }
 }
 

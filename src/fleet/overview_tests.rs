@@ -50,7 +50,18 @@ fn account(parked: u64, due: u64) -> Conserved {
     let states = [("waiting", parked + due), ("review", 2), ("dead", 1), ("succeeded", 1_000)];
     let states: Vec<(String, u64)> = states.map(|(state, jobs)| (state.to_owned(), jobs)).to_vec();
     let recorded = states.iter().map(|(_, jobs)| jobs).sum();
-    Account { provider: "acme".to_owned(), recorded, states, parked, due, ..Account::default() }.into()
+    let (messages_least, messages_most) = (due, due);
+    Account {
+        provider: "acme".to_owned(),
+        recorded,
+        states,
+        parked,
+        due,
+        messages_least,
+        messages_most,
+        ..Account::default()
+    }
+    .into()
 }
 
 /// A row that runs, seen by these workers, with jobs that wait.
@@ -62,6 +73,7 @@ fn evidence(rows: Vec<ProviderRow>, workers: Vec<Worker>) -> Evidence {
         rows,
         workers,
         accounts: Some(by_provider([account(3, 4)])),
+        depths: ["acme", "bolt"].map(|name| (name.to_owned(), 0)).into(),
         ..Evidence::default()
     }
 }
@@ -256,7 +268,9 @@ fn numbers_add_up_over_workers_ledger_and_queue() {
     let lane = |in_hand: u64, sent_10s: u64| json!({"in_hand": in_hand, "in_flight": 1, "sent_total": 999, "sent_10s": sent_10s, "throttled_total": 2});
     let mut both = evidence(vec![row()], vec![worker("a", lane(5, 60)), worker("b", lane(4, 40))]);
     both.depths.insert("acme".to_owned(), 11_000);
-    both.oldest_ms.insert("acme".to_owned(), 1_799_999_990_000);
+    let counted = both.accounts.as_mut().unwrap().get_mut("acme").unwrap();
+    (counted.in_hand, counted.in_flight) = (9, 2);
+    both.oldest_ms = Some([("acme".to_owned(), 1_799_999_990_000)].into());
     let used = |name: &str, max_requests, used| LimitUse {
         name: name.to_owned(),
         max_requests,
@@ -272,10 +286,10 @@ fn numbers_add_up_over_workers_ledger_and_queue() {
     let picture = overview(&both);
     let one = &picture.providers[0];
     // 4 of the 11,000 are the due ones, and 7 are in hand and not on the wire.
-    assert_eq!((one.waiting, one.queued, one.parked), (11_010, Some(11_000), 3));
-    assert_eq!((one.in_hand, one.in_flight, one.refused_by_provider), (9, 2, 4));
-    assert!((one.rate_per_s - 10.0).abs() < 1e-9 && one.limit_per_s == Some(10.0));
-    assert_eq!((one.review, one.dead, one.succeeded), (2, 1, 1_000));
+    assert_eq!((one.waiting, one.queued, one.parked), (11_010, Some(11_000), Some(3)));
+    assert_eq!((one.in_hand, one.in_flight, one.refused_by_provider), (Some(9), Some(2), Some(4)));
+    assert_eq!((one.rate_per_s, one.limit_per_s), (Some(10.0), Some(10.0)));
+    assert_eq!((one.review, one.dead, one.succeeded), (Some(2), Some(1), Some(1_000)));
     assert_eq!(one.oldest_waiting_at.as_deref(), Some("2027-01-15T07:59:50.000Z"));
     let free: Vec<_> = one.limits.iter().map(|limit| (limit.used, limit.free)).collect();
     assert_eq!(free, [(Some(87), Some(13)), (Some(601), Some(0))]);
@@ -289,11 +303,9 @@ fn numbers_add_up_over_workers_ledger_and_queue() {
     let paused = overview(&both).providers.remove(0);
     assert_eq!(paused.clears, Clears::NotWhilePaused);
     assert!(matches!(paused.clears_if_resumed, Some(Clears::ClearsIn { ms: 1.. })), "{:?}", paused.clears_if_resumed);
-    // Nobody to ask: leases tell who has jobs in hand, and nothing drains.
-    let mut alone = evidence(vec![row()], Vec::new());
-    alone.accounts.as_mut().unwrap().get_mut("acme").unwrap().in_hand = 6;
-    let one = overview(&alone).providers.remove(0);
-    assert_eq!((one.in_hand, one.in_flight, one.limits[0].used), (6, 0, None));
+    // No worker reports.
+    let one = overview(&evidence(vec![row()], Vec::new())).providers.remove(0);
+    assert_eq!((one.waiting, one.limits[0].used), (7, None));
     assert_eq!(one.clears, Clears::Unknown { missing: Source::Worker });
 }
 
@@ -348,7 +360,7 @@ fn a_closed_limit_is_a_state_and_what_is_in_hand_waits() {
     closed.limits[0].max_requests = 0;
     for in_hand in [0, 1] {
         let mut one = evidence(vec![closed.clone()], vec![worker("a", json!({"in_hand": in_hand}))]);
-        one.accounts = Some(by_provider([account(0, 1 - in_hand)]));
+        one.accounts = Some(by_provider([Conserved { in_hand, ..account(0, 1 - in_hand) }]));
         let told = overview(&one).providers.remove(0);
         let cause = "limit per-second (0/1s) is closed: nothing is sent";
         assert_eq!((told.state, told.cause.as_deref()), (State::Closed, Some(cause)));

@@ -22,6 +22,8 @@ pub enum State {
     /// One of its limits is 0.
     Closed,
     NoWorker,
+    /// All workers that have its lane take no more and end.
+    Draining,
     EngineAway,
     Misconfigured,
     BreakerOpen,
@@ -42,6 +44,7 @@ impl State {
             Self::Paused => "paused",
             Self::Closed => "closed",
             Self::NoWorker => "no_worker",
+            Self::Draining => "draining",
             Self::EngineAway => "engine_away",
             Self::Misconfigured => "misconfigured",
             Self::BreakerOpen => "breaker_open",
@@ -133,6 +136,12 @@ pub fn standing(of: &Subject<'_>, workers: &[Worker]) -> Standing {
     }
     let reports = live.iter().filter_map(|worker| worker.report.as_ref());
     let lanes = reports.clone().filter_map(|report| report.lanes.get(of.name).map(|lane| (report, lane)));
+    // A lane whose process ends says nothing of those that stay.
+    let (draining, staying): (Vec<_>, Vec<_>) = lanes.partition(|(report, _)| report.draining);
+    if staying.is_empty() && !draining.is_empty() {
+        return Standing::because(State::Draining, "all of its workers drain: they finish what they have, and end");
+    }
+    let lanes = staying.into_iter();
     // A worker that is cut off from an engine is warned of; where others go on, it says nothing of the provider.
     let (cut_off, well): (Vec<_>, Vec<_>) = lanes.partition(|(report, _)| report.engines.values().any(|it| !it.ok));
     let telling = if well.is_empty() { cut_off } else { well };

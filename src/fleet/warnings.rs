@@ -2,13 +2,8 @@
 //!
 //! Refuses to stay silent about what could not be asked.
 
-use std::time::Duration;
-
 use super::overview::{Evidence, has_good_row};
 use super::report::problem_of;
-
-/// A lost worker is worth a warning for so long; its row stays for a day.
-const LOST_WARNED_MAX: Duration = Duration::from_secs(10 * 60);
 
 /// One line each.
 pub(super) fn warnings(evidence: &Evidence) -> Vec<String> {
@@ -23,11 +18,10 @@ pub(super) fn warnings(evidence: &Evidence) -> Vec<String> {
     for worker in &evidence.workers {
         let place = worker.place();
         match &worker.report {
-            _ if !worker.is_live() && worker.age <= LOST_WARNED_MAX => {
+            _ if !worker.is_live() => {
                 let silent_s = worker.age.as_secs();
                 warnings.push(format!("worker {place} is lost: it has not reported for {silent_s} s"));
             }
-            _ if !worker.is_live() => {}
             None => warnings.push(format!("worker {place} reports in a format that this program does not read")),
             Some(report) => {
                 let away = report.engines.iter().filter(|(_, engine)| !engine.ok);

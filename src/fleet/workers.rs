@@ -1,6 +1,7 @@
-//! Who is there: the rows of `worker_reports`, read and judged by their age.
+//! Who is there: the rows of `worker_reports`, judged by their age.
 //!
-//! Refuses to believe a row that was not written anew for ten seconds: its process is lost, whatever the row says.
+//! A process is lost when its row was not written anew for ten seconds while the database could be written to. A lost process
+//! is shown until it is replaced, and for ten minutes at most; where no process is live, the last one is shown for a day.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,15 +15,66 @@ use crate::ledger::operator::At;
 /// A process that has not reported for longer is lost: five reports missed.
 pub const SILENT_MAX: Duration = Duration::from_secs(10);
 
-/// A row that is older is nobody's any more, whether or not somebody may delete it.
+/// A row that is older is deleted.
 pub const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The processes of these rows, which were read so long ago; without those that ended as they should.
+/// Longest time that a lost process is shown beside live ones.
+const LOST_SHOWN_MAX: Duration = Duration::from_secs(10 * 60);
+
+/// Until then the leases of a lost process may hold jobs, and it is shown even if it is replaced.
+const LEASES_OVER: Duration = Duration::from_secs(40);
+
+/// A process reports within this time once the database can be written to again.
+const REPORTS_AGAIN: Duration = Duration::from_secs(4);
+
+/// A time in which reports could neither be written nor read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outage {
+    /// So long ago.
+    pub began: Duration,
+    /// `None`: it goes on.
+    pub ended: Option<Duration>,
+}
+
+impl Outage {
+    /// The silence of a row of this age that is the worker's own.
+    fn less(self, age: Duration) -> Duration {
+        let ended = self.ended.map_or(Duration::ZERO, |ended| ended.saturating_sub(REPORTS_AGAIN));
+        age.saturating_sub(self.began.min(age).saturating_sub(ended))
+    }
+}
+
+/// The processes of these rows, which were read so long ago, that are shown.
 #[must_use]
-pub fn present(rows: &[Reported], read: Duration) -> Vec<Worker> {
-    let workers = rows.iter().map(|row| Worker { age: row.age + read, ..Worker::of(row) });
+pub fn present(rows: &[Reported], read: Duration, outage: Option<Outage>) -> Vec<Worker> {
+    let workers = rows.iter().map(|row| {
+        let age = row.age + read;
+        Worker { age: outage.map_or(age, |outage| outage.less(age)), ..Worker::of(row) }
+    });
     let stopped = |worker: &Worker| worker.report.as_ref().is_some_and(|report| report.stopped);
-    workers.filter(|worker| worker.age <= KEPT && !stopped(worker)).collect()
+    let all: Vec<Worker> = workers.filter(|worker| worker.age <= KEPT && !stopped(worker)).collect();
+    let (mut shown, mut lost): (Vec<Worker>, Vec<Worker>) = all.into_iter().partition(Worker::is_live);
+    lost.sort_by_key(|worker| worker.age);
+    let replaced = replaced(&shown, &lost);
+    let nobody_lives = shown.is_empty();
+    let kept = lost.into_iter().zip(replaced).enumerate().filter(|(nth, (worker, replaced))| {
+        let last = nobody_lives && *nth == 0;
+        last || (worker.age <= LOST_SHOWN_MAX && !(*replaced && worker.age > LEASES_OVER))
+    });
+    shown.extend(kept.map(|(_, (worker, _))| worker));
+    shown.sort_by(|a, b| a.id.cmp(&b.id));
+    shown
+}
+
+/// For each lost process, whether another one has come on its host since; each that came replaces one.
+fn replaced(live: &[Worker], lost: &[Worker]) -> Vec<bool> {
+    let mut came: Vec<&Worker> = live.iter().collect();
+    let replaces = |new: &Worker, old: &Worker| new.host == old.host && new.started_at_ms >= old.seen_at_ms;
+    let each = lost.iter().map(|old| {
+        let found = came.iter().position(|new| replaces(new, old));
+        found.map(|at| came.swap_remove(at)).is_some()
+    });
+    each.collect()
 }
 
 /// One process and what it said last.
@@ -167,12 +219,75 @@ mod tests {
             assert_eq!(told, (state, in_hand, warned), "{age_s} {format} {body}");
         }
         let rows = [row(1, 1, "{}"), row(1, 1, r#"{"stopped": true}"#), row(90_000, 1, "{}"), row(86_000, 1, "{}")];
-        let ages: Vec<u64> = present(&rows, Duration::from_secs(2)).iter().map(|worker| worker.age.as_secs()).collect();
-        assert_eq!(ages, [3, 86_002]);
+        let ages = |rows: &[Reported]| -> Vec<u64> {
+            present(rows, Duration::from_secs(2), None).iter().map(|worker| worker.age.as_secs()).collect()
+        };
+        assert_eq!(ages(&rows), [3]);
+        // Where none is live, the last one is told of for a day.
+        assert_eq!(ages(&rows[1..]), [86_002]);
         let line = WorkerLine::of(&Worker::of(&row(1, 1, "{}")));
         assert_eq!(
             (line.started_at.as_str(), line.seen_at.as_str()),
             ("2027-01-15T08:00:00.000Z", "2027-01-15T08:01:40.000Z")
         );
+    }
+
+    fn named(id: &str, host: &str, started_s: i64, age_s: u64) -> Reported {
+        let now_s = 1_800_000_000;
+        let age_ms = i64::try_from(age_s).unwrap() * 1_000;
+        Reported {
+            id: id.to_owned(),
+            host: host.to_owned(),
+            started_at_ms: (now_s - started_s) * 1_000,
+            reported_at_ms: now_s * 1_000 - age_ms,
+            ..row(age_s, 1, r#"{"ready": true}"#)
+        }
+    }
+
+    #[test]
+    fn a_lost_process_is_shown_until_it_is_replaced() {
+        let shown = |rows: &[Reported]| -> Vec<String> {
+            present(rows, Duration::ZERO, None).into_iter().map(|worker| worker.id).collect()
+        };
+        let beside = named("beside", "pay-1", 9_000, 1);
+        for (lost_for_s, came_s, host, kept) in [
+            (30, None, "pay-1", true),
+            (599, None, "pay-1", true),
+            (601, None, "pay-1", false),
+            // Its leases may still hold jobs.
+            (39, Some(20), "pay-1", true),
+            (60, Some(50), "pay-1", false),
+            // One that runs longer, or elsewhere, is no replacement.
+            (60, Some(70), "pay-1", true),
+            (60, Some(50), "pay-2", true),
+        ] {
+            let came = came_s.map(|came_s| named("new", host, came_s, 1));
+            let rows: Vec<Reported> =
+                [beside.clone(), named("old", "pay-1", 9_000, lost_for_s)].into_iter().chain(came).collect();
+            assert_eq!(shown(&rows).contains(&"old".to_owned()), kept, "lost for {lost_for_s} s, {came_s:?} at {host}");
+        }
+        // One that came replaces one.
+        let two = [named("a", "pay-1", 900, 60), named("b", "pay-1", 900, 61), named("new", "pay-1", 50, 1)];
+        assert_eq!(shown(&two), ["b", "new"]);
+    }
+
+    #[test]
+    fn a_process_is_not_lost_for_an_outage_of_the_database() {
+        let seconds = Duration::from_secs;
+        for (age_s, began_s, ended_s, live) in [
+            // The outage goes on: the last report came just before it, or long before.
+            (62, 60, None, true),
+            (90, 60, None, false),
+            // It has ended, and nobody had the time to report.
+            (63, 61, Some(1), true),
+            (63, 61, Some(3), true),
+            // The others have reported since.
+            (80, 61, Some(18), false),
+            (1, 61, Some(18), true),
+        ] {
+            let outage = Outage { began: seconds(began_s), ended: ended_s.map(seconds) };
+            let workers = present(&[named("a", "pay-1", 900, age_s)], Duration::ZERO, Some(outage));
+            assert_eq!(workers[0].is_live(), live, "{age_s} s, {outage:?}");
+        }
     }
 }

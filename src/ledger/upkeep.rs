@@ -88,6 +88,8 @@ pub struct Account {
     pub states: Vec<(String, u64)>,
     /// Open, and a worker holds a lease.
     pub in_hand: u64,
+    /// Those of `in_hand` whose request is sent, or about to be.
+    pub in_flight: u64,
     /// Open, held by nobody, not yet due.
     pub parked: u64,
     /// Until the last of the parked ones is due.
@@ -96,6 +98,10 @@ pub struct Account {
     pub due: u64,
     /// Those of `due` that have been so for longer than any queue and the sweeper should need.
     pub astray: u64,
+    /// Messages of recorded open jobs that are ready in the lane's queue: at least and at most so many. The two differ by what
+    /// returns from a delay queue at this moment, and by copies that sweepers have published.
+    pub messages_least: u64,
+    pub messages_most: u64,
     /// Open, though their `expires_at` has passed.
     pub past_deadline: u64,
     /// How long the one that has waited longest of the open jobs has done so: since it was recorded, or might begin.

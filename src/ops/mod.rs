@@ -24,7 +24,7 @@ use self::api::problem::{ErrorBody, Problem};
 pub use self::change::NotChanged;
 use self::connections::BoundedListener;
 pub use self::conservation::Conserved;
-pub use self::overview::{Lookout, Sources, pausers, unix_ms};
+pub use self::overview::{Lookout, Sources, named, pausers, unix_ms};
 pub use self::peek::{LimitUsed, PeekError, peek};
 use crate::domain::provider::ProviderName;
 use crate::ledger::upkeep::Upkeep;
@@ -210,11 +210,12 @@ mod tests {
         database.migrate().await.unwrap();
         let limiter = Arc::new(EmbeddedLimiter::new());
         let queue = Arc::new(EmbeddedQueue::new(database.sqlite_pool().unwrap()));
+        let lookout = overview::tests::lookout(&database, progress.clone(), limiter.clone());
         let looked = metrics::Looked {
             settings: database.settings(),
             queue: queue.clone(),
             limiter: limiter.clone(),
-            upkeep: database.upkeep(),
+            lookout: Arc::clone(&lookout),
         };
         let desk = api::Desk {
             operator: database.operator(),
@@ -226,7 +227,7 @@ mod tests {
         let state = OpsState {
             deployment: deployment::Deployment { id, database: "sqlite::memory:".to_owned() },
             metrics: Arc::new(metrics::Metrics::new(progress.clone(), looked)),
-            lookout: overview::tests::lookout(&database, progress.clone(), limiter.clone()),
+            lookout,
             progress,
             limiter,
             upkeep: database.upkeep(),

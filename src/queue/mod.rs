@@ -218,6 +218,11 @@ pub trait Queue: Send + Sync {
         Ok(None)
     }
 
+    /// Whether [`Queue::oldest_ready`] says so wherever a message is ready.
+    fn tells_ages(&self) -> bool {
+        false
+    }
+
     /// Whether the broker answers now; its version, where it tells one.
     async fn ping(&self) -> Result<Option<String>, QueueError>;
 }

@@ -1,14 +1,15 @@
 //! What this process says of itself to all others: one row of the database, written anew every two seconds.
 //!
-//! Refuses to disturb payments: one statement at a time, given up after a while, and a failure is said once. Whoever ends
-//! as it should takes its row with it.
+//! One statement at a time, given up after a while, and a failure is said once, so that payments are not disturbed. While an
+//! engine does not answer, the process reports more often: readers see within three seconds that it answers again. A process
+//! that ends as it should takes its row with it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::Engines;
@@ -25,13 +26,15 @@ use crate::worker::meter::LaneFigures;
 
 /// How often a process reports.
 pub const EVERY: Duration = Duration::from_secs(2);
-/// Reports over which `sent_10s` looks back, and the time that they take.
-const LOOK_BACK: usize = 5;
+/// The time over which `sent_10s` looks back.
 const WINDOW: Duration = Duration::from_secs(10);
+/// The same while an engine doesn't answer.
+const AGAIN: Duration = Duration::from_millis(500);
 /// How long a report may take to write.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(2);
 /// How long an engine may take to say that it is there.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
+const DATABASE: &str = "database";
 /// Reports between two looks for such rows.
 const FORGET_EVERY: u64 = 300;
 /// Most decisions in one report, of all lanes together: it is written every two seconds.
@@ -71,22 +74,29 @@ impl Reporter {
     /// Reports until `stop` fires, then deletes the row.
     pub async fn run(self, stop: CancellationToken) {
         let started = Instant::now();
-        let mut tick = interval(EVERY);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (mut sent, mut away, mut count) = (Sent::default(), false, 0_u64);
+        let (mut sent, mut away, mut count, mut wait) = (Sent::default(), false, 0_u64, Duration::ZERO);
         loop {
             tokio::select! {
-                _ = tick.tick() => {}
+                () = sleep(wait) => {}
                 () = stop.cancelled() => break,
             }
             let engines = tokio::select! {
                 engines = self.engines() => engines,
                 () = stop.cancelled() => break,
             };
+            let all_answer = engines.values().all(|engine| engine.ok);
+            // A database that does not answer is not asked to take a report.
+            let unreachable = engines.get(DATABASE).filter(|engine| !engine.ok).map(|engine| engine.problem.clone());
             let report = self.report(engines, &mut sent);
             // Not given up when it stops: a row that is written after it was deleted would be a lost worker's.
-            let written = timeout(PATIENCE, self.write(&report, started.elapsed())).await;
-            let written = written.unwrap_or_else(|_| Err("no answer in time".to_owned()));
+            let written = match unreachable {
+                Some(problem) => Err(problem.unwrap_or_default()),
+                None => {
+                    let written = timeout(PATIENCE, self.write(&report, started.elapsed())).await;
+                    written.unwrap_or_else(|_| Err("no answer in time".to_owned()))
+                }
+            };
+            wait = if all_answer && written.is_ok() { EVERY } else { AGAIN };
             match written {
                 Ok(()) => {
                     away = false;
@@ -142,7 +152,7 @@ impl Reporter {
             asked(kinds.queue, async { queue.ping().await.map_err(|error| error.to_string()) }),
             asked(kinds.limiter, async { limiter.ping().await.map_err(|error| error.to_string()) }),
         );
-        [("database", database), ("queue", queue), ("limiter", limiter)].map(|(name, it)| (name.to_owned(), it)).into()
+        [(DATABASE, database), ("queue", queue), ("limiter", limiter)].map(|(name, it)| (name.to_owned(), it)).into()
     }
 
     fn report(&self, engines: BTreeMap<String, Engine>, sent: &mut Sent) -> Report {
@@ -207,7 +217,8 @@ impl Sent {
         }
         let sent = lanes.iter().map(|(name, lane)| (name.clone(), lane.sent_total)).collect();
         self.0.push_back((Instant::now(), sent));
-        if self.0.len() > LOOK_BACK {
+        // The oldest is the last one that is as old as the window.
+        while self.0.get(1).is_some_and(|(at, _)| at.elapsed() >= WINDOW - EVERY) {
             self.0.pop_front();
         }
     }
@@ -279,20 +290,27 @@ fn stands(by: &RefusedBy, until: Instant) -> Option<Held> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::advance;
+
     use super::*;
 
     #[tokio::test(start_paused = true)]
     async fn what_was_sent_lately_is_counted_over_the_last_reports() {
-        let mut sent = Sent::default();
-        let mut entered = |total: u64| {
-            let lane = Lane { sent_total: total, ..Lane::default() };
-            let mut lanes = BTreeMap::from([("acme".to_owned(), lane)]);
-            sent.enter(&mut lanes);
-            lanes["acme"].sent_10s
-        };
-        let told: Vec<u64> = [10, 30, 60, 60, 60, 60, 60, 70].map(&mut entered).to_vec();
-        // From the sixth report on, the first no longer counts.
-        assert_eq!(told, [10, 20, 50, 50, 50, 50, 30, 10]);
+        // However often it reports: the window is the same.
+        for (each, times) in [(EVERY, 1), (EVERY / 4, 4)] {
+            let (mut sent, mut told) = (Sent::default(), Vec::new());
+            for total in [10, 30, 60, 60, 60, 60, 60, 70] {
+                for nth in 0..times {
+                    let lane = Lane { sent_total: total, ..Lane::default() };
+                    let mut lanes = BTreeMap::from([("acme".to_owned(), lane)]);
+                    sent.enter(&mut lanes);
+                    told.extend((nth == 0).then_some(lanes["acme"].sent_10s));
+                    advance(each).await;
+                }
+            }
+            // From the sixth report on, the first no longer counts.
+            assert_eq!(told, [10, 20, 50, 50, 50, 50, 30, 10], "every {each:?}");
+        }
         assert_eq!((in_10s(120, Duration::from_secs(12)), in_10s(7, Duration::ZERO)), (100, 7));
     }
 

@@ -1,73 +1,15 @@
 //! Every expression of the dashboard and of the alerts is put to a Prometheus that scrapes a worker.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use crate::alerts::{folder, unknown, values};
+use crate::prometheus::Prometheus;
 use crate::rig::{Rig, jobs};
-use crate::support::process::{Server, free_port, private_dir};
-
-const PATIENCE: Duration = Duration::from_secs(60);
-
-struct Prometheus {
-    _server: Server,
-    port: u16,
-}
-
-impl Prometheus {
-    /// Scrapes every second; its data go with it.
-    async fn start(target: u16) -> Self {
-        let (dir, port) = (private_dir("prometheus"), free_port());
-        let rules = folder().join("alerts.yml");
-        let config = format!(
-            "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\nrule_files: ['{}']\nscrape_configs:\n\
-             - job_name: sluicegate\n  static_configs: [{{targets: ['127.0.0.1:{target}']}}]\n",
-            rules.display()
-        );
-        let file = dir.join("prometheus.yml");
-        std::fs::write(&file, config).unwrap();
-        let [config, data, listen] = [
-            format!("--config.file={}", file.display()),
-            format!("--storage.tsdb.path={}", dir.join("data").display()),
-            format!("--web.listen-address=127.0.0.1:{port}"),
-        ];
-        let command = ["prometheus", &config, &data, &listen, "--log.level=warn"];
-        let server = Server::start(&command, &[], &dir.join("log"), Some(&dir), "");
-        server.await_port(port);
-        let deadline = Instant::now() + PATIENCE;
-        while !reqwest::get(format!("http://127.0.0.1:{port}/-/ready")).await.is_ok_and(|it| it.status() == 200) {
-            assert!(Instant::now() < deadline, "not ready:\n{}", server.log_text());
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-        Self { _server: server, port }
-    }
-
-    async fn get(&self, path: &str, query: &[(&str, &str)]) -> Value {
-        let address = format!("http://127.0.0.1:{}/api/v1/{path}", self.port);
-        let address = url::Url::parse_with_params(&address, query).unwrap();
-        let text = reqwest::get(address).await.unwrap().text().await.unwrap();
-        let answer: Value = serde_json::from_str(&text).unwrap_or_else(|_| panic!("{path}: {text}"));
-        assert_eq!(answer["status"], "success", "{query:?}: {answer}");
-        answer["data"].clone()
-    }
-
-    async fn query(&self, expression: &str) -> Vec<Value> {
-        self.get("query", &[("query", expression)]).await["result"].as_array().unwrap().clone()
-    }
-
-    async fn until(&self, expression: &str) {
-        let deadline = Instant::now() + PATIENCE;
-        while self.query(expression).await.is_empty() {
-            assert!(Instant::now() < deadline, "not so: {expression}: {:?}", self.get("targets", &[]).await);
-            tokio::time::sleep(Duration::from_millis(200)).await;
-        }
-    }
-}
 
 /// Title and expression of every target, whatever rows its panel is folded into; and of the variables.
-fn expressions() -> Vec<(String, String)> {
+pub fn expressions() -> Vec<(String, String)> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/grafana/sluicegate.json");
     let dashboard: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let mut found = Vec::new();
@@ -87,7 +29,7 @@ fn expressions() -> Vec<(String, String)> {
 }
 
 /// As Grafana would ask at this scrape interval.
-fn filled(expression: &str) -> String {
+pub fn filled(expression: &str) -> String {
     let filled = expression.replace("$__rate_interval", "10s").replace("$__range", "1m").replace("$provider", ".*");
     assert!(!filled.contains('$'), "{filled}");
     filled
@@ -101,7 +43,7 @@ async fn every_expression_has_an_answer() {
     rig.publish(jobs("crate", 12)).await;
     rig.publish([("acme", "no job".to_owned())]).await;
     rig.run();
-    let prometheus = Prometheus::start(rig.port).await;
+    let prometheus = Prometheus::start(&[rig.port]).await;
     prometheus.until("up{job=\"sluicegate\"} == 1").await;
     prometheus.until("rate(sluicegate_jobs_total{provider=\"acme\", outcome=\"succeeded\"}[10s]) > 1").await;
     prometheus.until("sluicegate_permits_refused_total > 0 and sluicegate_requeues_total > 0").await;

@@ -5,9 +5,19 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+#[path = "../services/program.rs"]
+#[allow(dead_code, reason = "another target uses all of it")]
+mod program;
+#[path = "../services/stand.rs"]
+#[allow(dead_code, reason = "another target uses all of it")]
+mod stand;
+
 mod alerts;
 mod counters;
 mod dashboard;
+mod expected;
 mod names;
+mod prometheus;
 mod rig;
 mod scrape;
+mod truth;

@@ -115,18 +115,26 @@ impl Rig {
         (kind, answer.text().await.unwrap())
     }
 
-    /// In the older text format.
+    /// In the older text format, with jobs that were counted since this was called.
     pub async fn scrape(&self) -> Scrape {
-        let (kind, text) = self.get("/metrics", "*/*").await;
-        assert_eq!(kind, "text/plain; version=0.0.4; charset=utf-8");
-        Scrape::parse(&text)
+        let called = Instant::now();
+        loop {
+            let (kind, text) = self.get("/metrics", "*/*").await;
+            assert_eq!(kind, "text/plain; version=0.0.4; charset=utf-8");
+            let scrape = Scrape::parse(&text);
+            if scrape.value("sluicegate_ledger_account_age_seconds", &[]) < called.elapsed().as_secs_f64() {
+                return scrape;
+            }
+            assert!(called.elapsed() < PATIENCE, "{text}");
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
     }
 
     pub async fn scrape_as_open_metrics(&self) -> (String, String) {
         self.get("/metrics", "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2").await
     }
 
-    /// Waits until so many jobs have succeeded. The first look at the ledger is then the scrape's own.
+    /// Waits until so many jobs have succeeded.
     pub async fn await_succeeded(&self, jobs: u64) {
         let deadline = Instant::now() + PATIENCE;
         loop {

@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::domain::provider::ProviderName;
 use crate::fleet::workers::present;
 use crate::fleet::{Conserved, Evidence, Overview, by_provider, overview};
-use crate::ops::{pausers, unix_ms};
+use crate::ops::{named, pausers, unix_ms};
 use crate::worker::settings_watch::Known;
 use crate::worker::sweeper::{ASTRAY_AFTER, CHECKED};
 
@@ -186,7 +186,8 @@ impl Looking<'_> {
         let (mut depths, mut away) = (BTreeMap::new(), Vec::new());
         for name in names {
             match timeout(QUEUE_PATIENCE, queue.depth(name)).await {
-                Ok(Ok(depth)) => depths.extend(depth.map(|depth| (name.to_string(), depth))),
+                // Without a queue nothing is in it.
+                Ok(Ok(depth)) => drop(depths.insert(name.to_string(), depth.unwrap_or(0))),
                 Ok(Err(error)) => away = vec![format!("queue: {error}")],
                 Err(_) => return (depths, vec!["queue: no answer in time".to_owned()]),
             }
@@ -199,10 +200,11 @@ impl Looking<'_> {
         let settings = self.engines.settings(self.config).await?;
         let (fleet, upkeep) = self.engines.fleet(self.config).await?;
         let known = Known::default().after(settings.load().await?);
-        let names: Vec<_> = known.providers.keys().cloned().collect();
         let at_ms = unix_ms();
         let accounts = upkeep.conservation(ASTRAY_AFTER, CHECKED).await?;
         let rows: Vec<_> = settings.written(None).await?.into_iter().flatten().collect();
+        let written = rows.iter().map(|row| row.name.as_str()).chain(known.bad.iter().map(|bad| bad.provider.as_str()));
+        let names = named(&known, written.chain(accounts.iter().map(|account| account.provider.as_str())));
         let (depths, away) = self.depths(&names).await;
         Ok(Evidence {
             at_ms,
@@ -211,10 +213,11 @@ impl Looking<'_> {
             paused_by: pausers(settings.as_ref(), &rows).await,
             rows,
             depths,
+            missing: if away.is_empty() { Vec::new() } else { vec!["queue"] },
             away,
-            workers: present(&fleet.reports().await?, Duration::ZERO),
+            workers: present(&fleet.reports().await?, Duration::ZERO, None),
             accounts: Some(by_provider(accounts.into_iter().map(Conserved::from))),
-            oldest_ms: fleet.oldest_open(&names).await?.into_iter().collect(),
+            oldest_ms: Some(fleet.oldest_open(&names).await?.into_iter().collect()),
             providers: known.providers,
             bad: known.bad,
             ..Evidence::default()

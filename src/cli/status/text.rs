@@ -103,17 +103,17 @@ fn in_terminal(providers: &[ProviderOverview], width: Option<usize>) -> (Vec<Str
         figures,
         cells: providers.iter().map(cell).collect(),
     };
-    let counted = |title, count: fn(&ProviderOverview) -> u64| {
-        let some = providers.iter().any(|of| count(of) > 0);
-        some.then(|| Column { title, figures: true, cells: providers.iter().map(|of| grouped(count(of))).collect() })
+    let counted = |title, count: fn(&ProviderOverview) -> Option<u64>| {
+        let some = providers.iter().any(|of| count(of) != Some(0));
+        some.then(|| Column { title, figures: true, cells: providers.iter().map(|of| known(count(of))).collect() })
     };
     let columns = [
         Some(column("provider", false, |of| of.name.clone())),
         Some(column("state", false, |of| of.state.name().replace('_', " "))),
         Some(column("used", true, |of| fullest(&of.limits).map_or_else(|| UNKNOWN.to_owned(), used_of))),
-        Some(column("rate", true, |of| format!("{:.1}/s", of.rate_per_s))),
-        Some(column("waiting", true, |of| grouped(of.waiting))),
-        Some(column("in flight", true, |of| of.in_flight.to_string())),
+        Some(column("rate", true, |of| per_second(of.rate_per_s))),
+        Some(column("waiting", true, waiting)),
+        Some(column("in flight", true, |of| known(of.in_flight))),
         counted("parked", |of| of.parked),
         counted("review", |of| of.review),
         counted("dead", |of| of.dead),
@@ -139,14 +139,39 @@ fn cells(of: &ProviderOverview) -> Vec<String> {
         of.state.name().to_owned(),
         limit.map_or_else(|| UNKNOWN.to_owned(), rate),
         limit.and_then(|limit| limit.used).map_or_else(|| UNKNOWN.to_owned(), |used| used.to_string()),
-        format!("{:.1}/s", of.rate_per_s),
-        grouped(of.waiting),
-        of.in_flight.to_string(),
-        grouped(of.parked),
-        grouped(of.review),
-        grouped(of.dead),
+        per_second(of.rate_per_s),
+        waiting(of),
+        known(of.in_flight),
+        known(of.parked),
+        known(of.review),
+        known(of.dead),
         drained(of),
     ]
+}
+
+/// `1,332`; where a source is missing, what the others know: `≥ 1,332`.
+fn waiting(of: &ProviderOverview) -> String {
+    let least = if of.waiting_is_at_least { "≥ " } else { "" };
+    format!("{least}{}", grouped(of.waiting))
+}
+
+fn known(count: Option<u64>) -> String {
+    count.map_or_else(|| UNKNOWN.to_owned(), grouped)
+}
+
+fn per_second(rate: Option<f64>) -> String {
+    rate.map_or_else(|| UNKNOWN.to_owned(), |rate| format!("{rate:.1}/s"))
+}
+
+/// Why `waiting` is a lower bound.
+fn waiting_lacks(of: &ProviderOverview) -> Option<String> {
+    let missing = match (of.queued, of.parked) {
+        _ if !of.waiting_is_at_least => return None,
+        (None, None) => "the broker and the database are unreachable",
+        (None, _) => "the broker is unreachable",
+        (_, _) => "the jobs in the database could not be counted",
+    };
+    Some(format!("at least {} wait; {missing}", grouped(of.waiting)))
 }
 
 /// `2 min 5 s`, why there is no such time, or the least that it takes: `≥ 34 s`.
@@ -173,6 +198,8 @@ fn clears_note(of: &ProviderOverview) -> Option<String> {
             Some(format!("{about}{limit} {} {counts} each account or reference on its own", limits.join(", ")))
         }
         Clears::Never { limit: None } => Some("an account rule blocks all that wait".to_owned()),
+        // Said of what waits already.
+        Clears::Unknown { missing: Source::Queue | Source::Ledger } if of.waiting_is_at_least => None,
         Clears::Unknown { missing: Source::Queue } => Some("the broker does not say how many wait".to_owned()),
         Clears::Unknown { missing: Source::Ledger } => Some("the database does not say how many wait".to_owned()),
         // Its state says the rest.
@@ -218,16 +245,23 @@ fn note(of: &ProviderOverview) -> Option<String> {
     let ends = of.ends_in_ms.map(|ms| format!("ends in {}", in_words(ms)));
     let silent = matches!(of.state, State::Running | State::Idle);
     let cause = of.cause.clone().filter(|_| !silent);
-    let refused = (of.refused_by_provider > 0)
-        .then(|| format!("the provider refused {} requests that were allowed", grouped(of.refused_by_provider)));
+    let refused = of.refused_by_provider.filter(|refused| *refused > 0);
+    let refused =
+        refused.map(|refused| format!("the provider refused {} requests that were allowed", grouped(refused)));
     let good = fullest(&of.limits).map(|limit| format!(" ({} {})", limit.name, rate(limit))).unwrap_or_default();
     let counts = match of.has_good_row {
         true => format!("the last good one counts{good}"),
         false => "nothing is sent by it".to_owned(),
     };
     let problems = of.problems.iter().map(|problem| format!("bad row, {counts}: {problem}"));
-    let parts: Vec<String> =
-        cause.into_iter().chain(ends).chain(refused).chain(problems).chain(clears_note(of)).collect();
+    let parts: Vec<String> = cause
+        .into_iter()
+        .chain(ends)
+        .chain(waiting_lacks(of))
+        .chain(refused)
+        .chain(problems)
+        .chain(clears_note(of))
+        .collect();
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 

@@ -15,12 +15,15 @@ fn picture() -> Overview {
         ..ProviderRow::default()
     };
     let rows = vec![row("acme"), row("a-provider-with-a-long-name")];
-    let mut picture = crate::fleet::overview(&Evidence { rows, ..Evidence::default() });
+    let depths = rows.iter().map(|row| (row.name.clone(), 0)).collect();
+    let accounts = Some(crate::fleet::overview::Accounts::new());
+    let mut picture = crate::fleet::overview(&Evidence { rows, depths, accounts, ..Evidence::default() });
     let [first, second] = picture.providers.as_mut_slice() else { panic!("two rows") };
     (first.state, first.cause, first.waiting) = (State::Running, None, 12_345);
-    (first.rate_per_s, first.in_flight, first.clears) = (94.12, 9, Clears::ClearsIn { ms: 125_000 });
+    (first.rate_per_s, first.in_flight, first.clears) = (Some(94.12), Some(9), Clears::ClearsIn { ms: 125_000 });
     (first.limits[0].used, first.limits[0].free) = (Some(87), Some(13));
     (first.limits[1].used, first.limits[1].free) = (Some(87), Some(513));
+    second.waiting = 0;
     (second.state, second.ends_in_ms) = (State::BreakerOpen, Some(4_200));
     second.cause = Some("the provider is down: no connection to pay.example (refused)".to_owned());
     picture.conservation =
@@ -126,7 +129,7 @@ fn a_narrow_terminal_holds_everything() {
     let mut usual = picture();
     usual.providers[1].name = "stripe".to_owned();
     assert_eq!(titles(&usual), "provider state used rate waiting in flight drain");
-    (usual.providers[0].parked, usual.providers[1].review) = (1_200, 3);
+    (usual.providers[0].parked, usual.providers[1].review) = (Some(1_200), Some(3));
     assert_eq!(titles(&usual), "provider state used rate waiting parked review drain");
     let page = overview(&usual, Shape::Terminal { width: Some(80) }, None);
     assert_eq!(page.lines().count(), 6, "two providers, their head, one cause, and the account\n{page}");
@@ -190,5 +193,36 @@ fn numbers_and_times_are_read_at_a_glance() {
         (90_000_000, "1 d 1 h"),
     ] {
         assert_eq!(in_words(ms), words);
+    }
+}
+
+#[test]
+fn a_missing_source_is_no_zero() {
+    let rows = vec![ProviderRow { name: "acme".to_owned(), ..ProviderRow::default() }];
+    let account = || Conserved { provider: "acme".to_owned(), parked: 1_000, due: 332, ..Conserved::default() };
+    for (queue, ledger, away, waiting, said) in [
+        (true, true, false, "1,332", None),
+        (false, true, false, "≥ 1,332", Some("at least 1,332 wait; the broker is unreachable")),
+        (true, false, true, "≥ 332", Some("at least 332 wait; the jobs in the database could not be counted")),
+        (false, false, true, "≥ 0", Some("at least 0 wait; the broker and the database are unreachable")),
+    ] {
+        let evidence = Evidence {
+            rows: rows.clone(),
+            depths: queue.then(|| ("acme".to_owned(), 332)).into_iter().collect(),
+            accounts: ledger.then(|| {
+                crate::fleet::by_provider([Conserved { messages_least: 332, messages_most: 332, ..account() }])
+            }),
+            database_away: away.then(|| "gone".to_owned()),
+            ..Evidence::default()
+        };
+        let picture = crate::fleet::overview(&evidence);
+        let page = overview(&picture, Shape::Plain, None);
+        let cells: Vec<&str> =
+            page.lines().nth(1).unwrap().split("  ").filter(|cell| !cell.is_empty()).map(str::trim).collect();
+        assert_eq!((cells[5], cells[6] == "-", cells[4] == "-"), (waiting, !ledger, away), "{page}");
+        match said {
+            Some(words) => assert!(page.contains(words), "{page}"),
+            None => assert!(!page.contains("at least"), "{page}"),
+        }
     }
 }

@@ -12,7 +12,7 @@ use crate::worker::meter::{Distribution, LaneCounts, LaneFigures};
 use crate::worker::pauses::LaneState;
 
 /// What a lane can do, one of them 1 at a time.
-const STATES: [&str; 6] = ["running", "resting", "stopped", "probing", "paused", "absent"];
+const STATES: [&str; 7] = ["running", "resting", "stopped", "probing", "paused", "draining", "absent"];
 
 struct Lane {
     provider: String,
@@ -155,6 +155,7 @@ fn states(writer: &mut Writer<'_>, progress: &Progress) -> Result<(), fmt::Error
             let lane = progress.lanes.get(&row.name).map(|pauses| (pauses.state(), pauses.is_probing()));
             let probing = lane.as_ref().is_some_and(|(_, probing)| *probing);
             let state = match lane {
+                _ if progress.draining => "draining",
                 None => "absent",
                 Some(_) if row.paused => "paused",
                 Some((LaneState::Running, _)) => "running",
@@ -176,7 +177,7 @@ fn states(writer: &mut Writer<'_>, progress: &Progress) -> Result<(), fmt::Error
     });
     writer.gauge(
         "lane_state",
-        "What the lane does in this process: the one that is 1. Resting takes no jobs, stopped sends nothing either.",
+        "What the lane does in this process: the one that is 1. Resting and draining take no jobs, stopped sends nothing either.",
         states,
     )?;
     writer.gauge(

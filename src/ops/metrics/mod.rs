@@ -1,8 +1,7 @@
-//! `/metrics`: what this process has counted, what its limits hold now, and where the jobs of the ledger are.
+//! `/metrics`: what this process has counted, and the figures of the overview.
 //!
-//! Refuses to be a load and refuses to fail: engines are asked at most every few seconds however often it is scraped, each
-//! within a bound, and one that is away is a zero among the metrics. Labels come from provider rows and closed lists; no
-//! job and no account is ever one.
+//! A scrape asks no engine that was asked within a second, each within a bound, and fails for none. Labels come from provider
+//! rows and closed lists; no job and no account is ever one.
 
 use std::sync::Arc;
 
@@ -14,17 +13,16 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 use self::engines::{Engines, EnginesSeen};
-use self::ledger::{Ledger, LedgerSeen};
 use super::OpsState;
+use super::overview::{Lookout, Picture};
 use crate::ledger::settings::Settings;
-use crate::ledger::upkeep::Upkeep;
 use crate::limiter::Limiter;
 use crate::queue::Queue;
 use crate::worker::deployment::Progress;
 
 mod engines;
 mod lanes;
-mod ledger;
+mod overview;
 mod process;
 mod text;
 mod write;
@@ -40,14 +38,14 @@ pub struct Looked {
     pub settings: Arc<dyn Settings>,
     pub queue: Arc<dyn Queue>,
     pub limiter: Arc<dyn Limiter>,
-    pub upkeep: Arc<dyn Upkeep>,
+    pub lookout: Arc<Lookout>,
 }
 
 /// What scrapes share: the last look at the engines.
 pub struct Metrics {
     progress: watch::Receiver<Progress>,
     engines: Engines,
-    ledger: Ledger,
+    lookout: Arc<Lookout>,
 }
 
 /// All that one scrape shows.
@@ -55,14 +53,14 @@ pub struct Metrics {
 struct Snapshot {
     progress: Progress,
     engines: Arc<EnginesSeen>,
-    ledger: Option<Arc<LedgerSeen>>,
+    picture: Picture,
 }
 
 impl Metrics {
     #[must_use]
     pub fn new(progress: watch::Receiver<Progress>, looked: Looked) -> Self {
-        let Looked { settings, queue, limiter, upkeep } = looked;
-        Self { progress, engines: Engines::new(settings, queue, limiter), ledger: Ledger::new(upkeep) }
+        let Looked { settings, queue, limiter, lookout } = looked;
+        Self { progress, engines: Engines::new(settings, queue, limiter), lookout }
     }
 
     /// Everything, in the text format of OpenMetrics.
@@ -71,9 +69,9 @@ impl Metrics {
     /// Never, as far as strings can be written to.
     async fn scrape(&self) -> Result<String, std::fmt::Error> {
         let progress = self.progress.borrow().clone();
-        let (engines, ledger) = tokio::join!(self.engines.look(&progress.known), self.ledger.look());
+        let (engines, picture) = tokio::join!(self.engines.look(), self.lookout.look());
         let mut registry = Registry::with_prefix(PREFIX);
-        registry.register_collector(Box::new(Snapshot { progress, engines, ledger }));
+        registry.register_collector(Box::new(Snapshot { progress, engines, picture }));
         let mut text = String::new();
         encode(&mut text, &registry)?;
         Ok(text)
@@ -86,7 +84,8 @@ impl prometheus_client::collector::Collector for Snapshot {
         process::write(&mut writer, &self.progress)?;
         lanes::write(&mut writer, &self.progress)?;
         engines::write(&mut writer, &self.engines)?;
-        self.ledger.as_ref().map_or(Ok(()), |seen| ledger::write(&mut writer, &self.progress.known, seen))
+        engines::write_limits(&mut writer, &self.progress.known, &self.picture.evidence.used)?;
+        overview::write(&mut writer, &self.picture)
     }
 }
 

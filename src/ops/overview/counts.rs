@@ -1,19 +1,20 @@
-//! How many jobs are where, counted beside those who ask.
+//! One snapshot of what is where: the jobs of the ledger and the messages of the lanes' queues, read one after the other.
 //!
-//! Counting reads all jobs that are open, up to a second per million. So refuses to count while nobody asks, and
-//! ever for more than a twentieth of the time: whoever asks is shown the last count, and waits for a new one only if it
-//! comes soon.
+//! Counting reads all jobs that are open, up to a second per million. So it happens only while someone asks, and for at most
+//! a twentieth of the time: the last snapshot is shown meanwhile. Queues are cheap to ask: while one does not answer, all are
+//! asked each second, and the ledger is counted again once they answer. After an outage of the database it is counted at once.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::cached::{Asked, FAILURE_KEPT};
 use crate::fleet::Conserved;
-use crate::ledger::upkeep::Upkeep;
-use crate::worker::sweeper::{ASTRAY_AFTER, CHECKED};
 
 /// A count is kept at least so long, and so many times as long as it took.
 const KEPT_MIN: Duration = Duration::from_secs(2);
@@ -24,58 +25,98 @@ const OLD: Duration = Duration::from_secs(5 * 60);
 /// How long somebody who asks waits for a count that is due.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The last count.
+/// Messages ready in queues, by provider.
+pub(super) type Depths = BTreeMap<String, u64>;
+
+type Ask<'a, T> = &'a (dyn Fn() -> BoxFuture<'a, T> + Send + Sync);
+
+/// What a snapshot asks.
+#[derive(Clone, Copy)]
+pub(super) struct Asks<'a> {
+    pub jobs: Ask<'a, Result<Vec<Conserved>, String>>,
+    pub depths: Ask<'a, Asked<Depths>>,
+}
+
+/// The last snapshot.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Counted {
     pub accounts: Option<Arc<Vec<Conserved>>>,
-    /// Why the last try came to nothing.
+    /// Queues that did not answer are left out.
+    pub depths: Depths,
+    /// Why the last count came to nothing.
     pub problem: Option<String>,
+    /// Why a queue is left out.
+    pub queue_problem: Option<String>,
+    /// When the last snapshot was begun: it says nothing of what came after.
     pub had_at: Option<Instant>,
-    due_at: Option<Instant>,
+    pub due_at: Option<Instant>,
 }
 
 pub(super) struct Counts {
     latest: watch::Sender<Counted>,
     wanted: Notify,
+    recovered: Notify,
+}
+
+/// What ends the wait between two snapshots.
+enum Next {
+    WhenWanted,
+    AtOnce,
 }
 
 impl Counts {
     pub fn new() -> Self {
-        Self { latest: watch::Sender::default(), wanted: Notify::new() }
+        Self { latest: watch::Sender::default(), wanted: Notify::new(), recovered: Notify::new() }
     }
 
-    /// Counts until it is stopped.
-    pub async fn keep(&self, upkeep: &dyn Upkeep, stop: &CancellationToken) {
-        loop {
-            tokio::select! {
-                () = self.wanted.notified() => {}
-                () = stop.cancelled() => return,
-            }
-            let began = Instant::now();
-            let counted = tokio::select! {
-                counted = upkeep.conservation(ASTRAY_AFTER, CHECKED) => counted,
-                () = stop.cancelled() => return,
-            };
-            let kept = (began.elapsed() * COST_FACTOR).clamp(KEPT_MIN, KEPT_MAX);
-            let due_at = Some(Instant::now() + kept);
-            self.latest.send_modify(|latest| {
-                latest.due_at = due_at;
-                match counted {
-                    Ok(accounts) => {
-                        latest.accounts = Some(Arc::new(accounts.into_iter().map(Conserved::from).collect()));
-                        (latest.problem, latest.had_at) = (None, Some(Instant::now()));
-                    }
-                    Err(error) => latest.problem = Some(error.to_string()),
+    /// Counts until `stop` fires.
+    pub async fn keep(&self, asks: Asks<'_>, stop: &CancellationToken) {
+        stop.run_until_cancelled(async {
+            let mut next = Next::WhenWanted;
+            loop {
+                if matches!(next, Next::WhenWanted) {
+                    self.wanted.notified().await;
                 }
-            });
-            tokio::select! {
-                () = sleep(kept) => {}
-                () = stop.cancelled() => return,
+                next = self.snapshot(asks).await;
             }
+        })
+        .await;
+    }
+
+    async fn snapshot(&self, Asks { jobs, depths }: Asks<'_>) -> Next {
+        let began = Instant::now();
+        let counting = async {
+            let counted = jobs().await;
+            (counted, began.elapsed())
+        };
+        // One that was begun during an outage may hang for long after it.
+        let ((counted, cost), asked) = tokio::select! {
+            // The ledger first: a message that is taken meanwhile is in neither for a moment, and never in both.
+            both = async { (counting.await, depths().await) } => both,
+            () = self.recovered.notified() => return Next::AtOnce,
+        };
+        let kept = (cost * COST_FACTOR).clamp(KEPT_MIN, KEPT_MAX);
+        let due_at = Instant::now() + kept;
+        let queues_missing = asked.problem.is_some();
+        self.latest.send_modify(|latest| {
+            latest.due_at = Some(due_at);
+            match counted {
+                Ok(accounts) => {
+                    latest.accounts = Some(Arc::new(accounts));
+                    (latest.depths, latest.queue_problem) = (asked.value.unwrap_or_default(), asked.problem);
+                    (latest.problem, latest.had_at) = (None, Some(began));
+                }
+                Err(error) => latest.problem = Some(error),
+            }
+        });
+        tokio::select! {
+            () = sleep(kept) => Next::WhenWanted,
+            () = self.recovered.notified() => Next::AtOnce,
+            () = answered_again(depths), if queues_missing => Next::AtOnce,
         }
     }
 
-    /// The last count, or the next one if that is due and comes soon.
+    /// The last snapshot, or the next one if that is due and comes soon.
     pub async fn wanted(&self) -> Counted {
         let mut latest = self.latest.subscribe();
         let due = latest.borrow_and_update().due_at.is_none_or(|at| at <= Instant::now());
@@ -89,10 +130,39 @@ impl Counts {
         self.last()
     }
 
-    /// The last count, if it is not too old to say anything.
+    /// The last snapshot; asks for the next one if it is older than this, and does not wait for it.
+    pub fn wanted_within(&self, age: Duration) -> Counted {
+        let latest = self.latest.borrow().clone();
+        let due = latest.due_at.is_none_or(|at| at <= Instant::now());
+        if due && latest.had_at.is_none_or(|at| at.elapsed() >= age) {
+            self.wanted.notify_one();
+        }
+        self.last()
+    }
+
+    /// The database answers again: what it said before its outage is not shown any longer than needed.
+    pub fn recovered(&self) {
+        self.recovered.notify_one();
+    }
+
+    /// The last snapshot, if it is not too old to say anything.
     pub fn last(&self) -> Counted {
         let last = self.latest.borrow().clone();
         let old = last.had_at.is_none_or(|at| at.elapsed() > OLD);
-        Counted { accounts: last.accounts.filter(|_| !old), ..last }
+        if old { Counted { accounts: None, depths: Depths::new(), ..last } } else { last }
     }
 }
+
+/// Asks the queues now and then until all of them answer.
+async fn answered_again(depths: Ask<'_, Asked<Depths>>) {
+    loop {
+        sleep(FAILURE_KEPT).await;
+        if depths().await.problem.is_none() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "counts_tests.rs"]
+mod tests;

@@ -19,9 +19,11 @@ const LATELY_MIN: usize = 30;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Point {
     pub at: String,
-    pub rate_per_s: f64,
+    /// `null`: nobody could say.
+    pub rate_per_s: Option<f64>,
     pub limit_per_s: Option<f64>,
-    pub waiting: u64,
+    /// `null`: it was not known in full.
+    pub waiting: Option<u64>,
     /// 429s to permits that we gave, since the point before.
     pub throttled: u64,
 }
@@ -45,8 +47,8 @@ impl History {
             let ring = self.providers.entry(provider.name.clone()).or_default();
             let refused = provider.refused_by_provider;
             // A worker that ended takes its count along: then the sum is lower, and nothing is known to be new.
-            let throttled = ring.refused.map_or(0, |before| refused.saturating_sub(before));
-            ring.refused = Some(refused);
+            let throttled = ring.refused.zip(refused).map_or(0, |(before, refused)| refused.saturating_sub(before));
+            ring.refused = refused.or(ring.refused);
             if ring.points.len() == POINTS_MAX {
                 ring.points.pop_front();
             }
@@ -54,7 +56,7 @@ impl History {
                 at: overview.at.clone(),
                 rate_per_s: provider.rate_per_s,
                 limit_per_s: provider.limit_per_s,
-                waiting: provider.waiting,
+                waiting: (!provider.waiting_is_at_least).then_some(provider.waiting),
                 throttled,
             });
         }
@@ -76,8 +78,9 @@ impl History {
 }
 
 fn lately_per_s(ring: &Ring) -> Option<f64> {
-    let busy = ring.points.iter().rev().take(LATELY_MAX).take_while(|point| point.waiting > 0);
-    let (sum, points) = busy.fold((0.0, 0_u32), |(sum, points), point| (sum + point.rate_per_s, points + 1));
+    let busy = ring.points.iter().rev().take(LATELY_MAX).take_while(|point| point.waiting.is_none_or(|it| it > 0));
+    let rates = busy.filter_map(|point| point.rate_per_s);
+    let (sum, points) = rates.fold((0.0, 0_u32), |(sum, points), rate_per_s| (sum + rate_per_s, points + 1));
     (points as usize >= LATELY_MIN).then(|| sum / f64::from(points))
 }
 
@@ -90,7 +93,7 @@ mod tests {
     fn at(refused: u64, names: &[&str]) -> Overview {
         let row = |name: &&str| ProviderRow { name: (*name).to_owned(), ..ProviderRow::default() };
         let mut picture = overview(&Evidence { rows: names.iter().map(row).collect(), ..Evidence::default() });
-        picture.providers.iter_mut().for_each(|provider| provider.refused_by_provider = refused);
+        picture.providers.iter_mut().for_each(|provider| provider.refused_by_provider = Some(refused));
         picture
     }
 
@@ -114,7 +117,8 @@ mod tests {
         let mut history = History::default();
         let mut enter = |points: usize, waiting, rate_per_s| {
             let mut picture = at(0, &["acme"]);
-            (picture.providers[0].waiting, picture.providers[0].rate_per_s) = (waiting, rate_per_s);
+            (picture.providers[0].waiting, picture.providers[0].rate_per_s) = (waiting, Some(rate_per_s));
+            picture.providers[0].waiting_is_at_least = false;
             (0..points).for_each(|_| history.enter(&picture));
             history.lately_per_s().get("acme").copied()
         };

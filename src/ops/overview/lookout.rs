@@ -1,27 +1,31 @@
 //! Where the overview is gathered: every source asked once for all who look, each with its own patience.
 //!
-//! Refuses to fail: a source that does not answer leaves its last answer, or nothing, and a warning. While nobody looks it
-//! asks only for the reports of the workers and, now and then, for the depth of queues: enough for the history.
+//! A source that does not answer is missing, and a warning says why: its last answer does not pass for now's. While nobody
+//! looks, the reports of the workers and, now and then, the jobs are asked for: enough for the history. The reports come
+//! first: while they cannot be read, nothing else is asked of the database.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use futures_util::FutureExt as _;
 use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::HISTORY_MAX_S;
 use super::asked::{a_few_at_a_time, those_that_answered};
-use super::cached::{Answer, Cached, Versioned};
-use super::counts::Counts;
+use super::cached::{Answer, Asked, Cached, Versioned};
+use super::counts::{Asks, Counted, Counts, Depths};
 use super::history::{History, Point};
 use super::pausers::pausers;
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::QuotaSpec;
+use crate::fleet::backlog::Seen;
 use crate::fleet::report::problem_of;
 use crate::fleet::workers::present;
-use crate::fleet::{Evidence, Overview, by_provider, overview};
+use crate::fleet::{Conserved, Evidence, Overview, by_provider, overview};
 use crate::ledger::fleet::{Fleet, Reported};
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::Settings;
@@ -31,6 +35,7 @@ use crate::queue::Queue;
 use crate::worker::deployment::Progress;
 use crate::worker::quotas::quota_specs;
 use crate::worker::settings_watch::Known;
+use crate::worker::sweeper::{ASTRAY_AFTER, CHECKED};
 
 /// Distance of the points of the history.
 pub(super) const SAMPLE_EVERY: Duration = Duration::from_secs(2);
@@ -55,20 +60,19 @@ pub struct Sources {
     pub version: String,
 }
 
-/// How old answers may be; `None`: not asked at all.
-#[derive(Clone, Copy)]
-struct Ages {
-    depths: Duration,
-    oldest: Option<Duration>,
-    used: Option<Duration>,
+/// Whether someone looks, or the history alone is continued.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Looks {
+    Watched,
+    Unwatched,
 }
 
-/// Somebody looks.
-const WATCHED: Ages =
-    Ages { depths: Duration::from_secs(2), oldest: Some(Duration::from_secs(5)), used: Some(Duration::from_secs(1)) };
-/// For the history alone.
-const UNWATCHED: Ages = Ages { depths: Duration::from_secs(10), oldest: None, used: None };
+const DEPTHS_AGE_MAX: Duration = Duration::from_secs(2);
+const OLDEST_AGE_MAX: Duration = Duration::from_secs(5);
+const USED_AGE_MAX: Duration = Duration::from_secs(1);
 const REPORTS_AGE_MAX: Duration = Duration::from_secs(1);
+/// Of a count, for the history alone.
+const UNWATCHED_COUNT_AGE_MAX: Duration = Duration::from_secs(10);
 /// Rows are read again when their version moves; and now and then, to be sure.
 const ROWS_AGE_MAX: Duration = Duration::from_secs(60);
 
@@ -76,13 +80,13 @@ const ROWS_AGE_MAX: Duration = Duration::from_secs(60);
 type Heard = (Vec<Reported>, i64);
 /// As written, and who paused those that are paused.
 type Rows = (Vec<ProviderRow>, BTreeMap<String, String>);
-/// Numbers by provider or quota, and what was wrong with others.
-type Partly<K, V> = (BTreeMap<K, V>, Option<String>);
+type Used = BTreeMap<ProviderName, Vec<LimitUse>>;
 
-#[derive(Clone)]
-struct Picture {
-    evidence: Arc<Evidence>,
-    overview: Arc<Overview>,
+/// One look: what was gathered, and what is shown of it.
+#[derive(Clone, Debug)]
+pub struct Picture {
+    pub evidence: Arc<Evidence>,
+    pub overview: Arc<Overview>,
 }
 
 /// Gathers, and remembers fifteen minutes.
@@ -90,10 +94,14 @@ pub struct Lookout {
     sources: Sources,
     rows: Versioned<Rows>,
     reports: Cached<Heard>,
-    depths: Cached<Partly<String, u64>>,
+    /// While the database is away, and there is no snapshot of both.
+    depths: Cached<Depths>,
     oldest: Cached<BTreeMap<String, i64>>,
-    used: Cached<Partly<ProviderName, Vec<LimitUse>>>,
+    used: Cached<Used>,
     counts: Counts,
+    database_was_away: AtomicBool,
+    /// What the snapshots have come to, and when the last one was had.
+    seen: Mutex<(BTreeMap<String, Seen>, Option<Instant>)>,
     picture: AsyncMutex<Option<(Instant, Picture)>>,
     history: Mutex<History>,
 }
@@ -109,6 +117,8 @@ impl Lookout {
             oldest: Cached::new(SOURCE_PATIENCE),
             used: Cached::new(SOURCE_PATIENCE),
             counts: Counts::new(),
+            database_was_away: AtomicBool::default(),
+            seen: Mutex::default(),
             picture: AsyncMutex::default(),
             history: Mutex::default(),
         }
@@ -116,7 +126,9 @@ impl Lookout {
 
     /// Counts and keeps the history until it is stopped.
     pub async fn run(&self, stop: CancellationToken) {
-        tokio::join!(self.counts.keep(self.sources.upkeep.as_ref(), &stop), self.sample(&stop));
+        let depths = || async { self.ask_depths(&self.names().await).await }.boxed();
+        let jobs = || self.ask_jobs().boxed();
+        tokio::join!(self.counts.keep(Asks { jobs: &jobs, depths: &depths }, &stop), self.sample(&stop));
     }
 
     /// What is known now, at most about two seconds old.
@@ -133,19 +145,51 @@ impl Lookout {
     #[must_use]
     pub fn history(&self, provider: &str, seconds: u64) -> Vec<Point> {
         let points = seconds.min(HISTORY_MAX_S) / SAMPLE_EVERY.as_secs();
-        let history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        let history = locked(&self.history);
         history.last(provider, usize::try_from(points).unwrap_or(usize::MAX))
     }
 
-    async fn look(&self) -> Picture {
+    /// Both.
+    pub async fn look(&self) -> Picture {
         let mut picture = self.picture.lock().await;
         if let Some((_, picture)) = picture.as_ref().filter(|(at, _)| at.elapsed() < PICTURE_KEPT) {
             return picture.clone();
         }
-        let evidence = self.gather(WATCHED).await;
-        let new = Picture { overview: Arc::new(overview(&evidence)), evidence: Arc::new(evidence) };
+        let new = self.picture_of(Looks::Watched).await;
         *picture = Some((Instant::now(), new.clone()));
         new
+    }
+
+    async fn picture_of(&self, looks: Looks) -> Picture {
+        let evidence = self.gather(looks).await;
+        Picture { overview: Arc::new(overview(&evidence)), evidence: Arc::new(evidence) }
+    }
+
+    /// Payments that no worker has recorded, by provider; each snapshot is followed once.
+    fn unrecorded(&self, counted: &Counted) -> BTreeMap<String, u64> {
+        let Counted { accounts: Some(accounts), had_at: Some(had_at), .. } = counted else { return BTreeMap::new() };
+        let mut seen = locked(&self.seen);
+        let (before, last_at) = &mut *seen;
+        if last_at.is_none_or(|last_at| last_at < *had_at) {
+            let since = last_at.map_or(Duration::ZERO, |last_at| *had_at - last_at);
+            *last_at = Some(*had_at);
+            let none = Conserved::default();
+            for (name, ready) in &counted.depths {
+                let account = accounts.iter().find(|account| account.provider == *name).unwrap_or(&none);
+                let now = Seen::after(before.get(name).copied(), account, *ready, since);
+                before.insert(name.clone(), now);
+            }
+        }
+        before.iter().map(|(name, seen)| (name.clone(), seen.unrecorded)).collect()
+    }
+
+    /// The picture that someone looks at, or one for the history: a page shows the same figure in both.
+    async fn point(&self) -> Arc<Overview> {
+        let seen = self.picture.lock().await.clone();
+        match seen.filter(|(at, _)| at.elapsed() < SAMPLE_EVERY) {
+            Some((_, picture)) => picture.overview,
+            None => self.picture_of(Looks::Unwatched).await.overview,
+        }
     }
 
     async fn sample(&self, stop: &CancellationToken) {
@@ -154,42 +198,49 @@ impl Lookout {
         loop {
             let point = async {
                 tick.tick().await;
-                overview(&self.gather(UNWATCHED).await)
+                self.point().await
             };
             tokio::select! {
-                point = point => self.history.lock().unwrap_or_else(PoisonError::into_inner).enter(&point),
+                point = point => locked(&self.history).enter(&point),
                 () = stop.cancelled() => return,
             }
         }
     }
 
-    async fn gather(&self, ages: Ages) -> Evidence {
+    /// Providers that have a row, good or bad, or jobs: each may have messages in its queue.
+    async fn names(&self) -> Vec<ProviderName> {
         let known = Arc::clone(&self.sources.progress.borrow().known);
-        let names: Vec<ProviderName> = known.providers.keys().cloned().collect();
-        let counted = async { if ages.used.is_some() { self.counts.wanted().await } else { self.counts.last() } };
-        let asked_oldest = async {
-            let Some(age) = ages.oldest else { return nothing() };
-            self.oldest.get(age, self.ask_oldest(&names)).await
+        let rows = self.rows.last().await.value.map(|(rows, _)| rows).unwrap_or_default();
+        let accounts = self.counts.last().accounts;
+        let recorded = accounts.iter().flat_map(|accounts| accounts.iter()).map(|account| account.provider.as_str());
+        let bad = known.bad.iter().map(|bad| bad.provider.as_str());
+        named(&known, rows.iter().map(|row| row.name.as_str()).chain(bad).chain(recorded))
+    }
+
+    async fn gather(&self, looks: Looks) -> Evidence {
+        let known = Arc::clone(&self.sources.progress.borrow().known);
+        let reports = self.reports.get(REPORTS_AGE_MAX, self.ask_reports()).await;
+        let used = async {
+            if looks == Looks::Unwatched {
+                return Answer::none();
+            }
+            self.used.get(USED_AGE_MAX, self.ask_used(&known)).await
         };
-        let asked_used = async {
-            let Some(age) = ages.used else { return nothing() };
-            self.used.get(age, self.ask_used(&known)).await
-        };
-        let (rows, reports, depths, oldest, used, counted) = tokio::join!(
-            self.rows.get(known.version, ROWS_AGE_MAX, self.ask_rows()),
-            self.reports.get(REPORTS_AGE_MAX, self.ask_reports()),
-            self.depths.get(ages.depths, self.ask_depths(&names)),
-            asked_oldest,
-            asked_used,
-            counted,
-        );
-        let (depths, used) = (partly("queue", depths), partly("limiter", used));
-        let mut away: Vec<String> = [depths.1, used.1].into_iter().flatten().collect();
-        away.extend(counted.problem.map(|problem| format!("jobs could not be counted: {problem}")));
+        let stored = self.stored(looks, reports.problem.is_some(), known.version);
+        let (used, (rows, oldest, counted)) = tokio::join!(used, stored);
+        let problem_of = |what: &str, problem: &Option<String>| problem.as_ref().map(|it| problem_of(what, it));
+        let mut away: Vec<String> = Vec::new();
+        away.extend(problem_of("queue", &counted.queue_problem));
+        away.extend(problem_of("limiter", &used.problem));
+        away.extend(counted.problem.as_ref().map(|problem| format!("jobs could not be counted: {problem}")));
+        let database_away = reports.problem.or(rows.problem);
+        let sources = [("database", &database_away), ("queue", &counted.queue_problem), ("limiter", &used.problem)];
+        let missing = sources.into_iter().filter_map(|(name, problem)| problem.as_ref().map(|_| name)).collect();
         let (heard, skew_ms) = reports.value.unwrap_or_default();
         away.extend(skewed(skew_ms));
         let (written, paused_by) = rows.value.unwrap_or_default();
         let at_ms = unix_ms();
+        let unrecorded = self.unrecorded(&counted);
         let counted_for = counted.had_at.filter(|_| counted.accounts.is_some()).map(|at| at.elapsed());
         let counted_at_ms = counted_for.map(|age| at_ms - i64::try_from(age.as_millis()).unwrap_or(0));
         Evidence {
@@ -200,16 +251,52 @@ impl Lookout {
             paused_by,
             providers: known.providers.clone(),
             bad: known.bad.clone(),
-            workers: present(&heard, reports.age),
+            workers: present(&heard, reports.age, reports.outage),
             accounts: counted.accounts.map(|accounts| by_provider(accounts.iter().cloned())),
             counted_at_ms,
-            lately_per_s: self.history.lock().unwrap_or_else(PoisonError::into_inner).lately_per_s(),
-            depths: depths.0,
-            oldest_ms: oldest.value.unwrap_or_default(),
-            used: used.0,
-            database_away: reports.problem.or(rows.problem),
+            lately_per_s: locked(&self.history).lately_per_s(),
+            unrecorded,
+            depths: counted.depths,
+            oldest_ms: oldest.current(),
+            queue_tells_ages: self.sources.queue.tells_ages(),
+            used: used.value.unwrap_or_default(),
+            database_away,
             away,
+            missing,
         }
+    }
+
+    /// What stands in the database, and in the queues at the same moment.
+    async fn stored(
+        &self,
+        looks: Looks,
+        database_away: bool,
+        version: i64,
+    ) -> (Answer<Rows>, Answer<BTreeMap<String, i64>>, Counted) {
+        let was_away = self.database_was_away.swap(database_away, Ordering::Relaxed);
+        let names = self.names().await;
+        if database_away {
+            let depths = self.depths.get(DEPTHS_AGE_MAX, self.ask_depths(&names)).await;
+            let queue_problem = depths.problem;
+            let counted = Counted { depths: depths.value.unwrap_or_default(), queue_problem, ..Counted::default() };
+            return (self.rows.last().await, Answer::none(), counted);
+        }
+        if was_away {
+            self.counts.recovered();
+        }
+        let counted = async {
+            match looks {
+                Looks::Watched => self.counts.wanted().await,
+                Looks::Unwatched => self.counts.wanted_within(UNWATCHED_COUNT_AGE_MAX),
+            }
+        };
+        let oldest = async {
+            if looks == Looks::Unwatched {
+                return Answer::none();
+            }
+            self.oldest.get(OLDEST_AGE_MAX, self.ask_oldest(&names)).await
+        };
+        tokio::join!(self.rows.get(version, ROWS_AGE_MAX, self.ask_rows()), oldest, counted)
     }
 
     async fn ask_rows(&self) -> Result<Rows, String> {
@@ -241,34 +328,42 @@ impl Lookout {
         Ok(oldest)
     }
 
-    async fn ask_depths(&self, names: &[ProviderName]) -> Result<Partly<String, u64>, String> {
-        let each = names.iter().map(|name| async move {
-            let depth = self.sources.queue.depth(name).await.map_err(|error| error.to_string())?;
-            Ok(depth.map(|depth| (name.to_string(), depth)))
-        });
-        let (depths, problem) = those_that_answered(a_few_at_a_time(each).await);
-        Ok((depths.into_iter().flatten().collect(), problem))
+    async fn ask_jobs(&self) -> Result<Vec<Conserved>, String> {
+        let accounts = self.sources.upkeep.conservation(ASTRAY_AFTER, CHECKED).await;
+        accounts.map(|all| all.into_iter().map(Conserved::from).collect()).map_err(|error| error.to_string())
     }
 
-    async fn ask_used(&self, known: &Known) -> Result<Partly<ProviderName, Vec<LimitUse>>, String> {
+    async fn ask_depths(&self, names: &[ProviderName]) -> Asked<Depths> {
+        let each = names.iter().map(|name| async move {
+            let depth = self.sources.queue.depth(name).await.map_err(|error| error.to_string())?;
+            // Without a queue nothing is in it.
+            Ok((name.to_string(), depth.unwrap_or(0)))
+        });
+        let (depths, problem) = those_that_answered(a_few_at_a_time(each).await);
+        Asked { value: Some(depths.into_iter().collect()), problem }
+    }
+
+    async fn ask_used(&self, known: &Known) -> Asked<Used> {
         let specs: Vec<QuotaSpec> = quota_specs(known).into_iter().filter_map(|quota| quota.spec).collect();
         let each = specs.into_iter().map(|spec| async move {
             let used = self.sources.limiter.peek(&spec, None).await.map_err(|error| error.to_string())?;
             Ok((spec.quota, used))
         });
         let (used, problem) = those_that_answered(a_few_at_a_time(each).await);
-        Ok((used.into_iter().collect(), problem))
+        Asked { value: Some(used.into_iter().collect()), problem }
     }
 }
 
-fn nothing<T>() -> Answer<T> {
-    Answer { value: None, age: Duration::ZERO, problem: None }
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The numbers, and the first thing that was wrong.
-fn partly<K, V>(what: &str, answer: Answer<Partly<K, V>>) -> Partly<K, V> {
-    let (numbers, of_some) = answer.value.unwrap_or_else(|| (BTreeMap::new(), None));
-    (numbers, answer.problem.or(of_some).map(|problem| problem_of(what, &problem)))
+/// The known providers, and those of these names that can be one's.
+#[must_use]
+pub fn named<'a>(known: &Known, others: impl Iterator<Item = &'a str>) -> Vec<ProviderName> {
+    let others = others.filter_map(|name| ProviderName::new(name).ok());
+    let all: BTreeSet<ProviderName> = known.providers.keys().cloned().chain(others).collect();
+    all.into_iter().collect()
 }
 
 fn skewed(skew_ms: i64) -> Option<String> {

@@ -29,7 +29,7 @@ mod lookout;
 mod pausers;
 
 pub use history::Point;
-pub use lookout::{Lookout, Sources, unix_ms};
+pub use lookout::{Lookout, Picture, Sources, named, unix_ms};
 pub use pausers::pausers;
 
 /// Longest history that is kept, in seconds.
@@ -116,7 +116,7 @@ pub(super) async fn show(State(state): State<OpsState>) -> Response {
     )
 )]
 pub(super) async fn provider(State(state): State<OpsState>, Path(name): Path<String>) -> Result<Response, Problem> {
-    let (overview, evidence) = (state.lookout.overview().await, state.lookout.evidence().await);
+    let Picture { overview, evidence } = state.lookout.look().await;
     let Some(found) = overview.providers.iter().find(|provider| provider.name == name) else { return Err(nobody()) };
     let audit = match ProviderName::new(name.as_str()) {
         Ok(name) => state.desk.settings.audit(Some(&name), AUDIT_MAX).await.ok(),

@@ -128,6 +128,10 @@ impl Queue for EmbeddedQueue {
         self.store.oldest_ready(&names::lane_queue(PREFIX, provider)?).await
     }
 
+    fn tells_ages(&self) -> bool {
+        true
+    }
+
     async fn ping(&self) -> Result<Option<String>, QueueError> {
         self.store.ping().await.map(Some)
     }

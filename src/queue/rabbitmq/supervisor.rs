@@ -21,8 +21,8 @@ use crate::domain::backoff::BackoffPolicy;
 use crate::domain::provider::ProviderName;
 use crate::queue::QueueError;
 
-/// Pauses between attempts.
-const RECONNECT: BackoffPolicy = BackoffPolicy { base: Duration::from_millis(100), max: Duration::from_secs(5) };
+/// Pauses between attempts: a broker that is there again is found before readouts look old.
+const RECONNECT: BackoffPolicy = BackoffPolicy { base: Duration::from_millis(100), max: Duration::from_secs(2) };
 /// A generation that lived this long ends the growth of the pauses.
 const STEADY: Duration = Duration::from_secs(10);
 /// How often the state is looked at, should an event be missed.

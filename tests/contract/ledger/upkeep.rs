@@ -7,6 +7,7 @@ use sluicegate::ledger::{AttemptEnd, Begun, JobState, Written};
 
 use super::*;
 
+mod messages;
 mod settled;
 
 on_every_database!(
@@ -388,9 +389,12 @@ async fn every_job_is_accounted_for(kind: Kind) {
             recorded: 7,
             states: states.map(|(state, jobs)| (state.to_owned(), jobs)).to_vec(),
             in_hand: 2,
+            in_flight: 1,
             parked: 1,
             parked_for: account.parked_for,
             due: 2,
+            messages_least: account.messages_least,
+            messages_most: 2,
             astray: 1,
             past_deadline: 1,
             oldest_open: account.oldest_open,
@@ -408,7 +412,7 @@ async fn every_job_is_accounted_for(kind: Kind) {
     fixture.move_back("sending", "lease_until", 1_000).await;
     fixture.move_back("sending", "wake_at", 2_000).await;
     let account = fixture.account(Checked::All).await;
-    assert_eq!((account.in_hand, account.due, account.astray), (1, 3, 2));
+    assert_eq!((account.in_hand, account.in_flight, account.due, account.astray), (1, 0, 3, 2));
 }
 
 async fn what_does_not_add_up_is_found(kind: Kind) {

@@ -35,7 +35,17 @@ const NO_CAUSE: &str = "state || '' = 'succeeded' AND (reason IS NULL OR reason 
      AND NOT EXISTS (SELECT 1 FROM attempts WHERE attempts.job_id = jobs.id AND attempts.outcome = 'accepted')";
 
 /// The columns that only the row of open jobs fills.
-const NOT_OF_OPEN: &str = "NULL AS oldest_ms, 0 AS in_hand, 0 AS parked, NULL AS parked_ms, 0 AS due, 0 AS astray";
+const NOT_OF_OPEN: &str = "NULL AS oldest_ms, 0 AS in_hand, 0 AS in_flight, 0 AS parked, NULL AS parked_ms, 0 AS due, \
+     0 AS astray, 0 AS messages_least, 0 AS messages_most";
+
+/// A broker is late, the row is written before its copy is published, and the queue is looked at after the ledger: the return
+/// of a message is known to this.
+const RETURN_EARLY_MS: u32 = 1_000;
+const RETURN_LATE_MS: u32 = 1_000;
+
+/// When the message of a job that no lease holds is in its lane's queue again: when the delay queue lets it go, or since the
+/// job was written last. A job may be due later than that.
+const RETURNED_AT: &str = "CASE WHEN delayed_copy = copy THEN delayed_until ELSE updated_at END";
 
 pub struct Statements(Dialect);
 
@@ -51,15 +61,21 @@ impl Statements {
             // First, because PostgreSQL takes the types of the columns from here.
             format!(
                 "SELECT min(provider) AS provider, 'open' AS place, NULL AS state, {} AS jobs, \
-                     {{aged:min({SINCE})}} AS oldest_ms, {} AS in_hand, count(parked_until) AS parked, \
-                     {{until:max(parked_until)}} AS parked_ms, {} AS due, {} AS astray \
-                 FROM (SELECT provider, created_at, not_before, expires_at, lease_until, wake_at, \
-                           CASE WHEN {FREE} AND wake_at > {{now}} THEN wake_at END AS parked_until \
+                     {{aged:min({SINCE})}} AS oldest_ms, {} AS in_hand, {} AS in_flight, count(parked_until) AS parked, \
+                     {{until:max(parked_until)}} AS parked_ms, {} AS due, {} AS astray, \
+                     {} AS messages_least, \
+                     CAST(coalesce(sum(CASE WHEN returned_at <= {{after:{RETURN_EARLY_MS}}} THEN 1 + sweeps END), 0) AS bigint) \
+                         AS messages_most \
+                 FROM (SELECT provider, created_at, not_before, expires_at, lease_until, wake_at, state, sweeps, \
+                           CASE WHEN {FREE} AND wake_at > {{now}} THEN wake_at END AS parked_until, \
+                           CASE WHEN {FREE} AND NOT unqueued THEN {RETURNED_AT} END AS returned_at \
                        FROM jobs WHERE {OPEN}) AS open_jobs GROUP BY provider || ''",
                 of("expires_at <= {now}"),
                 of("lease_until > {now}"),
+                of("lease_until > {now} AND state = 'sending'"),
                 of(&format!("{FREE} AND wake_at <= {{now}}")),
                 of("wake_at <= {after:(0 - $1)} AND (lease_until IS NULL OR lease_until <= {after:(0 - $1)})"),
+                of(&format!("returned_at <= {{after:(0 - {RETURN_LATE_MS})}}")),
             ),
         ];
         let checks = settled.iter().flat_map(|which| {
@@ -151,6 +167,8 @@ fn enter(account: &mut Account, row: &Row) -> Result<(), LedgerError> {
             (account.past_deadline, account.oldest_open) = (jobs, row.opt_ms("oldest_ms")?);
             (account.parked, account.parked_for) = (count("parked")?, row.opt_ms("parked_ms")?);
             (account.in_hand, account.due, account.astray) = (count("in_hand")?, count("due")?, count("astray")?);
+            account.in_flight = count("in_flight")?;
+            (account.messages_least, account.messages_most) = (count("messages_least")?, count("messages_most")?);
         }
         // Settled and in review are counted apart.
         "without_event" => account.without_event += jobs,

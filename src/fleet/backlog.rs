@@ -1,0 +1,173 @@
+//! Payments that wait, each counted once, from one snapshot of the ledger and of a lane's queue.
+//!
+//! The ledger counts a recorded job, wherever its message is: so a job that moves between queue, delay queue and worker
+//! changes nothing. The queue counts the payments that no worker has recorded yet. It doesn't say which of its messages are
+//! theirs; the ledger knows how many are not ([`Conserved::messages_least`]). A message that a worker has taken and records
+//! within half a second is in neither: no payment vanishes, so what was counted before is counted until then ([`Seen`]).
+//! A source that did not answer never counts as zero: the figure is a lower bound then.
+
+use std::time::Duration;
+
+use super::Conserved;
+
+/// Longest time that a payment is held by a worker and by nothing else; a snapshot may be two seconds younger.
+const IN_HAND_MAX: Duration = Duration::from_secs(4);
+
+/// What the snapshots of one provider have come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Payments that two snapshots have found: those that were recorded ever, and those that are not yet.
+    payments: u64,
+    /// By the last snapshot alone. A message that goes back to the queue while the snapshot is taken is in it twice.
+    found: u64,
+    pub unrecorded: u64,
+    /// For how long fewer were found than before.
+    short_for: Option<Duration>,
+}
+
+impl Seen {
+    /// After one more snapshot, so long after the one before it.
+    #[must_use]
+    pub fn after(before: Option<Self>, account: &Conserved, ready: u64, since: Duration) -> Self {
+        let unrecorded = in_queue_alone(account, ready, before.map(|before| before.unrecorded));
+        let found = account.recorded + unrecorded;
+        let Some(before) = before else { return Self { payments: found, found, unrecorded, short_for: None } };
+        let short = before.payments.saturating_sub(found);
+        let short_for = before.short_for.map_or(Duration::ZERO, |short_for| short_for + since);
+        if short > 0 && short_for < IN_HAND_MAX {
+            let unrecorded = unrecorded + short;
+            return Self { payments: before.payments, found, unrecorded, short_for: Some(short_for) };
+        }
+        let confirmed = if short > 0 { found } else { before.payments.max(found.min(before.found)) };
+        Self { payments: confirmed, found, unrecorded, short_for: None }
+    }
+}
+
+/// What waits of one provider.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Backlog {
+    /// Payments without a request in flight.
+    pub waiting: u64,
+    /// A source is missing: `waiting` is what the others know.
+    pub is_at_least: bool,
+    /// Those of `waiting` whose message is in the lane's queue. `None`: the queue did not answer.
+    pub queued: Option<u64>,
+    /// Those of `queued` that no worker has recorded. `None`: ledger or queue did not answer.
+    pub unrecorded: Option<u64>,
+}
+
+/// `ready`: messages in the lane's queue; `unrecorded`: by [`Seen`], where it is known.
+#[must_use]
+pub fn backlog(account: Option<&Conserved>, ready: Option<u64>, unrecorded: Option<u64>) -> Backlog {
+    let both = account.zip(ready);
+    let unrecorded = both.map(|(account, ready)| unrecorded.unwrap_or_else(|| in_queue_alone(account, ready, None)));
+    let recorded =
+        account.map_or(0, |account| account.parked + account.due + account.in_hand.saturating_sub(account.in_flight));
+    Backlog {
+        waiting: recorded + if account.is_some() { unrecorded.unwrap_or(0) } else { ready.unwrap_or(0) },
+        is_at_least: both.is_none(),
+        queued: ready.map(|ready| account.zip(unrecorded).map_or(ready, |(account, new)| account.due + new)),
+        unrecorded,
+    }
+}
+
+/// Messages of payments that are not in the ledger. While messages return from delay queues the ledger knows their number
+/// to a range; what was known before stands while it is within that range.
+fn in_queue_alone(account: &Conserved, ready: u64, before: Option<u64>) -> u64 {
+    let least = ready.saturating_sub(account.messages_most);
+    let most = ready.saturating_sub(account.messages_least);
+    before.unwrap_or(least).clamp(least, most.max(least))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn account(parked: u64, due: u64, messages: (u64, u64)) -> Conserved {
+        let (messages_least, messages_most) = messages;
+        Conserved { recorded: parked + due, parked, due, messages_least, messages_most, ..Conserved::default() }
+    }
+
+    fn leased(in_hand: u64, account: Conserved) -> Conserved {
+        Conserved { in_hand, recorded: account.recorded + in_hand, ..account }
+    }
+
+    /// Twenty payments are recorded and thirty are not. Wherever their messages are, fifty wait.
+    #[test]
+    fn unmoving_payments_are_one_figure_wherever_their_messages_are() {
+        let mut seen = None;
+        for (what, ledger, ready, new) in [
+            ("all of them wait in delay queues", account(20, 0, (0, 0)), 30, 30),
+            ("seven messages return at this moment, and three are back", account(20, 0, (0, 7)), 33, 30),
+            ("seven are back before their jobs are due", account(20, 0, (7, 7)), 37, 30),
+            ("twelve jobs are due", account(8, 12, (12, 12)), 42, 30),
+            ("five of those are taken and leased", leased(5, account(8, 7, (7, 7))), 37, 30),
+            ("they are put down again", account(13, 7, (7, 7)), 37, 30),
+            ("two new ones are taken and not recorded yet", account(13, 7, (7, 7)), 35, 30),
+            ("they are leased", leased(2, account(13, 7, (7, 7))), 35, 28),
+            ("all are due", account(0, 22, (22, 22)), 50, 28),
+            ("a sweeper has published copies", account(0, 22, (22, 44)), 72, 28),
+        ] {
+            let now = Seen::after(seen, &ledger, ready, SECOND * 2);
+            let told = backlog(Some(&ledger), Some(ready), Some(now.unrecorded));
+            assert_eq!((told.waiting, told.is_at_least, told.unrecorded), (50, false, Some(new)), "{what}");
+            assert_eq!(told.queued, Some(ledger.due + new), "{what}");
+            seen = Some(now);
+        }
+        let sending = Conserved { in_flight: 2, ..leased(5, account(0, 17, (17, 17))) };
+        assert_eq!(backlog(Some(&sending), Some(45), None).waiting, 48, "two requests are in flight");
+    }
+
+    /// Two are taken and given back between the count of the ledger and that of the queue: for one snapshot they are counted
+    /// twice, and not for longer.
+    #[test]
+    fn what_is_counted_twice_is_so_for_one_snapshot() {
+        let ledger = account(20, 0, (0, 0));
+        let mut seen = None;
+        let told: Vec<u64> = [30, 32, 30, 30, 35, 35, 30]
+            .map(|ready| {
+                let now = Seen::after(seen, &ledger, ready, SECOND * 2);
+                seen = Some(now);
+                now.unrecorded
+            })
+            .to_vec();
+        // Five arrive for good; of those, what is missing once is with a worker.
+        assert_eq!(told, [30, 32, 30, 30, 35, 35, 35]);
+    }
+
+    #[test]
+    fn arrivals_and_departures_are_followed() {
+        let ledger = account(10, 0, (0, 5));
+        let before = Seen::after(None, &ledger, 35, SECOND);
+        assert_eq!(before.unrecorded, 30);
+        for (ready, unrecorded) in [(40, 35), (38, 33), (32, 30)] {
+            assert_eq!(Seen::after(Some(before), &ledger, ready, SECOND).unrecorded, unrecorded, "{ready} ready");
+        }
+        // Messages that were no payments, or that somebody has purged: nobody records them.
+        let mut seen = before;
+        let followed: Vec<u64> = (0..4)
+            .map(|_| {
+                seen = Seen::after(Some(seen), &ledger, 20, SECOND * 2);
+                seen.unrecorded
+            })
+            .collect();
+        assert_eq!(followed, [30, 30, 20, 20]);
+    }
+
+    #[test]
+    fn a_source_that_is_missing_makes_a_lower_bound() {
+        let ledger = account(3, 4, (4, 4));
+        for (account, ready, waiting, queued) in [
+            (Some(&ledger), Some(11), 14, Some(11)),
+            (Some(&ledger), None, 7, None),
+            (None, Some(11), 11, Some(11)),
+            (None, None, 0, None),
+        ] {
+            let told = backlog(account, ready, None);
+            assert_eq!((told.waiting, told.queued), (waiting, queued));
+            assert_eq!(told.is_at_least, account.is_none() || ready.is_none());
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! How many messages of recorded jobs are ready in the lane: the ledger knows what a delay queue holds.
+
+use super::*;
+
+on_every_database!(messages_that_are_back_are_counted_though_their_jobs_wait,);
+
+async fn messages_that_are_back_are_counted_though_their_jobs_wait(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let counted = async || {
+        let account = fixture.account(Checked::Since(MINUTE)).await;
+        (account.parked + account.due, account.messages_least, account.messages_most)
+    };
+    // Put down so many seconds ago, to wait for so long: the longest step that fits, and no second one before it is taken.
+    for (id, wait_s, ago_s) in [("away", 90, 50), ("back", 90, 62), ("back-long-ago", 7_200, 3_600), ("due", 1, 5)] {
+        fixture.waiting(&job(id), Duration::from_secs(wait_s)).await;
+        for column in ["updated_at", "delayed_until", "wake_at"] {
+            fixture.move_back(id, column, ago_s).await;
+        }
+    }
+    assert_eq!(counted().await, (4, 3, 3));
+    // What returns at this moment may be there or not.
+    fixture.waiting(&job("just-now"), Duration::from_secs(90)).await;
+    fixture.move_back("just-now", "delayed_until", 60).await;
+    let (open, least, most) = counted().await;
+    assert_eq!((open, most), (5, 4));
+    assert!((3..=4).contains(&least), "{least}");
+    // No queue has it, or two messages of it are there.
+    fixture.sql("UPDATE jobs SET unqueued = true WHERE id = 'back'").await.unwrap();
+    fixture.sql("UPDATE jobs SET sweeps = 1 WHERE id = 'due'").await.unwrap();
+    let (open, _, most) = counted().await;
+    assert_eq!((open, most), (5, 4));
+    // What a lease holds is no worker's to take.
+    fixture.take(&job("due")).await;
+    assert_eq!((counted().await.0, counted().await.2), (4, 2));
+}
