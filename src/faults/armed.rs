@@ -86,9 +86,10 @@ static BUG: LazyLock<Option<Bug>> = LazyLock::new(|| {
     Some(bug.unwrap_or_else(|| die(&format!("{BUG_VARIABLE}={setting} names no bug"))))
 });
 
-/// At once and without a word to anybody: no destructor runs, nothing is flushed, no connection is closed politely.
+/// At once: no destructor runs, nothing is flushed, no connection is closed politely. The log's buffer is lost with the
+/// process, so the last words go past it.
 fn die(why: &str) -> ! {
-    tracing::error!(why, "dies on purpose");
+    let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("dies on purpose: {why}\n").as_bytes());
     std::process::abort()
 }
 

@@ -76,6 +76,16 @@ impl Outbox {
         ours.map(|(_, event)| event).collect()
     }
 
+    /// The next batch, if there is one and it is time for it; the next time follows.
+    fn gather_from(&self, at: &mut Instant) -> Option<Vec<OutcomeEvent>> {
+        let events = if Instant::now() >= *at { self.gather() } else { Vec::new() };
+        if events.is_empty() {
+            return None;
+        }
+        *at = Instant::now() + GATHER;
+        Some(events)
+    }
+
     fn is_empty(&self) -> bool {
         self.handed().is_empty()
     }
@@ -109,16 +119,90 @@ impl Marks {
     }
 }
 
+/// When the ledger is asked for events that no process has taken.
+struct Look {
+    wanted: bool,
+    not_before: Instant,
+    /// At the latest.
+    at: Instant,
+}
+
+impl Look {
+    fn now() -> Self {
+        Self { wanted: true, not_before: Instant::now(), at: Instant::now() }
+    }
+
+    fn is_due(&self) -> bool {
+        self.wanted && Instant::now() >= self.not_before
+    }
+
+    fn taken(&mut self) {
+        *self = Self { wanted: false, not_before: Instant::now() + GATHER, at: Instant::now() + LOOK_EVERY };
+    }
+
+    /// `None`: the ledger did not answer. A full batch may not have been the last.
+    fn found(&mut self, events: Option<&[OutcomeEvent]>) {
+        match events {
+            Some(events) => self.wanted |= events.len() == BATCH as usize,
+            None => self.pause(),
+        }
+    }
+
+    fn sent(&mut self, sent: &Sent<'_>) {
+        if sent.left {
+            self.pause();
+        }
+    }
+
+    fn marked(&mut self, marked: bool) {
+        if !marked {
+            self.not_before = Instant::now() + AWAY_PAUSE;
+        }
+    }
+
+    fn pause(&mut self) {
+        (self.wanted, self.not_before) = (true, Instant::now() + AWAY_PAUSE);
+    }
+
+    fn next(&self) -> Instant {
+        if self.wanted { self.not_before } else { self.at }
+    }
+}
+
 /// Events with late confirms.
-#[derive(Default)]
 struct Late<'w> {
     waiting: FuturesUnordered<BoxFuture<'w, Done>>,
     sequences: BTreeSet<i64>,
+    renew_at: Instant,
+    /// How long a drain waits for them.
+    until: Option<Instant>,
+}
+
+impl Default for Late<'_> {
+    fn default() -> Self {
+        let waiting = FuturesUnordered::new();
+        Self { waiting, sequences: BTreeSet::new(), renew_at: Instant::now(), until: None }
+    }
 }
 
 impl Late<'_> {
-    fn done(&mut self, done: &Done) {
+    /// Keeps them ours, when it is time to say so again.
+    fn renew(&mut self, marks: &mut Marks) {
+        if !self.sequences.is_empty() && Instant::now() >= self.renew_at {
+            self.renew_at = Instant::now() + TAKEN_FOR / 3;
+            marks.renewed = self.sequences.iter().copied().collect();
+        }
+    }
+
+    /// Whether a drain need not wait for them, any more.
+    fn is_over(&mut self) -> bool {
+        let until = *self.until.get_or_insert_with(|| Instant::now() + IN_TIME);
+        self.sequences.is_empty() || Instant::now() >= until
+    }
+
+    fn done(&mut self, done: Done) -> Done {
         self.sequences.remove(&done.sequence);
+        done
     }
 }
 
@@ -134,36 +218,26 @@ async fn publish_all(worker: &Worker, drained: &CancellationToken) {
     let mut again: Option<BoxFuture<'_, Again<'_>>> = None;
     // Not in the ledger yet.
     let (mut marks, mut late) = (Marks::default(), Late::default());
-    let (mut not_before, mut look_at, mut gather_at) = (Instant::now(), Instant::now(), Instant::now());
-    let (mut again_at, mut renew_at, mut late_until) = (Instant::now(), Instant::now(), None);
-    let mut asked = true;
+    let (mut gather_at, mut again_at) = (Instant::now(), Instant::now());
+    let mut look = Look::now();
     loop {
-        if !late.sequences.is_empty() && Instant::now() >= renew_at {
-            renew_at = Instant::now() + TAKEN_FOR / 3;
-            marks.renewed = late.sequences.iter().copied().collect();
-        }
+        late.renew(&mut marks);
         if marking.is_none() && !marks.is_empty() {
             marking = Some(mark(worker, std::mem::take(&mut marks)).boxed());
         }
         let stopping = drained.is_cancelled();
         let may_publish = publishing.len() < BATCHES && late.sequences.len() < LATE_MAX;
-        if may_publish && Instant::now() >= gather_at {
-            let events = worker.outbox.gather();
-            if !events.is_empty() {
-                gather_at = Instant::now() + GATHER;
-                publishing.push(publish_batch(worker, events).boxed());
-            }
+        if may_publish && let Some(events) = worker.outbox.gather_from(&mut gather_at) {
+            publishing.push(publish_batch(worker, events).boxed());
         }
         let handed = !worker.outbox.is_empty();
-        if stopping && !handed && taking.is_none() && marking.is_none() && publishing.is_empty() {
-            let until = *late_until.get_or_insert_with(|| Instant::now() + IN_TIME);
-            if late.sequences.is_empty() || Instant::now() >= until {
-                return;
-            }
+        let is_idle = !handed && taking.is_none() && marking.is_none() && publishing.is_empty();
+        if stopping && is_idle && late.is_over() {
+            return;
         }
         let may_take = !stopping && taking.is_none() && may_publish;
-        if may_take && asked && Instant::now() >= not_before {
-            (asked, not_before, look_at) = (false, Instant::now() + GATHER, Instant::now() + LOOK_EVERY);
+        if may_take && look.is_due() {
+            look.taken();
             taking = Some(take(worker).boxed());
         }
         let may_try_again = !stopping && again.is_none() && late.sequences.len() < LATE_MAX;
@@ -171,48 +245,37 @@ async fn publish_all(worker: &Worker, drained: &CancellationToken) {
             again_at = Instant::now() + LOOK_EVERY;
             again = Some(try_again(worker).boxed());
         }
-        let next = if asked { not_before } else { look_at };
+        let next = look.next();
         tokio::select! {
             Some(taken) = OptionFuture::from(taking.as_mut()) => {
                 taking = None;
-                match taken {
-                    Some(events) if !events.is_empty() => {
-                        asked |= events.len() == BATCH as usize;
-                        publishing.push(publish_batch(worker, events).boxed());
-                    }
-                    Some(_) => {}
-                    None => (asked, not_before) = (true, Instant::now() + AWAY_PAUSE),
+                look.found(taken.as_deref());
+                if let Some(events) = taken.filter(|events| !events.is_empty()) {
+                    publishing.push(publish_batch(worker, events).boxed());
                 }
             }
             Some(sent) = publishing.next() => {
-                if sent.left {
-                    (asked, not_before) = (true, Instant::now() + AWAY_PAUSE);
-                }
+                look.sent(&sent);
                 keep(sent, &mut marks, &mut late);
             }
             Some(tried) = OptionFuture::from(again.as_mut()) => {
                 again = None;
-                if tried.there_are_more {
-                    again_at = Instant::now();
-                }
+                again_at = again_at.min(tried.next_at);
                 keep(tried.sent, &mut marks, &mut late);
             }
             Some(done) = late.waiting.next() => {
-                late.done(&done);
-                marks.note(done);
+                marks.note(late.done(done));
             }
             Some(marked) = OptionFuture::from(marking.as_mut()) => {
                 marking = None;
-                if !marked {
-                    not_before = Instant::now() + AWAY_PAUSE;
-                }
+                look.marked(marked);
             }
-            () = worker.outbox.left.notified(), if !asked && !stopping => asked = true,
+            () = worker.outbox.left.notified(), if !look.wanted && !stopping => look.wanted = true,
             () = worker.outbox.came.notified(), if !handed => {}
             () = sleep_until(gather_at), if handed && may_publish => {}
-            () = sleep_until(next), if may_take && taking.is_none() => asked = true,
+            () = sleep_until(next), if may_take && taking.is_none() => look.wanted = true,
             () = sleep_until(again_at), if may_try_again && again.is_none() => {}
-            () = sleep_until(renew_at), if !late.sequences.is_empty() => {}
+            () = sleep_until(late.renew_at), if !late.sequences.is_empty() => {}
             () = drained.cancelled(), if !stopping => {}
         }
     }
@@ -262,7 +325,8 @@ async fn take(worker: &Worker) -> Option<Vec<OutcomeEvent>> {
 /// One more try of events that were rejected before.
 struct Again<'w> {
     sent: Sent<'w>,
-    there_are_more: bool,
+    /// At the latest.
+    next_at: Instant,
 }
 
 async fn try_again(worker: &Worker) -> Again<'_> {
@@ -271,8 +335,8 @@ async fn try_again(worker: &Worker) -> Again<'_> {
         tracing::debug!(%error, "rejected outcome events cannot be read");
         Vec::new()
     });
-    let there_are_more = events.len() == AGAIN_BATCH as usize;
-    Again { sent: publish_batch(worker, events).await, there_are_more }
+    let pause = if events.len() == AGAIN_BATCH as usize { Duration::ZERO } else { LOOK_EVERY };
+    Again { sent: publish_batch(worker, events).await, next_at: Instant::now() + pause }
 }
 
 async fn mark(worker: &Worker, marks: Marks) -> bool {

@@ -58,11 +58,7 @@ impl ProviderRow {
         check.one_of("kind", &self.kind, &[("http", ())]);
         check.charge_url(&self.url);
         check.no_secrets(self);
-        for (column, object) in [("request", &self.request), ("lookup", &self.lookup), ("statuses", &self.statuses)] {
-            if object.as_ref().is_some_and(holds_nul) {
-                check.problem(format!("{column} holds U+0000, which SQL cannot store"));
-            }
-        }
+        check.no_nul(self);
         let mode = check.one_of("mode", &self.mode, &[("blocking", Mode::Blocking), ("requeue", Mode::Requeue)]);
         let transit_jitter = check.ms("transit_jitter_ms", self.transit_jitter_ms, 10..=60_000);
         let releases = [("response", SlotRelease::Response), ("grant", SlotRelease::Grant { transit_jitter })];
@@ -131,6 +127,14 @@ impl ProviderRow {
 pub(super) struct Check(pub(super) Vec<String>);
 
 impl Check {
+    fn no_nul(&mut self, row: &ProviderRow) {
+        for (column, object) in [("request", &row.request), ("lookup", &row.lookup), ("statuses", &row.statuses)] {
+            if object.as_ref().is_some_and(holds_nul) {
+                self.problem(format!("{column} holds U+0000, which SQL cannot store"));
+            }
+        }
+    }
+
     pub(super) fn problem(&mut self, problem: String) {
         self.0.push(problem);
     }

@@ -98,7 +98,8 @@ fn a_numeric_reference_keeps_its_digits() {
 /// ASP.NET and PHP send a byte-order mark with JSON, whatever RFC 8259 says.
 #[test]
 fn an_answer_in_any_encoding_keeps_its_meaning() {
-    let encodings: [(&str, fn(&str) -> Vec<u8>); 4] = [
+    type Encode = fn(&str) -> Vec<u8>;
+    let encodings: [(&str, Encode); 4] = [
         ("application/json", |json| format!("\u{feff}{json}").into_bytes()),
         ("application/json", |json| format!("\u{feff}{json}").encode_utf16().flat_map(u16::to_le_bytes).collect()),
         ("application/json; charset=utf-16", |json| json.encode_utf16().flat_map(u16::to_be_bytes).collect()),

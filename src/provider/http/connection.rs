@@ -45,7 +45,7 @@ pub(super) struct Connection {
 }
 
 enum State {
-    Running(Driver<TokioIo<Transport>, Full<Bytes>>),
+    Running(Box<Driver<TokioIo<Transport>, Full<Bytes>>>),
     /// The request was written to its end and the answer was read to its end.
     Complete,
     Broken,
@@ -70,7 +70,7 @@ pub(super) struct Answered {
 impl Connection {
     pub(super) async fn open(socket: Arc<Socket>, transport: Transport) -> hyper::Result<Self> {
         let (sender, driver) = Builder::new().max_headers(HEADERS_MAX).handshake(TokioIo::new(transport)).await?;
-        Ok(Self { socket, sender, driver: State::Running(driver) })
+        Ok(Self { socket, sender, driver: State::Running(Box::new(driver)) })
     }
 
     pub(super) fn opened(&self) -> Instant {

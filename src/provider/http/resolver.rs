@@ -117,10 +117,12 @@ mod tests {
     }
 
     fn hangs_for_one(name: &str) -> io::Result<Vec<SocketAddr>> {
-        while name == "hangs.test" {
+        if name != "hangs.test" {
+            return ask_system(name);
+        }
+        loop {
             std::thread::park();
         }
-        ask_system(name)
     }
 
     #[tokio::test]

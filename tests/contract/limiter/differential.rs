@@ -158,7 +158,7 @@ fn name_of(name: &str) -> ProviderName {
 fn past_uses(ages_ms: &[u64]) -> Vec<PastUse> {
     let past = |age_ms: &u64| PastUse {
         age: Duration::from_millis(*age_ms),
-        cost: ByKind { charges: 1 + u32::from(age_ms % 5 == 0), lookups: u32::from(age_ms % 3 == 0) },
+        cost: ByKind { charges: 1 + u32::from(age_ms.is_multiple_of(5)), lookups: u32::from(age_ms.is_multiple_of(3)) },
     };
     ages_ms.iter().map(past).collect()
 }

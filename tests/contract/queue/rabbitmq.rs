@@ -394,10 +394,10 @@ fn a_broker_that_blocks_publishers_still_takes_acknowledgements() {
             (take(&mut *lane).await, lane)
         });
         node.ctl(&["set_vm_memory_high_watermark", "absolute", "1MB"]);
-        let in_flight = runtime.block_on(async {
-            // A broker blocks a connection at its next publish, so the first is in flight then and the others are not.
-            let publishing = Arc::clone(&queue);
-            let in_flight = tokio::spawn(async move { publishing.publish(to_lane("stripe", "two")).await });
+        // A broker blocks a connection at its next publish, so the first is in flight then and the others are not.
+        let publishing = Arc::clone(&queue);
+        let in_flight = runtime.spawn(async move { publishing.publish(to_lane("stripe", "two")).await });
+        runtime.block_on(async {
             let deadline = std::time::Instant::now() + PATIENCE;
             while !node.ctl(&["list_connections", "state"]).contains("blocked") {
                 assert!(std::time::Instant::now() < deadline, "the broker blocks nobody");
@@ -410,7 +410,6 @@ fn a_broker_that_blocks_publishers_still_takes_acknowledgements() {
             let (delivery, lane) = delivery;
             delivery.receipt.ack().await.unwrap();
             drop(lane);
-            in_flight
         });
         node.ctl(&["set_vm_memory_high_watermark", "absolute", "1GB"]);
         runtime.block_on(async {
