@@ -187,11 +187,14 @@ async fn a_lane_without_its_queue_is_an_error_with_the_mend() {
     assert_eq!(*ran.result.as_ref().unwrap(), Exit::Failed);
     let json = ran.json();
     assert_eq!(levels(&json, "lane there"), Vec::<String>::new());
-    for (subject, what) in [("lane missing", "no queue"), ("lane secret", "ACCESS_REFUSED")] {
+    for (subject, what, fix) in [
+        ("lane missing", "no queue", "sluicegate provider apply FILE"),
+        ("lane secret", "ACCESS_REFUSED", "Give the user of queue.url the rights"),
+    ] {
         let found = finding(&json, subject);
         assert_eq!(found["level"], "error");
         assert!(found["what"].as_str().unwrap().contains(what), "{found}");
-        assert!(found["mend"].as_str().unwrap().contains("sluicegate provider apply FILE"), "{found}");
+        assert!(found["mend"].as_str().unwrap().contains(fix), "{found}");
     }
 }
 

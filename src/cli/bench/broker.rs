@@ -113,8 +113,8 @@ pub async fn remove(url: &str, prefix: &str, lanes: impl Iterator<Item = String>
         let queue = format!("{prefix}.{name}");
         channel.queue_delete(queue.as_str().into(), QueueDeleteOptions::default()).await.map_err(away)?;
     }
-    let exchanges = [prefix.to_owned(), format!("{prefix}.outcomes")].into_iter();
-    for name in exchanges.chain(delays().map(|delay| format!("{prefix}.{delay}"))) {
+    let exchanges = ["outcomes", "requeue", "unrouted"].map(|name| format!("{prefix}.{name}")).into_iter();
+    for name in exchanges.chain([prefix.to_owned()]).chain(delays().map(|delay| format!("{prefix}.{delay}"))) {
         channel.exchange_delete(name.as_str().into(), ExchangeDeleteOptions::default()).await.map_err(away)?;
     }
     connection.close(200, "done".into()).await.map_err(away)
