@@ -2,11 +2,13 @@
 -- limiter's library.
 --
 -- KEYS  the state as in quota.lua; then the logs of the provider's cells, or the hash of one subject
--- ARGV  names of the cells whose logs the keys are, in their order, joined by "|"; nothing for a subject
+-- ARGV  joined by "|": scope (0 the provider's), resumed at, then of each cell its name and its window; the provider's in the
+--   order of the logs' keys; window 0 for a shadow limit
 -- REPLY  for each cell, but for one with a list of chunks and no key here: name, uses that count now (those in flight among them), permits that a shadow limit would have
---   refused, permits that it would have made wait; nothing at all if there is no such hash
+--   refused, permits that it would have made wait, µs until the next permit may start, µs until all is free again; before them
+--   the same of the state, whose name is empty; nothing at all if there is no state
 -- EXAMPLE  100/1s, 3 answered just now and 2 in flight
---   per-second → per-second 5 0 0
+--   0|0|per-second|1002500 → "" 0 0 0 0 0 per-second 5 0 0 0 1002500
 
 -- Uses in a string of entries from a position on whose window is over; also whether all of them are.
 local function over(text, from, window, now)
@@ -51,23 +53,54 @@ local function counted(cell, now)
   return cell.logged - uses
 end
 
+-- The start of the next permit of cost 1, from an instant on. Calls in flight count as answered now.
+local function next_start(tally, cell, now, from)
+  if cell.max == 0 then return max(from, cell.held) end
+  if cell.kind == LOG then cell.unused = cell.max - cell.logged - flying(tally, cell) end
+  return find(cell, 1, from) or max(from, cell.held, now + cell.window)
+end
+
+-- Appends a line without uses, whose limit grants nothing before an instant.
+local function add_unused(reply, name, at, now)
+  for _, value in ipairs({ name, 0, 0, 0, at - now, at - now }) do reply[#reply + 1] = value end
+end
+
+-- The limits of a subject without a tally: held for what a state that is younger has not counted.
+local function unused(reply, words, known, now, from)
+  for i = 3, #words, 2 do
+    local window, held = words[i + 1] + 0, 0
+    if window > 0 then
+      local _, last = not_of_new(known, words[1] + 0, window)
+      if last > 0 then held = last + window end
+    end
+    add_unused(reply, words[i], max(from, held), now)
+  end
+  return reply
+end
+
 local function peek(keys, args)
   if not decode then bind() end
   local clock = clock_us()
-  local of_subject = args[1] == ''
-  local kept = redis.call('HMGET', keys[1], 'm', 's')
-  local m, s = kept[1], kept[2]
-  if not m or not s then return {} end
+  local words = {}
+  for word in string.gmatch(args[1], '[^|]+') do words[#words + 1] = word end
+  local of_subject = words[1] ~= '0'
+  local kept = redis.call('HMGET', keys[1], 'm', 's', 'k')
+  local m, s, known_text = kept[1], kept[2], kept[3]
+  if not m or not s or not known_text then return {} end
   -- A clock that went back counts as standing still.
-  local _, _, born, _, last = decode(HEAD, m)
+  local _, _, born, warm, last, _, paused, resumed = decode(HEAD, m)
   local now = max(clock, last)
+  -- Not before: the state is cold, or a provider named a wait that no operator has lifted.
+  local from = max(now, warm, resumed == words[2] + 0 and paused or 0)
+  local reply = {}
+  add_unused(reply, '', from, now)
   if of_subject then
     kept = redis.call('HMGET', keys[2], 'm', 's')
     m, s = kept[1], kept[2]
-    if not m or not s then return {} end
+    if not m or not s then return unused(reply, words, known_of(known_text), now, from) end
     -- What is of an older state, or older than all its uses, says nothing.
     local _, _, of_born, kept_until = decode(SUBJECT_HEAD, m)
-    if of_born ~= born or kept_until <= now then return {} end
+    if of_born ~= born or kept_until <= now then return unused(reply, words, known_of(known_text), now, from) end
   end
   damaged = false
   local names, cells, names_at = decode('<I2I2', s)
@@ -75,13 +108,10 @@ local function peek(keys, args)
   local at = (of_subject and SUBJECT_HEAD_BYTES or HEAD_BYTES) + 1
   tally.refreshed, tally[1], tally[2], tally.oldest, at = decode(TALLY, m, at)
   load_cells(tally, m, at)
-  local logs, i = {}, 1
-  for name in string.gmatch(args[1], '[^|]+') do
-    i = i + 1
-    logs[name] = keys[i]
+  local logs, i = {}, 0
+  if not of_subject then
+    for j = 3, #words, 2 do logs[words[j]] = keys[(j + 1) / 2] end
   end
-  local reply = {}
-  i = 0
   for name in string.gmatch(tally.names, '[^|]+') do
     i = i + 1
     local cell, uses = tally.cells[i], 0
@@ -97,8 +127,11 @@ local function peek(keys, args)
       else
         uses = undrained(cell, now)
       end
-      local n = #reply
-      reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = name, uses, cell.refused, cell.waited
+      local retry = next_start(tally, cell, now, from) - now
+      local _, reset = outlook(tally, cell, now)
+      for _, value in ipairs({ name, uses, cell.refused, cell.waited, retry, max(reset, retry) }) do
+        reply[#reply + 1] = value
+      end
     end
   end
   return reply

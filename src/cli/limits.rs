@@ -2,6 +2,8 @@
 //!
 //! Refuses to create or remove limits: the provider file does, so that it stays the whole truth.
 
+use std::time::Duration;
+
 use clap::Subcommand;
 use serde_json::json;
 
@@ -12,6 +14,7 @@ use super::provider::{parse_name, readable, unknown};
 use super::rows::{LIMIT_HEADER, limit_cells, without_defaults};
 use super::{CommandError, Console, Exit, ops_client};
 use crate::config::{Config, LimiterUrl};
+use crate::domain::explain::words::span;
 use crate::domain::job::Token;
 use crate::domain::limit::Rate;
 use crate::ledger::provider_row::{LimitLine, ProviderRow};
@@ -137,10 +140,20 @@ fn print_used(used: &[LimitUsed], json: bool, console: &mut Console) -> Result<E
             }
             None => String::new(),
         };
-        let cells = used
-            .iter()
-            .map(|l| vec![l.limit.clone(), l.allows.clone(), l.used.to_string(), l.free.to_string(), shadow(l)]);
-        console.table(&["limit", "allows", "used", "free", "shadow"], &cells.collect::<Vec<_>>())?;
+        let wait = |ms: u64| span(Duration::from_millis(ms));
+        let cells = used.iter().map(|l| {
+            vec![
+                l.limit.clone(),
+                l.allows.clone(),
+                l.used.to_string(),
+                l.remaining.to_string(),
+                l.retry_after_ms.map_or_else(|| "never".to_owned(), wait),
+                wait(l.reset_after_ms),
+                shadow(l),
+            ]
+        });
+        let header = ["limit", "allows", "used", "remaining", "retry after", "reset after", "shadow"];
+        console.table(&header, &cells.collect::<Vec<_>>())?;
     }
     Ok(Exit::Fine)
 }

@@ -288,4 +288,16 @@ pub struct Standing {
     pub would_have_refused: u64,
     /// Permits that a shadow limit would have made wait.
     pub would_have_waited: u64,
+    /// Until the next permit of cost 1 may start, in microseconds.
+    pub retry_us: u64,
+    /// Until all of the limit is free again if nothing more is granted, in microseconds.
+    pub reset_us: u64,
+}
+
+impl Standing {
+    /// A limit without uses that grants nothing for this time.
+    #[must_use]
+    pub fn unused(index: usize, retry_us: u64) -> Self {
+        Self { index, used: 0, would_have_refused: 0, would_have_waited: 0, retry_us, reset_us: retry_us }
+    }
 }

@@ -90,6 +90,8 @@ fn a_considered_limit_is_estimated_like_the_one_in_force() {
         shadow: false,
         would_have_refused: 0,
         would_have_waited: 0,
+        retry_after: Some(std::time::Duration::ZERO),
+        reset_after: std::time::Duration::ZERO,
     };
     one.used.insert(ProviderName::new("acme").unwrap(), vec![used]);
     let shown = overview(&one).providers.remove(0).clears;

@@ -23,7 +23,7 @@ pub struct LimitOverview {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub free: Option<u64>,
+    pub remaining: Option<u64>,
 }
 
 impl LimitOverview {
@@ -47,7 +47,7 @@ pub(super) fn in_force(provider: &Provider) -> Vec<LimitOverview> {
         shadow: limit.shadow,
         enabled: true,
         used: None,
-        free: None,
+        remaining: None,
     };
     provider.limits.iter().map(line).collect()
 }
@@ -64,7 +64,7 @@ fn as_written(row: &ProviderRow) -> Vec<LimitOverview> {
         shadow: limit.shadow,
         enabled: limit.enabled,
         used: None,
-        free: None,
+        remaining: None,
     };
     row.limits.iter().map(line).collect()
 }
@@ -76,11 +76,7 @@ pub(super) fn limits(row: &ProviderRow, in_force: Option<Vec<LimitOverview>>, us
         let own = format!("{}@{}", limit.name, row.name);
         let find = |name: &str| used.iter().find(|it| it.name == name);
         let counts = find(&own).or_else(|| find(&limit.name)).filter(|_| limit.enabled && limit.scope == "provider");
-        LimitOverview {
-            used: counts.map(|it| it.used),
-            free: counts.map(|it| u64::from(it.capacity).saturating_sub(it.used)),
-            ..limit
-        }
+        LimitOverview { used: counts.map(|it| it.used), remaining: counts.map(LimitUse::remaining), ..limit }
     };
     in_force.unwrap_or_else(|| as_written(row)).into_iter().map(with_use).collect()
 }

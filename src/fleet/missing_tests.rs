@@ -59,6 +59,8 @@ fn evidence(missing: Missing) -> Evidence {
         shadow: false,
         would_have_refused: 0,
         would_have_waited: 0,
+        retry_after: Some(std::time::Duration::ZERO),
+        reset_after: std::time::Duration::ZERO,
     };
     let gone = |which: Missing| (missing == which).then(|| format!("{which:?}: gone"));
     let database = missing == Missing::Database;

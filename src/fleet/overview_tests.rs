@@ -280,6 +280,8 @@ fn numbers_add_up_over_workers_ledger_and_queue() {
         shadow: false,
         would_have_refused: 0,
         would_have_waited: 0,
+        retry_after: Some(Duration::ZERO),
+        reset_after: Duration::ZERO,
     };
     let quota = ProviderName::new("acme").unwrap();
     both.used.insert(quota, vec![used("per-second", 100, 87), used("per-minute", 600, 601)]);
@@ -291,8 +293,8 @@ fn numbers_add_up_over_workers_ledger_and_queue() {
     assert_eq!((one.rate_per_s, one.limit_per_s), (Some(10.0), Some(10.0)));
     assert_eq!((one.review, one.dead, one.succeeded), (Some(2), Some(1), Some(1_000)));
     assert_eq!(one.oldest_waiting_at.as_deref(), Some("2027-01-15T07:59:50.000Z"));
-    let free: Vec<_> = one.limits.iter().map(|limit| (limit.used, limit.free)).collect();
-    assert_eq!(free, [(Some(87), Some(13)), (Some(601), Some(0))]);
+    let remaining: Vec<_> = one.limits.iter().map(|limit| (limit.used, limit.remaining)).collect();
+    assert_eq!(remaining, [(Some(87), Some(13)), (Some(601), Some(0))]);
     // 11,010 through 600 per minute that are all used, and each request takes a fifth of a second.
     let drained_in_s = ms(&one.clears) / 1_000;
     assert!((1_080..=1_110).contains(&drained_in_s), "{drained_in_s} s");

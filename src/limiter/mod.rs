@@ -47,6 +47,18 @@ pub struct LimitUse {
     pub would_have_refused: u64,
     /// Of a shadow limit: permits that it would have made wait.
     pub would_have_waited: u64,
+    /// Until the next permit of cost 1 may start; `None` for a limit that allows nothing.
+    pub retry_after: Option<Duration>,
+    /// Until all of it is free again if nothing more is sent.
+    pub reset_after: Duration,
+}
+
+impl LimitUse {
+    /// What may still count now.
+    #[must_use]
+    pub fn remaining(&self) -> u64 {
+        u64::from(self.capacity).saturating_sub(self.used)
+    }
 }
 
 #[async_trait]
@@ -204,6 +216,8 @@ fn uses(spec: &QuotaSpec, subject: Option<&Subject>, standings: &[Standing]) -> 
             shadow: limit.shadow || own.is_some_and(|own| own.exempt),
             would_have_refused: standing.would_have_refused,
             would_have_waited: standing.would_have_waited,
+            retry_after: (counted.cost_max() > 0).then(|| Duration::from_micros(standing.retry_us)),
+            reset_after: Duration::from_micros(standing.reset_us),
         })
     };
     standings.iter().filter_map(line).collect()

@@ -325,7 +325,15 @@ mod tests {
             (status, answer.text().await.unwrap())
         };
         let (status, body) = asked("plain").await;
-        assert_eq!((status, body.as_str()), (200, r#"[{"limit":"all","allows":"100/1s","used":0,"free":100}]"#));
+        let mut limits: serde_json::Value = serde_json::from_str(&body).unwrap();
+        // No payment was made, so the limiter is cold: its first call asks the ledger what was used.
+        let [retry_ms, reset_ms] = ["retry_after_ms", "reset_after_ms"].map(|name| limits[0][name].take());
+        assert_eq!(retry_ms, reset_ms);
+        assert!(retry_ms.as_u64() > Some(1_000), "{retry_ms}");
+        let expected = serde_json::json!([{
+            "limit": "all", "allows": "100/1s", "used": 0, "remaining": 100, "retry_after_ms": null, "reset_after_ms": null,
+        }]);
+        assert_eq!((status, limits), (200, expected));
         for (rest, wanted, words) in [
             ("nobody", 404, "no such provider, or it is disabled"),
             ("Bad", 404, "no such provider"),

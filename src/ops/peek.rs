@@ -11,7 +11,7 @@ use crate::domain::job::Token;
 use crate::domain::limit::Scope;
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::Blocked;
-use crate::domain::time::format_duration;
+use crate::domain::time::{format_duration, millis_up};
 use crate::limiter::{LimitUse, Limiter, LimiterError};
 use crate::worker::quotas::quota_spec;
 use crate::worker::settings_watch::Known;
@@ -23,7 +23,13 @@ pub struct LimitUsed {
     /// As written: `100/1s`; after what is kept in reserve.
     pub allows: String,
     pub used: u64,
-    pub free: u64,
+    /// What may still count now.
+    pub remaining: u64,
+    /// Until the next permit of cost 1 may start: 0 if one would be granted now; absent for a limit that allows nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry_after_ms: Option<u64>,
+    /// Until all of the limit is free again if nothing more is sent.
+    pub reset_after_ms: u64,
     /// What a shadow limit would have done since its state began; absent for one that is enforced.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shadow: Option<ShadowUsed>,
@@ -43,7 +49,9 @@ impl LimitUsed {
             limit: limit.name.clone(),
             allows: format!("{}/{}", limit.max_requests, format_duration(limit.window)),
             used: limit.used,
-            free: u64::from(limit.capacity).saturating_sub(limit.used),
+            remaining: limit.remaining(),
+            retry_after_ms: limit.retry_after.map(millis_up),
+            reset_after_ms: millis_up(limit.reset_after),
             shadow: limit.shadow.then_some(ShadowUsed {
                 would_have_refused: limit.would_have_refused,
                 would_have_waited: limit.would_have_waited,

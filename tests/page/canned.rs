@@ -167,7 +167,7 @@ async fn page(server: &Server, path: &str) -> Response {
 fn limit(name: &str, used: Option<u64>, more: Value) -> Value {
     let mut limit = json!({
         "name": name, "algorithm": "sliding_log", "max_requests": 100, "window_ms": 1_000, "scope": "provider",
-        "applies_to": "all", "shadow": false, "enabled": true, "used": used, "free": used.map(|used| 100 - used),
+        "applies_to": "all", "shadow": false, "enabled": true, "used": used, "remaining": used.map(|used| 100 - used),
     });
     limit.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     limit
@@ -211,7 +211,7 @@ fn provider(name: &str, state: &str) -> Value {
         "limits": [
             limit("free", Some(10), json!({})), limit("near", Some(80), json!({})), limit("full", Some(100), json!({})),
             limit("per-account", None, json!({"scope": "account"})),
-            limit("closed", Some(0), json!({"max_requests": 0, "free": 0, "shadow": true})),
+            limit("closed", Some(0), json!({"max_requests": 0, "remaining": 0, "shadow": true})),
         ],
         "rate_per_s": 94.1, "limit_per_s": 100.0, "waiting": 12_000, "queued": null, "parked": 300, "in_hand": 128,
         "in_flight": 9, "oldest_waiting_at": EARLIER, "clears": {"kind": "clears_in", "ms": 120_000}, "review": 2, "dead": 1,

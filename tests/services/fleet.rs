@@ -115,7 +115,7 @@ async fn any_worker_tells_of_all() {
         .await;
         assert!(acme["rate_per_s"].as_f64().unwrap() <= 44.0, "{acme}");
         assert_eq!((&acme["limit_per_s"], &acme["refused_by_provider"]), (&json!(40.0), &json!(0)));
-        assert!(number(&acme["limits"][0]["used"]) + number(&acme["limits"][0]["free"]) >= 40, "{acme}");
+        assert!(number(&acme["limits"][0]["used"]) + number(&acme["limits"][0]["remaining"]) >= 40, "{acme}");
     }
     // What lies in queues is counted now and then.
     let overview = until("those that nobody takes are seen", async || {

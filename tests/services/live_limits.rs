@@ -135,7 +135,7 @@ async fn a_changed_limit_is_in_force_everywhere_and_forgets_nothing() {
     loaded_at_ms(&stand, 0, version).await;
     let peek: serde_json::Value =
         serde_json::from_str(&stand.sluicegate(&["limits", "peek", "acme", "--json"])).unwrap();
-    assert_eq!((&peek[0]["allows"], &peek[0]["used"], &peek[0]["free"]), (&json!("2/1m"), &json!(8), &json!(0)));
+    assert_eq!((&peek[0]["allows"], &peek[0]["used"], &peek[0]["remaining"]), (&json!("2/1m"), &json!(8), &json!(0)));
     let report = stand.providers["acme"].report();
     assert_eq!((report.charges, report.doubles, report.refused_429), (8, 0, 0));
 }

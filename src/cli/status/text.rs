@@ -219,8 +219,8 @@ fn fullest(limits: &[LimitOverview]) -> Option<&LimitOverview> {
     });
     #[allow(clippy::cast_precision_loss, reason = "only compared")]
     let key = |limit: &LimitOverview| {
-        let (used, free) = (limit.used.unwrap_or(0) as f64, limit.free.unwrap_or(0) as f64);
-        let left = if used + free > 0.0 { free / (used + free) } else { 1.0 };
+        let (used, remaining) = (limit.used.unwrap_or(0) as f64, limit.remaining.unwrap_or(0) as f64);
+        let left = if used + remaining > 0.0 { remaining / (used + remaining) } else { 1.0 };
         (left, limit.max_requests as f64 / limit.window_ms as f64)
     };
     counting.min_by(|a, b| {

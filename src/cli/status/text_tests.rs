@@ -21,8 +21,8 @@ fn picture() -> Overview {
     let [first, second] = picture.providers.as_mut_slice() else { panic!("two rows") };
     (first.state, first.cause, first.waiting) = (State::Running, None, 12_345);
     (first.rate_per_s, first.in_flight, first.clears) = (Some(94.12), Some(9), Clears::ClearsIn { ms: 125_000 });
-    (first.limits[0].used, first.limits[0].free) = (Some(87), Some(13));
-    (first.limits[1].used, first.limits[1].free) = (Some(87), Some(513));
+    (first.limits[0].used, first.limits[0].remaining) = (Some(87), Some(13));
+    (first.limits[1].used, first.limits[1].remaining) = (Some(87), Some(513));
     second.waiting = 0;
     (second.state, second.ends_in_ms) = (State::BreakerOpen, Some(4_200));
     second.cause = Some("the provider is down: no connection to pay.example (refused)".to_owned());

@@ -331,10 +331,28 @@ impl Cell {
         match (&self.count, self.spec.kind) {
             (Count::Log(log), _) => log.outlook(now_us, window_us, max, in_flight),
             (Count::Window(window), CellKind::Window { offset_us }) => {
-                window.outlook(now_us, offset_us, window_us, max)
+                window.rolled(now_us, offset_us, window_us).outlook(now_us, offset_us, window_us, max)
             }
             (Count::Bucket(bucket), CellKind::Bucket { interval, .. }) => bucket.outlook(now_us, interval, max),
             _ => (0, 0),
         }
+    }
+
+    /// The start of the next permit of cost 1, from an instant on. Calls in flight count as answered now.
+    pub fn next_start_us(&self, now_us: u64, from_us: u64, leased: u64) -> u64 {
+        let from_us = from_us.max(self.held_until_us);
+        let CellSpec { max, window_us, .. } = self.spec;
+        let found = match (&self.count, self.spec.kind) {
+            _ if max == 0 => return from_us,
+            (Count::Log(log), _) => log.next(from_us, window_us, max, self.in_flight(leased)),
+            (Count::Window(window), CellKind::Window { offset_us }) => {
+                window.rolled(now_us, offset_us, window_us).find(1, from_us, offset_us, window_us, max)
+            }
+            (Count::Bucket(bucket), CellKind::Bucket { interval, debt }) => {
+                bucket.find(1, from_us, interval, max, debt)
+            }
+            _ => None,
+        };
+        found.map_or(from_us.max(now_us + window_us), |found| found.start_us)
     }
 }

@@ -71,16 +71,29 @@ impl Log {
 
     /// Before the first want of a call.
     pub fn open(&mut self, max: u32, in_flight: u64) {
-        self.unused = i64::from(max) - self.logged.cast_signed() - in_flight.cast_signed();
+        self.unused = self.unused_of(max, in_flight);
         self.excess = false;
+    }
+
+    fn unused_of(&self, max: u32, in_flight: u64) -> i64 {
+        i64::from(max) - self.logged.cast_signed() - in_flight.cast_signed()
     }
 
     /// Looks for `cost` slots; `None` when all others are in flight.
     pub fn find(&self, cost: u64, from_us: u64, window_us: u64) -> Option<Found> {
-        let from_us = if self.unused > 0 { from_us.max(self.excess_until_us) } else { from_us };
-        let missing = self.missing(cost);
+        self.find_beside(self.unused, cost, from_us, window_us)
+    }
+
+    /// The next slot outside of a call.
+    pub fn next(&self, from_us: u64, window_us: u64, max: u32, in_flight: u64) -> Option<Found> {
+        self.find_beside(self.unused_of(max, in_flight), 1, from_us, window_us)
+    }
+
+    fn find_beside(&self, unused: i64, cost: u64, from_us: u64, window_us: u64) -> Option<Found> {
+        let from_us = if unused > 0 { from_us.max(self.excess_until_us) } else { from_us };
+        let missing = missing(unused, cost);
         if missing == 0 {
-            return Some(Found { start_us: from_us, origin_ms: 0, permits: self.unused.cast_unsigned() / cost });
+            return Some(Found { start_us: from_us, origin_ms: 0, permits: unused.cast_unsigned() / cost });
         }
         let mut before = 0;
         for entry in &self.entries {
@@ -99,7 +112,7 @@ impl Log {
     }
 
     pub fn take(&mut self, cost: u64) {
-        let missing = self.missing(cost);
+        let missing = missing(self.unused, cost);
         self.excess |= self.unused < 0;
         self.unused = (self.unused - cost.cast_signed()).max(0);
         self.forget_oldest(missing);
@@ -144,9 +157,9 @@ impl Log {
             }
         }
     }
+}
 
-    /// Used slots that a cost needs to see the end of.
-    fn missing(&self, cost: u64) -> u64 {
-        (cost.cast_signed() - self.unused).max(0).cast_unsigned()
-    }
+/// Used slots that a cost needs to see the end of, beside those that are unused.
+fn missing(unused: i64, cost: u64) -> u64 {
+    (cost.cast_signed() - unused).max(0).cast_unsigned()
 }

@@ -6,9 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::decision::{
-    BATCH_MAX, Call, Incarnation, PERMITS_MAX, Rebuild, Refusal, Refused, Reply, Seeds, Standing, Subject, Want,
-};
+use super::decision::{BATCH_MAX, Call, Incarnation, PERMITS_MAX, Rebuild, Refusal, Refused, Reply, Seeds, Want};
 use super::provider::BOOKING_HORIZON;
 use super::quota_spec::{QuotaSpec, padded_us};
 use super::time::{Micros, micros_up};
@@ -20,6 +18,7 @@ mod grant;
 mod known;
 mod log;
 mod own;
+mod standings;
 mod tally;
 #[cfg(test)]
 mod tests;
@@ -71,32 +70,6 @@ impl Quota {
             self.state = None;
         }
         self.state.get_or_insert_with(|| State::cold(clock.0, spec, call)).call(clock.0, spec, call)
-    }
-
-    /// How the limits stand at `clock`: the provider's, and those of one subject.
-    #[must_use]
-    pub fn standings(&self, clock: Micros, spec: &QuotaSpec, subject: Option<&Subject>) -> Vec<Standing> {
-        let now_us = self.state.as_ref().map_or(clock.0, |state| clock.0.max(state.last_us));
-        let provider = self.state.as_ref().map(|state| &state.provider);
-        let own = self.state.as_ref().and_then(|state| state.subjects.get(&subject?.key));
-        let own = own.filter(|tally| tally.kept_until_us > now_us);
-        let provider_cells = spec.provider_limits().into_iter().zip(spec.provider_cells()).map(|it| (provider, it));
-        let own_cells = subject.into_iter().flat_map(|subject| {
-            let indices = subject.limits.iter().map(|limit| limit.index);
-            indices.zip(spec.subject_cells(subject)).map(|it| (own, it))
-        });
-        let standing = |(tally, (index, spec)): (Option<&Tally>, (usize, super::quota_spec::CellSpec))| {
-            let known = tally.and_then(|tally| Some((tally, tally.cells.iter().find(|it| it.spec.name == spec.name)?)));
-            known.map_or(Standing { index, used: 0, would_have_refused: 0, would_have_waited: 0 }, |(tally, cell)| {
-                Standing {
-                    index,
-                    used: cell.counted(now_us, tally.in_flight.of(cell.spec.applies_to)),
-                    would_have_refused: cell.would_have_refused,
-                    would_have_waited: cell.would_have_waited,
-                }
-            })
-        };
-        provider_cells.chain(own_cells).filter(|(_, (index, _))| *index < spec.limits.len()).map(standing).collect()
     }
 }
 

@@ -1,7 +1,9 @@
 use std::time::Duration;
 
+use proptest::prelude::*;
+
 use super::*;
-use crate::domain::decision::{ByKind, CallKind, Fate, Settlement};
+use crate::domain::decision::{ByKind, CallKind, Fate, Settlement, Subject};
 use crate::domain::limit::{Algorithm, Scope};
 use crate::domain::provider::{ProviderName, StoreDown};
 use crate::domain::quota_spec::LimitSpec;
@@ -205,4 +207,145 @@ fn a_limit_that_counts_the_start_keeps_its_slots_apart_in_every_turn() {
         let late_us = next.checked_sub(first + padded_us).unwrap();
         assert!(late_us < 1_000, "{late_us} us");
     }
+}
+
+/// A limit, what happens to it, and how long after the last of that it is looked at.
+#[derive(Clone, Debug)]
+struct Story {
+    algorithms: Vec<Algorithm>,
+    steps: Vec<Step>,
+    /// Whether the last calls were answered.
+    answered: bool,
+    idle_ms: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Step {
+    gap_ms: u64,
+    permits: u32,
+    cost: u32,
+    answers: bool,
+    pause_ms: Option<u64>,
+    max_requests: Option<u32>,
+}
+
+fn stories() -> impl Strategy<Value = Story> {
+    let algorithm = prop::sample::select(Algorithm::ALL.to_vec());
+    let rarely = |values: std::ops::Range<u64>| prop_oneof![9 => Just(None), 1 => values.prop_map(Some)];
+    let step = (0..400_u64, 0..9_u32, 1..4_u32, any::<bool>(), rarely(1..900), rarely(1..20)).prop_map(
+        |(gap_ms, permits, cost, answers, pause_ms, max)| {
+            let max_requests = max.and_then(|max| u32::try_from(max).ok());
+            Step { gap_ms, permits, cost, answers, pause_ms, max_requests }
+        },
+    );
+    let algorithms = prop::collection::vec(algorithm, 1..3);
+    (algorithms, prop::collection::vec(step, 1..30), any::<bool>(), 0..700_u64)
+        .prop_map(|(algorithms, steps, answered, idle_ms)| Story { algorithms, steps, answered, idle_ms })
+}
+
+fn limits_of(algorithms: &[Algorithm], max_requests: u32) -> Vec<LimitSpec> {
+    let limit = |(at, algorithm): (usize, &Algorithm)| LimitSpec {
+        algorithm: *algorithm,
+        ..LimitSpec::sliding_log(format!("limit-{at}"), max_requests, SECOND * u32::try_from(at + 1).unwrap())
+    };
+    algorithms.iter().enumerate().map(limit).collect()
+}
+
+/// Lives through the story; the quota then, its settings, the number of the next call, and the instant of the last.
+fn lived(story: &Story) -> (Quota, QuotaSpec, u64, Micros) {
+    let mut spec = QuotaSpec { limits: limits_of(&story.algorithms, 7), ..spec(1, 7, SECOND) };
+    let (mut quota, mut now, mut number) = (Quota::default(), START, 1);
+    quota.call(now, &spec, &call(number, 0, Vec::new()));
+    let mut open: Vec<(u64, u32)> = Vec::new();
+    let mut steps = story.steps.clone();
+    if story.answered {
+        let last = Step { gap_ms: 5, permits: 0, cost: 1, answers: true, pause_ms: None, max_requests: None };
+        steps.push(last);
+    }
+    for step in &steps {
+        now = now.plus(Duration::from_millis(step.gap_ms));
+        number += 1;
+        if let Some(max_requests) = step.max_requests {
+            (spec.limits, spec.version) = (limits_of(&story.algorithms, max_requests), spec.version + 1);
+        }
+        let answers = if step.answers { std::mem::take(&mut open) } else { Vec::new() };
+        let used = |(call, uses): (u64, u32)| settlement(call, uses, Fate::Used { age: Duration::ZERO });
+        let settlements = answers.into_iter().map(used).collect();
+        let wants = vec![Want::charges(step.permits, step.cost)];
+        let pause = step.pause_ms.map(Duration::from_millis);
+        let reply = quota.call(now, &spec, &Call { wants, pause, ..call(number, 0, settlements) });
+        open.push((number, u32::try_from(reply.permits()).unwrap() * step.cost));
+        open.retain(|(_, uses)| *uses > 0);
+    }
+    (quota, spec, number + 1, now)
+}
+
+proptest! {
+    #[test]
+    fn retry_after_is_when_the_next_permit_starts(story in stories()) {
+        let (quota, spec, number, last) = lived(&story);
+        let idle = if story.answered { Duration::from_millis(story.idle_ms) } else { Duration::ZERO };
+        let now = last.plus(idle);
+        let standings = quota.standings(now, &spec, None);
+        let retry_us = standings.iter().map(|standing| standing.retry_us).max().unwrap();
+        let due_us = now.0 + retry_us;
+        let next_start_us = |at_us: u64| {
+            let reply = quota.clone().call(Micros(at_us), &spec, &call(number, 1, Vec::new()));
+            reply.granted.first().map(|run| reply.now.0 + run.wait_us)
+        };
+        let horizon_us = micros_up(BOOKING_HORIZON);
+        let asked_at = [0, 1, horizon_us, horizon_us + 1, retry_us / 2, retry_us].map(|before| due_us.saturating_sub(before));
+        for at_us in asked_at.into_iter().filter(|at_us| *at_us >= now.0) {
+            let start_us = next_start_us(at_us);
+            prop_assert!(start_us.is_none_or(|start_us| start_us >= due_us), "asked at {at_us}: {start_us:?} before {due_us}");
+        }
+        // Two fixed windows, or one beside something else, may agree on a later start than each has room for.
+        let windows = [Algorithm::FixedWindow];
+        let agree = story.algorithms.len() == 1 || !story.algorithms.iter().any(|algorithm| windows.contains(algorithm));
+        if story.answered && agree {
+            prop_assert_eq!(next_start_us(due_us), Some(due_us), "{:?}", standings);
+        }
+    }
+
+    #[test]
+    fn reset_after_is_when_all_of_a_limit_is_free(story in stories()) {
+        let story = Story { answered: true, ..story };
+        let (quota, spec, _, last) = lived(&story);
+        let now = last.plus(Duration::from_millis(story.idle_ms));
+        for standing in quota.standings(now, &spec, None) {
+            let used_in = |us: u64| quota.standings(Micros(now.0 + us), &spec, None)[standing.index].used;
+            prop_assert!(standing.reset_us >= standing.retry_us);
+            prop_assert_eq!(used_in(standing.reset_us), 0);
+            // A pause, or a start beyond a lowered limit that is booked, may be over later than the last use.
+            if standing.reset_us > standing.retry_us {
+                prop_assert!(used_in(standing.reset_us - 1) > 0, "{:?}", standing);
+            }
+        }
+    }
+}
+
+#[test]
+fn retry_after_counts_a_cold_limiter_a_pause_and_a_held_counter() {
+    let retry_us = |quota: &Quota, spec: &QuotaSpec, subject: Option<&Subject>| {
+        let standings = quota.standings(START, spec, subject);
+        standings.iter().map(|standing| standing.retry_us).collect::<Vec<_>>()
+    };
+    let (one, mut quota) = (spec(1, 10, SECOND), Quota::default());
+    assert_eq!(retry_us(&quota, &one, None), [one.cold_us()], "without a state");
+    quota.call(START, &one, &Call { rebuild: None, ..call(1, 0, Vec::new()) });
+    assert_eq!(retry_us(&quota, &one, None), [one.cold_us()], "cold");
+    let paused = Call { pause: Some(7 * SECOND), ..call(2, 0, Vec::new()) };
+    quota.call(START, &one, &paused);
+    assert_eq!(retry_us(&quota, &one, None), [7_000_000]);
+    let resumed = QuotaSpec { resumed_at: 5, ..one.clone() };
+    assert_eq!(retry_us(&quota, &resumed, None), [0], "an operator has lifted it");
+    // A new limit of accounts has not counted what accounts used before.
+    let two = provider_and(per_account(5, 60 * SECOND), 2);
+    let two = QuotaSpec { resumed_at: 5, ..two };
+    quota.call(START, &two, &call(3, 0, Vec::new()));
+    let account = two.subjects(Some("acc"), None).unwrap().remove(0);
+    let held_us = two.before_us() + two.subject_cells(&account)[0].window_us;
+    assert_eq!(retry_us(&quota, &two, Some(&account)), [0, held_us]);
+    let reply = quota.call(START, &two, &account_call(&two, 4, 1));
+    assert_eq!(reply.passed_over[0].wait_us, held_us, "as a payment of the account is told");
 }

@@ -29,6 +29,13 @@ impl Window {
         self.index = index;
     }
 
+    /// The counters as of an instant.
+    pub fn rolled(&self, now_us: u64, offset_us: u64, window_us: u64) -> Self {
+        let mut rolled = self.clone();
+        rolled.roll(now_us, offset_us, window_us);
+        rolled
+    }
+
     /// The earliest window that has room. `Found::permits` is 0 for one that is too far to be booked.
     pub fn find(&self, cost: u64, from_us: u64, offset_us: u64, window_us: u64, max: u32) -> Option<Found> {
         let max = u64::from(max);

@@ -14,7 +14,7 @@ use super::keys::call_keys;
 use super::library::LIBRARY;
 use super::links::{Link, Links, Masters, Node};
 pub use super::links::{NAME_IT, NO_NAME};
-use super::look::{look, looked_at};
+use super::look::{Line, look, looked_at};
 use crate::domain::decision::{Call, Reply, Subject};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::QuotaSpec;
@@ -150,7 +150,7 @@ impl Limiter for RedisLimiter {
             let (keys, names) = look(&self.prefix, spec, of);
             let invocation = LIBRARY.peek(&keys, &names);
             let run = async |connection: &mut _| LIBRARY.run(&invocation, connection).await;
-            let found: Vec<(String, u64, u64, u64)> = self.links.ask(&node, None, run).await?;
+            let found: Vec<Line> = self.links.ask(&node, None, run).await?;
             lines.extend(looked_at(spec, of, &found));
         }
         Ok(uses(spec, subject, &lines))

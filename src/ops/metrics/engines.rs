@@ -53,7 +53,7 @@ struct LimitSeen {
     capacity: u32,
     window: Duration,
     /// `None`: it counts accounts or references apart, or the store did not say.
-    used: Option<u64>,
+    used: Option<LimitUse>,
 }
 
 impl Engines {
@@ -110,7 +110,7 @@ fn limits(known: &Known, used: &BTreeMap<ProviderName, Vec<LimitUse>>) -> Vec<Li
                 max_requests: limit.max_requests,
                 capacity: limit.cost_max(),
                 window: limit.window,
-                used: used.iter().find(|used| used.name == limit.name).map(|used| used.used),
+                used: used.iter().find(|used| used.name == limit.name).cloned(),
             }));
         }
     }
@@ -167,7 +167,19 @@ pub(super) fn write_limits(
         "limit_in_use",
         "Requests that count under the limit now, of all workers; absent for limits by account or reference, and \
          while the limiter's store is away.",
-        limits.iter().filter_map(|seen| Some((labels(seen), float(seen.used?)))),
+        limits.iter().filter_map(|seen| Some((labels(seen), float(seen.used.as_ref()?.used)))),
+    )?;
+    writer.gauge(
+        "limit_retry_after_seconds",
+        "Time until the limit lets the next request start, 0 if one may start now; absent for limits by account or reference, \
+         for a limit that allows nothing, and while the limiter's store is unavailable.",
+        limits.iter().filter_map(|seen| Some((labels(seen), seen.used.as_ref()?.retry_after?.as_secs_f64()))),
+    )?;
+    writer.gauge(
+        "limit_reset_after_seconds",
+        "Time until all of the limit is free again if nothing more is sent; absent for limits by account or reference, \
+         and while the limiter's store is unavailable.",
+        limits.iter().filter_map(|seen| Some((labels(seen), seen.used.as_ref()?.reset_after.as_secs_f64()))),
     )
 }
 
@@ -228,7 +240,8 @@ mod tests {
         assert_eq!(limiter.0.load(Ordering::Relaxed), 2);
         // The limits are known all the same; what they hold is not.
         let limits = limits(&known(), &BTreeMap::new());
-        let limits: Vec<_> = limits.iter().map(|it| (it.provider.as_str(), it.limit.as_str(), it.used)).collect();
-        assert_eq!(limits, [("plain", "all", None), ("scoped", "all", None), ("scoped", "each", None)]);
+        let limits: Vec<_> =
+            limits.iter().map(|it| (it.provider.as_str(), it.limit.as_str(), it.used.is_some())).collect();
+        assert_eq!(limits, [("plain", "all", false), ("scoped", "all", false), ("scoped", "each", false)]);
     }
 }

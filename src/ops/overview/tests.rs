@@ -99,7 +99,7 @@ async fn the_reports_of_all_workers_are_one_picture() {
     ] {
         assert_eq!(acme[field], wanted, "{field}: {acme}");
     }
-    assert_eq!((&acme["limits"][0]["used"], &acme["limits"][0]["free"]), (&json!(0), &json!(100)));
+    assert_eq!((&acme["limits"][0]["used"], &acme["limits"][0]["remaining"]), (&json!(0), &json!(100)));
 
     let evidence = lookout.evidence().await;
     assert_eq!(waits(&evidence.workers, "acme").counts, [10, 2, 0]);

@@ -68,6 +68,7 @@ on_every_limiter!(
     a_repeated_call_takes_and_settles_nothing_twice,
     several_limits_are_taken_all_or_nothing,
     peeking_takes_nothing,
+    peeking_tells_when_the_next_permit_starts,
     peeking_leaves_out_a_limit_that_the_caller_has_no_more,
     costs_are_granted_in_line,
     a_start_frees_its_slot_by_the_allowance_for_jitter,
@@ -315,6 +316,29 @@ async fn peeking_takes_nothing(limiter: Arc<dyn Limiter>) {
     let names: Vec<String> = limiter.peek(&spec, None).await.unwrap().into_iter().map(|limit| limit.name).collect();
     assert_eq!(names, ["a", "b"]);
     assert_eq!(caller.call(&[1, 1]).await.permits(), 1);
+}
+
+async fn peeking_tells_when_the_next_permit_starts(limiter: Arc<dyn Limiter>) {
+    let spec = spec(&[("a", 2, 3_000), ("closed", 0, 100)]);
+    let open = QuotaSpec { limits: spec.limits[..1].to_vec(), ..spec.clone() };
+    let mut caller = Caller::warm(&limiter, open.clone()).await;
+    let seen = async |spec: &QuotaSpec| limiter.peek(spec, None).await.unwrap();
+    caller.call(&[1]).await;
+    caller.settle(vec![used(caller.number, 1, 0)], &[]).await;
+    let one = seen(&open).await.remove(0);
+    assert_eq!((one.used, one.remaining(), one.retry_after), (1, 1, Some(Duration::ZERO)), "one is left");
+    assert!(one.reset_after > Duration::ZERO && one.reset_after <= Duration::from_micros(padded_us(&open, 0) + 1_000));
+    caller.call(&[1]).await;
+    let refusal = refused(&caller.settle(vec![used(caller.number, 1, 0)], &[1]).await);
+    let full = seen(&open).await.remove(0);
+    let retry_after = full.retry_after.unwrap();
+    assert_eq!((full.used, full.remaining()), (2, 0));
+    assert!(
+        retry_after > Duration::ZERO && retry_after <= Duration::from_micros(refusal.wait_us),
+        "{full:?} {refusal:?}"
+    );
+    assert!(full.reset_after >= retry_after, "{full:?}");
+    assert_eq!(seen(&spec).await[1].retry_after, None, "a closed limit never lets one start");
 }
 
 /// Settings are read by each process when it hears of them: who looks may know of another name than the store does.

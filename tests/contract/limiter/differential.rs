@@ -13,7 +13,7 @@ use sluicegate::limiter::redis::answer::parse_reply;
 use sluicegate::limiter::redis::argument::argument;
 use sluicegate::limiter::redis::keys::call_keys;
 use sluicegate::limiter::redis::library::{Library, SOURCE};
-use sluicegate::limiter::redis::look::{look, looked_at};
+use sluicegate::limiter::redis::look::{Line, look, looked_at};
 
 use super::*;
 use crate::support::redis::Redis;
@@ -65,7 +65,7 @@ impl LuaSide {
         let mut both = redis::pipe();
         both.cmd("SET").arg(format!("{}:clock", keys[0])).arg(now.0).ignore();
         both.add_command(self.library.peek(&keys, &names));
-        let (found,): (Vec<(String, u64, u64, u64)>,) = both.query(&mut self.connection).unwrap();
+        let (found,): (Vec<Line>,) = both.query(&mut self.connection).unwrap();
         looked_at(spec, subject, &found)
     }
 }

@@ -48,7 +48,7 @@ export const prose = (text) => String(text ?? "").split("`").map((part, at) => (
 /** How much of a limit is used: a bar, and the same in words; `unasked`: why nobody could say. */
 export function limitBar(limit, { label, unasked = "the limiter does not answer" } = {}) {
   const known = limit.used !== null && limit.used !== undefined;
-  const capacity = known && limit.free !== null && limit.free !== undefined ? limit.used + limit.free : limit.max_requests;
+  const capacity = known && limit.remaining !== null && limit.remaining !== undefined ? limit.used + limit.remaining : limit.max_requests;
   const share = known && capacity > 0 ? limit.used / capacity : capacity === 0 ? 1 : 0;
   const level = share >= 0.995 ? "full" : share >= 0.8 ? "near" : "fine";
   const closed = limit.max_requests === 0;

@@ -114,6 +114,6 @@ function shown(limits) {
   const enforced = [...limits].sort((a, b) => place(a) - place(b) || perMs(a) - perMs(b));
   const counted = enforced.filter(({ used }) => used !== null && used !== undefined);
   const first = (counted.length > 0 ? counted : enforced).slice(0, BARS);
-  const near = counted.slice(BARS).filter(({ used, free, shadow }) => !shadow && used >= NEAR * (used + (free ?? 0)));
+  const near = counted.slice(BARS).filter(({ used, remaining, shadow }) => !shadow && used >= NEAR * (used + (remaining ?? 0)));
   return [...first, ...near];
 }

@@ -1,0 +1,76 @@
+//! Usage of a quota's limits: what is used, when the next permit may start, and when all of a limit is free again.
+//!
+//! A look changes nothing. Calls in flight count as answered now; a call whose deadline has passed stays in flight until the
+//! next call to the limiter. The limits are those of the last call, whose settings may be older than the caller's.
+
+use super::known::Unknown;
+use super::tally::Tally;
+use super::{Quota, State};
+use crate::domain::decision::{Standing, Subject};
+use crate::domain::quota_spec::{CellSpec, QuotaSpec};
+use crate::domain::time::Micros;
+
+/// When the limiter is looked at.
+#[derive(Clone, Copy)]
+struct Look {
+    now_us: u64,
+    /// The state grants nothing before: it is cold, or a provider named a wait.
+    grants_from_us: u64,
+}
+
+impl Quota {
+    /// Usage of the provider's limits at `clock`, and of one subject's.
+    #[must_use]
+    pub fn standings(&self, clock: Micros, spec: &QuotaSpec, subject: Option<&Subject>) -> Vec<Standing> {
+        let state = self.state.as_ref();
+        let now_us = state.map_or(clock.0, |state| clock.0.max(state.last_us));
+        let grants_from_us = state.map_or(now_us + spec.cold_us(), |state| state.grants_from_us(spec, now_us));
+        let look = Look { now_us, grants_from_us };
+        let new_limit = state.map_or_else(Unknown::default, |state| state.known.before(spec, now_us));
+        let provider = state.map(|state| &state.provider);
+        let provider_cells = spec.provider_limits().into_iter().zip(spec.provider_cells());
+        let provider_cells = provider_cells.map(|(index, cell)| look.standing(index, &cell, provider, new_limit));
+        let own = state.and_then(|state| state.subjects.get(&subject?.key)).filter(|own| own.kept_until_us > now_us);
+        let own_cells = subject.into_iter().flat_map(|subject| {
+            let scope = spec.scope_of(subject);
+            let indices = subject.limits.iter().map(|limit| limit.index);
+            indices.zip(spec.subject_cells(subject)).map(move |(index, cell)| {
+                let new_subject = state.filter(|_| own.is_none());
+                let unknown = new_subject.map_or(new_limit, |state| state.known.of_new(scope, cell.window_us));
+                look.standing(index, &cell, own, unknown)
+            })
+        });
+        provider_cells.chain(own_cells).filter(|standing| standing.index < spec.limits.len()).collect()
+    }
+}
+
+impl State {
+    fn grants_from_us(&self, spec: &QuotaSpec, now_us: u64) -> u64 {
+        let paused_until_us = if self.resumed_at == spec.resumed_at { self.paused_until_us } else { 0 };
+        now_us.max(self.warm_us).max(paused_until_us)
+    }
+}
+
+impl Look {
+    /// `unknown`: uses that a counter would not have counted that is not there yet.
+    fn standing(self, index: usize, spec: &CellSpec, tally: Option<&Tally>, unknown: Unknown) -> Standing {
+        let Self { now_us, grants_from_us } = self;
+        let known = tally.and_then(|tally| Some((tally, tally.cells.iter().find(|cell| cell.spec.name == spec.name)?)));
+        let Some((tally, cell)) = known else {
+            let is_held = unknown.until_us > 0 && !spec.shadow;
+            let held_until_us = if is_held { unknown.until_us + spec.window_us } else { 0 };
+            return Standing::unused(index, grants_from_us.max(held_until_us) - now_us);
+        };
+        let leased = tally.in_flight.of(cell.spec.applies_to);
+        let retry_us = cell.next_start_us(now_us, grants_from_us, leased) - now_us;
+        let (_, reset_us) = cell.outlook(now_us, leased);
+        Standing {
+            index,
+            used: cell.counted(now_us, leased),
+            would_have_refused: cell.would_have_refused,
+            would_have_waited: cell.would_have_waited,
+            retry_us,
+            reset_us: reset_us.max(retry_us),
+        }
+    }
+}
