@@ -162,7 +162,12 @@ async fn peek_asks_the_shared_store_and_says_what_counts_nothing() {
         let line = [&["--set", "limiter.url=redis://localhost:6379", "limits", "peek"], rest].concat();
         engine.run(&line).await
     };
-    assert_eq!(peek(&["acme", "--json"]).await.json()[0]["allows"], "100/1s");
+    let one = peek(&["acme", "--json"]).await.json()[0].take();
+    assert_eq!((&one["allows"], &one["used"], &one["remaining"]), (&"100/1s".into(), &0.into(), &100.into()));
+    // The limiter was never called: its first call asks the ledger what was used.
+    assert!(one["retry_after_ms"].as_u64() > Some(1_000) && one["retry_after_ms"] == one["reset_after_ms"], "{one}");
+    let table = peek(&["acme"]).await.out;
+    assert!(["remaining", "retry after", "reset after"].iter().all(|column| table.contains(column)), "{table}");
     let scoped = peek(&["scoped", "--account", "a", "--json"]).await.json();
     assert_eq!(scoped.as_array().unwrap().len(), 2, "{scoped}");
     for (rest, words) in [

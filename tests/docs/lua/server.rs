@@ -93,5 +93,11 @@ fn the_example_of_a_look_is_sent_and_answered() {
         fate: Fate::Used { age: Duration::ZERO },
     };
     caller.call(call(Vec::new(), vec![settlement]));
-    assert_eq!(look(&mut caller).join(" "), expected);
+    let mut answer = look(&mut caller);
+    let mut expected: Vec<&str> = expected.split(' ').map(|word| word.trim_matches('"')).collect();
+    // An answer counts from the next whole millisecond, and calls in flight for a whole window from now.
+    let [reset_us, window_us] =
+        [answer.pop().unwrap(), expected.pop().unwrap().to_owned()].map(|us| us.parse::<u64>().unwrap());
+    assert!((window_us..window_us + 1_000).contains(&reset_us), "{reset_us}");
+    assert_eq!(answer, expected);
 }
