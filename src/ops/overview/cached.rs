@@ -2,7 +2,8 @@
 //!
 //! A source has one question at a time. A slow answer is kept for longer, so that a source costs at most a twentieth of its
 //! time, however many pages are open. A failure is kept for half a second, however long it took: a source that works again
-//! is asked again within its patience and that. One that hangs is asked once per patience.
+//! is asked again within its patience and that. One that hangs is asked once per patience. An answer that is slow only once
+//! is not costly: it had to wait for a connection, as the first one does after an outage.
 
 use std::time::Duration;
 
@@ -18,6 +19,20 @@ const KEPT_MAX: Duration = Duration::from_secs(120);
 /// A failure is kept for so long.
 pub(super) const FAILURE_KEPT: Duration = Duration::from_millis(500);
 
+/// What an answer costs: the less of the last two, of which one may have waited for a connection.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Cost {
+    last: Option<Duration>,
+}
+
+impl Cost {
+    /// After an answer that took so long.
+    pub fn after(&mut self, took: Duration) -> Duration {
+        let before = self.last.replace(took);
+        before.map_or(took, |before| before.min(took))
+    }
+}
+
 /// The last answer of one source.
 pub(super) struct Cached<T> {
     last: Mutex<Last<T>>,
@@ -29,6 +44,7 @@ struct Last<T> {
     /// Since the value was had.
     had_at: Option<Instant>,
     ask_from: Instant,
+    cost: Cost,
     problem: Option<String>,
     outage: Option<(Instant, Option<Instant>)>,
 }
@@ -73,7 +89,14 @@ impl<T> Answer<T> {
 impl<T: Clone> Cached<T> {
     /// `patience`: the longest time that somebody waits for the source.
     pub fn new(patience: Duration) -> Self {
-        let last = Last { value: None, had_at: None, ask_from: Instant::now(), problem: None, outage: None };
+        let last = Last {
+            value: None,
+            had_at: None,
+            ask_from: Instant::now(),
+            cost: Cost::default(),
+            problem: None,
+            outage: None,
+        };
         Self { last: Mutex::new(last), patience }
     }
 
@@ -101,8 +124,11 @@ impl<T: Clone> Cached<T> {
 impl<T: Clone> Last<T> {
     fn take(&mut self, asked: Asked<T>, began: Instant) {
         let now = Instant::now();
-        let kept = ((now - began) * COST_FACTOR).min(KEPT_MAX);
-        self.ask_from = now + if asked.problem.is_some() { FAILURE_KEPT } else { kept };
+        self.ask_from = now
+            + match asked.problem {
+                Some(_) => FAILURE_KEPT,
+                None => (self.cost.after(now - began) * COST_FACTOR).min(KEPT_MAX),
+            };
         self.outage = match (&asked.problem, self.outage) {
             (Some(_), Some((from, None))) => Some((from, None)),
             (Some(_), _) => Some((self.had_at.unwrap_or(began), None)),
@@ -192,6 +218,26 @@ mod tests {
         assert_eq!((answer.value, answer.age), (Some(0), SECOND * 19));
         advance(SECOND * 2).await;
         assert_eq!(cached.get(SECOND * 2, ask()).await.value, Some(1));
+    }
+
+    /// The first question after an outage waits for a connection.
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_is_slow_once_is_not_kept_for_long() {
+        let (cached, asked) = (Cached::new(SECOND * 5), AtomicU32::new(0));
+        let ask = |takes: Duration| {
+            let asked = &asked;
+            async move {
+                sleep(takes).await;
+                Ok(asked.fetch_add(1, Ordering::Relaxed))
+            }
+        };
+        assert_eq!(cached.get(SECOND, ask(SECOND / 100)).await.value, Some(0));
+        advance(SECOND).await;
+        assert_eq!(cached.get(SECOND, ask(SECOND)).await.value, Some(1));
+        advance(SECOND).await;
+        assert_eq!(cached.get(SECOND, ask(SECOND)).await.value, Some(2), "slow once");
+        advance(SECOND * 15).await;
+        assert_eq!(cached.get(SECOND, ask(SECOND)).await.value, Some(2), "slow twice is costly");
     }
 
     /// Paused and resumed within a few seconds, by somebody whose database is slow.

@@ -13,7 +13,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::cached::{Asked, FAILURE_KEPT};
+use super::cached::{Asked, Cost, FAILURE_KEPT};
 use crate::fleet::Conserved;
 
 /// A count is kept at least so long, and so many times as long as it took.
@@ -72,30 +72,31 @@ impl Counts {
     /// Counts until `stop` fires.
     pub async fn keep(&self, asks: Asks<'_>, stop: &CancellationToken) {
         stop.run_until_cancelled(async {
-            let mut next = Next::WhenWanted;
+            let (mut next, mut cost) = (Next::WhenWanted, Cost::default());
             loop {
                 if matches!(next, Next::WhenWanted) {
                     self.wanted.notified().await;
                 }
-                next = self.snapshot(asks).await;
+                next = self.snapshot(asks, &mut cost).await;
             }
         })
         .await;
     }
 
-    async fn snapshot(&self, Asks { jobs, depths }: Asks<'_>) -> Next {
+    async fn snapshot(&self, Asks { jobs, depths }: Asks<'_>, cost: &mut Cost) -> Next {
         let began = Instant::now();
         let counting = async {
             let counted = jobs().await;
             (counted, began.elapsed())
         };
         // One that was begun during an outage may hang for long after it.
-        let ((counted, cost), asked) = tokio::select! {
+        let ((counted, took), asked) = tokio::select! {
             // The ledger first: a message that is taken meanwhile is in neither for a moment, and never in both.
             both = async { (counting.await, depths().await) } => both,
             () = self.recovered.notified() => return Next::AtOnce,
         };
-        let kept = (cost * COST_FACTOR).clamp(KEPT_MIN, KEPT_MAX);
+        let kept = if counted.is_ok() { cost.after(took) * COST_FACTOR } else { took * COST_FACTOR };
+        let kept = kept.clamp(KEPT_MIN, KEPT_MAX);
         let due_at = Instant::now() + kept;
         let queues_missing = asked.problem.is_some();
         self.latest.send_modify(|latest| {
