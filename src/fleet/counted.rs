@@ -74,13 +74,20 @@ impl<'a> Counted<'a> {
         self.sent_10s as f64 / RATE_WINDOW_S
     }
 
-    /// How long a request is on its way, by Little's law: what is in flight over what is begun.
+    /// How long a request is on its way, by Little's law: what is in flight over what is begun. Ten seconds' mean says too
+    /// little of a lane that has just begun, so it is no longer than it would be if a limit were used in full: of L slots
+    /// that come back after a window W and the hold h, L h / (W + h) are in flight then.
     #[allow(clippy::cast_precision_loss, reason = "counts of requests are far below 2^53")]
     pub fn hold(&self, provider: &Provider) -> Duration {
         if self.sent_10s == 0 {
             return Duration::ZERO;
         }
-        let seconds = self.reported_in_flight as f64 / self.sent_per_s();
+        let in_flight = self.reported_in_flight as f64;
+        let in_full = provider.limits.iter().filter(|limit| limit.holds_every_charge()).filter_map(|limit| {
+            let slots = f64::from(limit.rate.max_requests());
+            (slots > in_flight).then(|| limit.rate.window().as_secs_f64() * in_flight / (slots - in_flight))
+        });
+        let seconds = in_full.fold(in_flight / self.sent_per_s(), f64::min);
         Duration::try_from_secs_f64(seconds).unwrap_or_default().min(provider.hold_max())
     }
 
