@@ -1,6 +1,8 @@
 //! Faults: a deployment of real engines and worker processes is broken on purpose, and the providers' records are judged.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
+#[path = "../readouts/mod.rs"]
+mod readout_oracle;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -19,6 +21,7 @@ mod provider;
 mod proxy;
 mod proxy_tests;
 mod random;
+mod readouts;
 mod records;
 mod stand;
 mod watch;

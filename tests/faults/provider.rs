@@ -129,6 +129,21 @@ impl Provider {
         ProviderRecord { calls: self.books().calls.clone(), limits: limits.collect(), by_grant: self.options.by_grant }
     }
 
+    /// Requests that came in between two instants of the monotonic clock.
+    pub fn received_between(&self, from: std::time::Instant, to: std::time::Instant) -> u64 {
+        let started = self.started.into_std();
+        let micros = |at: std::time::Instant| u64::try_from(at.saturating_duration_since(started).as_micros()).unwrap();
+        let (from_us, to_us) = (micros(from), micros(to));
+        let received = self
+            .books()
+            .calls
+            .iter()
+            .filter_map(|call| call.received_us)
+            .filter(|at| (from_us..to_us).contains(at))
+            .count();
+        u64::try_from(received).unwrap()
+    }
+
     fn books(&self) -> MutexGuard<'_, Books> {
         self.books.lock().unwrap()
     }

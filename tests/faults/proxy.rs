@@ -63,6 +63,11 @@ impl Road {
         self.rules.send_replace(rules);
     }
 
+    /// Nothing happens to its bytes.
+    pub fn passes(&self) -> bool {
+        *self.rules.borrow() == Rules::PASS
+    }
+
     /// Connections that met a rule other than passing.
     pub fn troubled(&self) -> u64 {
         self.troubled.load(Ordering::Relaxed)

@@ -18,6 +18,9 @@ use crate::inject::{Standstill, Timeline, happen};
 use crate::oracle::{ORACLES, Violation, judge};
 use crate::plan::{GRANT_LANE, LANES, PROVIDERS, Plan, Size, WORKERS, Wave, plan};
 use crate::provider::ProviderOptions;
+use crate::readout_oracle;
+use crate::readout_oracle::judge::table;
+use crate::readouts::Watched;
 use crate::records::{Call, Published, Records};
 use crate::stand::{DATABASE, Stand, StandOptions};
 use crate::watch::Watch;
@@ -29,6 +32,11 @@ const PATIENCE: Duration = Duration::from_secs(260);
 
 /// Send budget and timeout of every row: what the limiter assumes to be the longest way of a request.
 const HOLD_MS: u64 = 2_500;
+
+/// One job in so many of a wave is published twice.
+const COPY_EVERY: usize = 40;
+/// Copies beyond that share: one for each wave that is not full.
+const COPIES_MORE: u64 = 64;
 
 /// Violations of one kind that are printed.
 const PRINTED: usize = 20;
@@ -97,21 +105,33 @@ fn publish(stand: &Stand, wave: &Wave, published: &Messages) {
     all(false);
     let mut bodies: Vec<String> = jobs.iter().map(|(_, _, body)| body.clone()).collect();
     // Some twice: the same id may be published at any time.
-    bodies.extend(bodies.clone().into_iter().step_by(40));
+    bodies.extend(bodies.clone().into_iter().step_by(COPY_EVERY));
     stand.runtime.block_on(stand.client.publish(LANES[wave.provider], &bodies));
     all(true);
 }
 
+/// What producers have sent so far, for the readout oracle.
+fn sent(published: &Messages) -> BTreeMap<String, readout_oracle::Published> {
+    let mut sent: BTreeMap<String, readout_oracle::Published> = BTreeMap::new();
+    for message in published.lock().unwrap().values() {
+        let of = sent.entry(message.provider.clone()).or_default();
+        of.sent += 1;
+        of.confirmed += u64::from(message.confirmed);
+    }
+    // Every fortieth of a wave is published twice.
+    sent.values_mut().for_each(|of| of.copies = of.sent / COPY_EVERY as u64 + COPIES_MORE);
+    sent
+}
+
 /// Lets the plan happen while jobs come in; ends when both are over.
-fn play(stand: &Stand, plan: &Plan, timeline: &Timeline) -> BTreeMap<String, Published> {
-    let published = Messages::default();
+fn play(stand: &Stand, plan: &Plan, timeline: &Timeline, published: &Messages) {
     std::thread::scope(|scope| {
         let mut playing: Vec<_> =
             plan.faults.iter().map(|planned| scope.spawn(|| happen(stand, planned, timeline))).collect();
         playing.push(scope.spawn(|| {
             for wave in &plan.waves {
                 timeline.sleep_until(wave.at);
-                publish(stand, wave, &published);
+                publish(stand, wave, published);
             }
             timeline.note("everything is published");
         }));
@@ -120,7 +140,6 @@ fn play(stand: &Stand, plan: &Plan, timeline: &Timeline) -> BTreeMap<String, Pub
         assert!(failed.is_empty(), "a fault could not be made to happen: {}", failed.join("\n"));
     });
     timeline.note("all faults are over");
-    published.into_inner().unwrap()
 }
 
 /// Starts workers again that end by themselves, as an operator's supervisor would.
@@ -141,19 +160,25 @@ fn said(panic: &(dyn Any + Send)) -> String {
 /// One run: what was found to be wrong.
 fn run(stand: &Stand, plan: &Plan, timeline: &Timeline) -> Result<(), String> {
     let (watch, standstill, over) = (Watch::new(stand), Standstill::watch(stand), AtomicBool::new(false));
-    let (births, ended) = std::thread::scope(|scope| {
+    let published = Messages::default();
+    let (births, readouts, ended) = std::thread::scope(|scope| {
         scope.spawn(|| supervise(stand, timeline, &over));
         let births = scope.spawn(|| sample_births(stand, &over));
+        let readouts = scope.spawn(|| {
+            let sent = || sent(&published);
+            let explained: Vec<String> = (0..10).map(|number| job(number % 3, number * 20).0).collect();
+            readout_oracle::watch(&Watched::new(stand, &sent), &explained, None, &over)
+        });
         let ended = catch_unwind(AssertUnwindSafe(|| {
-            let published = play(stand, plan, timeline);
-            let patience = PATIENCE + Duration::from_millis(20) * u32::try_from(published.len()).unwrap();
-            let drained = watch.await_drained(stand, published.len(), patience);
-            (published, drained)
+            play(stand, plan, timeline, &published);
+            let jobs = published.lock().unwrap().len();
+            watch.await_drained(stand, jobs, PATIENCE + Duration::from_millis(20) * u32::try_from(jobs).unwrap())
         }));
         over.store(true, Ordering::Relaxed);
-        (births.join().unwrap(), ended)
+        (births.join().unwrap(), readouts.join().unwrap(), ended)
     });
-    let (published, drained) = ended.map_err(|panic| said(&*panic))?;
+    let drained = ended.map_err(|panic| said(&*panic))?;
+    let published = published.into_inner().unwrap();
     timeline.note(if drained.is_ok() { "drained" } else { "not drained" });
     let records = watch.records(stand, published);
     let (violations, coverage) = (judge(&records), Coverage::of(stand, &watch, &records, births.len()));
@@ -165,6 +190,16 @@ fn run(stand: &Stand, plan: &Plan, timeline: &Timeline) -> Result<(), String> {
     drained?;
     if !violations.is_empty() {
         return Err(told(&violations, &records));
+    }
+    // Alarms of the broker and steps of Redis' clock are no part of the truth that is read: they excuse these two.
+    let excused = ["available backends are not called unavailable", "usage is what the provider received"];
+    let untruths = readout_oracle::judge::judge_by(&readouts, |rule| !excused.contains(&rule));
+    println!("readouts held against the truth:");
+    for (rule, count) in readout_oracle::judge::judged(&readouts) {
+        println!("  {rule:<50} {count:>5}");
+    }
+    if !untruths.is_empty() {
+        return Err(table(&untruths));
     }
     for worker in 0..stand.workers() {
         let log = stand.stop_worker(worker);

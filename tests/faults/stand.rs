@@ -18,6 +18,7 @@ use crate::broker::Client;
 use crate::owners;
 use crate::provider::{Provider, ProviderOptions};
 use crate::proxy::{Asking, Question, Road, Whose, listen};
+use crate::readout_oracle::WorkerTruth;
 use crate::support::clock::redis_with_false_clock;
 use crate::support::postgres::Postgres;
 use crate::support::process::{Server, free_port, private_dir};
@@ -285,6 +286,18 @@ impl Stand {
 
     pub fn road_to_provider(&self, worker: usize, provider: &str) -> Arc<Road> {
         Arc::clone(&self.providers[provider].roads.lock().unwrap()[worker])
+    }
+
+    /// Workers whose process runs, for the readout oracle.
+    pub fn worker_truths(&self) -> Vec<WorkerTruth> {
+        let truth = |worker: usize| {
+            let slot = self.slot(worker);
+            let process = slot.process.as_ref().filter(|process| !process.has_ended())?;
+            let unhindered = [&slot.redis, &slot.rabbit, &slot.postgres].into_iter().all(|road| road.passes());
+            let healthy = unhindered && !slot.frozen;
+            Some(WorkerTruth { worker, pid: process.pid, ops_port: slot.ops_port, healthy })
+        };
+        (0..self.workers.len()).filter_map(truth).collect()
     }
 
     /// Connections of a worker that met a rule other than passing.

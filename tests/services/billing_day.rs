@@ -5,11 +5,18 @@
 //! every malformed message is in `payments.invalid` with its reason, no window of the provider holds more than its limit.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use sluicegate::provider::simulated::FakeOptions;
 
+use crate::readout_oracle::finish_times::{FinishTime, finish_times};
+use crate::readout_oracle::judge::{judged, table};
+use crate::readout_oracle::prometheus::Prometheus;
+use crate::readout_oracle::{self, History, Published, watch};
+use crate::readouts::Watched;
 use crate::stand::Stand;
 
 const ROWS: &str = r#"
@@ -164,14 +171,57 @@ fn judge(stand: &Stand, load: &Load, exactly_once: bool) {
     }
 }
 
+/// Payments that are sent while a lane starts.
+const STARTING: u64 = 400;
+
+/// Publishes and works off everything, while the readouts are held against the truth.
+fn watched(stand: &Stand, load: &Load) -> History {
+    let messages = load.messages();
+    assert_eq!(stand.publish(&messages), messages.len());
+    // Malformed messages lie in acme's queue, too, until they are taken.
+    let of = |jobs: u64, copies: u64| Published { confirmed: jobs, sent: jobs, copies };
+    let published = BTreeMap::from([
+        ("acme".to_owned(), of(load.acme, load.twice + load.malformed)),
+        ("bolt".to_owned(), of(load.bolt, load.twice)),
+    ]);
+    let (watched, over) = (Watched { stand, published }, AtomicBool::new(false));
+    let prometheus = Prometheus::start();
+    prometheus.scrape(&stand.running().into_iter().map(|worker| stand.ops_port(worker)).collect::<Vec<_>>());
+    let explained = ["acme-2100".to_owned(), "bolt-330".to_owned()];
+    std::thread::scope(|scope| {
+        let watching = scope.spawn(|| watch(&watched, &explained, Some(&prometheus), &over));
+        let settled = catch_unwind(AssertUnwindSafe(|| stand.await_settled(load.jobs(), Duration::from_secs(240))));
+        over.store(true, Ordering::Relaxed);
+        let history = watching.join().unwrap();
+        settled.unwrap();
+        history
+    })
+}
+
+fn judge_readouts(history: &History, load: &Load) {
+    let untruths = readout_oracle::judge::judge(history);
+    assert!(untruths.is_empty(), "{}", table(&untruths));
+    for (rule, count) in judged(history) {
+        println!("  {rule:<50} {count:>4}");
+        assert!(count > 0 || rule == "a missing source is not zero", "{rule}: there was nothing to judge");
+    }
+    let finish_times = finish_times(history);
+    // The other provider's second limit comes back all at once, and the estimate spreads it over the window.
+    // In its first seconds a lane sends at once what it will then send turn by turn.
+    let settled = |time: &FinishTime| time.provider == "acme" && time.open <= load.acme - STARTING;
+    let finish_times: Vec<FinishTime> = finish_times.into_iter().filter(settled).collect();
+    assert!(finish_times.len() > 10, "{finish_times:?}");
+    let wrong: Vec<&FinishTime> = finish_times.iter().filter(|finish_time| !finish_time.is_right()).collect();
+    assert!(wrong.is_empty(), "{} of {} finish times: {wrong:?}", wrong.len(), finish_times.len());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn everything_is_paid_once_within_every_limit() {
     let mut stand = opened(Stand::start_alone()).await;
     let load = Load { acme: 2_200, bolt: 340, twice: 100, malformed: 50 };
-    let messages = load.messages();
-    assert_eq!(stand.publish(&messages), messages.len());
-    stand.await_settled(load.jobs(), Duration::from_secs(240));
+    let history = tokio::task::block_in_place(|| watched(&stand, &load));
     judge(&stand, &load, true);
+    judge_readouts(&history, &load);
 
     let report = stand.providers["acme"].report();
     let hold = report.answer_ms.unwrap().mean / 1_000.0;

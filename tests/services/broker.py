@@ -3,6 +3,7 @@
 publish HOST-URL            JSON lines on stdin: {"key": routing key, "body": text, "hex": bytes}; prints how many were confirmed
 bind HOST-URL QUEUE EXCHANGE PATTERN
 delete HOST-URL QUEUE...     deletes queues with everything in them; prints how many messages those were
+ready HOST-URL QUEUE...      prints how many messages are ready in each
 drain HOST-URL QUEUE        prints and takes every message: {"body": text, "headers": {...}, "key": ..., "id": ...}
 """
 import json
@@ -32,6 +33,9 @@ def main():
         channel.queue_bind(queue, exchange, pattern)
     elif command == "delete":
         print(sum(channel.queue_delete(queue).method.message_count for queue in rest))
+    elif command == "ready":
+        for queue in rest:
+            print(channel.queue_declare(queue, passive=True).method.message_count)
     elif command == "drain":
         while True:
             method, properties, body = channel.basic_get(rest[0], auto_ack=True)

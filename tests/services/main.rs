@@ -1,6 +1,8 @@
 //! The program as operators run it, on real RabbitMQ, Redis and PostgreSQL, fed by a client that is not ours.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
+#[path = "../readouts/mod.rs"]
+mod readout_oracle;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -15,6 +17,7 @@ mod live_limits;
 mod metrics;
 mod named_wait;
 mod program;
+mod readouts;
 mod signals;
 mod stalled_log;
 mod stand;

@@ -93,6 +93,10 @@ impl Fake {
     pub fn arrivals_us(&self) -> Vec<u64> {
         self.handle.arrivals_us()
     }
+
+    pub fn now_us(&self) -> u64 {
+        self.handle.now_us()
+    }
 }
 
 impl Stand {
@@ -310,6 +314,22 @@ impl Stand {
     pub fn delete_queues(&self, queues: &[String]) -> u64 {
         let args: Vec<&str> = std::iter::once("delete").chain(queues.iter().map(String::as_str)).collect();
         self.python(&args, "").trim().parse().unwrap()
+    }
+
+    /// Messages ready in each of these queues.
+    pub fn ready(&self, queues: &[String]) -> Vec<u64> {
+        let args: Vec<&str> = std::iter::once("ready").chain(queues.iter().map(String::as_str)).collect();
+        self.python(&args, "").lines().map(|line| line.parse().unwrap()).collect()
+    }
+
+    /// A question to the database that is still to be asked.
+    pub fn psql(&self) -> Command {
+        self.postgres.psql(DATABASE)
+    }
+
+    /// Numbers of the workers that run.
+    pub fn running(&self) -> Vec<usize> {
+        (0..self.workers.len()).filter(|number| self.workers[*number].is_some()).collect()
     }
 
     /// Waits until the ledger says so: `select` counts.

@@ -1,0 +1,198 @@
+//! The readouts of one worker, as plain figures: overview, workers, limits, explanations, metrics, dashboard and alerts.
+
+use std::collections::BTreeMap;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::Deployment;
+use super::prometheus::Prometheus;
+
+/// A readout that takes longer is missing.
+const ANSWER_MAX: Duration = Duration::from_secs(4);
+
+/// What one worker showed at one moment. A readout that did not answer is absent.
+#[derive(Clone, Debug, Default)]
+pub struct Shown {
+    pub overview: Option<Overview>,
+    /// Worker processes that are shown as lost, and as alive.
+    pub lost_pids: Vec<u32>,
+    pub live_pids: Vec<u32>,
+    /// By provider.
+    pub limits: BTreeMap<String, Result<Vec<Limit>, String>>,
+    pub explained: Vec<Explained>,
+    /// Waiting jobs by provider, from `/metrics`; empty where the worker leaves the sample out.
+    pub waiting_metric: Option<BTreeMap<String, f64>>,
+    /// The dashboard's panels: value by provider.
+    pub panels: BTreeMap<String, BTreeMap<String, f64>>,
+    /// Alerts whose expression is true now.
+    pub alerts: Option<Vec<String>>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Overview {
+    pub providers: BTreeMap<String, Provider>,
+    pub warnings: Vec<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Provider {
+    pub state: String,
+    pub waiting: u64,
+    /// The figure is a lower bound, and says so.
+    pub at_least: bool,
+    pub in_flight: u64,
+    pub finished: u64,
+    pub clears_in_ms: Option<u64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limit {
+    pub name: String,
+    pub used: u64,
+    pub capacity: u64,
+    /// Requests that the provider received within the window, of those that were certainly counted at the look.
+    pub received: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explained {
+    pub job: String,
+    /// The ledger's state before and after the question.
+    pub before: Option<String>,
+    pub after: Option<String>,
+    pub state: Option<String>,
+}
+
+/// States that end a job's way.
+const FINISHED: [&str; 6] = ["succeeded", "declined", "dead", "expired", "review", "cancelled"];
+
+/// What one worker shows of counts alone.
+pub fn counts(port: u16) -> Shown {
+    let overview = get_json(port, "/api/v1/overview").and_then(|body| overview(&body));
+    let metrics = get(port, "/metrics").filter(|(status, _)| *status == 200);
+    Shown { overview, waiting_metric: metrics.map(|(_, text)| waiting(&text)), ..Shown::default() }
+}
+
+/// Everything that one worker shows.
+pub fn everything(deployment: &dyn Deployment, port: u16, jobs: &[String], prometheus: Option<&Prometheus>) -> Shown {
+    let counts = counts(port);
+    let workers = get_json(port, "/api/v1/workers");
+    let pids = |lost: bool| -> Vec<u32> {
+        let lines = workers.iter().flat_map(|body| body["workers"].as_array().into_iter().flatten());
+        let lines = lines.filter(|line| (line["state"] == "lost") == lost);
+        lines.filter_map(|line| line["pid"].as_u64()?.try_into().ok()).collect()
+    };
+    let names: Vec<String> = counts.overview.iter().flat_map(|shown| shown.providers.keys().cloned()).collect();
+    let limits = names.iter().map(|name| (name.clone(), limits(deployment, port, name))).collect();
+    // Each question waits for a database that has just gone away, so the first without a truth is the last.
+    let mut explained: Vec<Explained> = Vec::new();
+    for job in jobs {
+        explained.push(self::explained(deployment, port, job));
+        if explained.last().is_some_and(|explained| explained.after.is_none() && explained.before.is_some()) {
+            break;
+        }
+    }
+    Shown {
+        lost_pids: pids(true),
+        live_pids: pids(false),
+        limits,
+        explained,
+        panels: prometheus.map(Prometheus::panels).unwrap_or_default(),
+        alerts: prometheus.and_then(Prometheus::alerts),
+        ..counts
+    }
+}
+
+fn overview(body: &Value) -> Option<Overview> {
+    let number = |provider: &Value, field: &str| provider[field].as_u64().unwrap_or_default();
+    let provider = |provider: &Value| {
+        let clears = &provider["clears"];
+        let shown = Provider {
+            state: provider["state"].as_str()?.to_owned(),
+            waiting: number(provider, "waiting"),
+            at_least: provider["waiting_is_at_least"].as_bool().unwrap_or_default(),
+            in_flight: number(provider, "in_flight"),
+            finished: FINISHED.iter().map(|state| number(provider, state)).sum(),
+            clears_in_ms: clears["ms"].as_u64().filter(|_| clears["kind"] == "clears_in"),
+        };
+        Some((provider["name"].as_str()?.to_owned(), shown))
+    };
+    let providers = body["providers"].as_array()?.iter().filter_map(provider).collect();
+    let warnings = body["warnings"].as_array()?.iter().filter_map(|text| Some(text.as_str()?.to_owned()));
+    Some(Overview { providers, warnings: warnings.collect() })
+}
+
+/// The limits of a provider, with the requests that it received in each window.
+fn limits(deployment: &dyn Deployment, port: u16, provider: &str) -> Result<Vec<Limit>, String> {
+    let before = Instant::now();
+    let (status, text) = get(port, &format!("/api/v1/limits/{provider}")).ok_or("no answer")?;
+    let after = Instant::now();
+    if status != 200 {
+        return Err(text);
+    }
+    let body: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+    let limit = |line: &Value| {
+        let (used, remaining) = (line["used"].as_u64()?, line["remaining"].as_u64()?);
+        let window = window(line["allows"].as_str()?)?;
+        let from = after.checked_sub(window)?;
+        let received = deployment.received(provider, from, before);
+        Some(Limit { name: line["limit"].as_str()?.to_owned(), used, capacity: used + remaining, received })
+    };
+    body.as_array().ok_or("no list of limits")?.iter().map(|line| limit(line).ok_or(line.to_string())).collect()
+}
+
+/// The window of `N/DURATION`.
+fn window(rate: &str) -> Option<Duration> {
+    let duration = rate.split_once('/')?.1;
+    let digits = duration.trim_end_matches(char::is_alphabetic);
+    let unit_ms = match &duration[digits.len()..] {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        _ => return None,
+    };
+    Some(Duration::from_millis(digits.parse::<u64>().ok()? * unit_ms))
+}
+
+fn explained(deployment: &dyn Deployment, port: u16, job: &str) -> Explained {
+    let before = deployment.state_of(job);
+    let answer = get_json(port, &format!("/api/v1/jobs/{job}/explain"));
+    let state = answer.and_then(|body| Some(body["state"].as_str()?.to_owned()));
+    Explained { job: job.to_owned(), before, after: deployment.state_of(job), state }
+}
+
+/// Samples of the metric of waiting jobs.
+fn waiting(metrics: &str) -> BTreeMap<String, f64> {
+    let lines = metrics.lines().filter_map(|line| line.strip_prefix("sluicegate_waiting_jobs{provider=\""));
+    lines
+        .filter_map(|rest| {
+            let (provider, value) = rest.split_once("\"} ")?;
+            Some((provider.to_owned(), value.parse().ok()?))
+        })
+        .collect()
+}
+
+fn get_json(port: u16, path: &str) -> Option<Value> {
+    let (status, text) = get(port, path)?;
+    (status == 200).then(|| serde_json::from_str(&text).ok())?
+}
+
+/// Status and body of one GET; `None`: no complete answer in time.
+pub fn get(port: u16, path: &str) -> Option<(u16, String)> {
+    let address = ([127, 0, 0, 1], port).into();
+    let mut stream = TcpStream::connect_timeout(&address, ANSWER_MAX).ok()?;
+    stream.set_read_timeout(Some(ANSWER_MAX)).ok()?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    let status = head.split(' ').nth(1)?.parse().ok()?;
+    assert!(!head.to_ascii_lowercase().contains("transfer-encoding: chunked"), "{path}: {head}");
+    Some((status, body.to_owned()))
+}

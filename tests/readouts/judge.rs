@@ -1,0 +1,344 @@
+//! The judge of readouts: which of them did not say what was true, by a pure comparison of two records.
+//!
+//! Every readout has an age, and a backend that has just come back needs a moment. So a figure is right if it lies between
+//! the smallest and the largest truth of the last [`AGE_MAX`], and a claim about a backend is judged only if the truth has
+//! stood still for [`GRACE`].
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use super::ask::{Overview, Provider};
+use super::{History, Sample, Truth};
+
+/// Age that a readout may have.
+pub const AGE_MAX: Duration = Duration::from_secs(6);
+/// Time after which every readout knows that a backend is unavailable, or available again.
+pub const GRACE: Duration = Duration::from_secs(6);
+/// Longest lease, and a readout's age: what a killed or frozen worker held may be counted twice until then.
+const LEASE_MAX: Duration = Duration::from_secs(40);
+/// States that say that a backend or every worker is unavailable.
+const UNAVAILABLE: [&str; 2] = ["engine_away", "no_worker"];
+/// Alerts whose expression may be true while nothing is wrong: a limit that is used in full, a paused provider with a
+/// backlog, payments that wait for a person, what a provider refuses on purpose, messages that are no jobs,
+/// and what counts the last five minutes.
+const EARNED: [&str; 6] = [
+    "SluicegateMessagesRejected",
+    "SluicegateLimitNearlyUsed",
+    "SluicegateQueueStandsStill",
+    "SluicegateReviewsWaiting",
+    "SluicegateProviderRefusesUs",
+    "SluicegateSettingsNotRead",
+];
+
+/// Untruths of one rule that are printed.
+const PRINTED: usize = 12;
+
+/// A readout that was not true.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Untruth {
+    pub rule: &'static str,
+    pub at: Duration,
+    pub worker: usize,
+    pub what: String,
+}
+
+type Rule = fn(&Around<'_>) -> Vec<String>;
+
+/// In the order of the report.
+pub const RULES: [(&str, Rule); 9] = [
+    ("limits can be looked at", limits_answer),
+    ("usage is what the provider received", usage),
+    ("available backends are not called unavailable", backends),
+    ("running workers are not called lost", workers),
+    ("waiting counts every payment once", waiting),
+    ("a missing source is not zero", missing_sources),
+    ("dashboard shows what waits", dashboard),
+    ("alerts are silent while nothing is wrong", alerts),
+    ("explanations name the state", explanations),
+];
+
+/// All untruths of a history.
+pub fn judge(history: &History) -> Vec<Untruth> {
+    judge_by(history, |_| true)
+}
+
+/// Untruths of a history that these rules find.
+pub fn judge_by(history: &History, counts: impl Fn(&str) -> bool) -> Vec<Untruth> {
+    let mut found = Vec::new();
+    for sample in &history.samples {
+        let around = Around::new(history, sample);
+        for (rule, check) in RULES.into_iter().filter(|(rule, _)| counts(rule)) {
+            let untruth = |what| Untruth { rule, at: sample.asked, worker: sample.worker, what };
+            found.extend(check(&around).into_iter().map(untruth));
+        }
+    }
+    found
+}
+
+/// The untruths by rule, the first few of each.
+pub fn table(untruths: &[Untruth]) -> String {
+    let mut text = String::new();
+    for (rule, _) in RULES {
+        let of_rule: Vec<&Untruth> = untruths.iter().filter(|untruth| untruth.rule == rule).collect();
+        let _ = writeln!(text, "{rule}: {} untruths", of_rule.len());
+        for untruth in of_rule.iter().take(PRINTED) {
+            let _ =
+                writeln!(text, "  {:>7.3} s, worker {}: {}", untruth.at.as_secs_f64(), untruth.worker, untruth.what);
+        }
+    }
+    text
+}
+
+/// How often each rule had something to judge, by name: a rule that never had proves nothing.
+pub fn judged(history: &History) -> BTreeMap<&'static str, usize> {
+    let mut counts = BTreeMap::new();
+    for sample in &history.samples {
+        let around = Around::new(history, sample);
+        let (calm, limits) = (around.is_calm(), sample.shown.limits.values().flatten().flatten().count());
+        let alerts = sample.shown.alerts.is_some();
+        let broker_down = around.has_been_down(|truth| truth.ready.is_some());
+        let explained = sample.shown.explained.iter().filter(|it| it.before.is_some() && it.before == it.after).count();
+        for ((rule, _), count) in RULES.into_iter().zip([
+            usize::from(calm),
+            if around.limiter_kept() { limits } else { 0 },
+            usize::from(calm),
+            usize::from(calm),
+            usize::from(calm && around.no_lost_leases),
+            usize::from(broker_down),
+            if calm && around.no_lost_leases { sample.shown.panels.len() } else { 0 },
+            usize::from(calm && alerts),
+            explained,
+        ]) {
+            *counts.entry(rule).or_default() += count;
+        }
+    }
+    counts
+}
+
+/// One sample and the truths that it may show.
+pub struct Around<'a> {
+    sample: &'a Sample,
+    /// No worker came, went or stood still for [`LEASE_MAX`], or since the start.
+    no_lost_leases: bool,
+    /// From the last one that ended [`AGE_MAX`] before the question to the first one that began after the answer.
+    truths: Vec<&'a Truth>,
+}
+
+impl<'a> Around<'a> {
+    pub(super) fn new(history: &'a History, sample: &'a Sample) -> Self {
+        let from = sample.asked.saturating_sub(AGE_MAX.max(GRACE));
+        let first = history.truths.iter().rposition(|truth| truth.to <= from).unwrap_or(0);
+        let last = history.truths.iter().position(|truth| truth.from >= sample.answered);
+        let last = last.unwrap_or(history.truths.len().saturating_sub(1));
+        let since = sample.asked.saturating_sub(LEASE_MAX);
+        let mut lately = history.truths[..=last].iter().filter(|truth| truth.to >= since);
+        let workers = lately.next().map(|truth| &truth.workers);
+        let alike =
+            |truth: &Truth| Some(&truth.workers) == workers && truth.workers.iter().all(|worker| worker.healthy);
+        let no_lost_leases = lately.all(alike);
+        Self { sample, no_lost_leases, truths: history.truths[first..=last].iter().collect() }
+    }
+
+    fn always(&self, holds: impl Fn(&Truth) -> bool) -> bool {
+        !self.truths.is_empty() && self.truths.iter().all(|truth| holds(truth))
+    }
+
+    /// Nothing was wrong for [`GRACE`]: all backends answered all workers, and no worker came or went.
+    pub(super) fn is_calm(&self) -> bool {
+        let first = self.truths.first();
+        let same = |truth: &Truth| first.is_some_and(|first| first.workers == truth.workers);
+        let well = |truth: &Truth| truth.workers.iter().all(|worker| worker.healthy);
+        let backends = |truth: &Truth| truth.ledger.is_some() && truth.ready.is_some() && truth.limiter_kept.is_some();
+        self.always(|truth| same(truth) && well(truth) && backends(truth))
+            && first.is_some_and(|first| first.to + GRACE <= self.sample.asked)
+    }
+
+    /// A backend was down for [`GRACE`] and still is.
+    fn has_been_down(&self, answers: impl Fn(&Truth) -> bool) -> bool {
+        let first = self.truths.first();
+        self.always(|truth| !answers(truth)) && first.is_some_and(|first| first.to + GRACE <= self.sample.asked)
+    }
+
+    /// Redis answered, and lost nothing.
+    fn limiter_kept(&self) -> bool {
+        self.is_calm() && self.always(|truth| truth.limiter_kept == Some(true))
+    }
+
+    fn overview(&self) -> Option<&'a Overview> {
+        self.sample.shown.overview.as_ref()
+    }
+
+    pub(super) fn providers(&self) -> impl Iterator<Item = (&'a str, &'a Provider)> {
+        self.overview().into_iter().flat_map(|overview| &overview.providers).map(|(name, shown)| (name.as_str(), shown))
+    }
+
+    /// Smallest and largest number of a provider's payments that had ended.
+    fn finished(&self, provider: &str) -> Option<Bounds> {
+        let finished = self.truths.iter().filter_map(|truth| finished(truth, provider));
+        finished.map(|finished| Bounds { least: finished, most: finished }).reduce(Bounds::and)
+    }
+
+    /// Smallest and largest number of a provider's payments that had not ended; those that a queue holds twice count twice
+    /// at most.
+    fn open(&self, provider: &str) -> Option<Bounds> {
+        self.truths
+            .iter()
+            .filter_map(|truth| open(truth, provider))
+            .reduce(|one, other| Bounds { least: one.least.min(other.least), most: one.most.max(other.most) })
+    }
+}
+
+/// A range that a figure must lie in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    pub least: u64,
+    pub most: u64,
+}
+
+impl Bounds {
+    fn and(self, other: Self) -> Self {
+        Self { least: self.least.min(other.least), most: self.most.max(other.most) }
+    }
+
+    fn has(self, figure: u64) -> bool {
+        (self.least..=self.most).contains(&figure)
+    }
+}
+
+fn finished(truth: &Truth, provider: &str) -> Option<u64> {
+    let states = truth.ledger.as_ref()?.get(provider);
+    Some(states.map_or(0, |states| {
+        let open: u64 = ["waiting", "sending", "unknown"].iter().filter_map(|state| states.get(*state)).sum();
+        states.values().sum::<u64>() - open
+    }))
+}
+
+pub(super) fn open(truth: &Truth, provider: &str) -> Option<Bounds> {
+    let (published, finished) = (truth.published.get(provider)?, finished(truth, provider)?);
+    let least = published.confirmed.saturating_sub(finished);
+    Some(Bounds { least, most: published.sent.saturating_sub(finished) + published.copies })
+}
+
+fn limits_answer(around: &Around<'_>) -> Vec<String> {
+    if !around.is_calm() {
+        return Vec::new();
+    }
+    let failed = around.sample.shown.limits.iter().filter_map(|(name, limits)| Some((name, limits.as_ref().err()?)));
+    failed.map(|(name, error)| format!("limits of {name}: {error}")).collect()
+}
+
+fn usage(around: &Around<'_>) -> Vec<String> {
+    if !around.limiter_kept() {
+        return Vec::new();
+    }
+    let shown = around.sample.shown.limits.iter();
+    let limits = shown.flat_map(|(name, limits)| limits.iter().flatten().map(move |limit| (name, limit)));
+    let wrong = limits.filter(|(_, limit)| limit.used < limit.received || limit.used > limit.capacity);
+    wrong.map(|(name, limit)| format!("{name}: {limit:?}")).collect()
+}
+
+fn backends(around: &Around<'_>) -> Vec<String> {
+    if !around.is_calm() {
+        return Vec::new();
+    }
+    let Some(overview) = around.overview() else { return vec!["no overview".to_owned()] };
+    let unavailable = around.providers().filter(|(_, shown)| UNAVAILABLE.contains(&shown.state.as_str()));
+    let states = unavailable.map(|(name, shown)| format!("{name} is shown as {}", shown.state));
+    let needles = ["unreachable", "unavailable", "no answer", "does not answer", "could not"];
+    let warnings = overview.warnings.iter().filter(|text| needles.iter().any(|needle| text.contains(needle)));
+    states.chain(warnings.cloned()).collect()
+}
+
+fn workers(around: &Around<'_>) -> Vec<String> {
+    if !around.is_calm() {
+        return Vec::new();
+    }
+    let running: Vec<u32> = around.truths.iter().flat_map(|truth| &truth.workers).map(|worker| worker.pid).collect();
+    let shown = &around.sample.shown;
+    let lost = shown.lost_pids.iter().filter(|pid| running.contains(pid)).map(|pid| format!("{pid} is shown as lost"));
+    let missing = running.iter().filter(|pid| !shown.live_pids.contains(pid)).take(1);
+    lost.chain(missing.map(|pid| format!("{pid} is not shown as running: {:?}", shown.live_pids))).collect()
+}
+
+fn waiting(around: &Around<'_>) -> Vec<String> {
+    if !around.is_calm() || !around.no_lost_leases {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    for (name, shown) in around.providers() {
+        let Some(open) = around.open(name) else { continue };
+        let figure = shown.waiting + shown.in_flight;
+        if !open.has(figure) || shown.at_least {
+            found.push(format!("{name}: {open:?} are open, shown are {shown:?}"));
+        }
+        let finished = around.finished(name);
+        if finished.is_some_and(|finished| !finished.has(shown.finished)) {
+            found.push(format!("{name}: {finished:?} have ended, shown are {shown:?}"));
+        }
+        let metric = around.sample.shown.waiting_metric.as_ref().map(|metric| metric.get(name));
+        // Requests in flight are no part of this figure, and are at most as many as are open.
+        if let Some(metric) = metric
+            && metric.is_none_or(|metric| *metric > as_float(open.most) || *metric + 64.0 < as_float(open.least))
+        {
+            found.push(format!("{name}: {open:?} are open, /metrics has {metric:?}"));
+        }
+    }
+    found
+}
+
+fn missing_sources(around: &Around<'_>) -> Vec<String> {
+    let broker = around.has_been_down(|truth| truth.ready.is_some());
+    let database = around.has_been_down(|truth| truth.ledger.is_some());
+    if !broker && !database {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    for (name, shown) in around.providers() {
+        if !shown.at_least {
+            found.push(format!("{name}: {} wait as if every source had answered", shown.waiting));
+        }
+        if let Some(ms) = shown.clears_in_ms {
+            found.push(format!("{name}: clears in {ms} ms, and what waits is not known"));
+        }
+    }
+    let metric = around.sample.shown.waiting_metric.iter().flatten();
+    found.extend(metric.map(|(name, value)| format!("{name}: /metrics has {value} waiting")));
+    found
+}
+
+fn dashboard(around: &Around<'_>) -> Vec<String> {
+    if !around.is_calm() || !around.no_lost_leases || around.sample.shown.panels.is_empty() {
+        return Vec::new();
+    }
+    let waiting = around.sample.shown.panels.get("Waiting");
+    let mut found = Vec::new();
+    for (name, _) in around.providers() {
+        let Some(open) = around.open(name) else { continue };
+        let shown = waiting.and_then(|panel| panel.get(name));
+        // A worker holds at most its slots in flight, which this panel leaves out.
+        if shown.is_none_or(|shown| *shown > as_float(open.most) || *shown + 64.0 < as_float(open.least)) {
+            found.push(format!("{name}: {open:?} are open, the panel shows {shown:?}"));
+        }
+    }
+    found
+}
+
+fn alerts(around: &Around<'_>) -> Vec<String> {
+    if !around.is_calm() {
+        return Vec::new();
+    }
+    let shown = around.sample.shown.alerts.iter().flatten();
+    shown.filter(|name| !EARNED.contains(&name.as_str())).map(|name| format!("{name} is true")).collect()
+}
+
+fn explanations(around: &Around<'_>) -> Vec<String> {
+    let shown = around.sample.shown.explained.iter();
+    let settled = shown.filter(|it| it.before.is_some() && it.before == it.after && it.state.is_some());
+    settled.filter(|it| it.state != it.before).map(|it| format!("{it:?}")).collect()
+}
+
+#[allow(clippy::cast_precision_loss, reason = "counts of payments are far below 2^53")]
+fn as_float(count: u64) -> f64 {
+    count as f64
+}

@@ -1,0 +1,170 @@
+//! The judge of readouts finds each kind of untruth, and nothing in a true history.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::ask::{Explained, Limit, Overview, Provider, Shown};
+use super::finish_times::finish_times;
+use super::judge::{RULES, judge, judged};
+use super::{History, Published, Sample, Truth, WorkerTruth};
+
+const SECONDS: u64 = 20;
+
+fn second(number: u64) -> Duration {
+    Duration::from_secs(number)
+}
+
+/// Fifty payments wait at a paused provider for twenty seconds, and two workers show it.
+fn true_history() -> History {
+    let worker = |worker: usize, pid: u32| WorkerTruth { worker, pid, ops_port: 1, healthy: true };
+    let truth = |number: u64| Truth {
+        from: second(number),
+        to: second(number) + Duration::from_millis(10),
+        ledger: Some(BTreeMap::from([("acme".to_owned(), BTreeMap::from([("succeeded".to_owned(), 7)]))])),
+        ready: Some(BTreeMap::from([("acme".to_owned(), 50)])),
+        limiter_kept: Some(true),
+        published: BTreeMap::from([("acme".to_owned(), Published { confirmed: 57, sent: 57, copies: 0 })]),
+        workers: vec![worker(0, 10), worker(1, 11)],
+    };
+    let sample = |number: u64| Sample {
+        asked: second(number) + Duration::from_millis(20),
+        answered: second(number) + Duration::from_millis(200),
+        worker: 0,
+        shown: shown(),
+    };
+    History { truths: (0..=SECONDS).map(truth).collect(), samples: (0..SECONDS).map(sample).collect() }
+}
+
+fn shown() -> Shown {
+    let provider = Provider { state: "paused".to_owned(), waiting: 50, finished: 7, ..Provider::default() };
+    let limit = Limit { name: "all".to_owned(), used: 5, capacity: 10, received: 5 };
+    let waiting = Some("waiting".to_owned());
+    Shown {
+        overview: Some(Overview { providers: BTreeMap::from([("acme".to_owned(), provider)]), warnings: Vec::new() }),
+        lost_pids: vec![9],
+        live_pids: vec![10, 11],
+        limits: BTreeMap::from([("acme".to_owned(), Ok(vec![limit]))]),
+        explained: vec![Explained {
+            job: "a".to_owned(),
+            before: waiting.clone(),
+            after: waiting.clone(),
+            state: waiting,
+        }],
+        waiting_metric: Some(BTreeMap::from([("acme".to_owned(), 50.0)])),
+        panels: BTreeMap::from([("Waiting".to_owned(), BTreeMap::from([("acme".to_owned(), 50.0)]))]),
+        alerts: Some(vec!["SluicegateLimitNearlyUsed".to_owned()]),
+    }
+}
+
+fn acme(sample: &mut Sample) -> &mut Provider {
+    sample.shown.overview.as_mut().unwrap().providers.get_mut("acme").unwrap()
+}
+
+#[test]
+fn a_true_history_has_no_untruth() {
+    let history = true_history();
+    assert_eq!(judge(&history), Vec::new());
+    for (rule, count) in judged(&history) {
+        assert_eq!(count > 0, rule != "a missing source is not zero", "{rule}: {count}");
+    }
+}
+
+#[test]
+fn each_rule_finds_its_untruth() {
+    type Change = fn(&mut Sample);
+    let changes: [(&str, Change); 13] = [
+        ("limits can be looked at", |sample| {
+            sample.shown.limits.insert("acme".to_owned(), Err("not an integer".to_owned()));
+        }),
+        ("usage is what the provider received", |sample| {
+            let limit = Limit { name: "all".to_owned(), used: 4, capacity: 10, received: 5 };
+            sample.shown.limits.insert("acme".to_owned(), Ok(vec![limit]));
+        }),
+        ("usage is what the provider received", |sample| {
+            let limit = Limit { name: "all".to_owned(), used: 11, capacity: 10, received: 5 };
+            sample.shown.limits.insert("acme".to_owned(), Ok(vec![limit]));
+        }),
+        ("available backends are not called unavailable", |sample| {
+            acme(sample).state = "engine_away".to_owned();
+        }),
+        ("available backends are not called unavailable", |sample| {
+            sample.shown.overview.as_mut().unwrap().warnings.push("database: no answer in time".to_owned());
+        }),
+        ("running workers are not called lost", |sample| sample.shown.lost_pids.push(11)),
+        ("running workers are not called lost", |sample| sample.shown.live_pids = vec![10]),
+        ("waiting counts every payment once", |sample| acme(sample).waiting = 48),
+        ("waiting counts every payment once", |sample| acme(sample).in_flight = 3),
+        ("waiting counts every payment once", |sample| acme(sample).finished = 6),
+        ("dashboard shows what waits", |sample| {
+            sample.shown.panels.insert("Waiting".to_owned(), BTreeMap::from([("acme".to_owned(), 51.0)]));
+        }),
+        ("alerts are silent while nothing is wrong", |sample| {
+            sample.shown.alerts = Some(vec!["SluicegateNoWorker".to_owned()]);
+        }),
+        ("explanations name the state", |sample| sample.shown.explained[0].state = Some("unrecorded".to_owned())),
+    ];
+    for (rule, change) in changes {
+        let mut history = true_history();
+        change(history.samples.last_mut().unwrap());
+        let found: Vec<&str> = judge(&history).iter().map(|untruth| untruth.rule).collect();
+        assert_eq!(found, [rule], "{rule}");
+    }
+}
+
+#[test]
+fn a_figure_without_its_source_is_an_untruth() {
+    let broker_down = || {
+        let mut history = true_history();
+        history.truths.iter_mut().for_each(|truth| truth.ready = None);
+        history
+    };
+    let untruths = judge(&broker_down());
+    assert!(untruths.iter().all(|untruth| untruth.rule == "a missing source is not zero"), "{untruths:?}");
+    assert!(untruths.iter().any(|untruth| untruth.what.contains("as if every source")), "{untruths:?}");
+    assert!(untruths.iter().any(|untruth| untruth.what.contains("/metrics")), "{untruths:?}");
+    let mut honest = broker_down();
+    for sample in &mut honest.samples {
+        acme(sample).at_least = true;
+        sample.shown.waiting_metric = Some(BTreeMap::new());
+    }
+    assert_eq!(judge(&honest), Vec::new());
+    acme(honest.samples.last_mut().unwrap()).clears_in_ms = Some(17_000);
+    assert_eq!(judge(&honest).len(), 1);
+}
+
+#[test]
+fn what_has_just_changed_may_be_shown_late() {
+    let mut history = true_history();
+    // Three more are published at second 17; readouts may show 50 to 53 then, and nothing else.
+    for truth in &mut history.truths[17..] {
+        truth.published.insert("acme".to_owned(), Published { confirmed: 60, sent: 60, copies: 0 });
+    }
+    assert_eq!(judge(&history), Vec::new());
+    acme(history.samples.last_mut().unwrap()).waiting = 54;
+    assert_eq!(judge(&history).len(), 1);
+    // A worker that is frozen, or a backend that answered nobody a moment ago, excuses claims about backends.
+    let mut history = true_history();
+    history.truths[16].workers[1].healthy = false;
+    acme(history.samples.last_mut().unwrap()).state = "engine_away".to_owned();
+    assert_eq!(judge(&history), Vec::new());
+    assert_eq!(RULES.len(), judged(&history).len());
+}
+
+#[test]
+fn finish_times_are_held_against_those_that_came() {
+    // Five payments of fifty end each second, from second 8 to second 17.
+    let mut history = true_history();
+    for (number, truth) in history.truths.iter_mut().enumerate() {
+        let ended = 7 + 5 * u64::try_from(number).unwrap().saturating_sub(7).min(10);
+        truth.ledger.as_mut().unwrap().get_mut("acme").unwrap().insert("succeeded".to_owned(), ended);
+    }
+    for sample in &mut history.samples {
+        let left_ms = second(17).saturating_sub(sample.asked).as_millis();
+        acme(sample).clears_in_ms = Some(u64::try_from(left_ms).unwrap());
+        acme(sample).waiting = 50;
+    }
+    let times = finish_times(&history);
+    assert!(times.len() > 5 && times.iter().all(|time| time.is_right()), "{times:?}");
+    acme(&mut history.samples[8]).clears_in_ms = Some(18 * 60_000);
+    assert_eq!(finish_times(&history).iter().filter(|time| !time.is_right()).count(), 1);
+}

@@ -1,0 +1,129 @@
+//! The readout oracle: what a running deployment shows, held against the truth every second.
+//!
+//! A green test of a formatter says nothing about a readout on real traffic. So while a test loads and breaks a deployment,
+//! [`watch`] asks every readout of its workers each second, and reads what they describe from its source: the ledger by SQL,
+//! the queues from the broker, the requests from the provider's own record. [`judge`] compares the two afterwards.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+pub mod ask;
+pub mod finish_times;
+pub mod judge;
+mod judge_tests;
+pub mod prometheus;
+
+use ask::Shown;
+
+/// Distance of two samples.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// A deployment under test, asked past its workers.
+pub trait Deployment: Sync {
+    /// Workers that are meant to run.
+    fn workers(&self) -> Vec<WorkerTruth>;
+    /// Jobs in the ledger by provider and state; `None`: the database does not answer.
+    fn ledger(&self) -> Option<BTreeMap<String, BTreeMap<String, u64>>>;
+    /// Messages ready by provider; `None`: the broker does not answer.
+    fn ready(&self) -> Option<BTreeMap<String, u64>>;
+    /// Whether Redis still has what it had a sample ago; `None`: it does not answer.
+    fn limiter_kept(&self) -> Option<bool>;
+    /// Messages published so far, by provider.
+    fn published(&self) -> BTreeMap<String, Published>;
+    /// Requests that a provider received between two instants.
+    fn received(&self, provider: &str, from: Instant, to: Instant) -> u64;
+    /// The state of one job in the ledger; `None`: the database does not answer, or has no such job.
+    fn state_of(&self, job: &str) -> Option<String>;
+}
+
+/// One worker process, as the test knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkerTruth {
+    pub worker: usize,
+    pub pid: u32,
+    pub ops_port: u16,
+    /// Neither frozen nor killed, and nothing hinders its connections to the backends.
+    pub healthy: bool,
+}
+
+/// What producers sent to one provider.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Published {
+    /// Distinct jobs that the broker has confirmed.
+    pub confirmed: u64,
+    /// Distinct jobs that were sent, confirmed or not.
+    pub sent: u64,
+    /// Second copies of jobs; a queue can't tell them from new jobs.
+    pub copies: u64,
+}
+
+/// The truth, read between two instants since the start of the watch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Truth {
+    pub from: Duration,
+    pub to: Duration,
+    pub ledger: Option<BTreeMap<String, BTreeMap<String, u64>>>,
+    pub ready: Option<BTreeMap<String, u64>>,
+    pub limiter_kept: Option<bool>,
+    pub published: BTreeMap<String, Published>,
+    pub workers: Vec<WorkerTruth>,
+}
+
+/// What one worker showed, asked and answered between two instants since the start of the watch.
+#[derive(Clone, Debug, Default)]
+pub struct Sample {
+    pub asked: Duration,
+    pub answered: Duration,
+    pub worker: usize,
+    pub shown: Shown,
+}
+
+/// Everything that was read, in the order of time.
+#[derive(Clone, Debug, Default)]
+pub struct History {
+    pub truths: Vec<Truth>,
+    pub samples: Vec<Sample>,
+}
+
+/// Reads truth and readouts each second until `over`; each worker is asked in turn.
+pub fn watch(
+    deployment: &dyn Deployment,
+    jobs: &[String],
+    prometheus: Option<&prometheus::Prometheus>,
+    over: &AtomicBool,
+) -> History {
+    let begun = Instant::now();
+    let mut history = History::default();
+    let mut turn = 0;
+    while !over.load(Ordering::Relaxed) {
+        let next = Instant::now() + EVERY;
+        let truth = truth(deployment, begun);
+        let workers = truth.workers.clone();
+        // While a backend is down, what needs it can't be judged, and each question waits for it.
+        let is_whole = truth.ledger.is_some() && truth.ready.is_some() && truth.limiter_kept.is_some();
+        history.truths.push(truth);
+        if let Some(worker) = workers.get(turn % workers.len().max(1)) {
+            let asked = begun.elapsed();
+            let shown = match is_whole {
+                true => ask::everything(deployment, worker.ops_port, jobs, prometheus),
+                false => ask::counts(worker.ops_port),
+            };
+            history.samples.push(Sample { asked, answered: begun.elapsed(), worker: worker.worker, shown });
+        }
+        turn += 1;
+        sleep(next.saturating_duration_since(Instant::now()));
+    }
+    history.truths.push(truth(deployment, begun));
+    history
+}
+
+fn truth(deployment: &dyn Deployment, begun: Instant) -> Truth {
+    let from = begun.elapsed();
+    // What was sent is read before and the ledger after it, so that no job seems to have ended before it was sent.
+    let published = deployment.published();
+    let (ledger, ready) = (deployment.ledger(), deployment.ready());
+    let (limiter_kept, workers) = (deployment.limiter_kept(), deployment.workers());
+    Truth { from, to: begun.elapsed(), ledger, ready, limiter_kept, published, workers }
+}
