@@ -29,7 +29,9 @@ impl Seen {
     /// After one more snapshot, so long after the one before it.
     #[must_use]
     pub fn after(before: Option<Self>, account: &Conserved, ready: u64, since: Duration) -> Self {
-        let unrecorded = in_queue_alone(account, ready, before.map(|before| before.unrecorded));
+        // What has been recorded since is no longer with the queue alone.
+        let left = before.map(|before| before.payments.saturating_sub(account.recorded));
+        let unrecorded = in_queue_alone(account, ready, left);
         let found = account.recorded + unrecorded;
         let Some(before) = before else { return Self { payments: found, found, unrecorded, short_for: None } };
         let short = before.payments.saturating_sub(found);
@@ -72,11 +74,11 @@ pub fn backlog(account: Option<&Conserved>, ready: Option<u64>, unrecorded: Opti
 }
 
 /// Messages of payments that are not in the ledger. While messages return from delay queues the ledger knows their number
-/// to a range; what was known before stands while it is within that range.
-fn in_queue_alone(account: &Conserved, ready: u64, before: Option<u64>) -> u64 {
+/// to a range; what is left of those known before stands while it is within that range.
+fn in_queue_alone(account: &Conserved, ready: u64, left: Option<u64>) -> u64 {
     let least = ready.saturating_sub(account.messages_most);
     let most = ready.saturating_sub(account.messages_least);
-    before.unwrap_or(least).clamp(least, most.max(least))
+    left.unwrap_or(least).clamp(least, most.max(least))
 }
 
 #[cfg(test)]
@@ -108,7 +110,8 @@ mod tests {
             ("two new ones are taken and not recorded yet", account(13, 7, (7, 7)), 35, 30),
             ("they are leased", leased(2, account(13, 7, (7, 7))), 35, 28),
             ("all are due", account(0, 22, (22, 22)), 50, 28),
-            ("a sweeper has published copies", account(0, 22, (22, 44)), 72, 28),
+            ("two more are recorded, and their messages return at this moment", account(0, 24, (22, 24)), 50, 26),
+            ("a sweeper has published copies", account(0, 24, (24, 48)), 74, 26),
         ] {
             let now = Seen::after(seen, &ledger, ready, SECOND * 2);
             let told = backlog(Some(&ledger), Some(ready), Some(now.unrecorded));

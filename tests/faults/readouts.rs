@@ -84,13 +84,14 @@ fn bodies(lane: &str, jobs: u64) -> Vec<String> {
     (0..jobs).map(body).collect()
 }
 
-/// `alpha` fills and idles with a long log, `bravo` has a backlog in the broker, `carol` is paused with fifty payments.
+/// `alpha` fills and idles with a long log, `bravo` has a backlog in the broker, and the limit of `carol` admits none of its
+/// fifty payments: they move between queue, delay queue and workers until `carol` is paused.
 fn stand() -> Stand {
     let mut stand = Stand::start(StandOptions::default());
     let latency = (Duration::from_millis(20), Duration::from_millis(60));
     let (second, minute) = (Duration::from_secs(1), Duration::from_secs(60));
     for (name, limits) in
-        [("alpha", vec![(20, second), (600, minute)]), ("bravo", vec![(25, second)]), ("carol", vec![(25, second)])]
+        [("alpha", vec![(20, second), (600, minute)]), ("bravo", vec![(25, second)]), ("carol", vec![(0, second)])]
     {
         let limits: Vec<(usize, Duration)> = limits;
         let options = ProviderOptions { deduplicates: true, can_be_asked: false, limits, latency, by_grant: false };
@@ -109,9 +110,8 @@ fn stand() -> Stand {
     stand.apply(
         &(row("alpha", &[("second", 20, 1_000), ("minute", 600, 60_000)])
             + &row("bravo", &[("second", 25, 1_000)])
-            + &row("carol", &[("second", 25, 1_000)])),
+            + &row("carol", &[("closed", 0, 1_000)])),
     );
-    stand.sluicegate(&["provider", "pause", "carol"]);
     stand.add_worker();
     stand.add_worker();
     stand
@@ -148,10 +148,12 @@ fn readouts_are_true_while_backends_die() {
     }
 }
 
-/// Quiet, PostgreSQL gone, quiet for as long as a false claim stayed, RabbitMQ gone, quiet.
+/// Quiet, `carol` paused, quiet, PostgreSQL gone, quiet for as long as a false claim stayed, RabbitMQ gone, quiet.
 fn outages(stand: &Stand) {
     let quiet = |seconds: u64| std::thread::sleep(Duration::from_secs(seconds));
-    quiet(16);
+    quiet(8);
+    stand.sluicegate(&["provider", "pause", "carol"]);
+    quiet(10);
     stand.postgres.kill();
     quiet(16);
     stand.postgres.restart();

@@ -17,6 +17,8 @@ pub const AGE_MAX: Duration = Duration::from_secs(6);
 pub const GRACE: Duration = Duration::from_secs(6);
 /// Longest lease, and a readout's age: what a killed or frozen worker held may be counted twice until then.
 const LEASE_MAX: Duration = Duration::from_secs(40);
+/// Most payments that workers have taken from a queue and not recorded yet: they are in no source for up to half a second.
+const TAKEN_MAX: u64 = 64;
 /// States that say that a backend or every worker is unavailable.
 const UNAVAILABLE: [&str; 2] = ["engine_away", "no_worker"];
 /// Alerts whose expression may be true while nothing is wrong: a limit that is used in full, a paused provider with a
@@ -269,7 +271,9 @@ fn waiting(around: &Around<'_>) -> Vec<String> {
     for (name, shown) in around.providers() {
         let Some(open) = around.open(name) else { continue };
         let figure = shown.waiting + shown.in_flight;
-        if !open.has(figure) || shown.at_least {
+        // Where nothing moves the figure is exact.
+        let least = if open.least == open.most { open.least } else { open.least.saturating_sub(TAKEN_MAX) };
+        if !(least..=open.most).contains(&figure) || shown.at_least {
             found.push(format!("{name}: {open:?} are open, shown are {shown:?}"));
         }
         let finished = around.finished(name);
