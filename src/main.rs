@@ -2,6 +2,7 @@
 //!
 //! Refuses everything else: what a command does is in `cli`, and exit codes are [`cli::Exit`].
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -19,14 +20,22 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const FLUSH_MAX: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
-    let cli = Cli::from_arguments(std::env::args_os()).unwrap_or_else(|error| error.exit());
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let json = cli::asks_for_json(&arguments);
+    let cli = Cli::from_arguments(arguments).unwrap_or_else(|error| {
+        if json && error.use_stderr() {
+            // With stdout closed nobody reads it.
+            Console::of_process().json_error(&cli::usage_problem(&error)).unwrap_or_default();
+        }
+        error.exit()
+    });
     // Without a thread for them messages are written as those of any other command.
     let messages = cli.command.is_long_running().then(telemetry::non_blocking_stderr).and_then(Result::ok);
     let mut console = match &messages {
         Some(messages) => Console::with_messages_to(Box::new(messages.clone())),
         None => Console::of_process(),
     };
-    let exit = execute(&cli, &mut console);
+    let exit = execute(&cli, json, &mut console);
     if let Some(messages) = messages {
         // What is not read by then is lost with the process.
         let _all_read = messages.flush_within(FLUSH_MAX);
@@ -34,11 +43,14 @@ fn main() -> ExitCode {
     ExitCode::from(exit.code())
 }
 
-fn execute(cli: &Cli, console: &mut Console) -> Exit {
+fn execute(cli: &Cli, json: bool, console: &mut Console) -> Exit {
     let ended = run(cli, console).and_then(|exit| Ok(console.flush().map(|()| exit)?));
     ended.unwrap_or_else(|error| {
         let exit = error.exit();
         if exit != Exit::Fine {
+            if json {
+                console.json_error(&error.to_string()).unwrap_or_default();
+            }
             // With stderr closed as well, the exit code is all that is left to say.
             console.message(&format!("error: {error}")).unwrap_or_default();
         }

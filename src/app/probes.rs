@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use crate::cli::check::Finding;
 use crate::cli::connect::Probe;
 use crate::config::{Config, DatabaseUrl, LimiterUrl};
+use crate::domain::explain::words::count;
 use crate::ledger::LedgerError;
 use crate::ledger::database::{ConnectionLimits, Database};
 use crate::limiter::LimiterError;
@@ -104,12 +105,13 @@ impl RedisProbe {
     fn judge(&self, report: &StoreReport, now: SystemTime) -> Vec<Finding> {
         let mut findings = Vec::new();
         if report.orphan_slots > 0 {
-            let what =
-                format!("{} slots of the cluster have no master: their quotas get no permits", report.orphan_slots);
+            let slots = count(report.orphan_slots.into(), "slot");
+            let what = format!("{slots} of the cluster without a master: their quotas get no permits");
             findings.push(Finding::error(self.subject(), what, "Look at CLUSTER INFO; redis-cli --cluster fix"));
         }
         if report.unnamed_slots > 0 {
-            let what = format!("the masters of {} slots {NO_NAME}: their quotas get no permits", report.unnamed_slots);
+            let slots = count(report.unnamed_slots.into(), "slot");
+            let what = format!("the masters of {slots} {NO_NAME}: their quotas get no permits");
             findings.push(Finding::error(self.subject(), what, format!("On the nodes: {NAME_IT}")));
         }
         for node in &report.nodes {

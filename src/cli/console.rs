@@ -30,6 +30,8 @@ pub struct Console {
     shape: Shape,
     /// Where answers come from; `None`: nobody can be asked.
     answers: Option<Box<dyn BufRead + Send>>,
+    /// Whether the one JSON document of the command is written.
+    has_document: bool,
     /// Whether progress may be drawn on stderr.
     pub draws_progress: bool,
 }
@@ -37,7 +39,7 @@ pub struct Console {
 impl Console {
     #[must_use]
     pub fn new(out: Box<dyn Write + Send>, err: Box<dyn Write + Send>, shape: Shape) -> Self {
-        Self { out, err, shape, answers: None, draws_progress: false }
+        Self { out, err, shape, answers: None, has_document: false, draws_progress: false }
     }
 
     /// Takes answers from here, as from a person at a terminal.
@@ -59,7 +61,8 @@ impl Console {
         let out = Box::new(io::BufWriter::new(io::stdout()));
         let is_asked = io::stdin().is_terminal() && io::stderr().is_terminal();
         let answers = is_asked.then(|| Box::new(io::BufReader::new(io::stdin())) as Box<dyn BufRead + Send>);
-        Self { out, err: Box::new(io::stderr()), shape, answers, draws_progress: io::stderr().is_terminal() }
+        let draws_progress = io::stderr().is_terminal();
+        Self { out, err: Box::new(io::stderr()), shape, answers, has_document: false, draws_progress }
     }
 
     /// Where raw data goes (scripts, manual pages).
@@ -80,8 +83,21 @@ impl Console {
     /// # Errors
     /// When stdout is closed.
     pub fn json(&mut self, value: &impl Serialize) -> io::Result<()> {
+        self.has_document = true;
         serde_json::to_writer_pretty(&mut self.out, value)?;
         writeln!(self.out)
+    }
+
+    /// What a command that failed has for whoever reads its JSON; nothing, if it has written its document before it failed.
+    ///
+    /// # Errors
+    /// When stdout is closed.
+    pub fn json_error(&mut self, error: &str) -> io::Result<()> {
+        if self.has_document {
+            return Ok(());
+        }
+        self.json_line(&serde_json::json!({ "error": error }))?;
+        self.out.flush()
     }
 
     /// One JSON document on one line, for those that come one after the other.
@@ -257,6 +273,19 @@ mod tests {
         let hostile = vec![vec!["\u{1b}]0;owned\u{7}".to_owned(), "a\tb".to_owned()]];
         assert!(!render_table(&["name", "url"], &hostile, Shape::Plain).contains(['\u{1b}', '\u{7}', '\t']));
         assert!(narrow.lines().all(|line| line.chars().count() <= 30), "{narrow}");
+    }
+
+    #[test]
+    fn a_document_is_not_followed_by_an_error() {
+        let (reader, writer) = io::pipe().unwrap();
+        let mut console = Console::new(Box::new(writer), Box::new(io::sink()), Shape::Plain);
+        console.json_line(&"one of many").unwrap();
+        console.json_error("the next could not be asked").unwrap();
+        console.json(&["all"]).unwrap();
+        console.json_error("too late").unwrap();
+        drop(console);
+        let out = io::read_to_string(reader).unwrap();
+        assert_eq!(out, "\"one of many\"\n{\"error\":\"the next could not be asked\"}\n[\n  \"all\"\n]\n");
     }
 
     /// A pseudo-terminal to which nobody has told its size has none.

@@ -53,7 +53,7 @@ enum Action {
     Set {
         provider: String,
         limit: String,
-        /// N/DURATION, like 200/1s or 600/1m; 0/1s closes it.
+        /// N/DURATION, like 200/1s, 50/s or 600/1m; 0/1s closes it.
         rate: Rate,
         /// Why, for the audit.
         #[arg(long, value_name = "TEXT", value_parser = said::because, allow_hyphen_values = true)]

@@ -22,6 +22,7 @@ pub mod dlq;
 pub mod enqueue;
 pub mod fake_provider;
 mod hyphens;
+mod job_count;
 pub mod jobs;
 pub mod limits;
 pub mod man;
@@ -83,7 +84,23 @@ impl Cli {
     }
 }
 
+/// Whether a command line asks for JSON, even one that cannot be meant.
+#[must_use]
+pub fn asks_for_json(arguments: &[OsString]) -> bool {
+    arguments.iter().take_while(|argument| *argument != "--").any(|argument| argument == "--json")
+}
+
+/// What a usage error says, in plain text: without the usage and the way to the help, which are for people.
+#[must_use]
+pub fn usage_problem(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    let said = text.split("\n\nUsage:").next().and_then(|text| text.split("\n\nFor more information").next());
+    let said = said.unwrap_or_default().trim();
+    said.strip_prefix("error: ").unwrap_or(said).to_owned()
+}
+
 const EXIT_CODES: &str = "Exit codes: 0 fine, 1 failed, 2 usage, 78 bad configuration.\n\
+    With --json a command that fails prints {\"error\": …} on stdout, beside its message on stderr.\n\
     Environment: SLUICEGATE_<SECTION>__<KEY> sets a configuration key, …_FILE reads a secret from a file; NO_COLOR.";
 
 #[derive(Debug, Subcommand)]

@@ -16,6 +16,7 @@ use super::connect::{Engines, RunLock};
 use super::signals::Signals;
 use super::{CommandError, Console, Exit, os_user};
 use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl};
+use crate::domain::explain::words::count;
 use crate::ledger::fleet::Fleet;
 use crate::ledger::operator::Operator;
 use crate::ops::api::Desk;
@@ -208,8 +209,9 @@ fn say(report: DrainReport, console: &mut Console) -> std::io::Result<Exit> {
         return Ok(Exit::Fine);
     }
     console.message(&format!(
-        "stopped after worker.drain_timeout_ms: {left_in_hand} jobs left in hand, {abandoned_on_wire} of them with a \
-         request on the wire; other workers take them over"
+        "stopped after worker.drain_timeout_ms: {} left in hand, {abandoned_on_wire} of them with a request on the wire; \
+         other workers take over what is left",
+        count(left_in_hand as u64, "job")
     ))?;
     Ok(if abandoned_on_wire == 0 { Exit::Fine } else { Exit::Failed })
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::backoff::BackoffPolicy;
 use super::explain::parked::THROTTLED;
+use super::explain::words::count;
 use super::outcome::{FinalState, Outcome, UnknownCause};
 
 pub mod finding;
@@ -203,7 +204,7 @@ pub fn ask_or_review(history: &History, policy: &RetryPolicy, reason: &str) -> O
     // Every look-up that ends is bounded by what it found; this bounds those that never do.
     let unknown_age = history.unknown_age.unwrap_or_default();
     let overdue = history.lookups > 0 && history.age > policy.max_age && unknown_age > ask.give_up_after;
-    overdue.then(|| review(&format!("{reason}; asked {} times without an end", history.lookups)))
+    overdue.then(|| review(&format!("{reason}; asked {} without an end", count(history.lookups.into(), "time"))))
 }
 
 const TOO_OLD: &str = "older than max_age_s";
@@ -222,7 +223,7 @@ fn why_not_resent(history: &History, policy: &RetryPolicy) -> Option<String> {
         return None;
     }
     (history.attempts >= policy.max_attempts)
-        .then(|| format!("the outcome is unknown and {} attempts were made", history.attempts))
+        .then(|| format!("the outcome is unknown after {}", count(history.attempts.into(), "attempt")))
 }
 
 /// Half of the retention is left for clocks, queues and a request that is long on its way.
@@ -261,8 +262,7 @@ fn counted(
         return Disposition { next: again(after, unknown, reason, history, policy), counts_attempt: false, pause };
     }
     if failed >= policy.max_attempts {
-        let attempts = if failed == 1 { "attempt" } else { "attempts" };
-        let reason = format!("{reason}; {failed} {attempts} made");
+        let reason = format!("{reason}; {} made", count(failed.into(), "attempt"));
         let next = if unknown { unresolved(&reason, named_wait, policy, fraction) } else { give_up(false, &reason) };
         return Disposition { next, counts_attempt: true, pause };
     }

@@ -14,7 +14,7 @@ pub const MAX_REQUESTS: u32 = 1_000_000;
 /// Longest window: 31 days.
 pub const MAX_WINDOW: Duration = Duration::from_secs(31 * 86_400);
 
-/// `max_requests` per `window`, written `N/DURATION` (`100/1s`).
+/// `max_requests` per `window`, written `N/DURATION` (`100/1s`); `100/s` is read as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rate {
     max_requests: u32,
@@ -67,7 +67,9 @@ impl FromStr for Rate {
         let (count, window) =
             text.split_once('/').ok_or_else(|| format!("`{text}` is not a limit: write N/DURATION, like 100/1s"))?;
         let count = count.parse().map_err(|_| format!("`{count}` is not a number of requests"))?;
-        Self::new(count, parse_duration(window)?)
+        let is_unit = window.starts_with(|c: char| c.is_ascii_alphabetic());
+        let window = if is_unit { parse_duration(&format!("1{window}")) } else { parse_duration(window) };
+        Self::new(count, window?)
     }
 }
 
@@ -274,7 +276,12 @@ mod tests {
         for text in ["100/1s", "600/1m", "0/1s", "1000000/31d", "5/250ms"] {
             assert_eq!(text.parse::<Rate>().unwrap().to_string(), text);
         }
-        for bad in ["100", "100/", "/1s", "-1/1s", "1.5/1s", "1000001/1s", "1/0s", "1/32d", "x/1s"] {
+        for (short, text) in [("50/s", "50/1s"), ("600/m", "600/1m"), ("5/ms", "5/1ms"), ("9/d", "9/1d")] {
+            assert_eq!(short.parse::<Rate>().unwrap().to_string(), text);
+        }
+        for bad in
+            ["100", "100/", "/1s", "-1/1s", "1.5/1s", "1000001/1s", "1/0s", "1/32d", "x/1s", "x/s", "1/y", "1/ s"]
+        {
             assert!(bad.parse::<Rate>().is_err(), "{bad}");
         }
     }

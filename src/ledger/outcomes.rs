@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::domain::explain::words::{count, is_or_are};
+
 /// Which events are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Events {
@@ -31,13 +33,18 @@ impl Unpublished {
         let oldest_s = oldest.unwrap_or_default().as_secs();
         if rejected > 0 {
             return Some(format!(
-                "{rejected} outcome events are rejected by a queue that is bound to their exchange (full, with \
-                 x-overflow = reject-publish?); its other queues get each of them again with every try. The oldest of \
-                 {events} unpublished events has waited for {oldest_s} s"
+                "{} {} rejected by a queue that is bound to the exchange of outcomes (full, with x-overflow = reject-publish?); \
+                 its other queues get each of them again with every try. The oldest of {} has waited for {oldest_s} s",
+                count(rejected, "outcome event"),
+                is_or_are(rejected),
+                count(events, "unpublished event")
             ));
         }
         let late = oldest.is_some_and(|oldest| oldest >= LATE_AFTER);
-        late.then(|| format!("{events} outcome events are not published; the oldest has waited for {oldest_s} s"))
+        late.then(|| {
+            let (events, are) = (count(events, "outcome event"), is_or_are(events));
+            format!("{events} {are} not published; the oldest has waited for {oldest_s} s")
+        })
     }
 }
 
@@ -53,6 +60,8 @@ mod tests {
         assert_eq!(Unpublished::default().warning(), None);
         assert_eq!(warning(0, 59), None);
         assert_eq!(warning(0, 61).unwrap(), "9 outcome events are not published; the oldest has waited for 61 s");
+        let one = warning(1, 5).unwrap();
+        assert!(one.starts_with("1 outcome event is rejected by a queue"), "{one}");
         let rejected = warning(3, 5).unwrap();
         assert!(rejected.starts_with("3 outcome events are rejected by a queue"), "{rejected}");
         assert!(rejected.ends_with("The oldest of 9 unpublished events has waited for 5 s"), "{rejected}");

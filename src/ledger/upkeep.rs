@@ -8,6 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{Hold, LedgerError, Written};
+use crate::domain::explain::words::count;
 use crate::domain::job::{ContentHash, Job, JobId};
 use crate::domain::provider::ProviderName;
 
@@ -127,13 +128,13 @@ impl Account {
         let mut faults = Vec::new();
         let accounted = self.in_hand + self.parked + self.due;
         if accounted != self.open() {
-            faults.push(format!("{} jobs open, {accounted} in hand, parked or due", self.open()));
+            faults.push(format!("{} open, {accounted} in hand, parked or due", count(self.open(), "job")));
         }
         if self.without_event > 0 {
-            faults.push(format!("{} settled jobs without an event of their state", self.without_event));
+            faults.push(format!("{} without an event of its state", count(self.without_event, "settled job")));
         }
         if self.without_cause > 0 {
-            faults.push(format!("{} jobs succeeded without an accepted attempt", self.without_cause));
+            faults.push(format!("{} succeeded without an accepted attempt", count(self.without_cause, "job")));
         }
         faults
     }

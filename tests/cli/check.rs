@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use sluicegate::cli::Exit;
 use sluicegate::domain::backoff::BackoffPolicy;
+use sluicegate::domain::job::JobField;
 use sluicegate::domain::limit::{Algorithm, AppliesTo, Limit, Scope};
 use sluicegate::domain::provider::{Mode, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StoreDown};
 use sluicegate::ledger::settings::BadRow;
@@ -90,6 +91,27 @@ async fn what_costs_or_risks_something_is_a_warning_with_a_mend() {
     assert_eq!(levels(&ran.json(), "configuration worker.card_numbers"), ["warning"]);
     assert_eq!(levels(&ran.json(), "configuration ops.listen"), ["warning"]);
     assert!(ran.json().as_array().unwrap().iter().all(|f| f["level"] == "ok" || f["mend"].is_string()));
+}
+
+#[tokio::test]
+async fn a_limit_that_messages_pass_uncounted_is_a_warning_with_the_field_to_require() {
+    let engine = Engine::default();
+    for (scope, field) in [(Scope::Account, "account"), (Scope::Reference, "reference")] {
+        let mut counting = provider();
+        let own = Limit { name: "own".to_owned(), scope, ..counting.limits[0].clone() };
+        counting.limits.push(own);
+        engine.state().meant = vec![counting.clone()];
+        let found = finding(&engine.run(&["check", "--json"]).await.json(), "provider acme");
+        let passes = format!("limit own counts by {field}, and a message without {field} passes it uncounted");
+        assert_eq!((&found["level"], &found["what"]), (&"warning".into(), &passes.into()));
+        assert!(found["mend"].as_str().unwrap().contains(&format!("require = [\"{field}\"]")), "{found}");
+
+        let job_field = [JobField::Account, JobField::Reference].into_iter().find(|it| it.name() == field).unwrap();
+        let required = Provider { require: [job_field].into(), ..counting.clone() };
+        counting.limits[1].shadow = true;
+        engine.state().meant = vec![required, counting];
+        assert_eq!(levels(&engine.run(&["check", "--json"]).await.json(), "provider acme"), ["ok", "ok"]);
+    }
 }
 
 #[tokio::test]

@@ -182,6 +182,122 @@ fn only_what_may_make_a_database_migrates_one() {
     assert!(sluicegate().current_dir(dir.path()).args(["jobs", "list"]).output().unwrap().status.success());
 }
 
+/// A script reads stdout, and must find one object there whatever happened.
+#[test]
+fn a_command_that_fails_with_json_prints_its_error_as_json() {
+    let dir = tempfile::tempdir().unwrap();
+    let empty = tempfile::tempdir().unwrap();
+    assert!(sluicegate().current_dir(dir.path()).arg("migrate").output().unwrap().status.success());
+    for (place, code, line, words) in [
+        (&dir, 1, "jobs show p1", "p1: the ledger has no such job"),
+        (&dir, 1, "provider show acme", "there is no provider `acme`"),
+        (&empty, 1, "status", "there is no database sluicegate.db"),
+        (&dir, 78, "provider apply missing.toml", "missing.toml: No such file"),
+        (&dir, 78, "--set x provider list", "Write --set section.key=value"),
+        (&dir, 2, "provider show Acme", "use 1 to 63 of a-z 0-9 _ -"),
+        (&dir, 2, "jobs list --state done", "invalid value 'done' for '--state <STATE>'"),
+        (&dir, 2, "enqueue", "--currency <CURRENCY>"),
+        (&dir, 2, "limits set acme second 100", "write N/DURATION, like 100/1s"),
+        (&dir, 2, "provider frob", "'frob'"),
+    ] {
+        let line = format!("--set ops.listen=none {line}");
+        let plain = sluicegate().current_dir(place.path()).args(line.split(' ')).output().unwrap();
+        assert_eq!((plain.status.code(), text(&plain.stdout)), (Some(code), ""), "{line}");
+        let output = sluicegate().current_dir(place.path()).args(line.split(' ')).arg("--json").output().unwrap();
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        assert_eq!(output.status.code(), Some(code), "{line}: {out}{err}");
+        let object: serde_json::Map<String, serde_json::Value> = serde_json::from_str(out).unwrap();
+        let said = object["error"].as_str().unwrap();
+        assert!(said.contains(words) && !said.contains("--help") && object.len() == 1, "{line}: {out}");
+        assert!(err.contains(words), "{line}: {err}");
+    }
+    // What has an object of its own for failures keeps it.
+    let line = ["jobs", "cancel", "p1", "--json"];
+    let output = sluicegate().current_dir(dir.path()).args(line).output().unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((output.status.code(), &report["refused"][0]["id"]), (Some(1), &"p1".into()), "{report}");
+}
+
+/// The program, where root may do everything: as a user without rights.
+fn as_nobody(dir: &std::path::Path) -> std::process::Command {
+    use std::os::unix::fs::MetadataExt as _;
+    use std::os::unix::process::CommandExt as _;
+    let copy = dir.join("sluicegate");
+    std::fs::copy(assert_cmd::cargo::cargo_bin("sluicegate"), &copy).unwrap();
+    let mut command = std::process::Command::new(&copy);
+    if std::fs::metadata(&copy).unwrap().uid() == 0 {
+        command.uid(65_534).gid(65_534);
+    }
+    command.env_clear();
+    command
+}
+
+#[test]
+fn check_names_a_database_that_cannot_be_made() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let locked = dir.path().join("locked");
+    std::fs::create_dir(&locked).unwrap();
+    std::fs::write(dir.path().join("file"), "").unwrap();
+    let allow = |place: &str, mode| {
+        std::fs::set_permissions(dir.path().join(place), std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let read_only = dir.path().join("read-only");
+    std::fs::create_dir(&read_only).unwrap();
+    for place in [&locked, &read_only] {
+        assert!(sluicegate().current_dir(place).arg("migrate").output().unwrap().status.success());
+    }
+    let modes = [("locked", 0o555), ("read-only", 0o777), ("read-only/sluicegate.db", 0o444)];
+    modes.into_iter().for_each(|(place, mode)| allow(place, mode));
+    for (place, words) in [
+        ("missing/new.db", "missing does not exist"),
+        ("file/new.db", "file is not a folder"),
+        ("locked/new.db", "this user may not make files in its folder"),
+        ("locked/sluicegate.db", "the file that"),
+        ("read-only/sluicegate.db", "this user may not write"),
+    ] {
+        let path = dir.path().join(place);
+        let set = format!("database.url=sqlite://{}", path.display());
+        let line = ["--set", &set, "--set", "ops.listen=none", "check", "--json"];
+        let output = as_nobody(dir.path()).args(line).output().unwrap();
+        let findings: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+        let subject = format!("database sqlite://{}", path.display());
+        let is_it = |finding: &&serde_json::Value| finding["subject"] == subject && finding["level"] == "error";
+        let found = findings.iter().find(is_it).unwrap_or_else(|| panic!("{place}: {findings:?}"));
+        assert_eq!(output.status.code(), Some(1), "{place}: {findings:?}");
+        assert!(found["what"].as_str().unwrap().contains(words) && found["mend"].is_string(), "{place}: {found}");
+    }
+    assert!(!dir.path().join("missing").exists(), "nothing was made");
+    allow("locked", 0o755);
+}
+
+#[test]
+fn a_file_that_is_no_database_is_refused_with_clear_words() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |url: &str, line: &str| {
+        let set = format!("database.url=sqlite://{url}");
+        let output = sluicegate().current_dir(dir.path()).args(["--set", &set]).args(line.split(' ')).output().unwrap();
+        (output.status.code(), format!("{}{}", text(&output.stdout), text(&output.stderr)))
+    };
+    assert_eq!(run("damaged.db", "migrate").0, Some(0));
+    let mut bytes = std::fs::read(dir.path().join("damaged.db")).unwrap();
+    bytes[4_096..].fill(0xa5);
+    std::fs::write(dir.path().join("damaged.db"), bytes).unwrap();
+    for (url, line, words) in [
+        ("/etc/passwd", "jobs list", "is not a SQLite database"),
+        ("/etc/passwd", "check", "is not a SQLite database"),
+        ("/etc/passwd", "migrate", "is not a SQLite database"),
+        ("damaged.db", "jobs list", "is damaged"),
+        ("/etc", "jobs list", "must be one that this user can read and write"),
+        ("missing/new.db", "migrate", "in a folder that exists"),
+    ] {
+        let (code, said) = run(url, line);
+        assert_eq!(code, Some(1), "{url} {line}: {said}");
+        assert!(said.contains(words) && !said.contains("unreadable row"), "{url} {line}: {said}");
+    }
+}
+
 #[test]
 fn a_list_of_targets_that_cannot_be_meant_is_told_by_check() {
     for entry in ["bogus", "10.0.0.0/99", "https://x.example:443", "host:99999"] {

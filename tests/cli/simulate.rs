@@ -97,6 +97,17 @@ fn the_json_says_the_same_for_the_same_seed() {
 }
 
 #[test]
+fn a_burst_is_written_as_people_write_numbers() {
+    let desk = Desk::new();
+    let figures = |burst| desk.json(&[&START[..], &["--burst", burst]].concat())["variants"][0]["figures"].clone();
+    let plain = figures("2000");
+    assert_eq!(plain["succeeded"], 2_000);
+    assert_eq!((&figures("2_000"), &figures("2k")), (&plain, &plain));
+    let (_, _, err) = desk.run(&["--burst", "1"]);
+    assert!(err.starts_with("1 job simulated in "), "{err}");
+}
+
+#[test]
 fn a_trace_brings_accounts_and_deadlines() {
     let desk = Desk::new();
     let lines: String = (0..20).map(|n| format!("{},busy,1,0,{}\n", 1_000 + n, 13_000)).collect();
@@ -131,6 +142,7 @@ fn what_cannot_be_meant_is_named() {
         (vec!["--burst", "10", "--with", "paused=true"], "acme is paused: add --with paused=false"),
         (vec!["--burst", "10", "--variant", "odd: mode=drop"], "odd: mode is `drop`"),
         (vec!["--burst", "0"], "no job ever comes"),
+        (vec!["--burst", "300 k"], "`300 k` is not a number of jobs: write 5000, 300_000 or 300k"),
         (vec!["--burst", "99999999"], "at most 10000000 jobs"),
         (vec!["--rate", "30000/1s", "--for", "6m"], "at most 10000000 jobs"),
         (vec!["--burst", "1", "--faults", "2"], "--faults: `2` must be a share"),

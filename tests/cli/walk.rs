@@ -41,7 +41,7 @@ const WALK: [(&[&str], Exit); 32] = [
     (&["provider", "resume", "acme"], Exit::Fine),
     (&["provider", "resume", "nobody"], Exit::Failed),
     (&["limits", "list"], Exit::Fine),
-    (&["limits", "set", "acme", "per-second", "50/1s", "--because", "billing day"], Exit::Fine),
+    (&["limits", "set", "acme", "per-second", "50/s", "--because", "billing day"], Exit::Fine),
     (&["limits", "set", "acme", "per-year", "50/1s"], Exit::Failed),
     (&["limits", "history", "acme"], Exit::Fine),
     (&["limits", "history"], Exit::Fine),

@@ -8,6 +8,7 @@ use sqlx::Connection as _;
 use super::{machine, meter::Meter};
 use crate::cli::Console;
 use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl};
+use crate::domain::explain::words::count;
 
 /// Load average above which somebody else wants the cores as well.
 const BUSY: f64 = 0.5;
@@ -52,7 +53,7 @@ impl Conditions {
             LimiterUrl::Redis(url) => {
                 versioned("Redis", Meter::connect(url.expose()).await.ok().map(|meter| meter.version))
             }
-            LimiterUrl::RedisCluster(nodes) => format!("Redis Cluster, {} nodes named", nodes.len()),
+            LimiterUrl::RedisCluster(nodes) => format!("Redis Cluster, {} named", count(nodes.len() as u64, "node")),
         };
         Ok(Self {
             command,

@@ -2,6 +2,8 @@
 //!
 //! Refuses to read a clock: the date is the measured server's.
 
+use crate::domain::explain::words::count;
+
 /// Processor, cores and system, as far as the system says.
 #[must_use]
 pub fn describe() -> String {
@@ -13,7 +15,7 @@ pub fn describe() -> String {
     let release = read("/etc/os-release");
     let system = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
     let system = system.map_or(std::env::consts::OS, |name| name.trim_matches('"')).to_owned();
-    format!("{model}, {} cores · {system}", cores.max(1))
+    format!("{model}, {} · {system}", count(cores.max(1) as u64, "core"))
 }
 
 /// How many processes wanted a core in the last minute; figures of a busy machine say less.

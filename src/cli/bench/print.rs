@@ -5,6 +5,7 @@
 use super::report::{Figure, FigureName, Report, Row, Section};
 use super::{crowd, full_log, measure};
 use crate::cli::Console;
+use crate::domain::explain::words::count;
 
 /// One section laid out.
 struct Table {
@@ -88,7 +89,7 @@ fn conditions(report: &Report) -> Vec<String> {
     vec![
         format!("{} · {}{load}", report.machine, report.date),
         format!("sluicegate {} · {server}", report.sluicegate),
-        format!("{} s per figure, median of {} rounds", report.seconds_per_figure, report.rounds),
+        format!("{} s per figure, median of {}", report.seconds_per_figure, count(report.rounds as u64, "round")),
     ]
 }
 

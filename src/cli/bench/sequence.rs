@@ -13,6 +13,7 @@ use super::reference::{CallerClock, Referee, Reference};
 use super::report::{Report, Row, Section};
 use super::{BenchError, LimiterArgs, crowd, full_log, machine, ours, report, targets};
 use crate::cli::Console;
+use crate::domain::explain::words::count;
 
 const PERMITS: [u32; 4] = [1, 10, 100, 1_000];
 /// Some windows of the crowd's limit: permits come in bursts, one per window.
@@ -111,7 +112,7 @@ async fn throughput(
         contenders.extend(zset.map(|contender| (contender as &dyn Contender, permits, false)));
         contenders.extend(ours.iter().map(|contender| (contender as &dyn Contender, permits, true)));
     }
-    console.message(&format!("filling logs for {} figures", contenders.len()))?;
+    console.message(&format!("filling logs for {}", count(contenders.len() as u64, "figure")))?;
     let mut lanes = Vec::new();
     for (number, (contender, permits, ours)) in contenders.into_iter().enumerate() {
         let lane_prefix = format!("{prefix}:{number}");

@@ -9,6 +9,7 @@ use secrecy::ExposeSecret as _;
 
 use super::Finding;
 use crate::config::{CardNumbers, Config, DatabaseUrl, LimiterUrl, QueueUrl};
+use crate::domain::explain::words::count;
 use crate::domain::job::JobField;
 use crate::domain::limit::{Algorithm, Limit, Scope};
 use crate::domain::provider::{Provider, SlotRelease, StoreDown};
@@ -70,7 +71,8 @@ fn exposed_token(config: &Config) -> Option<String> {
     let token = config.ops.token.as_ref()?.expose_secret();
     let (length, different) = (token.chars().count(), token.chars().collect::<BTreeSet<char>>().len());
     (length < TOKEN_MIN || different < TOKEN_DIFFERENT_MIN).then(|| {
-        format!("can be guessed by whoever reaches {listen}: it has {length} characters, {different} of them different")
+        let length = count(length as u64, "character");
+        format!("can be guessed by whoever reaches {listen}: it has {length}, {different} of them different")
     })
 }
 
@@ -120,8 +122,8 @@ pub fn provider(provider: &Provider, config: &Config) -> Vec<Finding> {
         warn(what.to_owned(), "Use slot_release = response for the proven limit");
     }
     if let StoreDown::Share { of } = provider.store_down {
-        let what =
-            format!("while Redis is away each worker uses 1/{of} of the limits: more than {of} workers exceed them");
+        let workers = if of == 1 { "1 worker exceeds".to_owned() } else { format!("{of} workers exceed") };
+        let what = format!("while Redis is away each worker uses 1/{of} of the limits: more than {workers} them");
         warn(what, "Keep share_of at the number of workers or above, or use store_down = wait");
     }
     if config.worker.drain_timeout <= provider.hold_max() {
@@ -171,14 +173,14 @@ pub fn delivery_timeout(providers: &[&Provider], config: &Config) -> Option<Find
     let QueueUrl::Amqp(_) = config.queue.url else { return None };
     let slowest = providers.iter().max_by_key(|provider| in_hand_max(provider))?;
     let longest = in_hand_max(slowest);
-    let minutes = longest.as_secs_f64() / 60.0;
+    let minutes = u64::try_from(longest.as_millis().div_ceil(60_000)).unwrap_or(u64::MAX);
     let what = format!(
-        "cannot be read over AMQP; it must be above {} minutes: provider {} may hold a message for {} s (max_wait_ms, \
-         timeout_ms and send_budget_ms). RabbitMQ's default is {} minutes",
-        minutes.ceil(),
+        "cannot be read over AMQP; it must be above {}: provider {} may hold a message for {} s (max_wait_ms, \
+         timeout_ms and send_budget_ms). RabbitMQ's default is {}",
+        count(minutes, "minute"),
         slowest.name,
         longest.as_secs_f64(),
-        DELIVERY_TIMEOUT_DEFAULT.as_secs() / 60,
+        count(DELIVERY_TIMEOUT_DEFAULT.as_secs() / 60, "minute"),
     );
     let subject = "broker's delivery timeout";
     if longest > DELIVERY_TIMEOUT_DEFAULT / 2 {

@@ -2,17 +2,18 @@
 //!
 //! Refuses to change anything, and to stop at the first finding.
 
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::connect::{Engines, Probe};
 use super::{CommandError, Console, Exit};
 use crate::config::{Config, DatabaseUrl, Problems};
+use crate::domain::explain::words::count;
 use crate::domain::provider::Provider;
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::Snapshot;
 
+mod file;
 mod finding;
 mod judge;
 mod queue;
@@ -21,9 +22,9 @@ pub use finding::{Finding, Level};
 
 use finding::print;
 
-/// Bits of a file's mode: group and others.
-const OTHERS: u32 = 0o077;
 const PRIVATE: &str = "It holds payments: `chmod 600` it, and the files beside it whose names begin alike";
+const OURS: &str = "Give the user that runs the workers a folder and a file that it may write, or set database.url; run check \
+                    as that user";
 
 /// Longest time that one dependency may take to answer.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -104,7 +105,7 @@ async fn provider_file(file: &std::path::Path, config: &Config, engines: &dyn En
     match super::provider::checked_rows(&text, file, engines) {
         Err(error) => vec![Finding::error(subject, error.to_string(), "Mend the rows that are named")],
         Ok(rows) => {
-            let mut findings = vec![Finding::ok(subject, format!("{} providers", rows.len()))];
+            let mut findings = vec![Finding::ok(subject, count(rows.len() as u64, "provider"))];
             for provider in rows.iter().filter_map(|row| engines.meant(row).ok()) {
                 // Whoever judges a file before it is deployed need not have what the workers have.
                 let unusable = unusable(&provider, config, engines).map(|(subject, problem)| {
@@ -157,7 +158,11 @@ async fn database(config: &Config, engines: &dyn Engines) -> (Vec<Finding>, Opti
             let what = format!("{} does not exist yet", path.display());
             let mend =
                 "sluicegate run makes it, here; if there should be one, run this where it lies or set database.url";
-            (vec![Finding::warning(subject, what, mend)], None)
+            let found = match file::cannot_be_made(&path) {
+                Some(why) => Finding::error(subject, format!("{what}, and cannot be made: {why}"), OURS),
+                None => Finding::warning(subject, what, mend),
+            };
+            (vec![found], None)
         }
         Ok(Err(error)) => {
             let mend = "Do what it says, or check that it runs and database.url";
@@ -165,7 +170,10 @@ async fn database(config: &Config, engines: &dyn Engines) -> (Vec<Finding>, Opti
         }
         Ok(Ok((answered, snapshot, rows))) => {
             let mut findings = vec![Finding::ok(subject.clone(), format!("answers in {} ms", answered.as_millis()))];
-            findings.extend(readable_by_others(config).map(|what| Finding::warning(subject, what, PRIVATE)));
+            let file = file_of(config);
+            let readable = file.and_then(file::readable_by_others);
+            findings.extend(readable.map(|what| Finding::warning(subject.clone(), what, PRIVATE)));
+            findings.extend(file.and_then(file::cannot_be_written).map(|why| Finding::error(subject, why, OURS)));
             findings.extend(judge::snapshot(&snapshot, config));
             findings.extend(rows.iter().flat_map(judge::written));
             let meant = snapshot.providers.iter().filter_map(|row| row.as_ref().ok());
@@ -179,11 +187,12 @@ async fn database(config: &Config, engines: &dyn Engines) -> (Vec<Finding>, Opti
     }
 }
 
-/// What others on this machine could read: payloads, and what was sent to providers.
-fn readable_by_others(config: &Config) -> Option<String> {
-    let DatabaseUrl::Sqlite { path: Some(path), .. } = &config.database.url else { return None };
-    let mode = std::fs::metadata(path).ok()?.permissions().mode();
-    (mode & OTHERS != 0).then(|| format!("others on this machine can reach its file: its mode is {:03o}", mode & 0o777))
+/// The file of an embedded database.
+fn file_of(config: &Config) -> Option<&Path> {
+    match &config.database.url {
+        DatabaseUrl::Sqlite { path, .. } => path.as_deref(),
+        DatabaseUrl::Postgres(_) => None,
+    }
 }
 
 async fn in_time(probe: &dyn Probe) -> Vec<Finding> {

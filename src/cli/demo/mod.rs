@@ -3,6 +3,7 @@
 //! Refuses to touch anything: no file, no port but two on loopback, and nothing stays. What runs is the same worker as
 //! in production, on the embedded engines.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,8 +15,10 @@ use tokio::time::{Instant, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::connect::Engines;
+use super::job_count::job_count;
 use super::{CommandError, Console, Exit};
 use crate::config::{self, Config};
+use crate::domain::explain::words::count;
 use crate::domain::job::{Job, JobId};
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
@@ -32,6 +35,7 @@ use progress::Display;
 use proof::Proof;
 
 const PROVIDER: &str = "demo";
+const JOBS: RangeInclusive<u64> = 1..=1_000_000;
 /// About as long as somebody watches.
 const RUN_TIME: Duration = Duration::from_secs(13);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -43,7 +47,7 @@ const STUCK_AFTER: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// Payments to make. Default: about 13 seconds' worth at the limit.
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    #[arg(long, value_parser = jobs)]
     jobs: Option<u64>,
     /// What the provider allows, counted over every sliding window.
     #[arg(long, value_name = "N/DURATION", default_value = "100/1s")]
@@ -63,6 +67,11 @@ pub struct Args {
 enum DemoMode {
     Blocking,
     Requeue,
+}
+
+fn jobs(text: &str) -> Result<u64, String> {
+    let jobs = job_count(text)? as u64;
+    if JOBS.contains(&jobs) { Ok(jobs) } else { Err(format!("{jobs} is not in {JOBS:?}")) }
 }
 
 /// Runs the command.
@@ -99,8 +108,9 @@ pub async fn run(args: &Args, engines: &dyn Engines, console: &mut Console) -> R
     let jobs = args.jobs.unwrap_or_else(|| default_jobs(args.limit));
     let published = publish(&worker, &name, jobs).await?;
     console.message(&format!(
-        "{jobs} payments, {published} messages ({} of them twice), provider allows {}, answers in 20 to 80 ms, loses \
-         0.3 % of its answers and fails 0.5 %",
+        "{}, {} ({} of them twice), provider allows {}, answers in 20 to 80 ms, loses 0.3 % of its answers and fails 0.5 %",
+        count(jobs, "payment"),
+        count(published, "message"),
         published - jobs,
         args.limit
     ))?;

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::progress::chart;
 use crate::cli::{CommandError, Console};
+use crate::domain::explain::words::count;
 use crate::domain::limit::Rate;
 use crate::domain::outcome::FinalState;
 use crate::ledger::StateCount;
@@ -107,8 +108,12 @@ impl Proof {
                 "never more than the limit".to_owned(),
                 mark(self.breaches == 0 && self.refused_429 == 0),
                 format!(
-                    "at most {} of {} in any window, {} breaches, {} × 429, over {} requests",
-                    self.largest_in_any_window, self.limit, self.breaches, self.refused_429, self.requests
+                    "at most {} of {} in any window, {}, {} × 429, over {}",
+                    self.largest_in_any_window,
+                    self.limit,
+                    count(self.breaches, "breach"),
+                    self.refused_429,
+                    count(self.requests, "request")
                 ),
             ],
             [
@@ -120,8 +125,9 @@ impl Proof {
                 "none charged twice".to_owned(),
                 mark(self.double == 0),
                 format!(
-                    "{} charged twice, though the provider kept {} answers to itself",
-                    self.double, self.answers_lost_by_provider
+                    "{} charged twice, though the provider kept {} to itself",
+                    self.double,
+                    count(self.answers_lost_by_provider, "answer")
                 ),
             ],
             [

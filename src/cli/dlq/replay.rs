@@ -71,6 +71,7 @@ pub async fn run(
             }
             if provider.is_none() && !args.pace.dry_run && !args.yes && !is_wanted(&dead, console)? {
                 console.message("nothing was changed")?;
+                print_none(args, console)?;
                 return Ok(Exit::Failed);
             }
             let filter = Filter { state: Some(DEAD), provider, ..Filter::default() };
@@ -99,16 +100,22 @@ async fn nothing(
 ) -> Result<Exit, CommandError> {
     list::known(provider, config, engines).await?;
     console.message("no dead payments: nothing to replay")?;
+    print_none(args, console)?;
+    Ok(Exit::Fine)
+}
+
+fn print_none(args: &Args, console: &mut Console) -> Result<(), CommandError> {
     if args.json {
         console.json(&Report::new(&Verdict::Replay, args.pace.dry_run, true))?;
     }
-    Ok(Exit::Fine)
+    Ok(())
 }
 
 /// Where nobody can be asked, whoever wrote the script has decided.
 fn is_wanted(dead: &BTreeMap<String, i64>, console: &mut Console) -> Result<bool, CommandError> {
     let total: i64 = dead.values().sum();
     let by_provider: Vec<String> = dead.iter().map(|(provider, jobs)| format!("{provider} {jobs}")).collect();
-    let question = format!("Replay all {total} dead payments ({})?", by_provider.join(", "));
+    let all = if total == 1 { "the one dead payment".to_owned() } else { format!("all {total} dead payments") };
+    let question = format!("Replay {all} ({})?", by_provider.join(", "));
     Ok(console.confirm(&question)?.unwrap_or(true))
 }

@@ -5,7 +5,7 @@
 use super::super::connect::Engines;
 use super::super::{CommandError, Console, Exit};
 use crate::config::Config;
-use crate::domain::explain::words::in_the_past;
+use crate::domain::explain::words::{count, in_the_past};
 use crate::domain::job::JobId;
 use crate::ledger::operator::{At, Digest, JobStory, WaitLine};
 
@@ -140,5 +140,5 @@ fn text(at: Option<At>) -> String {
 }
 
 fn digest(digest: &Digest) -> String {
-    format!("{} bytes, sha256 {}", digest.bytes, digest.sha256)
+    format!("{}, sha256 {}", count(digest.bytes, "byte"), digest.sha256)
 }

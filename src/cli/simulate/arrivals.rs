@@ -12,8 +12,10 @@ use super::Args;
 use super::changes::Setup;
 use crate::cli::CommandError;
 use crate::cli::connect::Engines;
+use crate::cli::job_count::job_count;
 use crate::cli::provider::parse_name;
 use crate::config::Config;
+use crate::domain::explain::words::count;
 use crate::domain::job::{COST_MAX, Token};
 use crate::domain::limit::Rate;
 use crate::domain::time::parse_duration;
@@ -30,13 +32,13 @@ const COLUMNS: [&str; 5] = ["at_ms", "account", "cost", "priority", "expires_at_
 #[group(required = true, multiple = true)]
 pub struct ArrivalArgs {
     /// Jobs come at random at this mean rate: 50/s, 600/1m.
-    #[arg(long, value_name = "N/DURATION", value_parser = rate, requires = "lasting")]
+    #[arg(long, value_name = "N/DURATION", requires = "lasting")]
     rate: Option<Rate>,
     /// For how long they come.
     #[arg(long = "for", id = "lasting", value_name = "DURATION", value_parser = parse_duration, requires = "rate")]
     lasting: Option<Duration>,
-    /// So many at the start.
-    #[arg(long, value_name = "JOBS")]
+    /// So many at the start: 5000, 300_000, 300k.
+    #[arg(long, value_name = "JOBS", value_parser = job_count)]
     burst: Option<usize>,
     /// A recording: CSV with the columns at_ms[,account][,cost][,priority][,expires_at_ms].
     #[arg(long, value_name = "FILE")]
@@ -50,16 +52,6 @@ pub struct ArrivalArgs {
 pub(super) struct Come {
     pub arrivals: Arrivals,
     pub from: Option<Timestamp>,
-}
-
-/// `50/s` is `50/1s`.
-fn rate(text: &str) -> Result<Rate, String> {
-    match text.split_once('/') {
-        Some((count, unit)) if unit.starts_with(|c: char| c.is_ascii_alphabetic()) => {
-            format!("{count}/1{unit}").parse()
-        }
-        _ => text.parse(),
-    }
 }
 
 fn span(text: &str) -> Result<(Timestamp, Timestamp), String> {
@@ -164,7 +156,7 @@ fn trace(text: &str) -> Result<Arrivals, Vec<String>> {
         }
     }
     if bad > NAMED_MAX {
-        problems.push(format!(" {} more bad lines", bad - NAMED_MAX));
+        problems.push(format!(" {}", count((bad - NAMED_MAX) as u64, "more bad line")));
     }
     if bad > 0 {
         return Err(problems);
@@ -181,7 +173,7 @@ fn trace(text: &str) -> Result<Arrivals, Vec<String>> {
 fn read_line(columns: &[&str], line: &str, arrivals: &mut Arrivals) -> Result<Arrival, String> {
     let cells: Vec<&str> = line.split(',').map(str::trim).collect();
     if cells.len() != columns.len() {
-        return Err(format!("has {} cells, the title has {}", cells.len(), columns.len()));
+        return Err(format!("has {}, the title has {}", count(cells.len() as u64, "cell"), columns.len()));
     }
     let mut job = Arrival::at(0);
     for (column, cell) in columns.iter().zip(cells) {
@@ -236,10 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_and_spans_are_read() {
-        assert_eq!(rate("50/s").unwrap(), rate("50/1s").unwrap());
-        assert_eq!(rate("600/m").unwrap(), rate("600/1m").unwrap());
-        assert!(rate("50").is_err() && rate("x/s").is_err());
+    fn spans_are_read() {
         assert!(span("2026-01-01T00:00:00Z..2026-01-02T00:00:00Z").is_ok());
         assert!(span("2026-01-02T00:00:00Z..2026-01-01T00:00:00Z").is_err() && span("today").is_err());
     }

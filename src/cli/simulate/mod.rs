@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::connect::Engines;
 use super::{CommandError, Console, Exit};
 use crate::config::Config;
+use crate::domain::explain::words::count;
 use crate::simulation::{Arrivals, Figures, Model, simulate};
 
 mod arrivals;
@@ -124,9 +125,9 @@ pub async fn run(
         console.json(&print::json(args, &columns, start))?;
     } else {
         print::table(&columns, start, console)?;
-        let jobs: usize = columns.len() * come.arrivals.jobs().len();
+        let jobs = count((columns.len() * come.arrivals.jobs().len()) as u64, "job");
         console.flush()?;
-        console.message(&format!("{jobs} jobs simulated in {:.1} s", began.elapsed().as_secs_f64()))?;
+        console.message(&format!("{jobs} simulated in {:.1} s", began.elapsed().as_secs_f64()))?;
     }
     Ok(if columns.iter().all(|column| column.figures.holds()) { Exit::Fine } else { Exit::Failed })
 }

@@ -6,6 +6,7 @@
 use jiff::Timestamp;
 
 use crate::cli::console::{Shape, render_table, width, wrapped};
+use crate::domain::explain::words::{count, plural};
 use crate::domain::limit::AppliesTo;
 use crate::domain::time::format_duration;
 use crate::fleet::clears::{Clears, Source};
@@ -57,7 +58,7 @@ fn cut(mut lines: Vec<String>, at_most: usize) -> Vec<String> {
     if lines.len() > at_most {
         let left_out = lines.len() - (at_most - 1);
         lines.truncate(at_most - 1);
-        lines.push(format!("… {left_out} more lines"));
+        lines.push(format!("… {}", count(left_out as u64, "more line")));
     }
     lines
 }
@@ -246,8 +247,8 @@ fn note(of: &ProviderOverview) -> Option<String> {
     let silent = matches!(of.state, State::Running | State::Idle);
     let cause = of.cause.clone().filter(|_| !silent);
     let refused = of.refused_by_provider.filter(|refused| *refused > 0);
-    let refused =
-        refused.map(|refused| format!("the provider refused {} requests that were allowed", grouped(refused)));
+    let requests = |refused| format!("{} {}", grouped(refused), plural(refused, "request"));
+    let refused = refused.map(|refused| format!("the provider refused {} that we allowed", requests(refused)));
     let good = fullest(&of.limits).map(|limit| format!(" ({} {})", limit.name, rate(limit))).unwrap_or_default();
     let counts = match of.has_good_row {
         true => format!("the last good one counts{good}"),
@@ -281,7 +282,7 @@ fn conservation(overview: &Overview) -> Vec<String> {
     if uncounted {
         return vec!["conservation: not known".to_owned()];
     }
-    vec![format!("conservation: adds up ({} jobs{})", grouped(jobs), counted(overview))]
+    vec![format!("conservation: adds up ({} {}{})", grouped(jobs), plural(jobs, "job"), counted(overview))]
 }
 
 /// How old the count is, once it says little of now.

@@ -12,8 +12,7 @@ pub(super) fn ended(facts: &Facts, job: &JobFacts) -> Explanation {
     let because = job.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
     let requests = match job.requests.len() {
         0 => "nothing was ever sent".to_owned(),
-        1 => "after 1 request".to_owned(),
-        many => format!("after {many} requests"),
+        many => format!("after {}", words::count(many as u64, "request")),
     };
     let by_hand = job.by_hand.as_ref().map(|by| {
         let because = by.because.as_deref().map(|because| format!(" ({because})")).unwrap_or_default();

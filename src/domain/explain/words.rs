@@ -1,4 +1,4 @@
-//! Instants and spans as people read them: `14:03:21 UTC (in 12.4 s)`.
+//! Instants, spans and counts as people read them: `14:03:21 UTC (in 12.4 s)`, `1 job`.
 //!
 //! Refuses time zones: everything is UTC, and says so.
 
@@ -45,6 +45,32 @@ pub fn span(span: Duration) -> String {
         3_600..86_400 => two(s / 3_600, "h", s / 60 % 60, "min"),
         _ => two(s / 86_400, "d", s / 3_600 % 24, "h"),
     }
+}
+
+/// `1 job`, `2 jobs`, `0 copies`, `3 breaches`.
+#[must_use]
+pub fn count(number: u64, noun: &str) -> String {
+    format!("{number} {}", plural(number, noun))
+}
+
+/// A noun as it stands behind its number, for numbers that are written in another way.
+#[must_use]
+pub fn plural(number: u64, noun: &str) -> String {
+    if number == 1 {
+        return noun.to_owned();
+    }
+    let ends_in_any = |endings: &[&str]| endings.iter().any(|ending| noun.ends_with(ending));
+    match noun.strip_suffix('y') {
+        Some(stem) if !ends_in_any(&["ay", "ey", "oy", "uy"]) => format!("{stem}ies"),
+        _ if ends_in_any(&["s", "x", "ch", "sh"]) => format!("{noun}es"),
+        _ => format!("{noun}s"),
+    }
+}
+
+/// The verb behind such a count.
+#[must_use]
+pub fn is_or_are(number: u64) -> &'static str {
+    if number == 1 { "is" } else { "are" }
 }
 
 /// When a backlog is cleared, as part of a sentence about its lane.
@@ -99,6 +125,24 @@ fn civil(days: i64) -> (i64, i64, i64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_of_a_thing_is_not_said_as_many() {
+        for (number, noun, words) in [
+            (0, "job", "0 jobs"),
+            (1, "job", "1 job"),
+            (2, "job", "2 jobs"),
+            (1, "breach", "1 breach"),
+            (3, "breach", "3 breaches"),
+            (1, "copy", "1 copy"),
+            (3, "copy", "3 copies"),
+            (2, "key", "2 keys"),
+            (2, "process", "2 processes"),
+        ] {
+            assert_eq!(count(number, noun), words);
+        }
+        assert_eq!([0, 1, 2].map(is_or_are), ["are", "is", "are"]);
+    }
 
     #[test]
     fn instants_and_spans_are_said_as_people_do() {

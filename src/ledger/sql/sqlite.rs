@@ -33,6 +33,19 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(15);
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 const OPEN_AGAIN_AFTER: Duration = Duration::from_millis(20);
 const SQLITE_BUSY: i64 = 5;
+const SQLITE_READONLY: i64 = 8;
+const SQLITE_CORRUPT: i64 = 11;
+const SQLITE_CANTOPEN: i64 = 14;
+const SQLITE_NOTADB: i64 = 26;
+
+/// How to fix what SQLite refuses.
+const READONLY: &str = "the file that database.url names, and its folder, must be writable for this user";
+const CORRUPT: &str =
+    "the file that database.url names is damaged. Stop every process that uses it and restore a back-up";
+const CANTOPEN: &str = "the file that database.url names must be one that this user can read and write, in a folder that exists \
+                        and where it may make files";
+const NOTADB: &str = "the file that database.url names is not a SQLite database, or is encrypted. Set database.url to the \
+                      database's own file, or to one that does not exist yet";
 
 /// The file that a URL names, as the driver reads it: what is looked for, what is locked and what is opened must be one.
 /// `None` is a database in memory.
@@ -253,8 +266,10 @@ pub fn meaning(error: &sqlx::Error) -> LedgerError {
     match code {
         // BUSY, LOCKED, NOMEM, INTERRUPT, IOERR, FULL, PROTOCOL
         SQLITE_BUSY | 6 | 7 | 9 | 10 | 13 | 15 => LedgerError::Away(text),
-        // CORRUPT, NOTADB
-        11 | 26 => LedgerError::Corrupt(text),
+        SQLITE_READONLY => LedgerError::Refused(format!("{text}: {READONLY}")),
+        SQLITE_CORRUPT => LedgerError::Refused(format!("{text}: {CORRUPT}")),
+        SQLITE_CANTOPEN => LedgerError::Refused(format!("{text}: {CANTOPEN}")),
+        SQLITE_NOTADB => LedgerError::Refused(format!("{text}: {NOTADB}")),
         1 if message.starts_with("no such table") || message.contains("no such column") => LedgerError::NotMigrated,
         _ => LedgerError::Refused(text),
     }

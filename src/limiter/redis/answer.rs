@@ -4,6 +4,7 @@
 //! The layout is the header of `lua/quota.lua`.
 
 use crate::domain::decision::{BATCH_MAX, PassedOver, Refusal, Refused, Reply, Run, Shortage, Want};
+use crate::domain::explain::words::count;
 use crate::domain::provider::BOOKING_HORIZON;
 use crate::domain::time::{Micros, micros_up};
 
@@ -40,7 +41,11 @@ pub fn reply_to(wants: &[Want], answer: &[u8], limits: usize, provider_cells: us
             Some(*left)
         });
         if left.is_none() || run.permits == 0 {
-            return Err(format!("{} permits for want {}, which asked for fewer", run.permits, run.want));
+            return Err(format!(
+                "{} for want {}, which asked for fewer",
+                count(run.permits.into(), "permit"),
+                run.want
+            ));
         }
         if run.wait_us > micros_up(BOOKING_HORIZON) {
             return Err(format!("a permit that begins {} µs from now", run.wait_us));
@@ -62,7 +67,7 @@ pub fn parse_reply(answer: &[u8], limits: usize, provider_cells: usize, wants: u
     let (remaining, decides, reset_us) = (bytes.take(4)?, bytes.count(2)?, bytes.take(6)?);
     let (readable, runs, passed) = (bytes.take(4)?, bytes.take(4)?, bytes.count(2)?);
     if runs > RUNS_MAX || passed > BATCH_MAX {
-        return Err(format!("{runs} runs and {passed} wants passed over"));
+        return Err(format!("{} and {} passed over", count(runs, "run"), count(passed as u64, "want")));
     }
     let known = |index: usize, among: usize| {
         if index < among { Ok(index) } else { Err(format!("number {index} of {among}")) }
@@ -84,7 +89,7 @@ pub fn parse_reply(answer: &[u8], limits: usize, provider_cells: usize, wants: u
         passed_over.push(PassedOver { want, limit, wait_us, exact, why });
     }
     if !bytes.0.is_empty() {
-        return Err(format!("{} bytes too many", bytes.0.len()));
+        return Err(format!("{} too many", count(bytes.0.len() as u64, "byte")));
     }
     let by = match code {
         0 => None,

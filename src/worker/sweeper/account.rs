@@ -74,7 +74,7 @@ mod tests {
         let altered: [(Alter, &str); 4] = [
             (|account| account.due -= 1, "7 jobs open, 6"),
             (|account| account.parked += 1, "7 jobs open, 8"),
-            (|account| account.without_event = 1, "1 settled jobs without an event"),
+            (|account| account.without_event = 1, "1 settled job without an event"),
             (|account| account.without_cause = 2, "2 jobs succeeded without"),
         ];
         for (alter, words) in altered {

@@ -1,7 +1,7 @@
 // How long permits were waited for: columns, and the same in words.
 
 import { h } from "./dom.js";
-import { count, duration, percent } from "./format.js";
+import { count, duration, percent, plural } from "./format.js";
 import { empty, table } from "./parts.js";
 
 export function histogram(waits) {
@@ -11,7 +11,7 @@ export function histogram(waits) {
   if (total === 0) return empty("Nobody has waited yet", "Each permit that is granted is counted here with its wait.");
   const bins = trimmed(counts, bounds);
   const most = Math.max(...bins.map((bin) => bin.count));
-  const words = `${count(total)} permits since the processes started: half within ${upTo(counts, bounds, 0.5)}, 95 % within ${upTo(counts, bounds, 0.95)}, 99 % within ${upTo(counts, bounds, 0.99)}.`;
+  const words = `${plural(total, "permit", "permits")} since the processes started: half within ${upTo(counts, bounds, 0.5)}, 95 % within ${upTo(counts, bounds, 0.95)}, 99 % within ${upTo(counts, bounds, 0.99)}.`;
   return [
     h("p", { class: "readout" }, words),
     h("div", { class: "histogram", role: "img", "aria-label": words },

@@ -67,11 +67,13 @@ export function attention(context, fields) {
     };
   }
 
+  const allDead = (dead) => (dead === 1 ? "the one dead payment" : `all ${count(dead)} dead payments`);
+
   function bulkBar() {
     const here = told.jobs.map(({ id }) => id);
     const allHere = here.length > 0 && here.every((id) => chosen.has(id));
     const some = () => ({ ids: [...chosen], total: chosen.size, words: plural(chosen.size, "picked payment", "picked payments") });
-    const all = () => ({ provider, total: total("dead"), words: `all ${count(total("dead"))} dead payments${provider ? ` of ${provider}` : ""}` });
+    const all = () => ({ provider, total: total("dead"), words: `${allDead(total("dead"))}${provider ? ` of ${provider}` : ""}` });
     const pick = () => {
       for (const id of here) allHere ? chosen.delete(id) : chosen.add(id);
       context.redraw();

@@ -2,7 +2,7 @@
 
 import { get, path } from "../api.js";
 import { h } from "../dom.js";
-import { clock, count, duration, money, sentence, when } from "../format.js";
+import { clock, count, duration, money, plural, sentence, when } from "../format.js";
 import { serverNow } from "../clock.js";
 import { button, chip, loading, prose, providerHref, section } from "../parts.js";
 import { jobState, spelled } from "../words.js";
@@ -95,6 +95,8 @@ export function job(context, id) {
       left === null || left === undefined ? null : h("div", { key: "in", class: "figure", "aria-live": "off" }, h("dt", {}, "That is in"), h("dd", {}, duration(Math.ceil(left / 1_000) * 1_000))));
   }
 
+  const digest = ({ bytes, sha256 }) => `${plural(bytes, "byte", "bytes")}, sha256 ${sha256}`;
+
   function facts() {
     const rows = [
       ["Idempotency key", told.idempotency_key], ["Provider's reference", told.provider_reference], ["Reference", told.reference],
@@ -104,8 +106,8 @@ export function job(context, id) {
       ["Not before", told.not_before && when(told.not_before)], ["Expires", told.expires_at && when(told.expires_at)],
       ["Received", when(told.created_at)], ["First sent", told.first_sent_at && when(told.first_sent_at)], ["Changed", when(told.updated_at)],
       ["Request", told.request && `${told.request.method} ${told.request.url}`],
-      ["Its body", told.request?.body && `${count(told.request.body.bytes)} bytes, sha256 ${told.request.body.sha256}`],
-      ["Payload", told.payload && `${count(told.payload.bytes)} bytes, sha256 ${told.payload.sha256}`],
+      ["Its body", told.request?.body && digest(told.request.body)],
+      ["Payload", told.payload && digest(told.payload)],
     ];
     return h("dl", { class: "facts" }, rows.filter(([, value]) => value !== null && value !== undefined && value !== "").map(([name, value]) => [h("dt", { key: `n-${name}` }, name), h("dd", { key: `v-${name}`, class: "mono" }, value)]));
   }

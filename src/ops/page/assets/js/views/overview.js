@@ -101,7 +101,7 @@ function conservation(known) {
   const recorded = accounts.reduce((sum, account) => sum + (account.recorded ?? 0), 0);
   const faults = accounts.flatMap((account) => (account.faults ?? []).map((fault) => `${account.provider}: ${fault}`));
   return faults.length === 0
-    ? h("p", { class: "accounted" }, h("span", { class: "tick", "aria-hidden": "true" }, "✓"), ` All ${count(recorded)} recorded payments are accounted for.`)
+    ? h("p", { class: "accounted" }, h("span", { class: "tick", "aria-hidden": "true" }, "✓"), recorded === 1 ? " The one recorded payment is accounted for." : ` All ${count(recorded)} recorded payments are accounted for.`)
     : h("div", { class: "notice bad", role: "alert" }, h("strong", {}, "The account of all payments does not add up."), h("ul", {}, faults.map((fault) => h("li", {}, fault))));
 }
 

@@ -1,0 +1,42 @@
+//! A number of jobs as people write it on a command line: `5000`, `300_000`, `300k`.
+//!
+//! Refuses fractions and signs; a number that does not fit is no number of jobs either.
+
+/// Reads a number of jobs.
+///
+/// # Errors
+/// Names what was written and how to write it.
+pub(super) fn job_count(text: &str) -> Result<usize, String> {
+    let times = [("k", 1_000), ("K", 1_000), ("M", 1_000_000)];
+    let suffixed = times.iter().find_map(|(suffix, times)| Some((text.strip_suffix(suffix)?, *times)));
+    let (digits, times) = suffixed.unwrap_or((text, 1));
+    let grouped = digits.split('_').all(|group| !group.is_empty() && group.bytes().all(|byte| byte.is_ascii_digit()));
+    let number = grouped.then(|| digits.replace('_', "").parse::<usize>().ok()?.checked_mul(times)).flatten();
+    number.ok_or_else(|| format!("`{text}` is not a number of jobs: write 5000, 300_000 or 300k"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_jobs_are_read_as_people_write_them() {
+        for (text, jobs) in [
+            ("0", 0),
+            ("5000", 5_000),
+            ("300_000", 300_000),
+            ("300k", 300_000),
+            ("300K", 300_000),
+            ("2M", 2_000_000),
+            ("1_000k", 1_000_000),
+        ] {
+            assert_eq!(job_count(text).unwrap(), jobs, "{text}");
+        }
+        for bad in
+            ["", "k", "_", "_5", "5_", "5__0", "-5", "+5", "1.5k", "300,000", "5 k", "5kk", "18446744073709551615k"]
+        {
+            let said = job_count(bad).unwrap_err();
+            assert_eq!(said, format!("`{bad}` is not a number of jobs: write 5000, 300_000 or 300k"));
+        }
+    }
+}
