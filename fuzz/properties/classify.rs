@@ -100,7 +100,7 @@ fn by_the_table(reading: &Reading, outcome: &Outcome) {
             (unread || status == 408 || !(200..500).contains(&status)) && (retry_after.is_none() || named)
         }
         // An answer is there, so the request was sent; and only a row knows of locks.
-        Outcome::NotSent { .. } | Outcome::Busy { .. } => false,
+        Outcome::NotSent { .. } | Outcome::LocalFault(_) | Outcome::Busy { .. } => false,
     };
     assert!(fits, "{status} is no {outcome:?}");
 }

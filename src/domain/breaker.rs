@@ -33,9 +33,10 @@ pub enum Sign {
 }
 
 impl Sign {
+    /// `None`: the outcome says nothing of the provider.
     #[must_use]
-    pub fn of(outcome: &Outcome) -> Self {
-        match outcome {
+    pub fn of(outcome: &Outcome) -> Option<Self> {
+        Some(match outcome {
             Outcome::Accepted { .. }
             | Outcome::Declined { .. }
             | Outcome::Rejected { .. }
@@ -44,6 +45,7 @@ impl Sign {
             | Outcome::Misconfigured { .. }
             | Outcome::InProgress => Self::Alive,
             Outcome::NotSent { .. } => Self::Down,
+            Outcome::LocalFault(_) => return None,
             Outcome::Unknown { cause, .. } => match cause {
                 UnknownCause::Timeout
                 | UnknownCause::ConnectionLost
@@ -51,7 +53,7 @@ impl Sign {
                 | UnknownCause::ServerError(502..=504) => Self::Down,
                 UnknownCause::ServerError(_) | UnknownCause::UnreadableAnswer(_) => Self::DownOrTheJob,
             },
-        }
+        })
     }
 }
 
@@ -158,6 +160,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::domain::local_fault::LocalFault;
 
     fn job(number: u32) -> JobId {
         JobId::new(format!("job-{number}")).unwrap()
@@ -192,8 +195,9 @@ mod tests {
             (unknown(UnknownCause::UnreadableAnswer(200)), Sign::DownOrTheJob),
         ];
         for (outcome, sign) in table {
-            assert_eq!(Sign::of(&outcome), sign, "{outcome:?}");
+            assert_eq!(Sign::of(&outcome), Some(sign), "{outcome:?}");
         }
+        assert_eq!(Sign::of(&Outcome::LocalFault(LocalFault::ProcessDescriptors)), None);
     }
 
     #[test]

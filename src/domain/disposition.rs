@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::backoff::BackoffPolicy;
 use super::explain::parked::THROTTLED;
 use super::explain::words::count;
+use super::local_fault::LocalFault;
 use super::outcome::{FinalState, Outcome, UnknownCause};
 
 pub mod finding;
@@ -21,6 +22,9 @@ pub const COST_WAIT: Duration = Duration::from_secs(1_800);
 pub const NAMED_WAIT_MAX: Duration = Duration::from_secs(15 * 60);
 /// How long a lane rests after an answer that says our set-up is wrong, before it tries one more job.
 pub const MISCONFIGURED_PAUSE: Duration = Duration::from_secs(30);
+
+/// How long a lane takes no more jobs after a fault of its own process; those in hand go on.
+pub const LOCAL_FAULT_PAUSE: Duration = Duration::from_secs(1);
 
 /// What a job has been through, before the outcome at hand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,6 +127,8 @@ pub enum Pause {
     Quota { wait: Duration },
     /// This process's lane.
     Lane { wait: Duration, cause: String },
+    /// What this process's lane would take; jobs in hand go on.
+    Intake { wait: Duration, fault: LocalFault },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,6 +162,12 @@ pub fn after_outcome(outcome: &Outcome, history: &History, policy: &RetryPolicy,
             Disposition { next, counts_attempt: false, pause: Some(Pause::Lane { wait: MISCONFIGURED_PAUSE, cause }) }
         }
         Outcome::NotSent { cause } => counted(history, policy, fraction, history.unknown, cause, None),
+        Outcome::LocalFault(fault) => {
+            let wait = policy.backoff.delay(history.requests.saturating_add(1), fraction);
+            let next = again(wait, history.unknown, &fault.to_string(), history, policy);
+            let pause = Some(Pause::Intake { wait: LOCAL_FAULT_PAUSE, fault: fault.clone() });
+            Disposition { next, counts_attempt: false, pause }
+        }
         Outcome::InProgress => {
             // An answer, so no failed probe.
             let history = History { probe: false, ..*history };

@@ -51,13 +51,14 @@ fn each_outcome_leads_where_the_table_says() {
     let throttled = Outcome::Throttled { retry_after: Some(SECOND) };
     let busy = Outcome::Busy { retry_after: Some(SECOND) };
     let not_sent = Outcome::NotSent { cause: "refused".to_owned() };
+    let local_fault = Outcome::LocalFault(LocalFault::ProcessDescriptors);
     let rejected = Outcome::Rejected { reason: "422".to_owned() };
     let declined = Outcome::Declined { reason: "402".to_owned() };
     let accepted = Outcome::Accepted { reference: None };
     let misconfigured = Outcome::Misconfigured { status: 401 };
     type Row<'a> = (&'a Outcome, Option<Duration>, u32, bool, Option<FinalState>, bool, bool);
     // outcome, retention, attempts so far, unknown so far → final state (None: again), counts, pauses somebody
-    let table: [Row<'_>; 16] = [
+    let table: [Row<'_>; 18] = [
         (&accepted, None, 0, false, Some(FinalState::Succeeded), true, false),
         (&declined, None, 0, false, Some(FinalState::Declined), true, false),
         (&rejected, day, 0, false, Some(FinalState::Review), true, false),
@@ -68,6 +69,8 @@ fn each_outcome_leads_where_the_table_says() {
         (&not_sent, None, 0, false, None, true, false),
         (&not_sent, None, 2, false, Some(FinalState::Dead), true, false),
         (&not_sent, day, 2, true, Some(FinalState::Review), true, false),
+        (&local_fault, None, 2, false, None, false, true),
+        (&local_fault, None, 2, true, None, false, true),
         (&unknown, day, 0, false, None, true, false),
         (&unknown, day, 2, false, Some(FinalState::Review), true, false),
         (&unknown, None, 0, false, Some(FinalState::Review), true, false),
@@ -95,6 +98,7 @@ fn an_unknown_job_is_never_dead_or_expired() {
                 Outcome::InProgress,
                 Outcome::Unknown { cause: UnknownCause::ConnectionLost, retry_after: None },
                 Outcome::NotSent { cause: String::new() },
+                Outcome::LocalFault(LocalFault::Threads),
             ];
             for policy in [policy(retention), asking(retention)] {
                 let step = match before_request(&history, &policy, true) {
@@ -299,6 +303,7 @@ mod histories {
             4 => Just(Outcome::InProgress),
             8 => (cause, wait()).prop_map(|(cause, retry_after)| Outcome::Unknown { cause, retry_after }),
             4 => Just(Outcome::NotSent { cause: String::new() }),
+            4 => Just(Outcome::LocalFault(LocalFault::ProcessDescriptors)),
         ]
     }
 
@@ -316,6 +321,7 @@ mod histories {
             4 => wait().prop_map(|retry_after| Finding::Busy { retry_after }),
             4 => Just(Finding::Misconfigured { status: 401 }),
             4 => Just(Finding::NotSent { cause: String::new() }),
+            4 => Just(Finding::LocalFault(LocalFault::ProcessDescriptors)),
         ]
     }
 

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use super::job::Job;
+use super::local_fault::LocalFault;
 use super::outcome::{NOT_SENT, UnknownCause, Way};
 use super::url_template::UrlTemplate;
 
@@ -68,6 +69,8 @@ pub enum Finding {
     Misconfigured { status: u16 },
     /// No byte of the request left.
     NotSent { cause: String },
+    /// The same, for a reason that says nothing of the provider.
+    LocalFault(LocalFault),
 }
 
 impl Finding {
@@ -85,7 +88,7 @@ impl Finding {
             Self::Throttled { .. } => "throttled",
             Self::Busy { .. } => "busy",
             Self::Misconfigured { .. } => "misconfigured",
-            Self::NotSent { .. } => NOT_SENT,
+            Self::NotSent { .. } | Self::LocalFault(_) => NOT_SENT,
         }
     }
 
@@ -96,6 +99,7 @@ impl Finding {
             Self::Declined { reason } | Self::Differs { reason } | Self::Unclear { reason } => reason.clone(),
             Self::Unknown { cause, .. } => cause.describe(),
             Self::NotSent { cause } => cause.clone(),
+            Self::LocalFault(fault) => fault.to_string(),
             _ => String::new(),
         }
     }
@@ -106,14 +110,15 @@ impl Finding {
         match self {
             Self::Accepted { .. } | Self::Declined { .. } | Self::Differs { .. } | Self::InProgress => true,
             Self::NotFound | Self::Unclear { .. } | Self::Busy { .. } => true,
-            Self::Throttled { .. } | Self::Misconfigured { .. } | Self::Unknown { .. } | Self::NotSent { .. } => false,
+            Self::Throttled { .. } | Self::Misconfigured { .. } | Self::Unknown { .. } => false,
+            Self::NotSent { .. } | Self::LocalFault(_) => false,
         }
     }
 
     #[must_use]
     pub fn way(&self) -> Way {
         match self {
-            Self::NotSent { .. } => Way::NotSent,
+            Self::NotSent { .. } | Self::LocalFault(_) => Way::NotSent,
             Self::Unknown { cause, .. } if cause.is_silence() => Way::Lost,
             _ => Way::Answered,
         }

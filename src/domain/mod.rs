@@ -19,6 +19,7 @@ pub mod job;
 pub mod late_row;
 pub mod leaky_bucket;
 pub mod limit;
+pub mod local_fault;
 pub mod lookup;
 pub mod outcome;
 pub mod own_share;

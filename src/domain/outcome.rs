@@ -5,6 +5,8 @@
 
 use std::time::Duration;
 
+use super::local_fault::LocalFault;
+
 /// The meaning of one request's end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -26,6 +28,8 @@ pub enum Outcome {
     Rejected { reason: String },
     /// No byte of the request left: surely not charged.
     NotSent { cause: String },
+    /// The same, for a reason that says nothing of the provider: this job waits, no attempt counts.
+    LocalFault(LocalFault),
 }
 
 /// How far a request got, for the account of its permit.
@@ -54,7 +58,7 @@ impl Outcome {
             Self::InProgress => "in_progress",
             Self::Unknown { .. } => "unknown",
             Self::Rejected { .. } => "rejected",
-            Self::NotSent { .. } => NOT_SENT,
+            Self::NotSent { .. } | Self::LocalFault(_) => NOT_SENT,
         }
     }
 
@@ -65,6 +69,7 @@ impl Outcome {
             Self::Declined { reason } | Self::Rejected { reason } => reason.clone(),
             Self::Unknown { cause, .. } => cause.describe(),
             Self::NotSent { cause } => cause.clone(),
+            Self::LocalFault(fault) => fault.to_string(),
             _ => String::new(),
         }
     }
@@ -75,14 +80,15 @@ impl Outcome {
         match self {
             Self::Accepted { .. } | Self::Declined { .. } | Self::Rejected { .. } | Self::Busy { .. } => true,
             Self::InProgress => true,
-            Self::Throttled { .. } | Self::Misconfigured { .. } | Self::Unknown { .. } | Self::NotSent { .. } => false,
+            Self::Throttled { .. } | Self::Misconfigured { .. } | Self::Unknown { .. } => false,
+            Self::NotSent { .. } | Self::LocalFault(_) => false,
         }
     }
 
     #[must_use]
     pub fn way(&self) -> Way {
         match self {
-            Self::NotSent { .. } => Way::NotSent,
+            Self::NotSent { .. } | Self::LocalFault(_) => Way::NotSent,
             Self::Unknown { cause, .. } if cause.is_silence() => Way::Lost,
             _ => Way::Answered,
         }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::domain::job::Job;
+use crate::domain::local_fault::LocalFault;
 use crate::domain::lookup::Finding;
 use crate::domain::outcome::Outcome;
 use crate::domain::provider::Provider;
@@ -70,6 +71,19 @@ pub enum FreezeError {
     /// Of a request that was frozen with other header values, or another header for its key.
     #[error("the credential has changed since this request was written down")]
     CredentialChanged,
+    /// Neither the row's nor the job's.
+    #[error("{0}")]
+    Local(LocalFault),
+}
+
+impl From<FreezeError> for LocalFault {
+    /// For a request that was built before: what hinders it now says nothing of its provider.
+    fn from(error: FreezeError) -> Self {
+        match error {
+            FreezeError::Local(fault) => fault,
+            error => Self::Unbuildable(error.to_string()),
+        }
+    }
 }
 
 /// One provider row, ready to be called. Built anew when the row changes.

@@ -84,6 +84,7 @@ pub async fn run(
         meter: Arc::clone(&progress.borrow().meter),
         outbox: Arc::default(),
         late: Arc::default(),
+        local_faults: Arc::default(),
         start_timer: Arc::default(),
         stop,
         abandon: CancellationToken::new(),

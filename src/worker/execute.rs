@@ -20,12 +20,15 @@ use self::send::send;
 use super::in_hand::Held;
 use super::intake::End;
 use super::lane::{LaneParts, LaneSettings, patience};
+use super::local_faults;
 use super::meter::Returned;
 use crate::domain::decision::CallKind;
-use crate::domain::disposition::{History, MISCONFIGURED_PAUSE, Next, Step, ask_or_review, before_request};
-use crate::domain::explain::parked::UNBUILDABLE;
+use crate::domain::disposition::{
+    History, LOCAL_FAULT_PAUSE, MISCONFIGURED_PAUSE, Next, Step, ask_or_review, before_request,
+};
 use crate::domain::job::Job;
-use crate::domain::outcome::FinalState;
+use crate::domain::local_fault::LocalFault;
+use crate::domain::outcome::{FinalState, NOT_SENT};
 use crate::domain::provider::Provider;
 use crate::fleet::report::By;
 use crate::ledger::Claimed;
@@ -138,11 +141,16 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand, place: Option<Place<'_>>
     }
 }
 
-/// The lane rests for what is wrong with its row or its secrets.
+/// The lane rests for what is wrong with its row, its secrets or its process.
 async fn unbuildable(lane: &LaneParts, job: &JobInHand, error: FreezeError) -> End {
-    lane.pauses.stop_sending(MISCONFIGURED_PAUSE, By::Setup, &error.to_string());
-    tracing::error!(provider = %lane.name, %error, "requests cannot be built; the lane rests");
-    let reason = format!("{UNBUILDABLE}: {error}");
+    let fault = LocalFault::from(error);
+    let reason = fault.to_string();
+    let LocalFault::Unbuildable(problem) = &fault else {
+        local_faults::rest(lane, LOCAL_FAULT_PAUSE, &fault);
+        return park(lane, job, HELD_WAIT, (NOT_SENT, &reason)).await;
+    };
+    lane.pauses.stop_sending(MISCONFIGURED_PAUSE, By::Setup, problem);
+    local_faults::log(lane, &fault, "the lane rests");
     park(lane, job, MISCONFIGURED_PAUSE, ("misconfigured", &reason)).await
 }
 

@@ -23,6 +23,7 @@ pub mod in_hand;
 pub mod intake;
 pub mod lane;
 pub mod late;
+pub mod local_faults;
 pub mod meter;
 pub mod outbox;
 pub mod park;
@@ -73,6 +74,7 @@ pub struct Worker {
     pub meter: Arc<meter::Meter>,
     pub outbox: Arc<outbox::Outbox>,
     pub late: Arc<late::LatePublishes>,
+    pub local_faults: Arc<local_faults::LocalFaults>,
     pub start_timer: Arc<start_timer::StartTimer>,
     /// Fires when intake ends: what only waits is handed back.
     pub stop: CancellationToken,

@@ -202,17 +202,15 @@ impl Pauses {
     }
 
     /// Takes note of what a request came to that began then: a provider that is down is left alone, and so is one that
-    /// rejects one payment after the other. `fraction` is a random number in 0..1. Returns what the breaker did.
+    /// rejects one payment after the other. What says nothing of the provider leaves everything as it is. `fraction` is a
+    /// random number in 0..1. Returns what the breaker did.
     pub fn observe(&self, job: &JobId, outcome: &Outcome, began: Instant, fraction: f64) -> Option<Change> {
+        let sign = Sign::of(outcome)?;
         self.count_rejected(matches!(outcome, Outcome::Rejected { .. }));
         // Held until it is followed, so that of two changes the later one is the one that stays.
         let mut breaker = self.breaker();
-        let change = breaker.observe(
-            job,
-            Sign::of(outcome),
-            (self.since_origin(began), self.since_origin(Instant::now())),
-            fraction,
-        );
+        let change =
+            breaker.observe(job, sign, (self.since_origin(began), self.since_origin(Instant::now())), fraction);
         match change {
             Some(Change::Opens { rest }) => {
                 let cause = format!("the provider is down: {}", failure(outcome));

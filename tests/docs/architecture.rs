@@ -8,6 +8,7 @@ use sluicegate::domain::disposition::finding::after_finding;
 use sluicegate::domain::disposition::{
     AskPolicy, Disposition, History, Next, Pause, Resend, RetryPolicy, Step, after_outcome, before_request,
 };
+use sluicegate::domain::local_fault::LocalFault;
 use sluicegate::domain::lookup::Finding;
 use sluicegate::domain::outcome::{Outcome, UnknownCause};
 use sluicegate::domain::time::format_duration;
@@ -28,7 +29,7 @@ struct Situation {
     too_old: bool,
 }
 
-const OUTCOMES: [&str; 10] = [
+const OUTCOMES: [&str; 11] = [
     "accepted",
     "declined",
     "rejected",
@@ -36,6 +37,7 @@ const OUTCOMES: [&str; 10] = [
     "busy",
     "misconfigured",
     "not sent",
+    "local fault",
     "in progress",
     "unknown",
     "unknown, wait named",
@@ -77,6 +79,7 @@ impl Situation {
             "busy" => Outcome::Busy { retry_after: Some(second) },
             "misconfigured" => Outcome::Misconfigured { status: 401 },
             "not sent" => Outcome::NotSent { cause: String::new() },
+            "local fault" => Outcome::LocalFault(LocalFault::ProcessDescriptors),
             "in progress" => Outcome::InProgress,
             "unknown" => Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None },
             _ => Outcome::Unknown { cause: UnknownCause::ServerError(503), retry_after: Some(second) },
@@ -109,6 +112,7 @@ fn words(decided: &Disposition) -> [&'static str; 3] {
         None => "nobody",
         Some(Pause::Quota { .. }) => "quota",
         Some(Pause::Lane { .. }) => "lane",
+        Some(Pause::Intake { .. }) => "intake",
     };
     [becomes(&decided.next), if decided.counts_attempt { "yes" } else { "no" }, pauses]
 }
@@ -259,6 +263,7 @@ fn the_third_table_is_what_follows_from_a_lookup() {
         ("busy", Finding::Busy { retry_after: second }, Resend::Never, false),
         ("misconfigured", Finding::Misconfigured { status: 401 }, Resend::Never, false),
         ("not sent", Finding::NotSent { cause: text() }, Resend::Never, false),
+        ("local fault", Finding::LocalFault(LocalFault::ProcessDescriptors), Resend::Never, false),
     ];
     assert_eq!(table.len(), findings.len());
     for (row, (name, finding, resend, resend_if_not_found)) in table.iter().zip(findings) {
@@ -288,6 +293,7 @@ fn the_third_table_is_what_follows_from_a_lookup() {
                 None => "nobody",
                 Some(Pause::Quota { .. }) => "quota",
                 Some(Pause::Lane { .. }) => "lane",
+                Some(Pause::Intake { .. }) => "intake",
             });
         }
         assert!(pauses.iter().all(|pauses| *pauses == row[3]), "{name}: {pauses:?}");

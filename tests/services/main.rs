@@ -10,6 +10,7 @@ mod billing_day;
 mod copies;
 mod decisions;
 mod deleted;
+mod descriptors;
 mod drain;
 mod fleet;
 mod huge;

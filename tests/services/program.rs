@@ -49,6 +49,10 @@ impl Program {
         assert!(status.success(), "kill -{name}");
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn running(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }

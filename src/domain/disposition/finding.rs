@@ -7,8 +7,8 @@
 use std::time::Duration;
 
 use super::{
-    AskPolicy, History, MISCONFIGURED_PAUSE, Next, Pause, Resend, RetryPolicy, named, nameless, review,
-    surely_remembered,
+    AskPolicy, History, LOCAL_FAULT_PAUSE, MISCONFIGURED_PAUSE, Next, Pause, Resend, RetryPolicy, named, nameless,
+    review, surely_remembered,
 };
 use crate::domain::explain::parked::THROTTLED;
 use crate::domain::lookup::Finding;
@@ -67,6 +67,10 @@ pub fn after_finding(finding: &Finding, history: &History, policy: &RetryPolicy,
             asking.put_off(MISCONFIGURED_PAUSE, &cause)
         }
         Finding::NotSent { cause } => asking.put_off(asking.step(), cause),
+        Finding::LocalFault(fault) => {
+            let put_off = asking.put_off(asking.step(), &fault.to_string());
+            Judgement { pause: Some(Pause::Intake { wait: LOCAL_FAULT_PAUSE, fault: fault.clone() }), ..put_off }
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use super::super::{NAMED_WAIT_MAX, ask_or_review};
 use super::*;
 use crate::domain::backoff::BackoffPolicy;
+use crate::domain::local_fault::LocalFault;
 use crate::domain::outcome::UnknownCause;
 
 fn secs(seconds: u64) -> Duration {
@@ -65,6 +66,7 @@ fn what_decides_ends_the_job_and_what_does_not_is_asked_again() {
         (Finding::Busy { retry_after: None }, Err(4), Err(4)),
         (Finding::Misconfigured { status: 401 }, Err(30), Err(30)),
         (Finding::NotSent { cause: "refused".to_owned() }, Err(4), Err(4)),
+        (Finding::LocalFault(LocalFault::ProcessDescriptors), Err(4), Err(4)),
     ];
     for (finding, before, at_the_bound) in table {
         for (first_sent_s, wanted) in [(10, before), (600, at_the_bound)] {
@@ -108,6 +110,9 @@ fn a_limit_holds_others_back_and_wrong_credentials_for_lookups_do_not() {
     let pause = |finding: &Finding| after_finding(finding, &asked(1, 0), &policy(false), 0.5).pause;
     let throttled = Finding::Throttled { retry_after: Some(secs(9_999)) };
     assert_eq!(pause(&throttled), Some(Pause::Quota { wait: NAMED_WAIT_MAX }));
+    let fault = LocalFault::ProcessDescriptors;
+    let intake = Pause::Intake { wait: LOCAL_FAULT_PAUSE, fault: fault.clone() };
+    assert_eq!(pause(&Finding::LocalFault(fault)), Some(intake), "the next one would fare no better");
     let misconfigured = [401, 403, 407].map(|status| Finding::Misconfigured { status });
     for finding in
         misconfigured.into_iter().chain([Finding::NotFound, UNKNOWN, Finding::Busy { retry_after: Some(secs(5)) }])

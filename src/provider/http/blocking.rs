@@ -10,6 +10,8 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::timeout;
 
+use crate::domain::local_fault::LocalFault;
+
 /// Most threads of one kind of work of one provider. Work that hangs keeps its thread.
 const THREADS_MAX: usize = 4;
 
@@ -42,10 +44,18 @@ impl BlockingThreads {
                 // A caller that waits no longer need not know.
                 drop(reply.send(done));
             };
-            std::thread::Builder::new().name("blocking-io".to_owned()).spawn(work)?;
+            std::thread::Builder::new().name("blocking-io".to_owned()).spawn(work).map_err(no_thread)?;
             answer.await.map_err(|_| io::Error::other("the thread ended early"))
         };
         timeout(self.answer_within, answer).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+/// The system's word for a limit on threads is that the call may be repeated.
+fn no_thread(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock => io::Error::other(LocalFault::Threads),
+        _ => error,
     }
 }
 

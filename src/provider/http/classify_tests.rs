@@ -31,7 +31,7 @@ fn word(outcome: &Outcome) -> &'static str {
         Outcome::InProgress => "in progress",
         Outcome::Unknown { .. } => "unknown",
         Outcome::Rejected { .. } => "review",
-        Outcome::NotSent { .. } => "not sent",
+        Outcome::NotSent { .. } | Outcome::LocalFault(_) => "not sent",
     }
 }
 

@@ -20,6 +20,7 @@ use super::failure::Failure;
 use super::outbound::Target;
 use super::pool::{Pool, Reuse};
 use super::resolver::GuardedResolver;
+use crate::domain::local_fault::LocalFault;
 use crate::provider::FreezeError;
 
 pub(super) struct Client {
@@ -100,7 +101,9 @@ impl Client {
 
 fn request_of(outgoing: Outgoing) -> Result<Request<Full<Bytes>>, Failure> {
     let url = &outgoing.target.url;
-    let unusable = |what: &str| Failure::NotSent(format!("the address has a {what} that no request can hold"));
+    let unusable = |what: &str| {
+        Failure::Local(LocalFault::Unbuildable(format!("the address has a {what} that no request can hold")))
+    };
     let path = url[Position::BeforePath..Position::AfterQuery].parse().map_err(|_| unusable("path"))?;
     let host = HeaderValue::from_str(&authority(url)).map_err(|_| unusable("host"))?;
     let length = outgoing.body.as_ref().map(Vec::len);

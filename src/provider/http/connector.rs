@@ -19,7 +19,7 @@ use tower::Service as _;
 use url::{Host, Url};
 
 use super::connection::{Connection, Transport};
-use super::failure::{Failure, cause_of};
+use super::failure::{Failure, not_sent};
 use super::outbound::{Target, printable};
 use super::resolver::GuardedResolver;
 use super::socket::{Socket, SocketStream};
@@ -71,11 +71,11 @@ impl Connector {
     /// Makes one connection, within the time for it and before the request's deadline.
     ///
     /// # Errors
-    /// [`Failure::NotSent`], always.
+    /// [`Failure::NotSent`] or [`Failure::Local`].
     pub(super) async fn connect(&self, deadline: Instant) -> Result<Connection, Failure> {
         let by = deadline.min(Instant::now() + self.timeout);
         let connected = timeout_at(by, self.connect_by(deadline)).await;
-        let failed = |error: Box<dyn Error + Send + Sync>| Failure::NotSent(cause_of(&*error));
+        let failed = |error: Box<dyn Error + Send + Sync>| not_sent(&*error);
         connected.map_err(|_| Failure::NotSent("no connection in time".to_owned()))?.map_err(failed)
     }
 

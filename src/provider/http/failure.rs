@@ -1,4 +1,4 @@
-//! What it means when a request ends without an answer: surely not sent, or nobody knows.
+//! What it means when a request ends without an answer: surely not sent, for whose fault, or nobody knows.
 //!
 //! Refuses the client's own error texts: they quote URLs. Causes are words of ours, an I/O error's kind or a TLS error.
 
@@ -8,6 +8,7 @@ use std::iter::successors;
 
 use super::resolver::{AddressRefused, NameUnresolved};
 use super::socket::Socket;
+use crate::domain::local_fault::LocalFault;
 use crate::domain::lookup::Finding;
 use crate::domain::outcome::{Outcome, UnknownCause};
 use crate::tls;
@@ -17,6 +18,8 @@ use crate::tls;
 pub(super) enum Failure {
     /// No byte of the request left.
     NotSent(String),
+    /// The same, and the provider has no part in it.
+    Local(LocalFault),
     Unknown(UnknownCause),
 }
 
@@ -24,6 +27,7 @@ impl Failure {
     pub(super) fn outcome(self) -> Outcome {
         match self {
             Self::NotSent(cause) => Outcome::NotSent { cause },
+            Self::Local(fault) => Outcome::LocalFault(fault),
             Self::Unknown(cause) => Outcome::Unknown { cause, retry_after: None },
         }
     }
@@ -31,6 +35,7 @@ impl Failure {
     pub(super) fn finding(self) -> Finding {
         match self {
             Self::NotSent(cause) => Finding::NotSent { cause },
+            Self::Local(fault) => Finding::LocalFault(fault),
             Self::Unknown(cause) => Finding::Unknown { cause, retry_after: None },
         }
     }
@@ -39,7 +44,7 @@ impl Failure {
     pub(super) fn unknown_cause(self) -> UnknownCause {
         match self {
             Self::Unknown(cause) => cause,
-            Self::NotSent(_) => UnknownCause::ConnectionLost,
+            Self::NotSent(_) | Self::Local(_) => UnknownCause::ConnectionLost,
         }
     }
 }
@@ -47,7 +52,7 @@ impl Failure {
 /// The meaning of an error on a connection that was made: "not sent" only if the kernel took no byte of the request.
 pub(super) fn failure_of(error: &(dyn Error + 'static), socket: &Socket) -> Failure {
     if socket.wrote_nothing() {
-        Failure::NotSent(cause_of(error))
+        not_sent(error)
     } else if is_timeout(error) {
         Failure::Unknown(UnknownCause::Timeout)
     } else {
@@ -61,10 +66,15 @@ fn is_timeout(error: &(dyn Error + 'static)) -> bool {
     successors(Some(error), |&link| link.source()).any(|link| link.downcast_ref().is_some_and(timed_out))
 }
 
-/// A short text without URL, header or body.
-pub(super) fn cause_of(error: &(dyn Error + 'static)) -> String {
-    let known = successors(Some(error), |&link| link.source()).find_map(known_cause);
-    known.unwrap_or_else(|| "no connection could be made".to_owned())
+/// The meaning of an error before any byte of the request left. A cause is a short text without URL, header or body.
+pub(super) fn not_sent(error: &(dyn Error + 'static)) -> Failure {
+    let chain = || successors(Some(error), |&link| link.source());
+    // A name that cannot be resolved may hide that this process could open no socket for the question.
+    if let Some(fault) = chain().find_map(|link| link.downcast_ref().and_then(LocalFault::of)) {
+        return Failure::Local(fault);
+    }
+    let known = chain().find_map(known_cause);
+    Failure::NotSent(known.unwrap_or_else(|| "no connection could be made".to_owned()))
 }
 
 fn known_cause(error: &(dyn Error + 'static)) -> Option<String> {
@@ -84,7 +94,6 @@ fn known_cause(error: &(dyn Error + 'static)) -> Option<String> {
         io::ErrorKind::ConnectionReset,
         io::ErrorKind::HostUnreachable,
         io::ErrorKind::NetworkUnreachable,
-        io::ErrorKind::AddrNotAvailable,
         io::ErrorKind::PermissionDenied,
         io::ErrorKind::TimedOut,
         io::ErrorKind::UnexpectedEof,

@@ -69,7 +69,7 @@ impl Inquiry {
     ) -> Answer<Finding> {
         let outgoing = match self.outgoing(question, headers).await {
             Ok(outgoing) => outgoing,
-            Err(error) => return unanswered(Finding::NotSent { cause: error.to_string() }),
+            Err(error) => return unanswered(Finding::LocalFault(error.into())),
         };
         match self.client.exchange(outgoing).await {
             Ok((reading, read_at)) => Answer {

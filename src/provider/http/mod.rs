@@ -22,6 +22,7 @@ use self::request::RequestPlan;
 use self::secrets::HeaderTemplates;
 use super::{Answer, FreezeError, FrozenRequest, PaymentProvider, Question};
 use crate::domain::job::Job;
+use crate::domain::local_fault::LocalFault;
 use crate::domain::lookup::Finding;
 use crate::domain::outcome::Outcome;
 use crate::domain::provider::Provider;
@@ -202,7 +203,7 @@ impl PaymentProvider for HttpProvider {
         let prepared = self.outgoing(request).await.and_then(|out| Ok((self.client_for(&out.target)?, out)));
         let (client, outgoing) = match prepared {
             Ok(prepared) => prepared,
-            Err(error) => return unanswered(Outcome::NotSent { cause: error.to_string() }),
+            Err(error) => return unanswered(Outcome::LocalFault(error.into())),
         };
         match client.exchange(outgoing).await {
             Ok((reading, read_at)) => {
@@ -220,7 +221,10 @@ impl PaymentProvider for HttpProvider {
     async fn ask(&self, question: &Question) -> Answer<Finding> {
         match &self.inquiry {
             Some(inquiry) => inquiry.ask(question, &self.headers, SystemTime::now).await,
-            None => unanswered(Finding::NotSent { cause: "the provider's row has no look-up any more".to_owned() }),
+            None => {
+                let problem = "the provider's row has no look-up any more".to_owned();
+                unanswered(Finding::LocalFault(LocalFault::Unbuildable(problem)))
+            }
         }
     }
 }

@@ -5,6 +5,7 @@
 //! host holds no other provider up: each has threads of its own for it.
 
 use std::error::Error;
+use std::fs::File;
 use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs as _};
@@ -20,9 +21,12 @@ use tower::Service;
 
 use super::address::AddressRule;
 use super::blocking::BlockingThreads;
+use crate::domain::local_fault::LocalFault;
 
 /// Longest wait for the addresses of a name; making a connection may take no longer altogether.
 const RESOLVE_MAX: Duration = Duration::from_secs(5);
+/// Files and sockets that the machine's resolver may need at once: its databases, a name server, a local daemon.
+const RESOLVER_FILES: usize = 4;
 
 /// Every address of the name is one that we do not connect to.
 #[derive(Debug, thiserror::Error)]
@@ -59,7 +63,13 @@ impl Lookup for SystemLookup {
 
 fn ask_system(name: &str) -> io::Result<Vec<SocketAddr>> {
     // Port 0: the client puts the URL's port in its place.
-    Ok((name, 0).to_socket_addrs()?.collect())
+    Ok((name, 0).to_socket_addrs().map_err(unless_local)?.collect())
+}
+
+/// The C library does not tell that it could open no file or socket for the question: it says that there is no answer.
+fn unless_local(error: io::Error) -> io::Error {
+    let opened: io::Result<Vec<File>> = (0..RESOLVER_FILES).map(|_| File::open("/dev/null")).collect();
+    opened.err().as_ref().and_then(LocalFault::of).map_or(error, io::Error::other)
 }
 
 /// A resolver behind an [`AddressRule`].

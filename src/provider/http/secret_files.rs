@@ -6,13 +6,14 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use secrecy::SecretString;
 
 use super::blocking::BlockingThreads;
+use crate::domain::local_fault::LocalFault;
 use crate::domain::variable;
 
 /// Largest secret file that is read, in bytes.
@@ -20,11 +21,26 @@ const FILE_BYTES_MAX: u64 = 16 * 1024;
 /// Longest time that reading the files of one request may take.
 const READ_MAX: Duration = Duration::from_secs(2);
 
-/// What each file holds, or why it cannot be read.
-pub(super) type FileContents = BTreeMap<PathBuf, Result<SecretString, String>>;
+/// Why a file's content is not there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Unread {
+    /// Whatever the file is like.
+    Local(LocalFault),
+    Problem(String),
+}
+
+impl From<io::Error> for Unread {
+    /// The error's own text could quote the content if that is not UTF-8; its kind does not.
+    fn from(error: io::Error) -> Self {
+        LocalFault::of(&error).map_or_else(|| Self::Problem(error.kind().to_string()), Self::Local)
+    }
+}
+
+/// What each file holds, or why that is not known.
+pub(super) type FileContents = BTreeMap<PathBuf, Result<SecretString, Unread>>;
 
 /// Reads one file, and may block.
-pub(super) type ReadFile = fn(&Path) -> Result<SecretString, String>;
+pub(super) type ReadFile = fn(&Path) -> Result<SecretString, Unread>;
 
 pub(super) struct SecretFiles {
     threads: BlockingThreads,
@@ -56,20 +72,20 @@ impl SecretFiles {
         });
         contents.await.unwrap_or_else(|error| {
             let within = self.threads.answer_within();
-            let problem = match error.kind() {
-                std::io::ErrorKind::TimedOut => {
-                    format!("not read within {} s: its mount may hang", within.as_secs_f64())
+            let unread = match error.kind() {
+                io::ErrorKind::TimedOut => {
+                    Unread::Problem(format!("not read within {} s: its mount may hang", within.as_secs_f64()))
                 }
-                kind => kind.to_string(),
+                _ => error.into(),
             };
-            paths.into_iter().map(|path| (path, Err(problem.clone()))).collect()
+            paths.into_iter().map(|path| (path, Err(unread.clone()))).collect()
         })
     }
 }
 
-fn read_secret(path: &Path) -> Result<SecretString, String> {
+fn read_secret(path: &Path) -> Result<SecretString, Unread> {
     if is_own_file(path, std::env::vars_os()) {
-        return Err("holds a key of this program's own configuration".to_owned());
+        return Err(Unread::Problem("holds a key of this program's own configuration".to_owned()));
     }
     read_file(path)
 }
@@ -84,21 +100,19 @@ fn is_own_file(path: &Path, variables: impl Iterator<Item = (OsString, OsString)
 }
 
 /// Mounted secrets mostly end in a line break that is not part of them.
-fn read_file(path: &Path) -> Result<SecretString, String> {
-    let kind = |error: std::io::Error| error.kind().to_string();
+fn read_file(path: &Path) -> Result<SecretString, Unread> {
+    let unfit = |problem: &str| Err(Unread::Problem(problem.to_owned()));
     // Before it is opened: opening a FIFO waits for a writer.
-    if !path.metadata().map_err(kind)?.is_file() {
-        return Err("not a regular file".to_owned());
+    if !path.metadata()?.is_file() {
+        return unfit("not a regular file");
     }
-    let file = File::open(path).map_err(kind)?;
     let mut text = String::new();
-    // An error here could quote the content if it is not UTF-8; its kind does not.
-    let bytes = file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(kind)?;
+    let bytes = File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
     if bytes as u64 > FILE_BYTES_MAX {
-        return Err(format!("longer than {FILE_BYTES_MAX} bytes"));
+        return unfit(&format!("longer than {FILE_BYTES_MAX} bytes"));
     }
     let value = text.trim_end_matches(['\r', '\n']);
-    if value.is_empty() { Err("empty".to_owned()) } else { Ok(value.into()) }
+    if value.is_empty() { unfit("empty") } else { Ok(value.into()) }
 }
 
 #[cfg(test)]
@@ -133,11 +147,12 @@ mod tests {
         std::os::unix::fs::symlink(&file, &link).unwrap();
         assert_eq!([&file, &link].map(|path| read_file(path).unwrap().expose_secret().to_owned()), ["hunter2"; 2]);
         for path in [fifo.as_path(), dir.path(), Path::new("/dev/null")] {
-            assert_eq!(read_file(path).unwrap_err(), "not a regular file", "{}", path.display());
+            let unfit = Unread::Problem("not a regular file".to_owned());
+            assert_eq!(read_file(path).unwrap_err(), unfit, "{}", path.display());
         }
     }
 
-    fn hangs_for_one(path: &Path) -> Result<SecretString, String> {
+    fn hangs_for_one(path: &Path) -> Result<SecretString, Unread> {
         while path.ends_with("hangs") {
             std::thread::park();
         }
@@ -150,7 +165,8 @@ mod tests {
         let (good, hangs) = (PathBuf::from("/good"), PathBuf::from("/hangs"));
         for _ in 0..6 {
             let contents = files.read(vec![hangs.clone()]).await;
-            assert_eq!(contents[&hangs].as_ref().unwrap_err(), "not read within 0.05 s: its mount may hang");
+            let hung = Unread::Problem("not read within 0.05 s: its mount may hang".to_owned());
+            assert_eq!(contents[&hangs].as_ref().unwrap_err(), &hung);
         }
         // Another provider's.
         let others = SecretFiles::reading(hangs_for_one, Duration::MAX);

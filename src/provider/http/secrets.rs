@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::placeholder::{Part, split};
 use super::request;
-use super::secret_files::{FileContents, SecretFiles};
+use super::secret_files::{FileContents, SecretFiles, Unread};
 use crate::domain::variable;
 use crate::provider::FreezeError;
 
@@ -81,14 +81,18 @@ impl HeaderTemplates {
     /// Reads every reference now, files off the runtime and in bounded time. A header that needs `${job:account}` is left out for a job without an account.
     ///
     /// # Errors
-    /// [`FreezeError::Header`] when a reference cannot be read or its value cannot stand in a header.
+    /// [`FreezeError::Header`] when a reference cannot be read or its value cannot stand in a header;
+    /// [`FreezeError::Local`] when this process can read no file now.
     pub(super) async fn resolve(&self, account: Option<&str>) -> Result<ResolvedHeaders, FreezeError> {
         let needs_account = |sources: &[Source]| sources.iter().any(|source| matches!(source, Source::JobAccount));
         let needed = || self.headers.iter().filter(|(_, sources)| account.is_some() || !needs_account(sources));
         let files = self.files.read(paths(needed())).await;
         let mut resolved = Vec::with_capacity(self.headers.len());
         for (name, sources) in needed() {
-            let refused = |problem| FreezeError::Header { header: name.to_string(), problem };
+            let refused = |unread| match unread {
+                Unread::Local(fault) => FreezeError::Local(fault),
+                Unread::Problem(problem) => FreezeError::Header { header: name.to_string(), problem },
+            };
             let mut value = String::new();
             for source in sources {
                 value.push_str(read(source, account.unwrap_or_default(), &files).map_err(refused)?.expose_secret());
@@ -104,7 +108,13 @@ impl HeaderTemplates {
     pub(super) async fn unreadable(&self) -> Vec<FreezeError> {
         let files = self.files.read(paths(self.headers.iter())).await;
         let unreadable = |(name, sources): &(HeaderName, Vec<Source>)| {
-            let problems: Vec<String> = sources.iter().filter_map(|source| read(source, "", &files).err()).collect();
+            let unread = sources.iter().filter_map(|source| read(source, "", &files).err());
+            let problems: Vec<String> = unread
+                .map(|unread| match unread {
+                    Unread::Local(fault) => fault.to_string(),
+                    Unread::Problem(problem) => problem,
+                })
+                .collect();
             let refused = FreezeError::Header { header: name.to_string(), problem: problems.join("; ") };
             (!problems.is_empty()).then_some(refused)
         };
@@ -196,19 +206,23 @@ fn paths<'a>(headers: impl Iterator<Item = &'a (HeaderName, Vec<Source>)>) -> Ve
 }
 
 /// `files` holds what was read of the files.
-fn read(source: &Source, account: &str, files: &FileContents) -> Result<SecretString, String> {
+fn read(source: &Source, account: &str, files: &FileContents) -> Result<SecretString, Unread> {
+    let unset = |name: &str, problem: &str| Err(Unread::Problem(format!("environment variable `{name}` {problem}")));
     match source {
         Source::Text(text) => Ok(text.clone()),
         Source::JobAccount => Ok(account.into()),
         Source::Env(name) => match std::env::var(name) {
-            Ok(value) if value.is_empty() => Err(format!("environment variable `{name}` is empty")),
+            Ok(value) if value.is_empty() => unset(name, "is empty"),
             Ok(value) => Ok(value.into()),
-            Err(std::env::VarError::NotPresent) => Err(format!("environment variable `{name}` is not set")),
-            Err(std::env::VarError::NotUnicode(_)) => Err(format!("environment variable `{name}` is not UTF-8")),
+            Err(std::env::VarError::NotPresent) => unset(name, "is not set"),
+            Err(std::env::VarError::NotUnicode(_)) => unset(name, "is not UTF-8"),
         },
         Source::File(path) => {
-            let content = files.get(path).cloned().unwrap_or_else(|| Err("was not read".to_owned()));
-            content.map_err(|problem| format!("file `{}`: {problem}", path.display()))
+            let content = files.get(path).cloned();
+            content.unwrap_or_else(|| Err(Unread::Problem("was not read".to_owned()))).map_err(|unread| match unread {
+                Unread::Problem(problem) => Unread::Problem(format!("file `{}`: {problem}", path.display())),
+                local @ Unread::Local(_) => local,
+            })
         }
     }
 }

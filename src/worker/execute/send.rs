@@ -26,6 +26,7 @@ use crate::provider::Answer;
 use crate::telemetry::spans;
 use crate::worker::intake::End;
 use crate::worker::lane::{LaneParts, LaneSettings};
+use crate::worker::local_faults;
 use crate::worker::meter::{Decision, DecisionKind, Returned};
 use crate::worker::pauses::Turn;
 
@@ -238,6 +239,7 @@ fn hold_others_back(lane: &LaneParts, pause: Option<Pause>, by: By, (kind, round
             lane.meter.decision(Decision::new(DecisionKind::Paused, &cause));
             lane.pauses.stop_sending(wait, by, &cause);
         }
+        Some(Pause::Intake { wait, fault }) => local_faults::rest(lane, wait, &fault),
         None => {}
     }
 }

@@ -3,11 +3,12 @@
 use serde_json::json;
 use sluicegate::domain::breaker::{IN_A_ROW_MAX, PROBES_TO_CLOSE};
 use sluicegate::domain::lookup::Finding;
+use sluicegate::fleet::report::By;
 use sluicegate::ledger::provider_row::ProviderRow;
 use sluicegate::worker::pauses::LaneState;
 
 use super::bench::{Bench, name, row};
-use super::script::{Act, accepted, not_sent, timeout};
+use super::script::{Act, accepted, local_fault, not_sent, timeout};
 
 const WORKERS: i64 = 2;
 const JOBS: usize = 24;
@@ -16,13 +17,19 @@ fn few_workers() -> ProviderRow {
     ProviderRow { workers: WORKERS, max_attempts: 2, ..row("acme") }
 }
 
-/// A lane whose provider fails every job in this way, by now known to be down.
-async fn down(act: Act) -> Bench {
+/// A lane whose provider does so with every job.
+async fn opened(act: Act) -> Bench {
     let bench = Bench::open(&[few_workers(), row("bolt")]).await;
     bench.script.always("acme", act);
     for number in 0..JOBS {
         bench.pay("acme", &format!("job-{number}")).await;
     }
+    bench
+}
+
+/// A lane whose provider fails every job in this way, by now known to be down.
+async fn down(act: Act) -> Bench {
+    let bench = opened(act).await;
     bench.until("the breaker is open", async || state(&bench).await != LaneState::Running).await;
     bench.until("nothing is in hand", async || bench.in_hand().await == 0).await;
     bench
@@ -89,6 +96,43 @@ async fn one_job_at_a_time_finds_out_whether_it_is_up_again() {
         bench.until_state(&format!("job-{number}"), "succeeded").await;
     }
     assert!(JOBS > PROBES_TO_CLOSE as usize);
+}
+
+/// Two attempts are all that a job has here, and this process cannot send for longer than that.
+#[tokio::test]
+async fn a_fault_of_the_own_process_opens_no_breaker_and_burns_no_attempts() {
+    let bench = opened(Act::Answer(local_fault())).await;
+    bench.until_sent("acme", 3).await;
+    let LaneState::Resting(pause) = state(&bench).await else { panic!("{:?}", state(&bench).await) };
+    assert!(pause.by == By::Setup && pause.cause.contains("LimitNOFILE"), "{pause:?}");
+    let sent_thrice = || (0..JOBS).any(|number| bench.script.sent_for(&format!("job-{number}")).len() >= 3);
+    bench.until("one was tried more often than it has attempts", async || sent_thrice()).await;
+    let told = "SELECT count(*) FROM jobs WHERE reason LIKE '%file descriptors%'";
+    assert!(bench.count(told).await > 0);
+    bench.script.always("acme", Act::Answer(accepted()));
+    for number in 0..JOBS {
+        bench.until_state(&format!("job-{number}"), "succeeded").await;
+    }
+    // The one that succeeded.
+    assert_eq!(counted(&bench).await, i64::try_from(JOBS).unwrap());
+}
+
+/// Of a provider that is down nothing is learnt by a request that could not be sent: another job finds out.
+#[tokio::test]
+async fn a_probe_that_this_process_cannot_send_leaves_its_place_to_another() {
+    let bench = down(Act::Answer(not_sent())).await;
+    bench.script.always("acme", Act::Answer(local_fault()));
+    let (before, sent) = (counted(&bench).await, bench.script.sent_to("acme").len());
+    bench.settings().set_paused(&name("acme"), true).await.unwrap();
+    bench.settings().set_paused(&name("acme"), false).await.unwrap();
+    bench.until_sent("acme", sent + 2).await;
+    assert!(!matches!(state(&bench).await, LaneState::Stopped(_)), "{:?}", state(&bench).await);
+    assert_eq!(counted(&bench).await, before, "no attempt counts");
+    bench.script.always("acme", Act::Answer(accepted()));
+    for number in 0..JOBS {
+        bench.until_state(&format!("job-{number}"), "succeeded").await;
+    }
+    assert_eq!(state(&bench).await, LaneState::Running);
 }
 
 /// Charges fail while look-ups are answered: that the provider can be asked says nothing of whether it can charge.

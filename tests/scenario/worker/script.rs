@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use sluicegate::domain::job::Job;
+use sluicegate::domain::local_fault::LocalFault;
 use sluicegate::domain::lookup::Finding;
 use sluicegate::domain::outcome::{Outcome, UnknownCause};
 use sluicegate::domain::provider::Provider;
@@ -174,6 +175,10 @@ pub fn timeout() -> Outcome {
 
 pub fn not_sent() -> Outcome {
     Outcome::NotSent { cause: "connection refused".to_owned() }
+}
+
+pub fn local_fault() -> Outcome {
+    Outcome::LocalFault(LocalFault::ProcessDescriptors)
 }
 
 pub fn rejected() -> Outcome {

@@ -1,0 +1,106 @@
+//! What keeps this process from sending a request, though neither the payment nor the provider is the cause.
+//!
+//! Nothing was sent, and nothing is known of the provider: its circuit breaker learns nothing of it, and no attempt counts.
+//! Each fault is told with its fix.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+
+use super::explain::parked::UNBUILDABLE;
+
+/// Linux's numbers of these errors, for which the standard library has no stable names.
+const ENFILE: i32 = 23;
+const EMFILE: i32 = 24;
+const ENOBUFS: i32 = 105;
+
+/// A fault of this process, of its machine or of its set-up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LocalFault {
+    /// The process may open no more files and sockets.
+    ProcessDescriptors,
+    /// The machine opens no more files and sockets.
+    MachineDescriptors,
+    /// The process may start no more threads.
+    Threads,
+    Memory,
+    /// No address or port of this machine is left to connect from.
+    Ports,
+    /// What the request needs cannot be had here, such as a file with a secret. Names it, never what it holds.
+    Unbuildable(String),
+}
+
+impl LocalFault {
+    /// The fault that an operation of the operating system failed for, if it is one.
+    #[must_use]
+    pub fn of(error: &io::Error) -> Option<Self> {
+        if let Some(wrapped) = error.get_ref() {
+            // An I/O error does not list what it wraps among its sources.
+            return wrapped.downcast_ref::<Self>().cloned();
+        }
+        match (error.raw_os_error(), error.kind()) {
+            (Some(EMFILE), _) => Some(Self::ProcessDescriptors),
+            (Some(ENFILE), _) => Some(Self::MachineDescriptors),
+            (Some(ENOBUFS), _) | (_, io::ErrorKind::OutOfMemory) => Some(Self::Memory),
+            (_, io::ErrorKind::AddrNotAvailable) => Some(Self::Ports),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for LocalFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ProcessDescriptors => {
+                "this worker has used up its file descriptors: raise LimitNOFILE (systemd), the container's nofile limit or \
+                 `ulimit -n`"
+            }
+            Self::MachineDescriptors => {
+                "this worker's machine has used up its file descriptors: raise the sysctl fs.file-max"
+            }
+            Self::Threads => {
+                "this worker may start no more threads: raise TasksMax (systemd), the container's pids limit or `ulimit -u`"
+            }
+            Self::Memory => "this worker's machine has no memory for another connection: give it more",
+            Self::Ports => {
+                "this worker's machine has no address or port left to connect from: widen the sysctl \
+                 net.ipv4.ip_local_port_range, or set `reuse_connections`"
+            }
+            Self::Unbuildable(problem) => return write!(f, "{UNBUILDABLE}: {problem}"),
+        })
+    }
+}
+
+impl Error for LocalFault {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn used_up_resources_are_told_from_failures_of_a_peer() {
+        let os = io::Error::from_raw_os_error;
+        let wrapped = io::Error::other(LocalFault::Threads);
+        for (error, fault) in [
+            (os(EMFILE), Some(LocalFault::ProcessDescriptors)),
+            (os(ENFILE), Some(LocalFault::MachineDescriptors)),
+            (os(ENOBUFS), Some(LocalFault::Memory)),
+            (io::ErrorKind::OutOfMemory.into(), Some(LocalFault::Memory)),
+            (io::ErrorKind::AddrNotAvailable.into(), Some(LocalFault::Ports)),
+            (wrapped, Some(LocalFault::Threads)),
+            (io::ErrorKind::ConnectionRefused.into(), None),
+            (io::ErrorKind::TimedOut.into(), None),
+            (io::Error::other("failed to lookup address information"), None),
+        ] {
+            assert_eq!(LocalFault::of(&error), fault, "{error:?}");
+        }
+    }
+
+    #[test]
+    fn a_fault_of_the_process_names_its_limit() {
+        let text = LocalFault::ProcessDescriptors.to_string();
+        assert!(["LimitNOFILE", "ulimit -n"].iter().all(|limit| text.contains(limit)), "{text}");
+        let unbuildable = LocalFault::Unbuildable("header `authorization`: not found".to_owned()).to_string();
+        assert!(unbuildable.starts_with(UNBUILDABLE), "{unbuildable}");
+    }
+}

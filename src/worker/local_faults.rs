@@ -1,0 +1,65 @@
+//! What a lane does about a fault of its own process: it takes no more jobs for a moment, and its log says why.
+//!
+//! Every job meets such a fault, so the log has one line per fault and minute. What people see is the lane's state.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::lane::LaneParts;
+use super::meter::{Decision, DecisionKind};
+use crate::domain::local_fault::LocalFault;
+use crate::fleet::report::By;
+
+/// Least time between two lines of the log about one fault.
+const LOGGED_EVERY: Duration = Duration::from_secs(60);
+
+/// When each fault of this process was last logged.
+#[derive(Debug, Default)]
+pub struct LocalFaults(Mutex<BTreeMap<String, Instant>>);
+
+impl LocalFaults {
+    /// Whether the log is to say so now.
+    fn is_due(&self, fault: &str) -> bool {
+        let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        logged.retain(|_, at| at.elapsed() < LOGGED_EVERY);
+        let is_due = !logged.contains_key(fault);
+        logged.entry(fault.to_owned()).or_insert_with(Instant::now);
+        is_due
+    }
+}
+
+/// The lane takes no more jobs for so long; those in hand go on.
+pub(super) fn rest(lane: &LaneParts, wait: Duration, fault: &LocalFault) {
+    let cause = fault.to_string();
+    log(lane, fault, "nothing can be sent; jobs wait and no attempt counts");
+    lane.meter.decision(Decision::new(DecisionKind::Paused, &cause));
+    lane.pauses.stop_taking(wait, By::Setup, &cause);
+}
+
+/// Logs a fault and what follows, unless that was done a moment ago.
+pub(super) fn log(lane: &LaneParts, fault: &LocalFault, consequence: &str) {
+    let cause = fault.to_string();
+    // What a row needs is its provider's, all else is the process's.
+    let of_whom = if matches!(fault, LocalFault::Unbuildable(_)) { lane.name.as_str() } else { "" };
+    if lane.worker.local_faults.is_due(&format!("{of_whom}: {cause}")) {
+        tracing::error!(provider = %lane.name, cause, "{consequence}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn each_fault_is_logged_once_a_minute() {
+        let faults = LocalFaults::default();
+        let due = || ["descriptors", "threads"].map(|fault| faults.is_due(fault));
+        assert_eq!([faults.is_due("descriptors"), faults.is_due("descriptors")], [true, false]);
+        assert_eq!(due(), [false, true]);
+        tokio::time::advance(LOGGED_EVERY).await;
+        assert_eq!([due(), due()], [[true; 2], [false; 2]]);
+    }
+}
