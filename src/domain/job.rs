@@ -76,6 +76,15 @@ impl Job {
     pub fn effective_key(&self) -> &Token {
         self.idempotency_key.as_ref().unwrap_or(&self.id)
     }
+
+    /// Whether its message had this field.
+    #[must_use]
+    pub fn has(&self, field: JobField) -> bool {
+        match field {
+            JobField::Account => self.account.is_some(),
+            JobField::Reference => self.reference.is_some(),
+        }
+    }
 }
 
 /// SHA-256 over a job's parsed fields: two messages with the same hash say the same, whatever their formatting.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::backoff::BackoffPolicy;
 use super::disposition::{AskPolicy, RetryPolicy};
 use super::job::JobField;
-use super::limit::{AccountRule, Limit, Rate};
+use super::limit::{AccountRule, Limit, Rate, Scope};
 use super::lookup::{Lookup, WhenNotFound};
 
 /// Longest time that a permit may be booked ahead of its start.
@@ -299,6 +299,17 @@ impl Provider {
     #[must_use]
     pub fn reuses_connections(&self) -> bool {
         self.reuse_connections.unwrap_or(self.idempotency_retention.is_some() || self.lookup.is_some())
+    }
+
+    /// Whether limits or rules go by this field, so that a job without it passes them uncounted. What is rehearsed holds
+    /// nobody.
+    #[must_use]
+    pub fn counts_by(&self, field: JobField) -> bool {
+        let (scope, has_rules) = match field {
+            JobField::Account => (Scope::Account, !self.account_rules.is_empty()),
+            JobField::Reference => (Scope::Reference, false),
+        };
+        has_rules || self.limits.iter().any(|limit| limit.scope == scope && !limit.shadow)
     }
 
     /// What of so many requests is left when [`Self::reserve_percent`] is taken off, rounded down.

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use super::Worker;
-use crate::domain::job::{Invalid, InvalidReason, Job, JobField};
+use crate::domain::job::{Invalid, InvalidReason, JobField};
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 use crate::ledger::upkeep::Standing;
@@ -25,18 +25,11 @@ fn may_have_been_taken(reason: InvalidReason) -> bool {
 
 /// The message, if it has each field that the provider's row requires.
 fn complete(decoded: Decoded, require: &BTreeSet<JobField>) -> Result<Decoded, DecodeError> {
-    let Some(missing) = require.iter().find(|field| !has(&decoded.job, **field)) else { return Ok(decoded) };
+    let Some(missing) = require.iter().find(|field| !decoded.job.has(**field)) else { return Ok(decoded) };
     let (field, provider) = (missing.name(), &decoded.job.provider);
     let detail = format!("{field} is missing: the row of provider `{provider}` requires it");
     let invalid = Invalid::new(missing.missing(), detail);
     Err(DecodeError::Invalid { invalid, claimed_id: Some(decoded.job.id) })
-}
-
-fn has(job: &Job, field: JobField) -> bool {
-    match field {
-        JobField::Account => job.account.is_some(),
-        JobField::Reference => job.reference.is_some(),
-    }
 }
 
 /// Reads one message of a lane whose row requires these fields. Asks the ledger only of those that a stricter rule refuses.

@@ -17,7 +17,9 @@ use super::deployment::Progress;
 use super::execute::held_by;
 use super::pauses::{LaneState, Pause, Pauses};
 use crate::domain::explain::parked;
-use crate::domain::provider::ProviderName;
+use crate::domain::explain::words::count;
+use crate::domain::job::JobField;
+use crate::domain::provider::{Provider, ProviderName};
 use crate::fleet::report::{By, Decision, Does, Engine, FORMAT, Held, Lane, Report, Waits};
 use crate::fleet::workers::KEPT;
 use crate::ledger::fleet::{Fleet, WorkerReport};
@@ -179,6 +181,7 @@ impl Reporter {
 
 fn warnings(progress: &Progress) -> Vec<String> {
     let mut warnings = unusable(progress);
+    warnings.extend(uncounted(progress));
     warnings.extend(progress.meter.unpublished().and_then(|it| it.warning()));
     warnings
 }
@@ -191,6 +194,30 @@ fn unusable(progress: &Progress) -> Vec<String> {
     let missing = |name: &&ProviderName| !progress.lanes.contains_key(*name);
     let enabled = progress.known.providers.iter().filter(|(_, row)| row.enabled).map(|(name, _)| name);
     enabled.filter(missing).map(|name| format!("no lane for {name}: its log says why")).collect()
+}
+
+/// Lanes whose limits and rules did not apply to jobs for want of a field that their rows still do not require.
+fn uncounted(progress: &Progress) -> Vec<String> {
+    let rows = progress.known.providers.values().filter(|row| row.enabled);
+    let lanes = rows.filter_map(|row| Some((row, progress.meter.find(&row.name)?.uncounted())));
+    let warnings = |(row, counts): (&Arc<Provider>, Vec<(JobField, u64)>)| {
+        let told = counts.into_iter().filter(|(lacks, jobs)| *jobs > 0 && !row.require.contains(lacks));
+        let told = told.filter(|(lacks, _)| row.counts_by(*lacks));
+        told.map(|(lacks, jobs)| without_field(&row.name, lacks, jobs)).collect::<Vec<_>>()
+    };
+    lanes.flat_map(warnings).collect()
+}
+
+fn without_field(provider: &ProviderName, lacks: JobField, jobs: u64) -> String {
+    let (field, jobs) = (lacks.name(), count(jobs, "job"));
+    let passed = match lacks {
+        JobField::Account => "account limits and rules",
+        JobField::Reference => "reference limits",
+    };
+    format!(
+        "{provider}: its {passed} did not apply to {jobs} without `{field}`; set require = [\"{field}\"] in its row, or publish \
+         every payment with its `{field}`"
+    )
 }
 
 async fn asked(kind: &str, question: impl Future<Output = Result<Option<String>, String>>) -> Engine {
@@ -312,6 +339,16 @@ mod tests {
             assert_eq!(told, [10, 20, 50, 50, 50, 50, 30, 10], "every {each:?}");
         }
         assert_eq!((in_10s(120, Duration::from_secs(12)), in_10s(7, Duration::ZERO)), (100, 7));
+    }
+
+    #[test]
+    fn jobs_that_limits_did_not_apply_to_are_warned_of_with_the_fix() {
+        let acme = ProviderName::new("acme").unwrap();
+        assert_eq!(
+            without_field(&acme, JobField::Account, 1),
+            "acme: its account limits and rules did not apply to 1 job without `account`; set require = [\"account\"] in its \
+             row, or publish every payment with its `account`"
+        );
     }
 
     #[tokio::test(start_paused = true)]

@@ -21,3 +21,4 @@ mod prometheus;
 mod rig;
 mod scrape;
 mod truth;
+mod without_field;

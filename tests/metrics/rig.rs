@@ -34,6 +34,8 @@ pub struct Rig {
     worker: Option<Server>,
     dir: PathBuf,
     fakes: Vec<(&'static str, FakeHandle, DropGuard)>,
+    /// The provider file.
+    pub rows: String,
 }
 
 impl Rig {
@@ -63,11 +65,15 @@ impl Rig {
                 );
             }
         }
-        let rig = Self { port: free_port(), worker: None, dir: private_dir("metrics"), fakes };
-        let file = rig.dir.join("providers.toml");
-        std::fs::write(&file, rows).unwrap();
-        rig.sluicegate(&["provider", "apply", file.to_str().unwrap()]);
+        let rig = Self { port: free_port(), worker: None, dir: private_dir("metrics"), fakes, rows };
+        rig.apply(&rig.rows);
         rig
+    }
+
+    pub fn apply(&self, rows: &str) {
+        let file = self.dir.join("providers.toml");
+        std::fs::write(&file, rows).unwrap();
+        self.sluicegate(&["provider", "apply", file.to_str().unwrap()]);
     }
 
     /// Publishes these to lanes, past every check; for as long as no worker runs.
@@ -97,10 +103,13 @@ impl Rig {
         format!("sqlite://{}", self.dir.join("ledger.db").display())
     }
 
-    pub fn sluicegate(&self, args: &[&str]) {
-        let output =
-            Command::new(PROGRAM).args(args).env("SLUICEGATE_DATABASE__URL", self.database()).output().unwrap();
+    /// Runs a command of the program; what it prints.
+    pub fn sluicegate(&self, args: &[&str]) -> String {
+        let (database, listen) = (self.database(), format!("127.0.0.1:{}", self.port));
+        let env = [("SLUICEGATE_DATABASE__URL", database), ("SLUICEGATE_OPS__LISTEN", listen)];
+        let output = Command::new(PROGRAM).args(args).envs(env).output().unwrap();
         assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
     }
 
     pub fn report(&self, provider: &str) -> Report {
@@ -132,6 +141,20 @@ impl Rig {
 
     pub async fn scrape_as_open_metrics(&self) -> (String, String) {
         self.get("/metrics", "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2").await
+    }
+
+    /// The warnings of the overview once this holds of them.
+    pub async fn await_warnings(&self, what: &str, holds: impl Fn(&[String]) -> bool) -> Vec<String> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let overview: Value = serde_json::from_str(&self.get("/api/v1/overview", "*/*").await.1).unwrap();
+            let warnings: Vec<String> = serde_json::from_value(overview["warnings"].clone()).unwrap();
+            if holds(&warnings) {
+                return warnings;
+            }
+            assert!(Instant::now() < deadline, "{what}: {warnings:?}\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
     }
 
     /// Waits until so many jobs have succeeded.

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::write::{Labels, Writer, float};
+use crate::domain::job::JobField;
 use crate::domain::provider::ProviderName;
 use crate::worker::deployment::Progress;
 use crate::worker::meter::{Distribution, LaneCounts, LaneFigures};
@@ -41,6 +42,7 @@ pub fn write(writer: &mut Writer<'_>, progress: &Progress) -> Result<(), fmt::Er
     permits(writer, &lanes)?;
     requests(writer, &lanes)?;
     messages(writer, &lanes)?;
+    uncounted(writer, &lanes)?;
     states(writer, progress)
 }
 
@@ -146,6 +148,28 @@ fn messages(writer: &mut Writer<'_>, lanes: &[Lane]) -> Result<(), fmt::Error> {
         "Messages that can never be a job, kept in payments.invalid, by reason.",
         words(lanes, "reason", |counts| &counts.rejected),
     )
+}
+
+fn uncounted(writer: &mut Writer<'_>, lanes: &[Lane]) -> Result<(), fmt::Error> {
+    for (field, name, help) in [
+        (
+            JobField::Account,
+            "jobs_without_account",
+            "Jobs sent that limits and rules by account did not apply to: they have no account.",
+        ),
+        (
+            JobField::Reference,
+            "jobs_without_reference",
+            "Jobs sent that limits by reference did not apply to: they have no reference.",
+        ),
+    ] {
+        let lacking = |lane: &Lane| {
+            let of_field = |(lacks, jobs): &(JobField, u64)| (*lacks == field).then_some(*jobs);
+            (lane.labels(), lane.counts.uncounted.iter().find_map(of_field).unwrap_or(0))
+        };
+        writer.counter(name, help, lanes.iter().map(lacking))?;
+    }
+    Ok(())
 }
 
 fn states(writer: &mut Writer<'_>, progress: &Progress) -> Result<(), fmt::Error> {

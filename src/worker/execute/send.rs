@@ -16,8 +16,10 @@ use crate::domain::decision::CallKind;
 use crate::domain::disposition::finding::after_finding;
 use crate::domain::disposition::{History, Pause, after_outcome};
 use crate::domain::explain::parked;
+use crate::domain::job::{Job, JobField};
 use crate::domain::lookup::Finding;
 use crate::domain::outcome::{Outcome, UnknownCause, Way};
+use crate::domain::provider::Provider;
 use crate::faults::{self, Point};
 use crate::fleet::report::By;
 use crate::ledger::{AttemptEnd, Begun, LedgerError, LookupEnd};
@@ -81,6 +83,9 @@ pub(super) async fn written_down(
     (mut permit, turn, ahead): (Permit, &Turn, bool),
 ) -> End {
     permit.written_down();
+    if number == 1 {
+        note_uncounted(lane, &settings.provider, &job.job);
+    }
     faults::crash(Point::AfterSending);
     lane.worker.start_timer.sleep_until(permit.start_at).instrument(spans::step("wait for the permit's start")).await;
     let (began, lateness) = (Instant::now(), permit.start_at.elapsed());
@@ -119,6 +124,13 @@ pub(super) async fn written_down(
             finish_lookup(lane, settings, job, (number, &history), &answer).await
         }
     }
+}
+
+/// Counts a job that limits or rules of its provider do not apply to because it lacks their field; once per job, with its first
+/// request.
+fn note_uncounted(lane: &LaneParts, provider: &Provider, job: &Job) {
+    let lacks = |field: &JobField| !job.has(*field) && provider.counts_by(*field);
+    JobField::ALL.into_iter().filter(lacks).for_each(|field| lane.meter.passes_uncounted(field));
 }
 
 /// The answer of the one request that a permit is for, and the permit settled by how far it got.

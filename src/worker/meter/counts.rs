@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use super::buckets::Distribution;
 use super::decisions::DecisionLine;
 use super::lane::{LaneMeter, Refused, WAITS_MS};
+use crate::domain::job::JobField;
 
 /// What an overview of a lane shows, since the process began.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,6 +41,8 @@ pub struct LaneCounts {
     /// Permits given back unused, by reason.
     pub returned: Vec<(&'static str, u64)>,
     pub redelivered: u64,
+    /// Jobs sent that passed limits or rules uncounted, by the field that they lack.
+    pub uncounted: Vec<(JobField, u64)>,
     /// Jobs that wait for a permit now.
     pub waiting: u64,
     /// By class of status.
@@ -75,6 +78,12 @@ impl LaneMeter {
         }
     }
 
+    /// Jobs sent that passed limits or rules uncounted, by the field that they lack.
+    #[must_use]
+    pub fn uncounted(&self) -> Vec<(JobField, u64)> {
+        self.uncounted.read()
+    }
+
     /// Everything else.
     #[must_use]
     pub fn counts(&self) -> LaneCounts {
@@ -84,6 +93,7 @@ impl LaneMeter {
             granted: self.granted.load(Ordering::Relaxed),
             returned: self.returned.read(),
             redelivered: self.redelivered.load(Ordering::Relaxed),
+            uncounted: self.uncounted(),
             waiting: self.waiting.load(Ordering::Relaxed),
             answers: self.answers.read(),
             outcomes: self.outcomes.read(),

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::buckets::{Buckets, ms};
 use super::decisions::{Decision, DecisionKind, Decisions};
 use super::tally::Tally;
-use crate::domain::job::InvalidReason;
+use crate::domain::job::{InvalidReason, JobField};
 use crate::domain::outcome::FinalState;
 
 /// Bounds of the waits for a permit.
@@ -91,6 +91,7 @@ pub struct LaneMeter {
     pub(super) granted: AtomicU64,
     pub(super) returned: Tally<&'static str>,
     pub(super) redelivered: AtomicU64,
+    pub(super) uncounted: Tally<JobField>,
     pub(super) in_flight: Arc<AtomicU64>,
     pub(super) in_hand: Arc<AtomicU64>,
     pub(super) waiting: Arc<AtomicU64>,
@@ -134,6 +135,7 @@ impl Default for LaneMeter {
             granted: AtomicU64::default(),
             returned: Tally::of(Returned::ALL.map(Returned::word)),
             redelivered: AtomicU64::default(),
+            uncounted: Tally::of(JobField::ALL),
             in_flight: Arc::default(),
             in_hand: Arc::default(),
             waiting: Arc::default(),
@@ -185,6 +187,11 @@ impl LaneMeter {
     /// A permit was given back unused.
     pub fn permit_returned(&self, why: Returned) {
         self.returned.count(why.word());
+    }
+
+    /// A job that is sent for the first time lacks a field by which its provider's limits or rules go.
+    pub fn passes_uncounted(&self, lacks: JobField) {
+        self.uncounted.count(lacks);
     }
 
     /// A request begins so long after the start that its permit named, which may have lain `ahead` when it was granted;
