@@ -1,14 +1,18 @@
-//! Reading a request's body: one JSON object whose every field is known.
+//! Body of a request: one JSON object whose every field is known and stands there once.
 //!
-//! Refuses what it cannot mean, naming the field: an unknown one, a missing one, one of another type; and bodies that are
-//! longer than any of ours.
+//! A refusal names the field: an unknown one, a missing one, a repeated one, one of another type. A body that is longer than
+//! any of ours is refused, too.
+
+use std::fmt;
 
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 use axum::http::StatusCode;
 use serde::de::value::{MapAccessDeserializer, StringDeserializer};
-use serde::de::{DeserializeOwned, DeserializeSeed, Error as _, IntoDeserializer as _, MapAccess};
-use serde_json::{Map, Value};
+use serde::de::{
+    DeserializeOwned, DeserializeSeed, Deserializer, Error as _, IntoDeserializer as _, MapAccess, Visitor,
+};
+use serde_json::Value;
 
 use super::problem::Problem;
 use crate::ledger::said;
@@ -30,20 +34,53 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
             let words = format!("the body is longer than {BYTES_MAX} bytes");
             return Err(Problem(StatusCode::PAYLOAD_TOO_LARGE, words));
         }
-        let fields: Map<String, Value> = serde_json::from_slice(&bytes)
-            .map_err(|_| Problem::bad("the body must be one JSON object, like {\"because\": \"they said so\"}"))?;
-        read(fields).map(Self)
+        read(&bytes).map(Self)
     }
 }
 
-fn read<T: DeserializeOwned>(fields: Map<String, Value>) -> Result<T, Problem> {
-    let fields = Fields { rest: fields.into_iter(), current: None };
+fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
+    let Members(members) = serde_json::from_slice(body)
+        .map_err(|_| Problem::bad("the body must be one JSON object, like {\"because\": \"they said so\"}"))?;
+    let mut names: Vec<&String> = members.iter().map(|(name, _)| name).collect();
+    names.sort_unstable();
+    // Of two values this program would obey one, and a program before it may have judged the other.
+    if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(Problem::bad(format!("`{}`: is given twice: write it once", pair[0])));
+    }
+    let fields = Fields { rest: members.into_iter(), current: None };
     T::deserialize(MapAccessDeserializer::new(fields)).map_err(|error| Problem::bad(error.to_string()))
+}
+
+/// The fields of an object as written, repeated ones included. A field whose value is an object is none of ours.
+struct Members(Vec<(String, Value)>);
+
+impl<'de> serde::Deserialize<'de> for Members {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct MembersVisitor;
+
+        impl<'de> Visitor<'de> for MembersVisitor {
+            type Value = Members;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(Members(members))
+            }
+        }
+
+        deserializer.deserialize_map(MembersVisitor)
+    }
 }
 
 /// The fields of an object, one by one, so that a bad value can be told by its field.
 struct Fields {
-    rest: serde_json::map::IntoIter,
+    rest: std::vec::IntoIter<(String, Value)>,
     current: Option<(String, Value)>,
 }
 
@@ -89,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_bad_field_is_named() {
-        let asked = |body: Value| read::<Asked>(body.as_object().unwrap().clone()).map_err(|problem| problem.1);
+        let asked = |body: Value| read::<Asked>(body.to_string().as_bytes()).map_err(|problem| problem.1);
         let good = asked(json!({"rate": "1/1s", "dry_run": true})).unwrap();
         assert_eq!((good.rate.as_str(), good.dry_run), ("1/1s", true));
         for (body, words) in [

@@ -19,6 +19,8 @@ pub mod body;
 pub mod jobs;
 pub mod problem;
 pub mod refused;
+#[cfg(test)]
+mod repeated_tests;
 pub mod settings;
 #[cfg(test)]
 mod tests;

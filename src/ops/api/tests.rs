@@ -19,8 +19,8 @@ use crate::ops::tests::{client, serving, state};
 use crate::provider::FrozenRequest;
 use crate::queue::message::{decode, encode};
 
-struct Stand {
-    address: String,
+pub(super) struct Stand {
+    pub(super) address: String,
     database: Database,
     queue: Arc<dyn Queue>,
     published: Published,
@@ -35,7 +35,7 @@ impl Drop for Stand {
 
 impl Stand {
     /// With provider `acme`, 100/1s and 600/1m.
-    async fn new() -> Self {
+    pub(super) async fn new() -> Self {
         let (state, _progress, database) = state(None).await;
         let limit = |name: &str, max_requests, window_ms| LimitRow {
             name: name.to_owned(),
@@ -79,7 +79,7 @@ impl Stand {
     }
 
     /// A new job that a worker has brought into a state.
-    async fn bring(&self, id: &str, account: &str, state: &str) {
+    pub(super) async fn bring(&self, id: &str, account: &str, state: &str) {
         let ledger = self.database.ledger();
         let job = Job {
             id: Token::new(id).unwrap(),
@@ -130,7 +130,7 @@ impl Stand {
     }
 
     /// All that stands in the database, but for [`ACCOUNT`].
-    async fn written(&self) -> Vec<(String, String)> {
+    pub(super) async fn written(&self) -> Vec<(String, String)> {
         let pool = self.database.sqlite_pool().unwrap();
         let columns = "SELECT tables.name, group_concat('quote(\"' || columns.name || '\")', '||') \
             FROM sqlite_master AS tables JOIN pragma_table_info(tables.name) AS columns \
