@@ -2,9 +2,15 @@
 //!
 //! Refuses to warn where it can refuse: what stands here stops the start.
 
+use secrecy::ExposeSecret as _;
+
 use super::address::{DatabaseUrl, LimiterUrl, QueueUrl, scheme_and_host};
 use super::meant::{Complaints, Ops};
+use crate::domain::explain::words::count;
 use crate::tls::may_be_plain;
+
+/// Fewest characters of an `ops.token` that other machines can try.
+const TOKEN_CHARS_MIN: usize = 32;
 
 /// What could be meant; `None` has its own complaint already.
 pub struct Parts<'a> {
@@ -28,14 +34,33 @@ pub fn find(parts: &Parts<'_>, complaints: &mut Complaints) {
         let what = "the embedded queue lives in a SQLite database, and database.url is PostgreSQL";
         complaints.add("queue.url", what, "Set queue.url to a broker (amqps://…), or database.url to sqlite://PATH");
     }
-    if let Some(Ops { listen: Some(listen), token: None }) = parts.ops
-        && !listen.ip().is_loopback()
-    {
-        let what = format!("{listen} is reachable from other machines, and ops.token is not set");
-        complaints.add("ops.listen", what, "Set ops.token (SLUICEGATE_OPS__TOKEN_FILE), or listen on 127.0.0.1");
+    if let Some(ops) = parts.ops {
+        find_in_ops(ops, complaints);
     }
     find_in_database(parts, complaints);
     find_plaintext(parts, complaints);
+}
+
+/// Adds a complaint if other machines reach the ops server without a token, or with one that they could guess.
+fn find_in_ops(ops: &Ops, complaints: &mut Complaints) {
+    let Some(listen) = ops.listen.filter(|listen| !listen.ip().is_loopback()) else { return };
+    let Some(token) = &ops.token else {
+        let what = format!("{listen} is reachable from other machines, and ops.token is not set");
+        complaints.add("ops.listen", what, "Set ops.token (SLUICEGATE_OPS__TOKEN_FILE), or listen on 127.0.0.1");
+        return;
+    };
+    let chars = token.expose_secret().chars().count();
+    if chars < TOKEN_CHARS_MIN {
+        let what = format!(
+            "has {}, and {listen} is reachable from other machines: it needs at least {TOKEN_CHARS_MIN}",
+            count(chars as u64, "character")
+        );
+        complaints.add(
+            "ops.token",
+            what,
+            "Use what `openssl rand -hex 24` writes, or set ops.listen to 127.0.0.1:PORT",
+        );
+    }
 }
 
 /// Adds a complaint per host of the database that would be spoken to in plain text, or unverified.

@@ -166,6 +166,8 @@ fn hazards_stop_the_start() {
     for (sets, key, part) in [
         (vec![verified], "queue.url", "lives in a SQLite database"),
         (vec!["ops.listen=0.0.0.0:9464"], "ops.listen", "ops.token is not set"),
+        (vec!["ops.listen=0.0.0.0:9464", "ops.token=hunter2"], "ops.token", "has 7 characters"),
+        (vec!["ops.listen=[::]:9464", "ops.token=0123456789abcdef0123456789abcde"], "ops.token", "at least 32"),
         (vec!["database.url=sqlite:file:y.db"], "database.url", "a URI of SQLite's own"),
         (vec!["ops.token=AT-LEAST-32-RANDOM-CHARACTERS"], "ops.token", "placeholder"),
         (vec![broker, "database.url=postgres://app@db.example.com/pay"], "database.url", "not be verified"),
@@ -222,7 +224,8 @@ fn what_is_safe_is_let_through() {
         vec!["database.url=postgres://app@127.0.0.1/pay", "queue.url=amqp://localhost"],
         vec!["database.url=postgres://%2Fvar%2Frun%2Fpostgresql/pay", "queue.url=amqp://[::1]:5672"],
         vec!["database.url=sqlite::memory:", "limiter.url=redis://127.0.0.1"],
-        vec!["ops.listen=0.0.0.0:9464", "ops.token=short"],
+        vec!["ops.listen=0.0.0.0:9464", "ops.token=0123456789abcdef0123456789abcdef"],
+        vec!["ops.listen=[::1]:9464", "ops.token=short"],
         vec!["limiter.url=redis://redis:6379", "tls.plaintext_hosts=redis,rabbitmq", "queue.url=amqp://rabbitmq"],
     ] {
         with(&[], &sets).unwrap_or_else(|problems| panic!("{sets:?}: {problems}"));

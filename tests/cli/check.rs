@@ -118,7 +118,6 @@ async fn a_limit_that_messages_pass_uncounted_is_a_warning_with_the_field_to_req
 async fn a_token_that_other_machines_could_guess_is_a_warning() {
     let engine = Engine::default();
     for (listen, token, wanted) in [
-        ("0.0.0.0:9464", "tr0ub4dor", vec!["warning"]),
         ("0.0.0.0:9464", "abababababababababababababababab", vec!["warning"]),
         ("0.0.0.0:9464", "0123456789abcdef0123456789abcdef", vec![]),
         ("127.0.0.1:9464", "tr0ub4dor", vec![]),
@@ -128,6 +127,32 @@ async fn a_token_that_other_machines_could_guess_is_a_warning() {
         assert_eq!(levels(&ran.json(), "configuration ops.token"), wanted, "{listen} {token}");
         assert!(!ran.out.contains(token));
     }
+}
+
+/// By `check` as by `run`, and not shown.
+#[test]
+fn a_short_token_off_loopback_stops_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = |command: &str, listen: &str, token: &str| {
+        let mut program = std::process::Command::new(assert_cmd::cargo::cargo_bin("sluicegate"));
+        program.env_clear().current_dir(dir.path()).env("SLUICEGATE_OPS__TOKEN", token);
+        let output = program.args(["--set", listen, command]).output().unwrap();
+        (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+    };
+    for command in ["run", "check"] {
+        for (listen, token, length) in
+            [("0.0.0.0:9464", "hunter2", 7), ("[::]:9464", "0123456789abcdef0123456789abcde", 31)]
+        {
+            let (code, said) = program(command, &format!("ops.listen={listen}"), token);
+            assert_eq!(code, Some(78), "{command} {listen}: {said}");
+            let problem = format!("has {length} characters, and {listen} is reachable from other machines");
+            assert!(said.contains("ops.token") && said.contains(&problem), "{said}");
+            assert!(said.contains("at least 32") && said.contains("openssl rand -hex 24"), "{said}");
+            assert!(!said.contains(token), "{said}");
+        }
+    }
+    let (code, said) = program("check", "ops.listen=127.0.0.1:9464", "hunter2");
+    assert!(!said.contains("ops.token") && code != Some(78), "{code:?} {said}");
 }
 
 /// A request that leaves at the last moment must be answered before the drain is over.
