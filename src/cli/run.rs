@@ -148,6 +148,7 @@ fn ops_state(
         limiter,
         upkeep,
         token: config.ops.token.clone(),
+        wrong_tokens: Arc::default(),
         desk: Desk { operator: Arc::clone(operator), settings, queue, card_numbers: config.worker.card_numbers },
     }
 }

@@ -1,6 +1,7 @@
-//! The connections of the ops server, bounded: how many at once, how long without an answer, how many bytes of a request.
+//! Connections of the ops server within bounds: how many at once, how long without an answer, how many bytes of a request.
 //!
-//! Refuses to know HTTP: whoever sends too slowly, too much or never reads is cut off, whatever it says.
+//! A client that sends too slowly, sends too much or never reads is cut off. HTTP is not parsed here: `guard` tells which
+//! requests are probes.
 
 use std::future::Future as _;
 use std::io;
@@ -10,30 +11,38 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use axum::serve::Listener;
+use axum::extract::connect_info::Connected;
+use axum::serve::{IncomingStream, Listener};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep};
+use tokio_util::sync::WaitForCancellationFutureOwned;
 
-/// Connections at once; further ones wait to be accepted.
-const CONNECTIONS_MAX: usize = 64;
+use self::places::{Bounds, Place, Places};
+pub(super) use self::places::{NoPlace, RequestInProgress, RequestKind};
+use super::client_address::ClientAddress;
+
+mod places;
+
+/// 64 requests at once, half of them from one address, which may be a proxy with all users behind it. 16 connections more
+/// are for probes alone.
+const BOUNDS: Bounds = Bounds { requests: 64, requests_of_address: 32, for_probes: 16 };
 /// From an answer, or from the connection's beginning, to the next answer: a request in drips ends here, and so does a
 /// connection that nobody uses.
 const UNANSWERED_MAX: Duration = Duration::from_secs(30);
 /// Bytes between two answers: line, headers and body of a request together.
 const REQUEST_BYTES_MAX: usize = 64 * 1024;
 
-/// Accepts within the bounds.
+/// Accepts every connection, and closes idle ones when places are short.
 pub(super) struct BoundedListener {
     listener: TcpListener,
-    places: Arc<Semaphore>,
+    places: Arc<Places>,
     unanswered_max: Duration,
 }
 
 impl BoundedListener {
     pub(super) fn new(listener: TcpListener) -> Self {
-        Self { listener, places: Arc::new(Semaphore::new(CONNECTIONS_MAX)), unanswered_max: UNANSWERED_MAX }
+        Self { listener, places: Places::new(BOUNDS), unanswered_max: UNANSWERED_MAX }
     }
 }
 
@@ -42,11 +51,15 @@ impl Listener for BoundedListener {
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (Connection, SocketAddr) {
-        // `None` only if somebody closed the semaphore, which nobody does.
-        let place = Arc::clone(&self.places).acquire_owned().await.ok();
-        let (stream, address) = Listener::accept(&mut self.listener).await;
-        let due = Box::pin(sleep(self.unanswered_max));
-        (Connection { stream, due, unanswered_max: self.unanswered_max, request_bytes: 0, _place: place }, address)
+        loop {
+            let (stream, address) = Listener::accept(&mut self.listener).await;
+            let client = ClientAddress::from(address.ip());
+            let Some(place) = self.places.admit(client) else {
+                tracing::debug!(%client, "closed a new connection to the ops server: no connection is idle");
+                continue;
+            };
+            return (Connection::new(stream, place, client, self), address);
+        }
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -54,19 +67,63 @@ impl Listener for BoundedListener {
     }
 }
 
-/// One accepted connection with its account.
+/// The client of one connection, as its requests know it.
+#[derive(Clone, Debug)]
+pub(super) struct Client {
+    pub address: ClientAddress,
+    connection: u64,
+    places: Arc<Places>,
+}
+
+impl Client {
+    /// A place for a request, until the returned value is dropped.
+    pub(super) fn begin(&self, kind: RequestKind) -> Result<RequestInProgress, NoPlace> {
+        self.places.begin(self.connection, kind)
+    }
+}
+
+impl Connected<IncomingStream<'_, BoundedListener>> for Client {
+    fn connect_info(stream: IncomingStream<'_, BoundedListener>) -> Self {
+        stream.io().client.clone()
+    }
+}
+
+/// One accepted connection.
 pub(super) struct Connection {
     stream: TcpStream,
+    client: Client,
+    place: Place,
+    closed: Pin<Box<WaitForCancellationFutureOwned>>,
     due: Pin<Box<Sleep>>,
     unanswered_max: Duration,
     /// Since the last answer.
     request_bytes: usize,
-    _place: Option<OwnedSemaphorePermit>,
 }
 
 impl Connection {
-    /// What waits is woken when time is up, and fails.
-    fn unless_overdue<T>(&mut self, context: &mut Context<'_>) -> Poll<io::Result<T>> {
+    fn new(stream: TcpStream, place: Place, address: ClientAddress, listener: &BoundedListener) -> Self {
+        let (unanswered_max, places) = (listener.unanswered_max, Arc::clone(&listener.places));
+        Self {
+            stream,
+            client: Client { address, connection: place.id, places },
+            closed: Box::pin(place.closed.clone().cancelled_owned()),
+            place,
+            due: Box::pin(sleep(unanswered_max)),
+            unanswered_max,
+            request_bytes: 0,
+        }
+    }
+
+    /// Fails if the connection must make room, even while its client sends or reads.
+    fn unless_closed(&self) -> io::Result<()> {
+        if self.place.closed.is_cancelled() { Err(io::ErrorKind::ConnectionAborted.into()) } else { Ok(()) }
+    }
+
+    /// What waits is woken when time is up or the connection must make room, and fails.
+    fn unless_ended<T>(&mut self, context: &mut Context<'_>) -> Poll<io::Result<T>> {
+        if self.closed.as_mut().poll(context).is_ready() {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
         ready!(self.due.as_mut().poll(context));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
@@ -78,9 +135,10 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        self.unless_closed()?;
         let before = buffer.filled().len();
         match Pin::new(&mut self.stream).poll_read(context, buffer) {
-            Poll::Pending => self.unless_overdue(context),
+            Poll::Pending => self.unless_ended(context),
             Poll::Ready(Ok(())) => {
                 self.request_bytes += buffer.filled().len() - before;
                 let too_much = self.request_bytes > REQUEST_BYTES_MAX;
@@ -93,8 +151,9 @@ impl AsyncRead for Connection {
 
 impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.unless_closed()?;
         match Pin::new(&mut self.stream).poll_write(context, bytes) {
-            Poll::Pending => self.unless_overdue(context),
+            Poll::Pending => self.unless_ended(context),
             written => {
                 let due = Instant::now() + self.unanswered_max;
                 self.due.as_mut().reset(due);
@@ -115,18 +174,35 @@ impl AsyncWrite for Connection {
 
 #[cfg(test)]
 mod tests {
+    use axum::Router;
+    use axum::middleware::from_fn;
+    use axum::routing::get;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpSocket;
+    use tokio::sync::Semaphore;
 
     use super::*;
+    use crate::ops::guard::placed;
 
-    /// A server with two places and little patience.
-    async fn server() -> (SocketAddr, tokio::task::JoinHandle<()>) {
+    /// A server with few places. Answers of `/slow` need a permit.
+    async fn server(bounds: Bounds, unanswered_max: Duration) -> (SocketAddr, Arc<Semaphore>) {
         let mut listener = BoundedListener::new(TcpListener::bind("127.0.0.1:0").await.unwrap());
-        listener.places = Arc::new(Semaphore::new(2));
-        listener.unanswered_max = Duration::from_secs(2);
-        let address = listener.local_addr().unwrap();
-        let router = axum::Router::new().route("/", axum::routing::get(|| async { "here" }));
-        (address, tokio::spawn(async move { axum::serve(listener, router).await.unwrap() }))
+        listener.places = Places::new(bounds);
+        listener.unanswered_max = unanswered_max;
+        let (address, permits) = (listener.local_addr().unwrap(), Arc::new(Semaphore::new(0)));
+        let permit = Arc::clone(&permits);
+        let slow = get(async move || permit.acquire().await.map(|_| "slow").unwrap_or_default());
+        let router = Router::new().route("/", get(async || "here")).route("/livez", get(async || "alive"));
+        let router = router.route("/slow", slow).layer(from_fn(placed));
+        let service = router.into_make_service_with_connect_info::<Client>();
+        tokio::spawn(async move { axum::serve(listener, service).await.unwrap() });
+        (address, permits)
+    }
+
+    async fn connect(from: &str, server: SocketAddr) -> TcpStream {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(format!("{from}:0").parse().unwrap()).unwrap();
+        socket.connect(server).await.unwrap()
     }
 
     async fn said(mut stream: TcpStream, request: &[u8]) -> String {
@@ -138,21 +214,72 @@ mod tests {
         String::from_utf8_lossy(&answer).into_owned()
     }
 
+    fn closing(path: &str) -> Vec<u8> {
+        format!("GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").into_bytes()
+    }
+
     #[tokio::test]
     async fn who_is_too_slow_or_too_long_is_cut_off_and_makes_place() {
-        let (address, _server) = server().await;
-        let connect = async || TcpStream::connect(address).await.unwrap();
-        let plain = b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
-        assert!(said(connect().await, plain).await.ends_with("here"));
-        // Two that never finish their request hold both places; whoever comes next waits for them, and is served.
-        let (slow, idle) = (connect().await, connect().await);
-        let slow = tokio::spawn(said(slow, b"GET / HTTP/1.1\r\nhost:"));
-        let idle = tokio::spawn(said(idle, b""));
-        assert!(said(connect().await, plain).await.ends_with("here"));
-        assert_eq!((slow.await.unwrap().as_str(), idle.await.unwrap().as_str()), ("", ""));
+        let few = Bounds { requests: 1, requests_of_address: 1, for_probes: 1 };
+        let (address, _permits) = server(few, Duration::from_secs(2)).await;
+        let connect = async || connect("127.0.0.1", address).await;
+        assert!(said(connect().await, &closing("/")).await.ends_with("here"));
+        // Time is up for a request that never ends, and for a connection without one.
+        let (slow, idle) = tokio::join!(said(connect().await, b"GET / HTTP/1.1\r\nhost:"), said(connect().await, b""));
+        assert_eq!((slow.as_str(), idle.as_str()), ("", ""));
         // A head that is too long, and a body.
         let long = "x".repeat(REQUEST_BYTES_MAX);
         let head = format!("GET / HTTP/1.1\r\nhost: a\r\nx-long: {long}\r\nconnection: close\r\n\r\n");
         assert!(!said(connect().await, head.as_bytes()).await.contains("here"));
+    }
+
+    /// Long before its time is up.
+    #[tokio::test]
+    async fn the_longest_idle_connection_makes_place_for_a_new_one() {
+        let few = Bounds { requests: 1, requests_of_address: 1, for_probes: 1 };
+        for (held, answer) in [("GET / HTTP/1.1\r\nhost:", ""), ("", ""), ("GET / HTTP/1.1\r\nhost: a\r\n\r\n", "here")]
+        {
+            let (address, _permits) = server(few, Duration::from_secs(3_600)).await;
+            let mut clients = Vec::new();
+            for _ in 0..2 {
+                let mut client = connect("127.0.0.1", address).await;
+                client.write_all(held.as_bytes()).await.unwrap();
+                let mut read = Vec::new();
+                while !read.ends_with(answer.as_bytes()) {
+                    assert_ne!(client.read_buf(&mut read).await.unwrap(), 0);
+                }
+                clients.push(client);
+            }
+            assert!(said(connect("127.0.0.1", address).await, &closing("/")).await.ends_with("here"));
+            assert_eq!(said(clients.remove(0), b"").await, "");
+        }
+    }
+
+    #[tokio::test]
+    async fn probes_and_other_addresses_are_answered_beside_requests_in_progress() {
+        let bounds = Bounds { requests: 3, requests_of_address: 2, for_probes: 1 };
+        let (address, permits) = server(bounds, Duration::from_secs(3_600)).await;
+        let ask = async |from: &'static str, path: &str| said(connect(from, address).await, &closing(path)).await;
+        let begin = |from: &'static str| {
+            tokio::spawn(async move { said(connect(from, address).await, &closing("/slow")).await })
+        };
+        let mut slow = vec![begin("127.0.0.1"), begin("127.0.0.1")];
+        // Until both are in progress.
+        while ask("127.0.0.1", "/").await.ends_with("here") {}
+        let refused = ask("127.0.0.1", "/").await;
+        assert!(refused.starts_with("HTTP/1.1 503 ") && refused.contains("\r\nretry-after: 1\r\n"), "{refused}");
+        assert!(refused.contains("connection: close"), "{refused}");
+        assert!(ask("127.0.0.1", "/livez").await.ends_with("alive"));
+        assert!(ask("127.0.0.2", "/").await.ends_with("here"));
+        slow.push(begin("127.0.0.2"));
+        while ask("127.0.0.3", "/").await.ends_with("here") {}
+        for from in ["127.0.0.1", "127.0.0.2", "127.0.0.3"] {
+            assert!(ask(from, "/livez").await.ends_with("alive"), "{from}");
+        }
+        permits.add_permits(3);
+        for slow in slow {
+            assert!(slow.await.unwrap().ends_with("slow"));
+        }
+        assert!(ask("127.0.0.3", "/").await.ends_with("here"), "places were not given back");
     }
 }

@@ -1,32 +1,41 @@
 //! Who may ask the ops server: whoever has the token, and without one programs on this machine that call it by its name.
 //! Programs give the token as Bearer, browsers as the password of HTTP Basic, with any user name.
 //!
-//! Refuses pages of other sites: browsers send requests for them, and a name that such a page owns may lead here.
+//! Pages of other sites may not: browsers send requests for them, and a name that such a page owns may lead here. Each
+//! refusal ends its connection.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::{Request, State};
-use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::extract::{ConnectInfo, Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use secrecy::ExposeSecret;
 use serde_json::json;
 use subtle::ConstantTimeEq;
 
-use super::OpsState;
+use super::connections::{Client, NoPlace, RequestKind};
+use super::{LIVEZ, OpsState, READYZ};
 pub use caller::Caller;
+use wrong_tokens::TokenCheck;
+pub use wrong_tokens::{AuthenticationFailures, WrongTokens};
 
+mod ambiguous;
 mod base64;
 mod caller;
 mod headers;
+mod wrong_tokens;
 
 /// Longest time that an answer may take.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// For everything: an end in time, and no changes on behalf of other sites.
+/// For everything: one meaning, an end in time, and no changes on behalf of other sites.
 pub(super) async fn bounded(request: Request, next: Next) -> Response {
+    if let Some(problem) = ambiguous::problem(&request) {
+        return headers::secured(refused(StatusCode::BAD_REQUEST, &problem));
+    }
     let harmless = is_harmless(request.method());
     if !harmless && let Some(problem) = foreign(request.headers()) {
         return headers::secured(refused(StatusCode::FORBIDDEN, problem));
@@ -38,8 +47,25 @@ pub(super) async fn bounded(request: Request, next: Next) -> Response {
     }))
 }
 
+/// For everything: a place while the answer is made. Probes always have one.
+pub(super) async fn placed(ConnectInfo(client): ConnectInfo<Client>, request: Request, next: Next) -> Response {
+    let is_probe = is_harmless(request.method()) && matches!(request.uri().path(), LIVEZ | READYZ);
+    let kind = if is_probe { RequestKind::Probe } else { RequestKind::Other };
+    let problem = match client.begin(kind) {
+        Ok(_in_progress) => return next.run(request).await,
+        Err(NoPlace::AllTaken | NoPlace::Closed) => "too many requests are in progress: try again",
+        Err(NoPlace::AllOfAddressTaken) => "too many requests of your address are in progress: try again",
+    };
+    ([(header::RETRY_AFTER, "1")], refused(StatusCode::SERVICE_UNAVAILABLE, problem)).into_response()
+}
+
 /// For all but the probes: the token if there is one, else a name of this machine.
-pub(super) async fn authorised(State(state): State<OpsState>, mut request: Request, next: Next) -> Response {
+pub(super) async fn authorised(
+    State(state): State<OpsState>,
+    ConnectInfo(client): ConnectInfo<Client>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let given = caller::given(request.headers());
     let caller = Caller::of(request.headers(), &given);
     request.extensions_mut().insert(caller);
@@ -51,13 +77,26 @@ pub(super) async fn authorised(State(state): State<OpsState>, mut request: Reque
         }
         return next.run(request).await;
     };
-    // Equal lengths apart, the comparison takes the same time wherever the two differ.
-    if bool::from(given.secret.as_slice().ct_eq(token.expose_secret().as_bytes())) {
-        return next.run(request).await;
+    // A request without a token guesses nothing: browsers begin with one.
+    if !given.secret.is_empty() {
+        // Equal lengths apart, the comparison takes the same time wherever the two differ.
+        let is_right = || bool::from(given.secret.as_slice().ct_eq(token.expose_secret().as_bytes()));
+        match state.wrong_tokens.check(client.address, is_right) {
+            TokenCheck::Right => return next.run(request).await,
+            TokenCheck::TooSoon { retry_after } => return too_soon(retry_after),
+            TokenCheck::Wrong => {}
+        }
     }
     let way = if for_people(&request) { "Basic realm=\"sluicegate\"" } else { "Bearer" };
     let refusal = refused(StatusCode::UNAUTHORIZED, "ops.token is needed: as Bearer, or as the password of HTTP Basic");
     ([(header::WWW_AUTHENTICATE, way)], refusal).into_response()
+}
+
+/// The answer to a token that was not compared.
+fn too_soon(retry_after: Duration) -> Response {
+    let seconds = retry_after.as_millis().div_ceil(1_000);
+    let problem = format!("too many wrong tokens came from your address: try again in {seconds} s");
+    ([(header::RETRY_AFTER, seconds.to_string())], refused(StatusCode::TOO_MANY_REQUESTS, &problem)).into_response()
 }
 
 /// Whether a browser shall ask its user for the password: for the page, and for what somebody typed into the address line.
@@ -69,8 +108,10 @@ fn for_people(request: &Request) -> bool {
     !of_programs || accept.split(',').any(|kind| kind.trim().starts_with("text/html"))
 }
 
+/// A client that is refused does not keep its connection: others may need the place.
 fn refused(status: StatusCode, problem: &str) -> Response {
-    (status, Json(json!({ "error": problem }))).into_response()
+    let ends = [(header::CONNECTION, HeaderValue::from_static("close"))];
+    (status, ends, Json(json!({ "error": problem }))).into_response()
 }
 
 /// Methods that change nothing, by their definition and by our routes.

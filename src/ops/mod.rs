@@ -22,8 +22,9 @@ use utoipa::IntoParams;
 
 use self::api::problem::{ErrorBody, Problem};
 pub use self::change::NotChanged;
-use self::connections::BoundedListener;
+use self::connections::{BoundedListener, Client};
 pub use self::conservation::Conserved;
+pub use self::guard::WrongTokens;
 pub use self::overview::{Lookout, Sources, named, pausers, unix_ms};
 pub use self::peek::{LimitUsed, PeekError, peek};
 use crate::domain::provider::ProviderName;
@@ -33,6 +34,7 @@ use crate::worker::deployment::Progress;
 
 pub mod api;
 pub mod change;
+mod client_address;
 mod connections;
 mod conservation;
 pub mod deployment;
@@ -46,8 +48,11 @@ mod openapi_tests;
 mod overview;
 mod page;
 mod peek;
+#[cfg(test)]
+mod port_tests;
 
 const LIVEZ: &str = "/livez";
+const READYZ: &str = "/readyz";
 const STARTING: &str = "starting\n";
 
 /// What the server can tell.
@@ -59,6 +64,7 @@ pub struct OpsState {
     pub metrics: Arc<metrics::Metrics>,
     pub upkeep: Arc<dyn Upkeep>,
     pub token: Option<SecretString>,
+    pub wrong_tokens: Arc<WrongTokens>,
     pub lookout: Arc<Lookout>,
     pub desk: api::Desk,
 }
@@ -102,7 +108,9 @@ impl Front {
 /// When the listener fails.
 pub async fn serve(listener: TcpListener, front: Front, stop: CancellationToken) -> std::io::Result<()> {
     let answers = Router::new().fallback(move |request| front.clone().answer(request));
-    let service = answers.layer(from_fn(api::refused::in_words)).layer(from_fn(guard::bounded));
+    let service =
+        answers.layer(from_fn(api::refused::in_words)).layer(from_fn(guard::placed)).layer(from_fn(guard::bounded));
+    let service = service.into_make_service_with_connect_info::<Client>();
     axum::serve(BoundedListener::new(listener), service).with_graceful_shutdown(stop.cancelled_owned()).await
 }
 
@@ -119,7 +127,7 @@ fn router(state: OpsState) -> Router {
         .merge(api::routes())
         .merge(page::router())
         .route_layer(from_fn_with_state(state.clone(), guard::authorised));
-    let all = Router::new().route("/livez", get(alive)).route("/readyz", get(readyz)).merge(guarded);
+    let all = Router::new().route(LIVEZ, get(alive)).route(READYZ, get(readyz)).merge(guarded);
     all.layer(map_response_with_state(state.clone(), deployment::name)).with_state(state)
 }
 
@@ -232,6 +240,7 @@ mod tests {
             limiter,
             upkeep: database.upkeep(),
             token: token.map(SecretString::from),
+            wrong_tokens: Arc::default(),
             desk,
         };
         (state, progress_tx, database)

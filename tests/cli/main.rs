@@ -16,6 +16,7 @@ mod explain;
 mod fakes;
 mod faultless;
 mod jobs;
+mod ops_port;
 mod other_deployment;
 mod process;
 mod providers;

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 
 use self::engines::{Engines, EnginesSeen};
 use super::OpsState;
+use super::guard::AuthenticationFailures;
 use super::overview::{Lookout, Picture};
 use crate::ledger::settings::Settings;
 use crate::limiter::Limiter;
@@ -52,6 +53,7 @@ pub struct Metrics {
 #[derive(Debug)]
 struct Snapshot {
     progress: Progress,
+    failures: AuthenticationFailures,
     engines: Arc<EnginesSeen>,
     picture: Picture,
 }
@@ -67,11 +69,11 @@ impl Metrics {
     ///
     /// # Errors
     /// Never, as far as strings can be written to.
-    async fn scrape(&self) -> Result<String, std::fmt::Error> {
+    async fn scrape(&self, failures: AuthenticationFailures) -> Result<String, std::fmt::Error> {
         let progress = self.progress.borrow().clone();
         let (engines, picture) = tokio::join!(self.engines.look(), self.lookout.look());
         let mut registry = Registry::with_prefix(PREFIX);
-        registry.register_collector(Box::new(Snapshot { progress, engines, picture }));
+        registry.register_collector(Box::new(Snapshot { progress, failures, engines, picture }));
         let mut text = String::new();
         encode(&mut text, &registry)?;
         Ok(text)
@@ -82,6 +84,7 @@ impl prometheus_client::collector::Collector for Snapshot {
     fn encode(&self, encoder: prometheus_client::encoding::DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let mut writer = write::Writer(encoder);
         process::write(&mut writer, &self.progress)?;
+        process::write_failures(&mut writer, self.failures)?;
         lanes::write(&mut writer, &self.progress)?;
         engines::write(&mut writer, &self.engines)?;
         engines::write_limits(&mut writer, &self.progress.known, &self.picture.evidence.used)?;
@@ -92,7 +95,7 @@ impl prometheus_client::collector::Collector for Snapshot {
 /// Answers in the older text format unless the newer one is asked for.
 pub(super) async fn show(State(state): State<OpsState>, headers: HeaderMap) -> Response {
     let wants = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
-    match state.metrics.scrape().await {
+    match state.metrics.scrape(state.wrong_tokens.failures()).await {
         Ok(text) if wants.contains("application/openmetrics-text") => {
             ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response()
         }

@@ -5,6 +5,7 @@
 use std::fmt;
 
 use super::write::{Labels, Writer, float, seconds};
+use crate::ops::guard::AuthenticationFailures;
 use crate::telemetry;
 use crate::worker::deployment::Progress;
 
@@ -69,5 +70,16 @@ pub fn write(writer: &mut Writer<'_>, progress: &Progress) -> Result<(), fmt::Er
         "bad_rows",
         "1 while the provider's row cannot be used as it stands: its last good one counts, or it has no lane.",
         rows.map(|(provider, bad)| (vec![("provider", provider)], bad)),
+    )
+}
+
+/// Tokens that opened nothing.
+pub fn write_failures(writer: &mut Writer<'_>, failures: AuthenticationFailures) -> Result<(), fmt::Error> {
+    let AuthenticationFailures { wrong_token, too_soon } = failures;
+    writer.counter(
+        "ops_authentication_failures",
+        "Tokens that the ops server did not accept: wrong ones, and such as were not compared because their address must wait.",
+        [("wrong_token", wrong_token), ("too_soon", too_soon)]
+            .map(|(reason, count)| (vec![("reason", reason.to_owned())], count)),
     )
 }

@@ -1,0 +1,52 @@
+//! Address of a client of the ops server, as its places and its wrong tokens are counted: an IPv4 address or an IPv6 network.
+//!
+//! A host usually has a whole /64 network of IPv6, so a bound for one of its addresses would bound nothing.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+
+const NETWORK_BITS: u32 = 64;
+
+/// What one client is, and everything behind its proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct ClientAddress(IpAddr);
+
+impl From<IpAddr> for ClientAddress {
+    fn from(address: IpAddr) -> Self {
+        Self(match address.to_canonical() {
+            // Hosts of one link share a network there.
+            IpAddr::V6(v6) if v6.is_loopback() || v6.is_unicast_link_local() => IpAddr::V6(v6),
+            IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() >> NETWORK_BITS << NETWORK_BITS)),
+            v4 @ IpAddr::V4(_) => v4,
+        })
+    }
+}
+
+impl fmt::Display for ClientAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            IpAddr::V6(v6) if !v6.is_loopback() && !v6.is_unicast_link_local() => write!(f, "{v6}/{NETWORK_BITS}"),
+            address => write!(f, "{address}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_of_ipv6_is_one_client() {
+        let shown = |address: &str| ClientAddress::from(address.parse::<IpAddr>().unwrap()).to_string();
+        for (address, client) in [
+            ("10.1.2.3", "10.1.2.3"),
+            ("::ffff:10.1.2.3", "10.1.2.3"),
+            ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+            ("2001:db8:1:2::", "2001:db8:1:2::/64"),
+            ("::1", "::1"),
+            ("fe80::1:2", "fe80::1:2"),
+        ] {
+            assert_eq!(shown(address), client);
+        }
+    }
+}

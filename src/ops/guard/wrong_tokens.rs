@@ -1,0 +1,217 @@
+//! Wrong tokens by client address: how long the next one is not compared, how many there were, and what is logged of them.
+//!
+//! A token that comes too soon is not compared, so it tells nothing, right or wrong. No address waits for the guesses of
+//! another one. Behind a proxy all clients are one address.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::ops::client_address::ClientAddress;
+
+/// Wrong tokens that cost no delay: typos, and a program that still has the old one.
+const WITHOUT_DELAY: u32 = 3;
+const DELAY_MIN: Duration = Duration::from_secs(1);
+/// An address with honest clients must not be shut out for long.
+const DELAY_MAX: Duration = Duration::from_secs(60);
+/// After so long without a wrong token an address begins from scratch.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(15 * 60);
+const LOGGED_EVERY: Duration = Duration::from_secs(60);
+/// Beyond these the address that guessed longest ago is forgotten.
+const ADDRESSES_MAX: usize = 4_096;
+
+/// What a token was found to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TokenCheck {
+    Right,
+    Wrong,
+    /// Not compared: the address must wait.
+    TooSoon {
+        retry_after: Duration,
+    },
+}
+
+/// Tokens that opened nothing, since the process began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AuthenticationFailures {
+    pub wrong_token: u64,
+    pub too_soon: u64,
+}
+
+/// All addresses that lately gave a wrong token.
+#[derive(Debug, Default)]
+pub struct WrongTokens {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    failures: AuthenticationFailures,
+    addresses: HashMap<ClientAddress, Guesses>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Guesses {
+    wrong: u32,
+    last: Instant,
+    logged: Instant,
+    /// Since the last log line.
+    unlogged: AuthenticationFailures,
+}
+
+/// A log line to write.
+#[derive(Debug, PartialEq, Eq)]
+struct LogLine {
+    failures: AuthenticationFailures,
+    delay: Duration,
+}
+
+/// How long an address waits after so many wrong tokens.
+fn delay_after(wrong: u32) -> Duration {
+    let Some(doublings) = wrong.checked_sub(WITHOUT_DELAY + 1) else { return Duration::ZERO };
+    DELAY_MIN.saturating_mul(2_u32.saturating_pow(doublings)).min(DELAY_MAX)
+}
+
+impl WrongTokens {
+    /// Compares a token unless its address must wait. The comparison is part of it, so that guesses at the same time are
+    /// counted one after the other.
+    pub(super) fn check(&self, address: ClientAddress, compare: impl FnOnce() -> bool) -> TokenCheck {
+        let (check, line) =
+            self.state.lock().unwrap_or_else(PoisonError::into_inner).check(address, Instant::now(), compare);
+        if let Some(LogLine { failures: AuthenticationFailures { wrong_token, too_soon }, delay }) = line {
+            let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
+            tracing::warn!(
+                client = %address, wrong_token, too_soon, delay_ms,
+                "wrong ops.token: tokens of this address are not compared until the delay is over"
+            );
+        }
+        check
+    }
+
+    /// What was counted so far.
+    #[must_use]
+    pub fn failures(&self) -> AuthenticationFailures {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).failures
+    }
+}
+
+impl State {
+    fn check(
+        &mut self,
+        address: ClientAddress,
+        now: Instant,
+        compare: impl FnOnce() -> bool,
+    ) -> (TokenCheck, Option<LogLine>) {
+        let known = self.addresses.get(&address).copied();
+        let known = known.filter(|guesses| now.duration_since(guesses.last) < FORGOTTEN_AFTER);
+        let retry_after = known.map_or(Duration::ZERO, |guesses| {
+            (guesses.last + delay_after(guesses.wrong)).saturating_duration_since(now)
+        });
+        let must_wait = !retry_after.is_zero();
+        if !must_wait && compare() {
+            return (TokenCheck::Right, None);
+        }
+        let mut guesses =
+            known.unwrap_or(Guesses { wrong: 0, last: now, logged: now, unlogged: AuthenticationFailures::default() });
+        let is_due = known.is_none() || now.duration_since(guesses.logged) >= LOGGED_EVERY;
+        for failures in [&mut self.failures, &mut guesses.unlogged] {
+            *(if must_wait { &mut failures.too_soon } else { &mut failures.wrong_token }) += 1;
+        }
+        if !must_wait {
+            (guesses.wrong, guesses.last) = (guesses.wrong.saturating_add(1), now);
+        }
+        let line = is_due.then(|| {
+            guesses.logged = now;
+            LogLine { failures: std::mem::take(&mut guesses.unlogged), delay: delay_after(guesses.wrong) }
+        });
+        self.keep(address, guesses);
+        (if must_wait { TokenCheck::TooSoon { retry_after } } else { TokenCheck::Wrong }, line)
+    }
+
+    fn keep(&mut self, address: ClientAddress, guesses: Guesses) {
+        if self.addresses.len() >= ADDRESSES_MAX && !self.addresses.contains_key(&address) {
+            let oldest = self.addresses.iter().min_by_key(|(_, guesses)| guesses.last).map(|(address, _)| *address);
+            oldest.and_then(|oldest| self.addresses.remove(&oldest));
+        }
+        self.addresses.insert(address, guesses);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use super::*;
+
+    fn address(number: u32) -> ClientAddress {
+        IpAddr::V4(Ipv4Addr::from_bits(number)).into()
+    }
+
+    #[test]
+    fn the_delay_doubles_with_each_wrong_token() {
+        let seconds = |wrong| delay_after(wrong).as_secs();
+        let delays: Vec<u64> = (0..=12).map(seconds).collect();
+        assert_eq!(delays, [0, 0, 0, 0, 1, 2, 4, 8, 16, 32, 60, 60, 60]);
+        assert_eq!(seconds(u32::MAX), 60);
+    }
+
+    #[test]
+    fn a_token_that_comes_too_soon_is_not_compared() {
+        let (mut state, begin) = (State::default(), Instant::now());
+        let at = |ms| begin + Duration::from_millis(ms);
+        let mut check = |client: u32, ms, is_right| {
+            let mut compared = false;
+            let (check, _) = state.check(address(client), at(ms), || {
+                compared = true;
+                is_right
+            });
+            assert_eq!(compared, !matches!(check, TokenCheck::TooSoon { .. }));
+            check
+        };
+        for _ in 0..4 {
+            assert_eq!(check(1, 0, false), TokenCheck::Wrong);
+        }
+        let too_soon = |ms| TokenCheck::TooSoon { retry_after: Duration::from_millis(ms) };
+        assert_eq!(check(1, 0, true), too_soon(1_000), "a right token is not told from a wrong one");
+        assert_eq!(check(2, 0, true), TokenCheck::Right, "no other address waits");
+        assert_eq!(check(1, 400, false), too_soon(600), "a token that was not compared adds no delay");
+        assert_eq!(check(1, 1_000, true), TokenCheck::Right);
+        assert_eq!(check(1, 1_000, false), TokenCheck::Wrong);
+        assert_eq!(check(1, 1_000, true), too_soon(2_000), "a right token between guesses forgives none");
+        let forgotten = 1_000 + 15 * 60 * 1_000;
+        for _ in 0..4 {
+            assert_eq!(check(1, forgotten, false), TokenCheck::Wrong);
+        }
+        assert_eq!(state.failures, AuthenticationFailures { wrong_token: 9, too_soon: 3 });
+    }
+
+    #[test]
+    fn one_line_an_address_and_minute_counts_all_since_the_last() {
+        let (mut state, begin) = (State::default(), Instant::now());
+        let mut line = |client: u32, ms| state.check(address(client), begin + Duration::from_millis(ms), || false).1;
+        let first =
+            Some(LogLine { failures: AuthenticationFailures { wrong_token: 1, too_soon: 0 }, delay: Duration::ZERO });
+        assert_eq!((line(1, 0), line(2, 0)), (first, line(3, 0)));
+        for ms in 1..=100 {
+            assert_eq!(line(1, ms * 500), None, "{ms}");
+        }
+        let next = line(1, 60_000).unwrap();
+        // At 0.5, 1, 1.5, 2.5, 4.5, 8.5, 16.5 and 32.5 s; a minute after it began the 32 s are not over.
+        assert_eq!(next.failures, AuthenticationFailures { wrong_token: 8, too_soon: 93 });
+        assert_eq!(next.delay, Duration::from_secs(32));
+        assert_eq!(line(1, 60_001), None);
+    }
+
+    #[test]
+    fn no_flood_of_addresses_fills_the_memory() {
+        let (mut state, begin) = (State::default(), Instant::now());
+        let most = u32::try_from(ADDRESSES_MAX).unwrap();
+        for number in 0..most + 10 {
+            let _ = state.check(address(number), begin + Duration::from_millis(number.into()), || false);
+        }
+        assert_eq!(state.addresses.len(), ADDRESSES_MAX);
+        assert!(!state.addresses.contains_key(&address(9)) && state.addresses.contains_key(&address(10)));
+    }
+}
