@@ -92,15 +92,16 @@ local function peek(keys, args)
   local now = max(clock, last)
   -- Not before: the state is cold, or a provider named a wait that no operator has lifted.
   local from = max(now, warm, resumed == words[2] + 0 and paused or 0)
-  local reply = {}
+  local reply, known, touched = {}, known_of(known_text), last
   add_unused(reply, '', from, now)
   if of_subject then
     kept = redis.call('HMGET', keys[2], 'm', 's')
     m, s = kept[1], kept[2]
-    if not m or not s then return unused(reply, words, known_of(known_text), now, from) end
+    if not m or not s then return unused(reply, words, known, now, from) end
     -- What is of an older state, or older than all its uses, says nothing.
-    local _, _, of_born, kept_until = decode(SUBJECT_HEAD, m)
-    if of_born ~= born or kept_until <= now then return unused(reply, words, known_of(known_text), now, from) end
+    local _, of_born, kept_until
+    _, touched, of_born, kept_until = decode(SUBJECT_HEAD, m)
+    if of_born ~= born or kept_until <= now then return unused(reply, words, known, now, from) end
   end
   damaged = false
   local names, cells, names_at = decode('<I2I2', s)
@@ -108,6 +109,7 @@ local function peek(keys, args)
   local at = (of_subject and SUBJECT_HEAD_BYTES or HEAD_BYTES) + 1
   tally.refreshed, tally[1], tally[2], tally.oldest, at = decode(TALLY, m, at)
   load_cells(tally, m, at)
+  hold_missed(tally, known, words[1] + 0, touched)
   local logs, i = {}, 0
   if not of_subject then
     for j = 3, #words, 2 do logs[words[j]] = keys[(j + 1) / 2] end
@@ -117,8 +119,7 @@ local function peek(keys, args)
     local cell, uses = tally.cells[i], 0
     cell.key = logs[name]
     -- Of a limit that the caller does not know the middle of the log is out of reach, and nobody asks for it.
-    local known = cell.key or cell.chunks == 0
-    if known then
+    if cell.key or cell.chunks == 0 then
       if cell.kind == LOG then
         uses = counted(cell, now) + flying(tally, cell)
       elseif cell.kind == WINDOW then

@@ -12,8 +12,9 @@
 --   head        run id digest 8, terms digest 8, incarnation 8, number 6, bytes of terms 2, wants 2, settlements 2,
 --               of them not sent 2, subjects 2, more 1
 --   terms       version 6, grant jitter 6, longest hold 6, booking horizon 6, send budget 6, longest window 6, cold after a
---               loss 6, until all have noticed 6, resumed at 6, scopes 1, members 2, cells 2, bytes of names 2; a digest 8 for each member;
---               names of the provider's cells joined by "|"; so many cells
+--               loss 6, until all have noticed 6, resumed at 6, longest of accounts 6, longest of references 6, members 2,
+--               cells 2, bytes of names 2; a digest 8 for each member; names of the provider's cells joined by "|"; so many
+--               cells. Longest windows; 0: no limit counts them
 --   cell        kind 1, applies 1, mode 1, window 7, offset or interval 7, granule in ms 4, max 4, index in the spec 2
 --   more        pause 6, distrusted born 7, rebuilt born 7, past uses 2, open charges 4, open lookups 4, seeded born 7, seeds 2,
 --               bytes of seeds 4; only if the head says so, 0 is none
@@ -23,13 +24,13 @@
 --   past use    age 6, cost of charges 4, of lookups 4; oldest first
 --   seed        subject 2, as of 7, within 7, open charges 4, open lookups 4, past uses 2; so many past uses; of subject 0 it
 --               is for the provider's cells
---   subject     limits digest 8, scope 1, bytes of names 2, cells 2; names and cells as in the terms, whose longest hold and window the
---               digest has too
+--   subject     limits digest 8, scope 1, bytes of names 2, cells 2; names and cells as in the terms, whose longest hold the
+--               digest has too, and the longest window of the scope
 --
 -- CODES  kind of a cell: 0 log, 1 window, 2 bucket
 --   mode: 0 counts the start, 1 held until the answer, 2 shadow, 3 pacing
 --   applies and kind of a want: 0 all, 1 charge, 2 lookup
---   scope: 1 account, 2 reference; scopes: the sum of those that are counted
+--   scope: 1 account, 2 reference
 --   fate: 0 used, 1 not sent
 --   refusal: 0 none, 1 limit, 2 cold, 3 paused, 4 stale version, 5 stale call, 6 needs history
 --   readable: 0 if the limit knows its past, else in how long the ledger does, and one µs more
@@ -53,9 +54,9 @@ local REPLY_KEPT_US = 600000000
 local SUBJECT_KEPT_US = 1000000
 local TALLIES_MOST = 256
 local HEADER, HEADER_BYTES = '<c8c8c8I6I2I2I2I2I2I1', 41
-local TERMS, TERMS_BYTES = '<I6I6I6I6I6I6I6I6I6I1I2I2I2', 61
+local TERMS, TERMS_BYTES = '<I6I6I6I6I6I6I6I6I6I6I6I2I2I2', 72
 local MORE, MORE_BYTES = '<I6I7I7I2I4I4I7I2I4', 43
-local KNOWN, KNOWN_BYTES = '<I7I7I7I7I1I7I7I7I7I6I7I7I7', 84
+local SCOPE, ROWS, KNOWN_BYTES = '<I7I7I7I7I7I7', '<I6I7I7I7', 111
 local SEED, SEED_BYTES = '<I2I7I7I4I4I2', 26
 local PAST_BYTES = 14
 local HEAD, HEAD_BYTES = '<c8c8I7I7I7I6I7I6', 56
@@ -70,14 +71,15 @@ local tallies_known, tallies_count = {}, 0
 
 local function provider_tally(digest, text, bytes)
   if #text < HEADER_BYTES + bytes or bytes < TERMS_BYTES then return nil end
-  local version, jitter, lasts, horizon, budget, longest, cold, noticed, resumed, scopes, members, cells, names, at =
+  local version, jitter, lasts, horizon, budget, longest, cold, noticed, resumed, accounts, references, members, cells, names, at =
     decode(TERMS, text, HEADER_BYTES + 1)
   if cells == 0 or TERMS_BYTES + members * 8 + names + cells * RECORD ~= bytes then return nil end
   local names_at = at + members * 8
   local tally = tally_of(sub(text, names_at, names_at + names - 1), text, names_at + names, cells)
   tally.version, tally.jitter, tally.hold, tally.horizon, tally.budget, tally.longest, tally.cold =
     version, jitter, lasts, horizon, budget, longest, cold
-  tally.noticed, tally.resumed, tally.scopes, tally.members = noticed, resumed, scopes, sub(text, at, names_at - 1)
+  tally.noticed, tally.resumed, tally.members = noticed, resumed, sub(text, at, names_at - 1)
+  tally.longest_of = { accounts, references }
   if tallies_count >= TALLIES_MOST then tallies_known, tallies_count = {}, 0 end
   tallies_known[digest], tallies_count = tally, tallies_count + 1
   return tally
@@ -115,23 +117,36 @@ local function seeds_in(text, at, count, bytes, subjects_n)
 end
 
 -- Which uses a state has not counted. Specification: src/domain/quota/known.rs.
+local function subjects_of(longest, since, last)
+  if longest == 0 then since, last = 0, 0 end
+  return { longest = longest, within = longest, longer_since = 0, longer_last = 0, since = since, last = last }
+end
+
 local function known_born(provider, now)
-  local last = now + provider.cold - provider.longest
-  return { longest = provider.longest, within = provider.longest, longer_since = 0, longer_last = 0, scopes = provider.scopes,
-           1 == provider.scopes % 2 and { now, last } or { 0, 0 }, provider.scopes > 1 and { now, last } or { 0, 0 },
+  local last, longest_of = now + provider.cold - provider.longest, provider.longest_of
+  return { subjects_of(longest_of[1], now, last), subjects_of(longest_of[2], now, last),
            budget = provider.budget, hands = 0, joined_since = 0, joined_last = 0, members = provider.members }
 end
 
 local function known_of(text)
-  local known = { { 0, 0 }, { 0, 0 }, members = sub(text, KNOWN_BYTES + 1) }
-  known.longest, known.within, known.longer_since, known.longer_last, known.scopes, known[1][1], known[1][2], known[2][1],
-    known[2][2], known.budget, known.hands, known.joined_since, known.joined_last = decode(KNOWN, text)
+  local known, at = {}, 1
+  for scope = 1, 2 do
+    local of = {}
+    of.longest, of.within, of.longer_since, of.longer_last, of.since, of.last, at = decode(SCOPE, text, at)
+    known[scope] = of
+  end
+  known.budget, known.hands, known.joined_since, known.joined_last, at = decode(ROWS, text, at)
+  known.members = sub(text, at)
   return known
 end
 
 local function text_of(known)
-  return encode(KNOWN, known.longest, known.within, known.longer_since, known.longer_last, known.scopes, known[1][1],
-    known[1][2], known[2][1], known[2][2], known.budget, known.hands, known.joined_since, known.joined_last) .. known.members
+  local text = ''
+  for scope = 1, 2 do
+    local of = known[scope]
+    text = text .. encode(SCOPE, of.longest, of.within, of.longer_since, of.longer_last, of.since, of.last)
+  end
+  return text .. encode(ROWS, known.budget, known.hands, known.joined_since, known.joined_last) .. known.members
 end
 
 -- What a counter has not counted that counts from then on: granted before the first, and counting from the second at the latest.
@@ -139,21 +154,22 @@ local function not_before(known, provider, at)
   return max(at, known.hands - provider.horizon - provider.budget), at + provider.horizon + provider.hold
 end
 
-local function adopt_known(known, provider, now)
-  if provider.budget < known.budget then known.hands = max(known.hands, now + provider.horizon + known.budget) end
-  known.budget = provider.budget
-  local since, last = not_before(known, provider, now)
-  if provider.longest > known.longest then
+local function adopt_subjects(known, longest, now, since, last)
+  if longest == 0 or known.longest == 0 then return subjects_of(longest, since, last) end
+  if longest > known.longest then
     local waited_for = known.longer_last + known.longest > now
     known.within = waited_for and min(known.within, known.longest) or known.longest
     known.longer_since, known.longer_last = since, last
   end
-  known.longest = provider.longest
-  for scope = 1, 2 do
-    local was, is = floor(known.scopes / scope) % 2 == 1, floor(provider.scopes / scope) % 2 == 1
-    if not is then known[scope] = { 0, 0 } elseif not was then known[scope] = { since, last } end
-  end
-  known.scopes = provider.scopes
+  known.longest = longest
+  return known
+end
+
+local function adopt_known(known, provider, now)
+  if provider.budget < known.budget then known.hands = max(known.hands, now + provider.horizon + known.budget) end
+  known.budget = provider.budget
+  local since, last = not_before(known, provider, now)
+  for scope = 1, 2 do known[scope] = adopt_subjects(known[scope], provider.longest_of[scope], now, since, last) end
   for at = 1, #provider.members, 8 do
     local member, found = sub(provider.members, at, at + 7), 0
     repeat found = find_text(known.members, member, found + 1, true) until not found or found % 8 == 1
@@ -167,14 +183,20 @@ end
 
 -- What a new counter of a subject has not counted, for a window.
 local function not_of_new(known, scope, window)
-  local since, last = max(known[scope][1], known.joined_since), max(known[scope][2], known.joined_last)
-  if window > known.within then since, last = max(since, known.longer_since), max(last, known.longer_last) end
+  local of = known[scope]
+  local since, last = max(of.since, known.joined_since), max(of.last, known.joined_last)
+  if window > of.within then since, last = max(since, of.longer_since), max(last, of.longer_last) end
   return since, last
 end
 
-local function hold_joined(tally, known, counted)
-  if counted >= known.joined_since then return end
-  for _, cell in ipairs(tally.cells) do hold(cell, known.joined_since, known.joined_last) end
+-- Holds a tally for what it has not counted that was counted last at an instant. Scope 0 is the provider's.
+local function hold_missed(tally, known, scope, counted)
+  local since, last = 0, 0
+  if counted < known.joined_since then since, last = known.joined_since, known.joined_last end
+  local of = known[scope]
+  if of and counted < of.since then since, last = max(since, of.since), max(last, of.last) end
+  if last == 0 then return end
+  for _, cell in ipairs(tally.cells) do hold(cell, since, last) end
 end
 
 -- Fills a tally with what a hash holds of it behind its head: under the same limits, or limit by limit under others.
@@ -302,7 +324,7 @@ local function quota(keys, args)
     begin(provider)
   end
   if provider.adopted then provider.known_text = text_of(known) end
-  hold_joined(provider, known, last)
+  hold_missed(provider, known, 0, last)
   last, known_version = now, version
 
   -- And those of the subjects. What is older than all its uses would have expired; what is of an older state says nothing
@@ -327,7 +349,7 @@ local function quota(keys, args)
       local since, latest = not_before(known, provider, touched)
       local same = limits == subject.digest
       if not pcall(fill, tally, state, SUBJECT_HEAD_BYTES + 1, same, now, since, latest) then damaged = true end
-      hold_joined(tally, known, touched)
+      hold_missed(tally, known, subject.scope, touched)
     else
       if state then redis.call('DEL', key) end
       begin(tally)
@@ -356,7 +378,9 @@ local function quota(keys, args)
     warm = now
     local past = { uses = past_n, at = past_at, open = { open_charges, open_lookups } }
     if past_n == 0 and open_charges + open_lookups == 0 then
-      known[1], known[2] = { 0, 0 }, { 0, 0 }
+      for scope = 1, 2 do
+        if known[scope].since <= born then known[scope].since, known[scope].last = 0, 0 end
+      end
       provider.known_text = text_of(known)
     end
     for _, cell in ipairs(provider.cells) do recall_all(cell, now, text, past) end
@@ -392,14 +416,13 @@ local function quota(keys, args)
   end
   if damaged then return begin_anew(keys, cells_n) end
   save(provider, encode(HEAD, run, digest, born, warm, last, version, paused, provider.resumed), now, mine,
-    encode('<I6I7I4', number, now, #reply) .. reply .. provider.leases, longest + before, KEPT_MS)
+    encode('<I6I7I4', number, now, #reply) .. reply .. provider.leases, longest + before, STATE_SPARE_US)
   for i = 1, subjects_n do
     local tally = tallies[i]
     if tally.known or tally.granted[1] + tally.granted[2] > 0 then
-      local kept = longest + before + SUBJECT_KEPT_US
-      local until_us = max(tally.kept_until, now + kept)
+      local until_us = max(tally.kept_until, now + before + known[subjects[i].scope].longest + SUBJECT_KEPT_US)
       local own = tally.leases ~= '' and encode('<I6I7I4', 0, 0, 0) .. tally.leases or nil
-      save(tally, encode(SUBJECT_HEAD, tally.digest, now, born, until_us), now, mine, own, until_us - now, 0)
+      save(tally, encode(SUBJECT_HEAD, tally.digest, now, born, until_us), now, mine, own, until_us - now)
     end
   end
   return reply

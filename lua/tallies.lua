@@ -15,10 +15,11 @@
 --   a, b, c     of a log: uses, last ms, excess until. Of a window: its number, uses, uses of the next. Of a bucket: the
 --               instant at which it is empty, and 1/1024 µs beyond it
 --   s           bytes of names 2, cells 2; names and cells as the argument had them: what m was written under
---   k           longest window 7, known of every subject up to windows of 7, of longer ones not since 7, until 7, which
---               scopes are counted 1, accounts not since 7, until 7, references not since 7, until 7, send budget 6, hands
---               until 7, rows that joined not since 7, until 7; then digests of the members. Not since an instant: what was
---               granted before is not counted, and begins to count until the other at the latest
+--   k           of the state: scope of accounts, scope of references, rows; then digests of the members. Not since an
+--               instant: what was granted before is not counted, and begins to count until the other at the latest
+--   scope       longest window 7, known without a hash up to windows of 7, of longer ones not since 7, until 7, none since 7,
+--               until 7; only 0 if no limit counts it
+--   rows        send budget 6, hands until 7, rows that joined not since 7, until 7
 --   caller      number of the last call 6, its instant 7, bytes of reply 4; then the reply, then leases
 --   lease       call 6, deadline 7, charges 4, lookups 4
 
@@ -26,7 +27,7 @@ local RECORD, LEASE = 27, 21
 local CELL = '<I7I7I7I7I6I6I4I4I7I4I4I4'
 local UNKNOWN = '<I7I6I7'
 local TALLY, TALLY_BYTES = '<I7I6I6I7', 26
-local REFRESH_US, KEPT_MS = 3600000000, 86400000
+local REFRESH_US, STATE_SPARE_US = 3600000000, 86400000000
 
 -- A tally of the cells that `text` describes from a position on; without their state.
 local function tally_of(names, text, at, count)
@@ -239,13 +240,15 @@ local function state_of(cell)
   return numbers, cell.head, cell.tail
 end
 
--- Writes a tally behind a head of the hash's own, with the caller's field if there is anything to put into it. `kept`: how long it may matter, in µs.
-local function save(tally, head, now, mine, own, kept, more_ms)
+-- Writes a tally behind a head of the hash's own, with the caller's field if there is anything to put into it. It may matter
+-- for `kept` µs. Its key lives for `spare` µs longer (a quarter, an hour at most, if not said) and is renewed before they are over.
+local function save(tally, head, now, mine, own, kept, spare)
+  spare = spare or min(REFRESH_US, ceil(kept / 4))
   local cells, chunks = tally.cells, nil
   for i = 1, #cells do
     if cells[i].key and #cells[i].tail >= CHUNK_BYTES then chunks = spill(cells[i], chunks) end
   end
-  local fresh = now >= tally.refreshed + min(REFRESH_US, kept)
+  local fresh = now >= tally.refreshed + min(REFRESH_US, spare)
   if fresh then tally.refreshed = now end
   -- Joined at once: each string that Lua makes costs it a pass over all its bytes.
   local numbers, first, last = state_of(cells[1])
@@ -270,7 +273,7 @@ local function save(tally, head, now, mine, own, kept, more_ms)
   end
   for i = 1, chunks and #chunks or 0, 2 do redis.call('RPUSH', chunks[i], chunks[i + 1]) end
   if fresh or chunks then
-    local ttl = integer(ceil(2 * kept / 1000) + more_ms)
+    local ttl = integer(ceil((kept + spare) / 1000))
     redis.call('PEXPIRE', tally.key, ttl)
     for i = 1, #cells do
       if cells[i].chunks > 0 then redis.call('PEXPIRE', cells[i].key, ttl) end

@@ -282,12 +282,6 @@ impl QuotaSpec {
         Ok(subjects)
     }
 
-    /// Whether some limit counts calls of this scope.
-    #[must_use]
-    pub fn counts(&self, scope: Scope) -> bool {
-        self.limits.iter().any(|limit| limit.scope == scope)
-    }
-
     /// Scope of the limits that count a subject.
     #[must_use]
     pub fn scope_of(&self, subject: &Subject) -> Scope {
@@ -316,13 +310,19 @@ impl QuotaSpec {
     /// The longest that any use can count: past it, a limiter without memory knows as much as one with it.
     #[must_use]
     pub fn longest_us(&self) -> u64 {
-        let cells = self.limits.iter().map(|limit| limit.cell(true));
-        let own = self.account_rules.iter().flat_map(|rule| {
-            let limits = self.limits.iter().filter(|limit| limit.scope == Scope::Account);
-            let limits = limits.filter(|limit| rule.limit.as_ref().is_none_or(|name| *name == limit.name));
-            limits.filter_map(|limit| Some(own_limit(rule.rule, limit)?.cell(true)))
+        Scope::ALL.into_iter().map(|scope| self.longest_of_us(scope)).max().unwrap_or(0)
+    }
+
+    /// The longest that a use can count under the limits of a scope; 0: it has none.
+    #[must_use]
+    pub fn longest_of_us(&self, scope: Scope) -> u64 {
+        let limits = || self.limits.iter().filter(|limit| limit.scope == scope);
+        let rules = self.account_rules.iter().filter(|_| scope == Scope::Account);
+        let ruled = rules.flat_map(|rule| {
+            let named = limits().filter(|limit| rule.limit.as_ref().is_none_or(|name| *name == limit.name));
+            named.filter_map(|limit| own_limit(rule.rule, limit))
         });
-        cells.chain(own).map(|cell| cell.window_us).max().unwrap_or(0)
+        limits().cloned().chain(ruled).map(|limit| limit.cell(true).window_us).max().unwrap_or(0)
     }
 
     /// How long after its state was lost a limiter must grant nothing: until nobody else is granted anything, starts that

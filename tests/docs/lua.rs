@@ -148,7 +148,8 @@ fn read(argument: &[u8], run_id: &str) -> Vec<String> {
         let subject = reading.take("subject");
         let before = reading.left;
         reading.names_and_cells(field(&subject, "bytes of names"), field(&subject, "cells"));
-        let longest = ["longest hold", "longest window"].map(|name| field(&terms, name).to_le_bytes());
+        let of_scope = ["longest of accounts", "longest of references"][usize::from(field(&subject, "scope") == 2)];
+        let longest = ["longest hold", of_scope].map(|name| field(&terms, name).to_le_bytes());
         let limits = [&before[..before.len() - reading.left.len()], &longest[0][..6], &longest[1][..6]].concat();
         assert_eq!(field(&subject, "limits digest"), digest(&limits));
     }
@@ -170,11 +171,11 @@ fn a_call_is_packed_as_the_header_says() {
     assert_eq!(
         read(&argument(&spec(), &call(vec![want], vec![used, not_sent])), "run"),
         [
-            "head: incarnation 5, number 3, bytes of terms 98, wants 1, settlements 2, of them not sent 1, subjects 0, more 0",
+            "head: incarnation 5, number 3, bytes of terms 109, wants 1, settlements 2, of them not sent 1, subjects 0, more 0",
             // Cold: a padded window, the longest hold, the booking horizon and the handover.
             "terms: version 7, grant jitter 0, longest hold 10500000, booking horizon 250000, send budget 500000, \
-             longest window 1002500, cold after a loss 11792500, until all have noticed 40000, resumed at 0, scopes 0, members 0, cells 1, \
-             bytes of names 10",
+             longest window 1002500, cold after a loss 11792500, until all have noticed 40000, resumed at 0, longest of accounts 0, \
+             longest of references 0, members 0, cells 1, bytes of names 10",
             "0 members",
             "names per-second",
             "cell: kind 0, applies 0, mode 1, window 1002500, offset or interval 0, granule in ms 1, max 100, \
@@ -223,8 +224,8 @@ fn a_call_with_everything_in_it_is_packed_as_the_header_says() {
         sent[1..],
         [
             "terms: version 7, grant jitter 50000, longest hold 10500000, booking horizon 250000, send budget 500000, \
-             longest window 3601802000, cold after a loss 3612592000, until all have noticed 40000, resumed at 0, scopes 1, members 2, \
-             cells 3, bytes of names 29",
+             longest window 3601802000, cold after a loss 3612592000, until all have noticed 40000, resumed at 0, \
+             longest of accounts 3601802000, longest of references 0, members 2, cells 3, bytes of names 29",
             "2 members",
             "names minute|per-second|even pacing",
             "cell: kind 1, applies 0, mode 0, window 60000000, offset or interval 5000000, granule in ms 0, max 600, \
@@ -349,7 +350,7 @@ fn every_layout_of_a_header_is_one_of_the_code() {
             layouts += 1;
         }
     }
-    assert_eq!(layouts, 10 + 3 + 10 + 2);
+    assert_eq!(layouts, 10 + 3 + 11 + 2);
 }
 
 #[test]

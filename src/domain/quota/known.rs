@@ -1,7 +1,8 @@
-//! Which uses a state has not counted: those before it began, before a limit counted accounts or references at all, beyond the
+//! Which uses a state has not counted: those before it began, while no limit counted accounts or references, beyond the
 //! window for which idle ones are kept, and those of a row that joined the quota.
 //!
-//! Refuses to take what was not counted for unused: the ledger is asked, or it is waited for.
+//! Accounts and references are kept by the windows of their own limits. What was not counted is not taken for unused: the
+//! ledger is asked, or it is waited for.
 
 use crate::domain::limit::Scope;
 use crate::domain::provider::{BOOKING_HORIZON, ProviderName};
@@ -26,17 +27,42 @@ impl Unknown {
     }
 }
 
-#[derive(Clone, Debug)]
-pub(super) struct Known {
-    /// The longest window of all limits.
+/// What is known of the accounts, or of the references, as long as a limit counts them.
+#[derive(Clone, Copy, Debug)]
+struct Subjects {
+    /// The longest window of their limits: one that is idle for longer is dropped.
     longest_us: u64,
-    /// Subjects without a tally have no uses that windows up to so long still count.
+    /// Those without a tally have no uses that windows up to so long still count.
     within_us: u64,
     /// For longer ones.
     longer: Unknown,
-    /// `None`: no limit counts them.
-    accounts: Option<Unknown>,
-    references: Option<Unknown>,
+    /// Uses of before they were counted, which no tally has.
+    uncounted: Unknown,
+}
+
+impl Subjects {
+    fn new(longest_us: u64, uncounted: Unknown) -> Option<Self> {
+        let longer = Unknown::default();
+        (longest_us > 0).then_some(Self { longest_us, within_us: longest_us, longer, uncounted })
+    }
+
+    /// The same under other limits. While no limit counts them, nothing is kept of what they use.
+    fn adopted(known: Option<Self>, longest_us: u64, change: Unknown, now_us: u64) -> Option<Self> {
+        let Some(mut known) = known.filter(|_| longest_us > 0) else { return Self::new(longest_us, change) };
+        if longest_us > known.longest_us {
+            let waited_for = known.longer.until_us + known.longest_us > now_us;
+            known.within_us = if waited_for { known.within_us.min(known.longest_us) } else { known.longest_us };
+            known.longer = change;
+        }
+        known.longest_us = longest_us;
+        Some(known)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Known {
+    accounts: Option<Subjects>,
+    references: Option<Subjects>,
     send_budget_us: u64,
     /// Until then a permit may begin that was granted under a longer send budget.
     hands_until_us: u64,
@@ -50,11 +76,8 @@ impl Known {
     pub fn born(spec: &QuotaSpec, now_us: u64) -> Self {
         let lost = Unknown { since_us: now_us, until_us: now_us + spec.lag_us() };
         Self {
-            longest_us: spec.longest_us(),
-            within_us: spec.longest_us(),
-            longer: Unknown::default(),
-            accounts: spec.counts(Scope::Account).then_some(lost),
-            references: spec.counts(Scope::Reference).then_some(lost),
+            accounts: Subjects::new(spec.longest_of_us(Scope::Account), lost),
+            references: Subjects::new(spec.longest_of_us(Scope::Reference), lost),
             send_budget_us: micros_up(spec.send_budget),
             hands_until_us: 0,
             members: spec.members.clone(),
@@ -62,10 +85,12 @@ impl Known {
         }
     }
 
-    /// The ledger remembers no use at all.
-    pub fn never_used(&mut self) {
-        for scope in [&mut self.accounts, &mut self.references].into_iter().flatten() {
-            *scope = Unknown::default();
+    /// The ledger remembers no use of before the state began. It was not asked for limits that came later.
+    pub fn never_used(&mut self, born_us: u64) {
+        for subjects in [&mut self.accounts, &mut self.references].into_iter().flatten() {
+            if subjects.uncounted.since_us <= born_us {
+                subjects.uncounted = Unknown::default();
+            }
         }
     }
 
@@ -78,15 +103,9 @@ impl Known {
         }
         self.send_budget_us = send_budget_us;
         let change = self.before(spec, now_us);
-        if spec.longest_us() > self.longest_us {
-            let waited_for = self.longer.until_us + self.longest_us > now_us;
-            self.within_us = if waited_for { self.within_us.min(self.longest_us) } else { self.longest_us };
-            self.longer = change;
-        }
-        self.longest_us = spec.longest_us();
-        let counted = |known: Option<Unknown>, scope| spec.counts(scope).then(|| known.unwrap_or(change));
-        self.accounts = counted(self.accounts, Scope::Account);
-        self.references = counted(self.references, Scope::Reference);
+        let adopted = |known, scope| Subjects::adopted(known, spec.longest_of_us(scope), change, now_us);
+        self.accounts = adopted(self.accounts, Scope::Account);
+        self.references = adopted(self.references, Scope::Reference);
         if spec.members.iter().any(|member| !self.members.contains(member)) {
             // Until all workers have noticed, it is counted elsewhere.
             self.joined = change.later_by(micros_up(spec.handover));
@@ -102,19 +121,31 @@ impl Known {
         Unknown { since_us, until_us: now_us + spec.before_us() }
     }
 
-    /// What a new counter of a subject has not counted, for a window.
-    pub fn of_new(&self, scope: Scope, window_us: u64) -> Unknown {
-        let of_scope = match scope {
-            Scope::Provider => Unknown::default(),
-            Scope::Account => self.accounts.unwrap_or_default(),
-            Scope::Reference => self.references.unwrap_or_default(),
-        };
-        let longer = if window_us > self.within_us { self.longer } else { Unknown::default() };
-        of_scope.later_of(longer).later_of(self.joined)
+    fn subjects(&self, scope: Scope) -> Option<Subjects> {
+        match scope {
+            Scope::Provider => None,
+            Scope::Account => self.accounts,
+            Scope::Reference => self.references,
+        }
     }
 
-    /// What a counter has not counted of rows that joined, if it was counted last before.
-    pub fn joined_after(&self, counted_us: u64) -> Option<Unknown> {
-        (counted_us < self.joined.since_us).then_some(self.joined)
+    /// How long a use of a subject may count.
+    pub fn longest_us(&self, scope: Scope) -> u64 {
+        self.subjects(scope).map_or(0, |subjects| subjects.longest_us)
+    }
+
+    /// What a new counter of a subject has not counted, for a window.
+    pub fn of_new(&self, scope: Scope, window_us: u64) -> Unknown {
+        let Some(subjects) = self.subjects(scope) else { return self.joined };
+        let longer = if window_us > subjects.within_us { subjects.longer } else { Unknown::default() };
+        subjects.uncounted.later_of(longer).later_of(self.joined)
+    }
+
+    /// What a counter has not counted that was counted last at an instant: of rows that joined since, and of the time in
+    /// which no limit counted its scope.
+    pub fn missed(&self, scope: Scope, counted_us: u64) -> Unknown {
+        let later = |unknown: Unknown| if counted_us < unknown.since_us { unknown } else { Unknown::default() };
+        let uncounted = self.subjects(scope).map_or_else(Unknown::default, |subjects| subjects.uncounted);
+        later(uncounted).later_of(later(self.joined))
     }
 }

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use super::decision::{BATCH_MAX, Call, Incarnation, PERMITS_MAX, Rebuild, Refusal, Refused, Reply, Seeds, Want};
+use super::limit::Scope;
 use super::provider::BOOKING_HORIZON;
 use super::quota_spec::{QuotaSpec, padded_us};
 use super::time::{Micros, micros_up};
@@ -109,9 +110,8 @@ impl State {
         }
         self.known.adopt(spec, now_us);
         self.provider.adopt(spec.provider_cells(), now_us, self.known.before(spec, now_us));
-        if let Some(joined) = self.known.joined_after(self.last_us) {
-            self.provider.cells.iter_mut().for_each(|cell| cell.hold(joined));
-        }
+        let missed = self.known.missed(Scope::Provider, self.last_us);
+        self.provider.cells.iter_mut().for_each(|cell| cell.hold(missed));
         self.last_us = now_us;
         self.version = spec.version;
         if spec.resumed_at != self.resumed_at {
@@ -142,7 +142,7 @@ impl State {
         // One that is new and was granted nothing is not kept: what is not known of it may be known by the next call.
         for mut own in owns.list.into_iter().filter(|own| own.known || own.granted != InFlight::default()) {
             own.tally.touched_us = now_us;
-            let kept_until_us = now_us + spec.before_us() + spec.longest_us() + SUBJECT_KEPT_US;
+            let kept_until_us = now_us + spec.before_us() + self.known.longest_us(own.scope) + SUBJECT_KEPT_US;
             own.tally.kept_until_us = own.tally.kept_until_us.max(kept_until_us);
             self.subjects.insert(own.key, own.tally);
         }
@@ -161,25 +161,21 @@ impl State {
             if owns.has(subject) || !(wanted || self.subjects.contains_key(&subject.key)) {
                 continue;
             }
-            let cells = spec.subject_cells(subject);
+            let (cells, scope) = (spec.subject_cells(subject), spec.scope_of(subject));
             let known = self.subjects.remove(&subject.key).filter(|tally| tally.kept_until_us > now_us);
             let (known, tally) = match known {
                 Some(mut tally) => {
                     // Every use of it that a new limit has not counted was granted before it was counted last.
                     tally.adopt(cells, now_us, self.known.before(spec, tally.touched_us));
-                    if let Some(joined) = self.known.joined_after(tally.touched_us) {
-                        tally.cells.iter_mut().for_each(|cell| cell.hold(joined));
-                    }
+                    let missed = self.known.missed(scope, tally.touched_us);
+                    tally.cells.iter_mut().for_each(|cell| cell.hold(missed));
                     (true, tally)
                 }
-                None => {
-                    let scope = spec.scope_of(subject);
-                    (false, Tally::new(cells, now_us, |window_us| self.known.of_new(scope, window_us)))
-                }
+                None => (false, Tally::new(cells, now_us, |window_us| self.known.of_new(scope, window_us))),
             };
             let (key, granted) = (subject.key.clone(), InFlight::default());
             let indices = subject.limits.iter().map(|limit| limit.index).collect();
-            owns.push(subject, Own { key, tally, indices, known, granted, latest_us: now_us });
+            owns.push(subject, Own { key, scope, tally, indices, known, granted, latest_us: now_us });
         }
         owns
     }
@@ -204,7 +200,7 @@ impl State {
         self.warm_us = now_us;
         let past = Past::told(now_us, &rebuild.ended, rebuild.open);
         if past.ended.is_empty() && past.open == InFlight::default() {
-            self.known.never_used();
+            self.known.never_used(self.born_us);
         }
         self.provider.cells.iter_mut().for_each(|cell| cell.recall_all(now_us, &past));
         self.provider.lease(LOST, past.open, open_until_us);

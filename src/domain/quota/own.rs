@@ -6,10 +6,12 @@ use std::collections::HashMap;
 
 use super::tally::{InFlight, Tally};
 use crate::domain::decision::Subject;
+use crate::domain::limit::Scope;
 
 /// A subject's tally, with what this call takes of it.
 pub(super) struct Own {
     pub key: String,
+    pub scope: Scope,
     pub tally: Tally,
     /// The spec indices of its cells.
     pub indices: Vec<usize>,

@@ -3,10 +3,12 @@
 //! A look changes nothing. Calls in flight count as answered now; a call whose deadline has passed stays in flight until the
 //! next call to the limiter. The limits are those of the last call, whose settings may be older than the caller's.
 
+use super::cell::Cell;
 use super::known::Unknown;
 use super::tally::Tally;
 use super::{Quota, State};
 use crate::domain::decision::{Standing, Subject};
+use crate::domain::limit::Scope;
 use crate::domain::quota_spec::{CellSpec, QuotaSpec};
 use crate::domain::time::Micros;
 
@@ -27,12 +29,13 @@ impl Quota {
         let grants_from_us = state.map_or(now_us + spec.cold_us(), |state| state.grants_from_us(spec, now_us));
         let look = Look { now_us, grants_from_us };
         let new_limit = state.map_or_else(Unknown::default, |state| state.known.before(spec, now_us));
-        let provider = state.map(|state| &state.provider);
+        let provider = state.map(|state| (&state.provider, state.known.missed(Scope::Provider, state.last_us)));
         let provider_cells = spec.provider_limits().into_iter().zip(spec.provider_cells());
         let provider_cells = provider_cells.map(|(index, cell)| look.standing(index, &cell, provider, new_limit));
         let own = state.and_then(|state| state.subjects.get(&subject?.key)).filter(|own| own.kept_until_us > now_us);
         let own_cells = subject.into_iter().flat_map(|subject| {
             let scope = spec.scope_of(subject);
+            let own = own.and_then(|own| Some((own, state?.known.missed(scope, own.touched_us))));
             let indices = subject.limits.iter().map(|limit| limit.index);
             indices.zip(spec.subject_cells(subject)).map(move |(index, cell)| {
                 let new_subject = state.filter(|_| own.is_none());
@@ -52,17 +55,18 @@ impl State {
 }
 
 impl Look {
-    /// `unknown`: uses that a counter would not have counted that is not there yet.
-    fn standing(self, index: usize, spec: &CellSpec, tally: Option<&Tally>, unknown: Unknown) -> Standing {
+    /// `tally`: with the uses that it has not counted. `unknown`: those that a counter would not have counted that is not
+    /// there yet.
+    fn standing(self, index: usize, spec: &CellSpec, tally: Option<(&Tally, Unknown)>, unknown: Unknown) -> Standing {
         let Self { now_us, grants_from_us } = self;
-        let known = tally.and_then(|tally| Some((tally, tally.cells.iter().find(|cell| cell.spec.name == spec.name)?)));
-        let Some((tally, cell)) = known else {
-            let is_held = unknown.until_us > 0 && !spec.shadow;
-            let held_until_us = if is_held { unknown.until_us + spec.window_us } else { 0 };
-            return Standing::unused(index, grants_from_us.max(held_until_us) - now_us);
+        let of_limit = |cell: &&Cell| cell.spec.name == spec.name;
+        let known = tally.and_then(|(tally, missed)| Some((tally, tally.cells.iter().find(of_limit)?, missed)));
+        let Some((tally, cell, missed)) = known else {
+            return Standing::unused(index, grants_from_us.max(held_until_us(spec, unknown)) - now_us);
         };
         let leased = tally.in_flight.of(cell.spec.applies_to);
-        let retry_us = cell.next_start_us(now_us, grants_from_us, leased) - now_us;
+        let from_us = grants_from_us.max(held_until_us(&cell.spec, missed));
+        let retry_us = cell.next_start_us(now_us, from_us, leased) - now_us;
         let (_, reset_us) = cell.outlook(now_us, leased);
         Standing {
             index,
@@ -73,4 +77,9 @@ impl Look {
             reset_us: reset_us.max(retry_us),
         }
     }
+}
+
+/// Until when a limit is held for uses that were not counted; 0: it is not.
+fn held_until_us(spec: &CellSpec, unknown: Unknown) -> u64 {
+    if unknown.until_us > 0 && !spec.shadow { unknown.until_us + spec.window_us } else { 0 }
 }

@@ -349,3 +349,20 @@ fn retry_after_counts_a_cold_limiter_a_pause_and_a_held_counter() {
     let reply = quota.call(START, &two, &account_call(&two, 4, 1));
     assert_eq!(reply.passed_over[0].wait_us, held_us, "as a payment of the account is told");
 }
+
+#[test]
+fn idle_references_are_dropped_by_their_own_window() {
+    let mut spec = spec(1, 1_000_000, 720 * 3_600 * SECOND);
+    let own = LimitSpec::sliding_log("own", 5, 60 * SECOND);
+    spec.limits.push(LimitSpec { scope: Scope::Reference, ..own });
+    let mut quota = used(&spec, 0);
+    for number in 0..2_000 {
+        let subjects = spec.subjects(None, Some(&format!("r{number}"))).unwrap();
+        let wants = vec![Want { subjects, ..Want::charges(1, 1) }];
+        let now = START.plus(SECOND * u32::try_from(number).unwrap());
+        assert_eq!(quota.call(now, &spec, &Call { wants, ..call(10 + number, 0, Vec::new()) }).permits(), 1);
+    }
+    // One a second; each for a minute and some seconds, and dropped when half of all may be.
+    let kept = quota.state.unwrap().subjects.len();
+    assert!(kept <= 2 * 70 + 65, "{kept} references are kept");
+}

@@ -59,7 +59,6 @@ fn header(call: &Call, terms: &[u8], subjects: usize, more: bool) -> Vec<u8> {
 
 /// What is the same in every call under the same settings; the server reads it once.
 fn terms(spec: &QuotaSpec, cells: usize, names: usize) -> Vec<u8> {
-    let scopes = [Scope::Account, Scope::Reference].into_iter().filter(|scope| spec.counts(*scope)).map(scope);
     packed(&[
         (u64::try_from(spec.version).unwrap_or(0), 6),
         (spec.grant_jitter.map_or(0, micros_up), 6),
@@ -70,7 +69,8 @@ fn terms(spec: &QuotaSpec, cells: usize, names: usize) -> Vec<u8> {
         (spec.cold_us(), 6),
         (micros_up(spec.handover), 6),
         (spec.resumed_at, 6),
-        (scopes.sum(), 1),
+        (spec.longest_of_us(Scope::Account), 6),
+        (spec.longest_of_us(Scope::Reference), 6),
         (wide(spec.members.len()), 2),
         (wide(cells), 2),
         (wide(names), 2),
@@ -101,7 +101,7 @@ fn packed_subject(spec: &QuotaSpec, subject: &Subject) -> Vec<u8> {
     let indices: Vec<usize> = subject.limits.iter().map(|limit| limit.index).collect();
     let (names, records) = (names(&cells), records(&cells, &indices));
     // With what says how long uses matter: its key lives for so long, and is given more time when that grows.
-    let matter = packed(&[(micros_up(spec.hold_max), 6), (spec.longest_us(), 6)]);
+    let matter = packed(&[(micros_up(spec.hold_max), 6), (spec.longest_of_us(spec.scope_of(subject)), 6)]);
     let limits = digest(&[names.as_slice(), &records, &matter].concat());
     let widths = [(scope(spec.scope_of(subject)), 1), (wide(names.len()), 2), (wide(cells.len()), 2)];
     [&limits[..], &packed(&widths), &names, &records].concat()

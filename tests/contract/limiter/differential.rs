@@ -19,6 +19,7 @@ use super::*;
 use crate::support::redis::Redis;
 
 mod history;
+mod lifetimes;
 
 use history::{Plan, PlannedLimit, PlannedPast, PlannedSeeds, PlannedWant, Step, plan};
 

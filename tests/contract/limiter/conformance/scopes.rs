@@ -22,6 +22,9 @@ on_every_limiter!(
     a_state_that_was_never_used_holds_no_account,
     an_account_whose_exemption_ends_waits_for_what_nobody_counted,
     an_account_that_was_idle_waits_when_its_window_grows,
+    accounts_are_kept_by_their_own_windows,
+    a_limit_of_accounts_that_is_back_did_not_count_meanwhile,
+    a_limit_of_accounts_that_comes_while_all_is_cold_knows_no_past,
 );
 
 /// Provider 20/9s, and per account 2, per reference 1, in the same window.
@@ -184,12 +187,38 @@ async fn an_accounts_key_is_kept_for_as_long_as_its_uses_matter() {
     (caller.spec.version, caller.spec.hold_max) = (2, 600 * SECOND);
     let wants = [of(&caller.spec, 1, "a", None)];
     assert_eq!(caller.ask(&wants).await.permits(), 1);
-    let mut connection = ::redis::Client::open(server.url()).unwrap().get_connection().unwrap();
-    let keys: Vec<String> = ::redis::cmd("KEYS").arg("kept:*").query(&mut connection).unwrap();
-    assert!(keys.len() >= 2, "{keys:?}");
-    for key in keys {
-        let left_ms: i64 = ::redis::cmd("PTTL").arg(&key).query(&mut connection).unwrap();
-        assert!(left_ms > 600_000, "{key} is gone in {left_ms} ms");
+    let lives = lives_ms(server, "kept:*");
+    assert!(lives.len() >= 2 && lives.iter().all(|(_, left_ms)| *left_ms > 600_000), "{lives:?}");
+}
+
+/// How long each key whose name has this lives, in milliseconds.
+fn lives_ms(server: &Redis, pattern: &str) -> Vec<(String, i64)> {
+    let mut connection = server.connection();
+    let keys: Vec<String> = ::redis::cmd("KEYS").arg(pattern).query(&mut connection).unwrap();
+    let mut life = |key: &String| ::redis::cmd("PTTL").arg(key).query(&mut connection).unwrap();
+    keys.iter().map(|key| (key.clone(), life(key))).collect()
+}
+
+/// References come and go: a limit of a month on everything keeps the keys of none.
+#[tokio::test]
+async fn keys_of_references_live_by_their_own_windows() {
+    let server = Redis::shared();
+    let limiter: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&server.url(), "own-windows").unwrap());
+    let month_ms = 30 * 86_400_000;
+    let mut spec = spec(&[("account", 5, 86_400_000), ("all", 20, month_ms), ("reference", 5, 60_000)]);
+    (spec.limits[0].scope, spec.limits[2].scope) = (Scope::Account, Scope::Reference);
+    let mut caller = Caller::warm(&limiter, spec.clone()).await;
+    assert_eq!(caller.ask(&[of(&spec, 1, "a", Some("r"))]).await.permits(), 1);
+    let day_ms = 86_400_000;
+    // What a use may count, and a quarter or an hour more.
+    let expected = [
+        ("own-windows:*:account:*", day_ms..day_ms + 2 * 3_600_000),
+        ("own-windows:*:reference:*", 60_000..80_000),
+        ("own-windows:{acme}", month_ms..month_ms + 2 * day_ms),
+    ];
+    for (pattern, most) in expected {
+        let lives = lives_ms(server, pattern);
+        assert!(lives.len() == 1 && most.contains(&u64::try_from(lives[0].1).unwrap()), "{pattern}: {lives:?}");
     }
 }
 
@@ -288,9 +317,19 @@ async fn an_account_whose_exemption_ends_waits_for_what_nobody_counted(limiter: 
     assert_eq!(caller.ask(&[of(&exempting, 3, "a", None)]).await.permits(), 3);
 }
 
-/// Who is idle for longer than the longest window is dropped, and a rule that looks back further must not take him for unused.
 async fn an_account_that_was_idle_waits_when_its_window_grows(limiter: Arc<dyn Limiter>) {
-    let mut plain = spec(&[("account", 2, 100), ("all", 20, 100)]);
+    idle_account_waits_when_its_window_grows(limiter, 100).await;
+}
+
+/// A longer limit on everything keeps none of them.
+async fn accounts_are_kept_by_their_own_windows(limiter: Arc<dyn Limiter>) {
+    idle_account_waits_when_its_window_grows(limiter, 86_400_000).await;
+}
+
+/// Who is idle for longer than the longest window of accounts is dropped, and a rule that looks back further must not take
+/// him for unused.
+async fn idle_account_waits_when_its_window_grows(limiter: Arc<dyn Limiter>, provider_window_ms: u64) {
+    let mut plain = spec(&[("account", 2, 100), ("all", 20, provider_window_ms)]);
     plain.limits[0].scope = Scope::Account;
     plain.hold_max = Duration::from_millis(50);
     let mut caller = Caller::warm(&limiter, plain.clone()).await;
@@ -300,7 +339,7 @@ async fn an_account_that_was_idle_waits_when_its_window_grows(limiter: Arc<dyn L
     let settled = caller.ask(&[]).await;
     caller.settlements.clear();
     let before_us = micros_up(BOOKING_HORIZON) + micros_up(plain.hold_max);
-    let dropped_us = settled.now.0 + before_us + plain.longest_us() + SUBJECT_KEPT_US;
+    let dropped_us = settled.now.0 + before_us + padded_us(&plain, 0) + SUBJECT_KEPT_US;
     until_us(&caller, dropped_us).await;
     let rule = |account: &str| AccountRule {
         account: account.to_owned(),
@@ -321,4 +360,43 @@ async fn an_account_that_was_idle_waits_when_its_window_grows(limiter: Arc<dyn L
     assert_eq!(served(&reply, 2), [0, 0], "{reply:?}");
     let untils: Vec<u64> = reply.passed_over.iter().map(|passed| reply.now.0 + passed.wait_us).collect();
     assert_eq!(untils, [until; 2]);
+}
+
+/// What an account used while no limit counted it is in no counter, neither in one that was kept nor in a new one.
+async fn a_limit_of_accounts_that_is_back_did_not_count_meanwhile(limiter: Arc<dyn Limiter>) {
+    let counted = scoped(60_000);
+    let mut caller = Caller::warm(&limiter, counted.clone()).await;
+    assert_eq!(caller.ask(&[of(&counted, 1, "a", None)]).await.permits(), 1);
+    let without = QuotaSpec { version: 2, limits: vec![counted.limits[1].clone()], ..counted.clone() };
+    caller.spec = without.clone();
+    let reply = caller.ask(&[of(&without, 5, "a", None), of(&without, 5, "b", None)]).await;
+    assert_eq!(served(&reply, 2), [5, 5]);
+    let back = QuotaSpec { version: 3, ..counted };
+    caller.spec = back.clone();
+    let changed = caller.ask(&[]).await;
+    let held_until_us = changed.now.0 + unknown_past_us(&back, 0);
+    for account in ["a", "b"] {
+        let subject = back.subjects(Some(account), None).unwrap().remove(0);
+        let seen = limiter.peek(&back, Some(&subject)).await.unwrap();
+        let own = seen.iter().find(|line| line.name == "account").unwrap();
+        assert!(own.retry_after.unwrap() > Duration::from_secs(50), "{account}: {own:?}");
+    }
+    let reply = caller.ask(&[of(&back, 1, "a", None), of(&back, 1, "b", None)]).await;
+    let held: Vec<_> = reply.passed_over.iter().map(|passed| (passed.want, reply.now.0 + passed.wait_us)).collect();
+    assert_eq!(held, [(0, held_until_us), (1, held_until_us)], "{reply:?}");
+    assert!(reply.passed_over.iter().all(|passed| matches!(passed.why, Shortage::NeedsHistory { .. })), "{reply:?}");
+}
+
+/// The ledger was asked for the limits that there were when the state was lost.
+async fn a_limit_of_accounts_that_comes_while_all_is_cold_knows_no_past(limiter: Arc<dyn Limiter>) {
+    let mut caller = Caller::new(&limiter, spec(&[("all", 20, 9_000)]));
+    let cold = caller.call(&[]).await;
+    let more = QuotaSpec { version: 2, ..scoped(60_000) };
+    caller.spec = more.clone();
+    caller.call(&[]).await;
+    caller.warm = Some(cold.born);
+    assert_eq!(caller.call(&[]).await.refused, None);
+    let reply = caller.ask(&[of(&more, 1, "a", None), Want::charges(1, 1)]).await;
+    assert_eq!((served(&reply, 2), reply.refused), (vec![0, 1], None), "{reply:?}");
+    assert!(matches!(reply.passed_over[0].why, Shortage::NeedsHistory { .. }), "{reply:?}");
 }
