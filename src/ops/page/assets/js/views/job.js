@@ -95,7 +95,9 @@ export function job(context, id) {
       left === null || left === undefined ? null : h("div", { key: "in", class: "figure", "aria-live": "off" }, h("dt", {}, "That is in"), h("dd", {}, duration(Math.ceil(left / 1_000) * 1_000))));
   }
 
-  const digest = ({ bytes, sha256 }) => `${plural(bytes, "byte", "bytes")}, sha256 ${sha256}`;
+  function digest({ bytes, sha256 }) {
+    return `${plural(bytes, "byte", "bytes")}, sha256 ${sha256}`;
+  }
 
   function facts() {
     const rows = [
