@@ -67,7 +67,9 @@ export function attention(context, fields) {
     };
   }
 
-  const allDead = (dead) => (dead === 1 ? "the one dead payment" : `all ${count(dead)} dead payments`);
+  function allDead(dead) {
+    return dead === 1 ? "the one dead payment" : `all ${count(dead)} dead payments`;
+  }
 
   function bulkBar() {
     const here = told.jobs.map(({ id }) => id);
