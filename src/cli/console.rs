@@ -88,7 +88,7 @@ impl Console {
         writeln!(self.out)
     }
 
-    /// What a command that failed has for whoever reads its JSON; nothing, if it has written its document before it failed.
+    /// The error of a failed command as JSON, unless the command has written its document already: stdout holds one document.
     ///
     /// # Errors
     /// When stdout is closed.

@@ -1,6 +1,6 @@
 //! A number of jobs as people write it on a command line: `5000`, `300_000`, `300k`.
 //!
-//! Refuses fractions and signs; a number that does not fit is no number of jobs either.
+//! Fractions, signs and numbers beyond `usize` are errors.
 
 /// Reads a number of jobs.
 ///

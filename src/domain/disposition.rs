@@ -23,7 +23,7 @@ pub const NAMED_WAIT_MAX: Duration = Duration::from_secs(15 * 60);
 /// How long a lane rests after an answer that says our set-up is wrong, before it tries one more job.
 pub const MISCONFIGURED_PAUSE: Duration = Duration::from_secs(30);
 
-/// How long a lane takes no more jobs after a fault of its own process; those in hand go on.
+/// How long a lane takes no more jobs after a fault of its own process; active jobs continue.
 pub const LOCAL_FAULT_PAUSE: Duration = Duration::from_secs(1);
 
 /// What a job has been through, before the outcome at hand.
@@ -127,7 +127,7 @@ pub enum Pause {
     Quota { wait: Duration },
     /// This process's lane.
     Lane { wait: Duration, cause: String },
-    /// What this process's lane would take; jobs in hand go on.
+    /// What this process's lane would take; active jobs continue.
     Intake { wait: Duration, fault: LocalFault },
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::{ConnectInfo, Request, State};
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use secrecy::ExposeSecret;
@@ -22,7 +22,6 @@ pub use caller::Caller;
 use wrong_tokens::TokenCheck;
 pub use wrong_tokens::{AuthenticationFailures, WrongTokens};
 
-mod ambiguous;
 mod base64;
 mod caller;
 mod headers;
@@ -31,9 +30,18 @@ mod wrong_tokens;
 /// Longest time that an answer may take.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 
+/// Headers that decide something here.
+const SINGLE: [HeaderName; 5] = [
+    header::HOST,
+    header::AUTHORIZATION,
+    header::ORIGIN,
+    header::CONTENT_TYPE,
+    HeaderName::from_static("sec-fetch-site"),
+];
+
 /// For everything: one meaning, an end in time, and no changes on behalf of other sites.
 pub(super) async fn bounded(request: Request, next: Next) -> Response {
-    if let Some(problem) = ambiguous::problem(&request) {
+    if let Some(problem) = ambiguous(&request) {
         return headers::secured(refused(StatusCode::BAD_REQUEST, &problem));
     }
     let harmless = is_harmless(request.method());
@@ -112,6 +120,18 @@ fn for_people(request: &Request) -> bool {
 fn refused(status: StatusCode, problem: &str) -> Response {
     let ends = [(header::CONNECTION, HeaderValue::from_static("close"))];
     (status, ends, Json(json!({ "error": problem }))).into_response()
+}
+
+/// What of a head can be read in two ways; never a value. A proxy before this server may have judged the other meaning.
+/// <https://www.rfc-editor.org/rfc/rfc9112#section-3.2>
+fn ambiguous(request: &Request) -> Option<String> {
+    let headers = request.headers();
+    if let Some(name) = SINGLE.iter().find(|name| headers.get_all(*name).iter().nth(1).is_some()) {
+        return Some(format!("the request has more than one header `{name}`: send it once"));
+    }
+    let target = request.uri().authority()?.as_str();
+    let is_host = headers.get(header::HOST).is_some_and(|host| host.as_bytes().eq_ignore_ascii_case(target.as_bytes()));
+    (!is_host).then(|| "the request's address names another host than its header `host`".to_owned())
 }
 
 /// Methods that change nothing, by their definition and by our routes.

@@ -31,7 +31,7 @@ impl LocalFaults {
     }
 }
 
-/// The lane takes no more jobs for so long; those in hand go on.
+/// The lane takes no more jobs for so long; active jobs continue.
 pub(super) fn rest(lane: &LaneParts, wait: Duration, fault: &LocalFault) {
     let cause = fault.to_string();
     log(lane, fault, "nothing can be sent; jobs wait and no attempt counts");

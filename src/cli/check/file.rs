@@ -1,7 +1,7 @@
 //! The file of an embedded database: whether this user can make or write it, and who else can read it.
 //!
-//! Refuses to try: nothing is made or changed. The system is asked what it would allow, so that a file system that is mounted
-//! read-only is told of to root as well.
+//! Nothing is created or changed: the operating system is asked what it would allow. So root, too, learns of a file system
+//! that is mounted read-only.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt as _;

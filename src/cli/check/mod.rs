@@ -23,7 +23,7 @@ pub use finding::{Finding, Level};
 use finding::print;
 
 const PRIVATE: &str = "It holds payments: `chmod 600` it, and the files beside it whose names begin alike";
-const OURS: &str = "Give the user that runs the workers a folder and a file that it may write, or set database.url; run check \
+const WRITABLE: &str = "Give the user that runs the workers a folder and a file that it may write, or set database.url; run check \
                     as that user";
 
 /// Longest time that one dependency may take to answer.
@@ -159,7 +159,7 @@ async fn database(config: &Config, engines: &dyn Engines) -> (Vec<Finding>, Opti
             let mend =
                 "sluicegate run makes it, here; if there should be one, run this where it lies or set database.url";
             let found = match file::cannot_be_made(&path) {
-                Some(why) => Finding::error(subject, format!("{what}, and cannot be made: {why}"), OURS),
+                Some(why) => Finding::error(subject, format!("{what}, and cannot be made: {why}"), WRITABLE),
                 None => Finding::warning(subject, what, mend),
             };
             (vec![found], None)
@@ -173,7 +173,7 @@ async fn database(config: &Config, engines: &dyn Engines) -> (Vec<Finding>, Opti
             let file = file_of(config);
             let readable = file.and_then(file::readable_by_others);
             findings.extend(readable.map(|what| Finding::warning(subject.clone(), what, PRIVATE)));
-            findings.extend(file.and_then(file::cannot_be_written).map(|why| Finding::error(subject, why, OURS)));
+            findings.extend(file.and_then(file::cannot_be_written).map(|why| Finding::error(subject, why, WRITABLE)));
             findings.extend(judge::snapshot(&snapshot, config));
             findings.extend(rows.iter().flat_map(judge::written));
             let meant = snapshot.providers.iter().filter_map(|row| row.as_ref().ok());

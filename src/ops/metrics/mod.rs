@@ -84,7 +84,7 @@ impl prometheus_client::collector::Collector for Snapshot {
     fn encode(&self, encoder: prometheus_client::encoding::DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let mut writer = write::Writer(encoder);
         process::write(&mut writer, &self.progress)?;
-        process::write_failures(&mut writer, self.failures)?;
+        process::write_authentication_failures(&mut writer, self.failures)?;
         lanes::write(&mut writer, &self.progress)?;
         engines::write(&mut writer, &self.engines)?;
         engines::write_limits(&mut writer, &self.progress.known, &self.picture.evidence.used)?;

@@ -74,7 +74,10 @@ pub fn write(writer: &mut Writer<'_>, progress: &Progress) -> Result<(), fmt::Er
 }
 
 /// Tokens that opened nothing.
-pub fn write_failures(writer: &mut Writer<'_>, failures: AuthenticationFailures) -> Result<(), fmt::Error> {
+pub fn write_authentication_failures(
+    writer: &mut Writer<'_>,
+    failures: AuthenticationFailures,
+) -> Result<(), fmt::Error> {
     let AuthenticationFailures { wrong_token, too_soon } = failures;
     writer.counter(
         "ops_authentication_failures",
