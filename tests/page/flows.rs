@@ -129,6 +129,12 @@ async fn a_review_is_resolved() {
 async fn dead_payments_are_replayed_at_a_rate() {
     let browser = Browser::open(&stand().await.origin, "#/attention?state=dead&provider=away").await;
     browser.await_true(&format!("return document.querySelectorAll('tbody tr').length === {AWAY}")).await;
+    // What all of them are is told before anything is done.
+    browser.await_text("a[href='#/attention?state=dead&provider=away'] .badge", &AWAY.to_string()).await;
+    browser.click("//button[text()='Replay all']").await;
+    browser.await_text("dialog", &format!("Replay all {AWAY} dead payments of away?")).await;
+    browser.click("//dialog//button[text()='Cancel']").await;
+    browser.await_true("return document.querySelector('dialog[open]') === null").await;
     let _back = beside(Stand::away_is_back).await;
     // One by hand first, then the rest at two a second.
     browser.click("button[aria-label='Replay away-1']").await;
