@@ -8,7 +8,7 @@ use super::*;
 use crate::fleet::by_provider;
 use crate::fleet::clears::Source;
 use crate::fleet::lately::{decisions, waits};
-use crate::fleet::report::{By, Lane, Report, Waits};
+use crate::fleet::report::{By, Does, Held, Lane, Report, Waits};
 use crate::ledger::provider_row::{AccountRow, LimitRow};
 use crate::ledger::upkeep::Account;
 
@@ -241,7 +241,7 @@ fn a_row_that_cannot_be_read_is_told_and_hides_no_other() {
 fn the_gravest_of_all_workers_is_told_and_how_many_say_it() {
     let lane = |by: &str, ends_in_ms| json!({"pause": held(by, by, ends_in_ms)});
     // In the order in which they hide each other.
-    let gravest_first = ["engine", "setup", "breaker", "cold", "provider", "limit", "other"];
+    let gravest_first = ["setup", "breaker", "cold", "provider", "limit", "other"];
     for pair in gravest_first.windows(2) {
         let workers = |a: &str, b: &str| vec![worker("a", lane(a, 9_000)), worker("b", lane(b, 8_000))];
         let alone = told(&evidence(vec![row()], vec![worker("a", lane(pair[0], 9_000))]));
@@ -394,6 +394,20 @@ fn one_worker_that_is_cut_off_hides_nothing_of_those_that_go_on() {
     assert_eq!(picture.warnings, ["worker host-b:7: queue: does not answer"]);
     three.workers.iter_mut().for_each(cut_off);
     assert_eq!(overview(&three).providers[0].state, State::EngineAway);
+}
+
+#[test]
+fn one_lane_that_waits_for_a_slow_database_hides_nothing_of_those_that_go_on() {
+    let mut two = evidence(vec![row()], ["a", "b"].map(|id| worker(id, json!({}))).to_vec());
+    let pause = Held { by: By::Engine, words: "the ledger is slow".to_owned(), ends_in_ms: Some(900) };
+    let rest = |worker: &mut Worker| {
+        let lane = worker.report.as_mut().unwrap().lanes.get_mut("acme").unwrap();
+        (lane.does, lane.pause) = (Does::Resting, Some(pause.clone()));
+    };
+    rest(&mut two.workers[0]);
+    assert_eq!(overview(&two).providers[0].state, State::Running);
+    rest(&mut two.workers[1]);
+    assert_eq!(told(&two), (State::EngineAway, "the ledger is slow".to_owned(), Some(900)));
 }
 
 #[test]

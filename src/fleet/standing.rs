@@ -142,8 +142,9 @@ pub fn standing(of: &Subject<'_>, workers: &[Worker]) -> Standing {
         return Standing::because(State::Draining, "all of its workers drain: they finish what they have, and end");
     }
     let lanes = staying.into_iter();
-    // A worker that is cut off from an engine is warned of; where others go on, it says nothing of the provider.
-    let (cut_off, well): (Vec<_>, Vec<_>) = lanes.partition(|(report, _)| report.engines.values().any(|it| !it.ok));
+    // A worker that is cut off from an engine, or waits for a slow one, is warned of; where others go on, it says nothing of
+    // the provider.
+    let (cut_off, well): (Vec<_>, Vec<_>) = lanes.partition(|(report, lane)| lacks_an_engine(report, lane));
     let telling = if well.is_empty() { cut_off } else { well };
     let said: Vec<Standing> = telling.into_iter().map(|(report, lane)| lane_says(of, report, lane)).collect();
     if said.is_empty() {
@@ -176,6 +177,11 @@ fn without_lane<'a>(of: &Subject<'_>, mut reports: impl Iterator<Item = &'a Repo
         return Standing::because(State::Misconfigured, "no worker can make a lane of its row: its log says why");
     }
     Standing::because(State::NoWorker, "its lane begins or ends: the workers start, drain or load settings")
+}
+
+fn lacks_an_engine(report: &Report, lane: &Lane) -> bool {
+    let held = [lane.pause.as_ref(), lane.gate.as_ref()].into_iter().flatten();
+    report.engines.values().any(|engine| !engine.ok) || held.into_iter().any(|held| held.by == By::Engine)
 }
 
 fn lane_says(of: &Subject<'_>, report: &Report, lane: &Lane) -> Standing {

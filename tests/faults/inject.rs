@@ -15,6 +15,11 @@ use crate::proxy::{Road, Rules};
 use crate::stand::Stand;
 use crate::support::clock::skewed_by;
 
+/// What a worker logs when the broker has told it of an alarm.
+const BLOCKED: &str = "broker blocks publishers";
+/// A broker that nobody publishes to tells nobody.
+const ALARM_KNOWN_WITHIN: Duration = Duration::from_secs(20);
+
 /// What happened, with instants from the begin of the run.
 pub struct Timeline {
     begin: Instant,
@@ -198,9 +203,19 @@ fn raise(stand: &Stand, alarm: Alarm, lasts: Duration) {
         let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
         stand.rabbit.ctl(&words);
     };
+    let blocked = || stand.logs().map(|(_, log)| log.matches(BLOCKED).count()).sum::<usize>();
     // After a restart its ports answer before it takes such orders.
     run(["await_startup", "--timeout", "60"]);
-    run(on);
+    let before = blocked();
+    let deadline = Instant::now() + ALARM_KNOWN_WITHIN;
+    // On a slow machine an order can be taken and the alarm not be raised, so it is repeated until a publisher is told.
+    while blocked() == before && Instant::now() < deadline {
+        run(on);
+        let again = Instant::now() + Duration::from_secs(5);
+        while blocked() == before && Instant::now() < again {
+            sleep(Duration::from_millis(100));
+        }
+    }
     sleep(lasts);
     run(off);
 }

@@ -12,6 +12,8 @@ use super::prometheus::Prometheus;
 
 /// A readout that takes longer is missing.
 const ANSWER_MAX: Duration = Duration::from_secs(4);
+/// A question that takes so long has waited for a backend.
+const WAITED_MIN: Duration = Duration::from_secs(1);
 
 /// What one worker showed at one moment. A readout that did not answer is absent.
 #[derive(Clone, Debug, Default)]
@@ -40,6 +42,7 @@ pub struct Overview {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Provider {
     pub state: String,
+    pub cause: String,
     pub waiting: u64,
     /// The figure is a lower bound, and says so.
     pub at_least: bool,
@@ -87,11 +90,12 @@ pub fn everything(deployment: &dyn Deployment, port: u16, jobs: &[String], prome
     };
     let names: Vec<String> = counts.overview.iter().flat_map(|shown| shown.providers.keys().cloned()).collect();
     let limits = names.iter().map(|name| (name.clone(), limits(deployment, port, name))).collect();
-    // Each question waits for a database that has just gone away, so the first without a truth is the last.
+    // Each question waits for a backend that has just gone away, and ten of them would outlast the outage, unseen.
     let mut explained: Vec<Explained> = Vec::new();
     for job in jobs {
+        let begun = Instant::now();
         explained.push(self::explained(deployment, port, job));
-        if explained.last().is_some_and(|explained| explained.after.is_none() && explained.before.is_some()) {
+        if begun.elapsed() >= WAITED_MIN {
             break;
         }
     }
@@ -112,6 +116,7 @@ fn overview(body: &Value) -> Option<Overview> {
         let clears = &provider["clears"];
         let shown = Provider {
             state: provider["state"].as_str()?.to_owned(),
+            cause: provider["cause"].as_str().unwrap_or_default().to_owned(),
             waiting: number(provider, "waiting"),
             at_least: provider["waiting_is_at_least"].as_bool().unwrap_or_default(),
             in_flight: number(provider, "in_flight"),

@@ -21,6 +21,9 @@ const LEASE_MAX: Duration = Duration::from_secs(40);
 const TAKEN_MAX: u64 = 64;
 /// States that say that a backend or every worker is unavailable.
 const UNAVAILABLE: [&str; 2] = ["engine_away", "no_worker"];
+/// Said of a database that answers, and that wrote nothing in time for half a second: true on a machine that has too much
+/// to do, and over after a second.
+const TOO_SLOW: &str = "the ledger writes nothing down within the send budget";
 /// Alerts whose expression may be true while nothing is wrong: a limit that is used in full, a paused provider with a
 /// backlog, payments that wait for a person, what a provider refuses on purpose, messages that are no jobs,
 /// and what counts the last five minutes.
@@ -246,7 +249,8 @@ fn backends(around: &Around<'_>) -> Vec<String> {
     }
     let Some(overview) = around.overview() else { return vec!["no overview".to_owned()] };
     let unavailable = around.providers().filter(|(_, shown)| UNAVAILABLE.contains(&shown.state.as_str()));
-    let states = unavailable.map(|(name, shown)| format!("{name} is shown as {}", shown.state));
+    let unavailable = unavailable.filter(|(_, shown)| !shown.cause.starts_with(TOO_SLOW));
+    let states = unavailable.map(|(name, shown)| format!("{name} is shown as {}: {}", shown.state, shown.cause));
     let needles = ["unreachable", "unavailable", "no answer", "does not answer", "could not"];
     let warnings = overview.warnings.iter().filter(|text| needles.iter().any(|needle| text.contains(needle)));
     states.chain(warnings.cloned()).collect()

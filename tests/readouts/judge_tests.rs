@@ -72,7 +72,7 @@ fn a_true_history_has_no_untruth() {
 #[test]
 fn each_rule_finds_its_untruth() {
     type Change = fn(&mut Sample);
-    let changes: [(&str, Change); 13] = [
+    let changes: [(&str, Change); 14] = [
         ("limits can be looked at", |sample| {
             sample.shown.limits.insert("acme".to_owned(), Err("not an integer".to_owned()));
         }),
@@ -86,6 +86,10 @@ fn each_rule_finds_its_untruth() {
         }),
         ("available backends are not called unavailable", |sample| {
             acme(sample).state = "engine_away".to_owned();
+        }),
+        ("available backends are not called unavailable", |sample| {
+            acme(sample).state = "engine_away".to_owned();
+            acme(sample).cause = "limiter: no answer in time".to_owned();
         }),
         ("available backends are not called unavailable", |sample| {
             sample.shown.overview.as_mut().unwrap().warnings.push("database: no answer in time".to_owned());
