@@ -3,6 +3,7 @@
 //! Refuses to know who calls: libFuzzer with bytes it found, or the test that replays the kept corpus.
 
 pub mod classify;
+pub mod job_request;
 pub mod limiter_reply;
 pub mod message;
 pub mod provider_row;

@@ -25,6 +25,9 @@ pub const MISCONFIGURED_PAUSE: Duration = Duration::from_secs(30);
 
 /// How long a lane takes no more jobs after a fault of its own process; active jobs continue.
 pub const LOCAL_FAULT_PAUSE: Duration = Duration::from_secs(1);
+/// How many workers in a row may be lost with a job in hand, none of which began a request for it. They may die of it: a
+/// kill that has nothing to do with the job meets it once or twice, and each takes up to a lease to be noticed.
+pub const LOST_HOLDERS_MAX: u32 = 5;
 
 /// What a job has been through, before the outcome at hand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +47,8 @@ pub struct History {
     pub first_sent_age: Option<Duration>,
     /// Since the last charge whose outcome is unknown was begun; `None` when there is none.
     pub unknown_age: Option<Duration>,
+    /// Workers lost in a row while they held the job, none of which began a request.
+    pub lost_holders: u32,
     /// The round of refusals in a row ([`super::refusals`]) that this request's own would belong to.
     pub refusal_round: u32,
     /// The provider was found down, and this request was to find out whether it still is: its failure counts nothing.
@@ -193,6 +198,9 @@ fn nameless(history: &History, policy: &RetryPolicy) -> Duration {
 /// Decides what may be sent for a job, at the moment of sending: asked when it is taken and again when its permit has come.
 #[must_use]
 pub fn before_request(history: &History, policy: &RetryPolicy, expired: bool) -> Step {
+    if history.lost_holders >= LOST_HOLDERS_MAX {
+        return Step::Put(review(&workers_lost(history)));
+    }
     if history.unknown {
         return match why_not_resent(history, policy) {
             None => Step::Charge,
@@ -217,6 +225,15 @@ pub fn ask_or_review(history: &History, policy: &RetryPolicy, reason: &str) -> O
     let unknown_age = history.unknown_age.unwrap_or_default();
     let overdue = history.lookups > 0 && history.age > policy.max_age && unknown_age > ask.give_up_after;
     overdue.then(|| review(&format!("{reason}; asked {} without an end", count(history.lookups.into(), "time"))))
+}
+
+fn workers_lost(history: &History) -> String {
+    let lost = history.lost_holders;
+    let charged = if history.unknown { "the outcome is unknown" } else { "surely not charged" };
+    format!(
+        "{charged}; {lost} workers in a row were lost with it in hand and began no request: they may die of it, so read their \
+         logs and their memory use before it is sent again"
+    )
 }
 
 const TOO_OLD: &str = "older than max_age_s";

@@ -31,6 +31,7 @@ fn history(attempts: u32, unknown: bool) -> History {
         first_sent_age: unknown.then_some(SECOND),
         unknown_age: unknown.then_some(SECOND),
         refusal_round: 1,
+        lost_holders: 0,
         probe: false,
     }
 }
@@ -176,6 +177,21 @@ fn what_is_sent_next_is_what_the_order_says() {
     let endless =
         History { age: secs(3_601), first_sent_age: long_ago, unknown_age: long_ago, lookups: 5, ..history(3, true) };
     assert!(matches!(before_request(&endless, &asking(None), false), Step::Put(next) if settled(&next).is_some()));
+}
+
+/// Whatever else holds: looking at it once more may end the next worker.
+#[test]
+fn a_job_that_workers_die_of_is_reviewed_before_all_else() {
+    for unknown in [false, true] {
+        for (lost_holders, review) in [(LOST_HOLDERS_MAX - 1, false), (LOST_HOLDERS_MAX, true), (u32::MAX, true)] {
+            let history = History { lost_holders, ..history(1, unknown) };
+            let step = before_request(&history, &asking(Some(Duration::from_secs(100))), review);
+            match step {
+                Step::Put(next) => assert_eq!((settled(&next), review), (Some(FinalState::Review), true)),
+                other => assert_eq!((other, review), (Step::Charge, false)),
+            }
+        }
+    }
 }
 
 /// Where nothing may be sent again, a provider that can be asked is asked, soon.

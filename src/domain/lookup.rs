@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use super::expansion::{RequestPart, Unfit};
 use super::job::Job;
 use super::local_fault::LocalFault;
 use super::outcome::{NOT_SENT, UnknownCause, Way};
@@ -151,9 +152,9 @@ impl LookupUrl {
     /// The address that asks about this job.
     ///
     /// # Errors
-    /// When the job has nothing for a placeholder, or what it has would change the path.
-    pub fn of(&self, job: &Job) -> Result<String, String> {
-        self.0.of(job, "lookup.url")
+    /// As [`UrlTemplate::of`].
+    pub fn of(&self, job: &Job) -> Result<String, Unfit> {
+        self.0.of(job, RequestPart::LookupUrl)
     }
 }
 

@@ -14,6 +14,7 @@ pub mod decimal;
 pub mod decision;
 pub mod delay;
 pub mod disposition;
+pub mod expansion;
 pub mod explain;
 pub mod job;
 pub mod late_row;

@@ -3,6 +3,9 @@
 //! A placeholder stands in path or query only, so a job never decides which host is called. Every field is
 //! percent-encoded into the address, and one that would change the path is an error.
 
+use std::io;
+
+use super::expansion::{Bounded, RequestPart, TooLarge, Unfit};
 use super::job::Job;
 
 /// A `url` or `lookup.url` of a provider, as validated.
@@ -68,20 +71,23 @@ impl UrlTemplate {
         self.parts.iter().map(fill).collect()
     }
 
-    /// The address for this job. `column` is named in the error.
+    /// The address for this job; `of` is named in the error.
     ///
     /// # Errors
-    /// When the job has nothing for a placeholder, or what it has would change the path.
-    pub fn of(&self, job: &Job, column: &str) -> Result<String, String> {
-        let mut address = String::new();
+    /// When the job has nothing for a placeholder, or what it has would change the path or make the address too long.
+    pub fn of(&self, job: &Job, of: RequestPart) -> Result<String, Unfit> {
+        let too_large = |_: io::Error| Unfit::TooLarge(TooLarge::new(of, job));
+        let mut address = Bounded::new(of.bytes_max());
         for part in &self.parts {
             match part {
-                Part::Text(text) => address.push_str(text),
-                Part::Field(field) => push_encoded(&mut address, value(*field, job, column)?),
+                Part::Text(text) => address.push(text).map_err(too_large)?,
+                Part::Field(field) => push_encoded(&mut address, value(*field, job, of)?).map_err(too_large)?,
             }
         }
+        // Only whole texts were written.
+        let address = String::from_utf8(address.into_bytes()).unwrap_or_default();
         if self.has_placeholders() && climbs(&address) {
-            return Err(format!("a field of the job would change the path of {column}"));
+            return Err(Unfit::Field(format!("a field of the job would change the path of {}", of.name())));
         }
         Ok(address)
     }
@@ -117,25 +123,28 @@ fn parts(text: &str) -> Result<Vec<Part>, String> {
     Ok(parts)
 }
 
-fn value<'a>(field: JobField, job: &'a Job, column: &str) -> Result<&'a str, String> {
+fn value(field: JobField, job: &Job, of: RequestPart) -> Result<&str, Unfit> {
     let (name, value) = match field {
         JobField::Id => ("id", Some(job.id.as_str())),
         JobField::IdempotencyKey => ("idempotency_key", Some(job.effective_key().as_str())),
         JobField::Account => ("account", job.account.as_ref().map(|account| account.as_str())),
         JobField::Reference => ("reference", job.reference.as_deref()),
     };
-    value.filter(|value| !value.is_empty()).ok_or_else(|| format!("the job has no {name}, which {column} needs"))
+    let missing = || Unfit::Field(format!("the job has no {name}, which {} needs", of.name()));
+    value.filter(|value| !value.is_empty()).ok_or_else(missing)
 }
 
 /// Everything but the unreserved characters. <https://www.rfc-editor.org/rfc/rfc3986#section-2.3>
-fn push_encoded(address: &mut String, value: &str) {
+fn push_encoded(address: &mut Bounded, value: &str) -> io::Result<()> {
+    let mut encoded = String::with_capacity(value.len());
     for byte in value.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            address.push(char::from(byte));
+            encoded.push(char::from(byte));
         } else {
-            address.push_str(&format!("%{byte:02X}"));
+            encoded.push_str(&format!("%{byte:02X}"));
         }
     }
+    address.push(&encoded)
 }
 
 #[cfg(test)]

@@ -42,28 +42,29 @@ fn a_jobs_fields_are_encoded_into_the_address() {
         ),
     ];
     for (url, address) in table {
-        assert_eq!(UrlTemplate::parse(url).unwrap().of(&full, "url").unwrap(), address);
+        assert_eq!(UrlTemplate::parse(url).unwrap().of(&full, RequestPart::Url).unwrap(), address);
     }
 }
 
 #[test]
 fn what_a_job_lacks_or_what_would_climb_cannot_be_asked() {
     let url = UrlTemplate::parse("https://x.example/charges/${job:reference}/state").unwrap();
-    let of = |reference: Option<&str>| url.of(&Job { reference: reference.map(str::to_owned), ..job() }, "url");
+    let of =
+        |reference: Option<&str>| url.of(&Job { reference: reference.map(str::to_owned), ..job() }, RequestPart::Url);
     for missing in [None, Some("")] {
-        assert_eq!(of(missing).unwrap_err(), "the job has no reference, which url needs");
+        assert_eq!(of(missing).unwrap_err().to_string(), "the job has no reference, which url needs");
     }
     for climbs in ["..", "."] {
-        assert!(of(Some(climbs)).unwrap_err().contains("would change the path"), "{climbs}");
+        assert!(of(Some(climbs)).unwrap_err().to_string().contains("would change the path"), "{climbs}");
     }
     assert_eq!(of(Some("...")).unwrap(), "https://x.example/charges/.../state");
     for half in [".", "%2E"] {
         let half = UrlTemplate::parse(&format!("https://x.example/charges/{half}${{job:reference}}")).unwrap();
         let job = Job { reference: Some(".".to_owned()), ..job() };
-        assert!(half.of(&job, "url").unwrap_err().contains("would change the path"));
+        assert!(half.of(&job, RequestPart::Url).unwrap_err().to_string().contains("would change the path"));
     }
     let query = UrlTemplate::parse("https://x.example/charges?id=${job:reference}").unwrap();
-    assert!(query.of(&Job { reference: Some("../..".to_owned()), ..job() }, "url").is_ok());
+    assert!(query.of(&Job { reference: Some("../..".to_owned()), ..job() }, RequestPart::Url).is_ok());
 }
 
 #[test]
@@ -88,13 +89,26 @@ fn addresses_that_cannot_be_meant_are_refused_with_the_mend() {
     }
 }
 
+/// A row may name a field again and again, and each character of a reference may be twelve in an address.
+#[test]
+fn an_address_beyond_its_bound_names_the_field() {
+    let url = UrlTemplate::parse(&format!("https://x.example/{}", "${job:reference}".repeat(3))).unwrap();
+    let of = |reference: String| url.of(&Job { reference: Some(reference), ..job() }, RequestPart::Url);
+    assert!(of("é".repeat(255)).is_ok());
+    let too_large = of("\u{1f600}".repeat(255)).unwrap_err();
+    let said = "reference: the url that the provider's row makes of it exceeds 8192 bytes: send a shorter one";
+    assert_eq!(too_large.to_string(), said);
+    let ids = UrlTemplate::parse(&format!("https://x.example/{}", "${id}".repeat(2_000))).unwrap();
+    assert!(ids.of(&job(), RequestPart::LookupUrl).unwrap_err().to_string().starts_with("id: the lookup.url"));
+}
+
 /// Nothing of a text without placeholders is changed or judged here.
 #[test]
 fn a_plain_address_stays_as_it_is() {
     for url in ["https://x.example/a/../b?c=%2e%2e#d", "https://x.example", "no address"] {
         let template = UrlTemplate::parse(url).unwrap();
         assert!(!template.has_placeholders() && !template.names_payment());
-        assert_eq!((template.of(&job(), "url").as_deref(), template.sample().as_str()), (Ok(url), url));
+        assert_eq!((template.of(&job(), RequestPart::Url).as_deref(), template.sample().as_str()), (Ok(url), url));
     }
 }
 
@@ -109,7 +123,7 @@ proptest! {
         let job = Job { reference: Some(reference.clone()), ..job() };
         let text = if query { format!("{host}/a?r=${{reference}}&b=1") } else { format!("{host}/a/${{reference}}/b") };
         let Ok(template) = UrlTemplate::parse(&text) else { return Ok(()) };
-        let (Ok(sample), Ok(address)) = (url::Url::parse(&template.sample()), template.of(&job, "url")) else {
+        let (Ok(sample), Ok(address)) = (url::Url::parse(&template.sample()), template.of(&job, RequestPart::Url)) else {
             return Ok(());
         };
         let url = url::Url::parse(&address).unwrap();

@@ -48,6 +48,7 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0031_copies_and_stuck_events",
         "0032_outcome_events_by_try",
         "0034_deployment_id",
+        "0035_bounded_requests",
     ])
 });
 
@@ -82,6 +83,7 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
         "0027_placeholders_of_url",
         "0030_copies_and_stuck_events",
         "0033_deployment_id",
+        "0034_bounded_requests",
     ])
 });
 

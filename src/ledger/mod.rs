@@ -72,6 +72,8 @@ pub enum Written {
 pub struct Claimed {
     pub hold: Hold,
     pub attempts: u32,
+    /// Holders lost in a row, the last of them included, none of whom began a request.
+    pub lost_holders: u32,
     /// An earlier attempt may have charged (state was `sending` or `unknown`).
     pub unknown: bool,
     /// Time until the job may be worked on (a wait not yet over, `not_before`); zero when it is due.
@@ -101,6 +103,7 @@ impl Claimed {
         Self {
             hold,
             attempts: 0,
+            lost_holders: 0,
             unknown: false,
             wait: Duration::ZERO,
             age: Duration::ZERO,

@@ -13,11 +13,7 @@ pub struct Surroundings {
     pub now: At,
     /// Messages with this id that can never be a job; newest first, at most five.
     pub rejected: Vec<Rejection>,
-    /// Look-ups begun so far.
-    pub lookups: u32,
-    pub resend: Resend,
-    /// When the last charge of unknown outcome was begun.
-    pub unknown_since: Option<At>,
+    pub own: OwnPast,
     /// Open jobs of the quota that are due earlier, or more urgent, and have no request on the wire.
     pub before: u64,
     /// The sum of their costs.
@@ -30,6 +26,18 @@ pub struct Surroundings {
     pub workers: u32,
     /// From a request's beginning to its end, the mean of the last fifty of the last ten minutes.
     pub hold: Option<Duration>,
+}
+
+/// What its story leaves out, and a decision asks for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OwnPast {
+    /// Look-ups begun so far.
+    pub lookups: u32,
+    pub resend: Resend,
+    /// Workers lost in a row while they held it, none of which began a request.
+    pub lost_holders: u32,
+    /// When the last charge of unknown outcome was begun.
+    pub unknown_since: Option<At>,
 }
 
 /// A message that never became a job.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use crate::domain::expansion::{REQUEST_BODY_BYTES_MAX, TooLarge, URL_BYTES_MAX, Unfit};
 use crate::domain::job::Job;
 use crate::domain::local_fault::LocalFault;
 use crate::domain::lookup::Finding;
@@ -31,6 +32,14 @@ pub struct FrozenRequest {
     pub account: Option<String>,
     /// First 16 hex digits of SHA-256 over the resolved header values; differs when a credential changed.
     pub credential_fingerprint: String,
+}
+
+impl FrozenRequest {
+    /// Whether it is within the bounds of requests; one that an older version froze may not be.
+    #[must_use]
+    pub fn fits(&self) -> bool {
+        self.body.len() <= REQUEST_BODY_BYTES_MAX && self.url.len() <= URL_BYTES_MAX
+    }
 }
 
 /// What a look-up asks, and what its answer is compared with. Holds no secret.
@@ -65,9 +74,8 @@ pub enum FreezeError {
     Template(String),
     #[error("url `{url}` is refused: {problem}")]
     Url { url: String, problem: String },
-    /// Of a job that lacks what its request needs. Another job of the lane may have it.
     #[error("{0}")]
-    Job(String),
+    Job(Unfit),
     /// Of a request that was frozen with other header values, or another header for its key.
     #[error("the credential has changed since this request was written down")]
     CredentialChanged,
@@ -105,6 +113,12 @@ pub trait PaymentProvider: Send + Sync {
     ///
     /// Never fails: whatever goes wrong is an [`Outcome`].
     async fn send(&self, request: &FrozenRequest) -> Answer;
+
+    /// Whether each part of this job's requests is within its bound, as the row is now. Resolves no secret.
+    ///
+    /// # Errors
+    /// [`TooLarge`] names the part, and the field that makes it so large.
+    fn fits(&self, job: &Job) -> Result<(), TooLarge>;
 
     /// What a look-up of this job's payment would ask. Resolves no secret.
     ///

@@ -24,7 +24,7 @@ use super::local_faults;
 use super::meter::Returned;
 use crate::domain::decision::CallKind;
 use crate::domain::disposition::{
-    History, LOCAL_FAULT_PAUSE, MISCONFIGURED_PAUSE, Next, Step, ask_or_review, before_request,
+    History, LOCAL_FAULT_PAUSE, LOST_HOLDERS_MAX, MISCONFIGURED_PAUSE, Next, Step, ask_or_review, before_request,
 };
 use crate::domain::job::Job;
 use crate::domain::local_fault::LocalFault;
@@ -78,6 +78,10 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand, place: Option<Place<'_>>
         Ok(Ok(call)) => call,
         Ok(Err(next)) => {
             given_up(lane, place);
+            if job.claimed.lost_holders >= LOST_HOLDERS_MAX {
+                let lost = job.claimed.lost_holders;
+                tracing::error!(provider = %lane.name, job = %job.job.id, lost, "workers may die of a job; it goes to review");
+            }
             return put_down_next(lane, job, next, "again").await;
         }
         // Seldom, so those who wait by the thousand pay nothing for its room.
@@ -168,7 +172,7 @@ async fn next_call(settings: &LaneSettings, job: &JobInHand) -> Result<Result<Ca
         Step::Ask => Ok(question(settings, job)),
         Step::Charge => {
             let fresh = match settings.client.freeze(&job.job).await {
-                Err(FreezeError::Job(problem)) => return Ok(not_as_frozen(settings, job, &problem)),
+                Err(FreezeError::Job(unfit)) => return Ok(not_as_frozen(settings, job, &unfit.to_string())),
                 fresh => fresh?,
             };
             let Some((frozen, _)) = &job.claimed.frozen else { return Ok(Ok(Call::Charge(fresh))) };
@@ -195,6 +199,9 @@ fn not_as_frozen(settings: &LaneSettings, job: &JobInHand, problem: &str) -> Res
 /// Why the frozen request is not sent again. At an address that the row no longer has, nobody's answer says anything of
 /// this lane, and yet it would rest it. Credentials may change while nothing can have been charged with the old ones.
 fn difference(frozen: &FrozenRequest, fresh: &FrozenRequest, unknown: bool) -> Option<&'static str> {
+    if !frozen.fits() {
+        return Some("the frozen request is larger than requests may be");
+    }
     if (&frozen.method, &frozen.url) != (&fresh.method, &fresh.url) {
         return Some("the request is frozen for an address that the row no longer has (url or method changed)");
     }
@@ -235,6 +242,7 @@ fn history(job: &JobInHand) -> History {
         first_sent_age: claimed.frozen.as_ref().map(|(_, age)| *age + since_claim),
         unknown_age: claimed.unknown_age.map(|age| age + since_claim),
         refusal_round: 1,
+        lost_holders: claimed.lost_holders,
         probe: false,
     }
 }

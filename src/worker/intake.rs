@@ -16,15 +16,15 @@ use super::execute::{self, JobInHand, Place, given_up, records_within};
 use super::in_hand::LEASE;
 use super::lane::LaneParts;
 use super::park::{Copy, publish_copy, unless_abandoned};
-use super::patience::until_back;
-use super::reading::read;
+use super::patience::{GivenUp, until_back};
+use super::reading::{RowRules, read};
 use super::topology::publish;
 use crate::domain::explain::parked::ITS_TIME;
 use crate::domain::job::{Invalid, JobId};
 use crate::faults::{self, Point};
 use crate::fleet::report::By;
 use crate::ledger::copies::{Arrived, Claimant, ComesBack};
-use crate::ledger::{Claim, Claimed, RejectedMessage, Timing, Written};
+use crate::ledger::{Claim, Claimed, LedgerError, RejectedMessage, Timing, Written};
 use crate::queue::message::{DecodeError, Decoded};
 use crate::queue::{DELAY_STEPS, Delivery, Destination, Outgoing, QueueError, Receipt, headers};
 use crate::telemetry::spans;
@@ -146,11 +146,7 @@ async fn pause_after_fault(lane: &LaneParts) {
 
 async fn steps(lane: &LaneParts, copy: &Copy, (delivered_at, redelivered): (Instant, bool)) -> End {
     let arrived = Arrived { copy: headers::copy_number(&copy.properties), redelivered };
-    let provider = Arc::clone(&lane.settings.borrow().provider);
-    let read =
-        until_back("read a message", &lane.stop, || read(&lane.worker, &copy.body, &lane.name, &provider.require))
-            .await;
-    let decoded = match read {
+    let decoded = match read_by_row(lane, copy).await {
         // Moved more than once while it waits, and each of its places would be kept.
         Ok(Ok(decoded)) => Box::new(decoded),
         Ok(Err(DecodeError::NewerVersion(version))) => {
@@ -201,6 +197,13 @@ async fn steps(lane: &LaneParts, copy: &Copy, (delivered_at, redelivered): (Inst
     };
     given_up(lane, place);
     not_claimed
+}
+
+/// The message, by the rules of the lane's row as it is now.
+async fn read_by_row(lane: &LaneParts, copy: &Copy) -> Result<Result<Decoded, DecodeError>, GivenUp<LedgerError>> {
+    let settings = Arc::clone(&lane.settings.borrow());
+    let rules = RowRules { require: &settings.provider.require, client: &*settings.client };
+    until_back("read a message", &lane.stop, || read(&lane.worker, &copy.body, &lane.name, Some(&rules))).await
 }
 
 async fn claim(lane: &LaneParts, decoded: &Decoded, arrived: Arrived, may_wait: Duration) -> Option<Claim> {

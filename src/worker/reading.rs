@@ -6,10 +6,11 @@
 use std::collections::BTreeSet;
 
 use super::Worker;
-use crate::domain::job::{Invalid, InvalidReason, JobField};
+use crate::domain::job::{Invalid, InvalidReason, Job, JobField};
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 use crate::ledger::upkeep::Standing;
+use crate::provider::PaymentProvider;
 use crate::queue::message::{DecodeError, Decoded, decode, decode_recorded};
 
 /// Whether what was refused for this may have been taken when the rules were laxer.
@@ -20,19 +21,36 @@ fn may_have_been_taken(reason: InvalidReason) -> bool {
             | InvalidReason::Secret
             | InvalidReason::MissingAccount
             | InvalidReason::MissingReference
+            | InvalidReason::TooLarge
     )
 }
 
-/// The message, if it has each field that the provider's row requires.
-fn complete(decoded: Decoded, require: &BTreeSet<JobField>) -> Result<Decoded, DecodeError> {
-    let Some(missing) = require.iter().find(|field| !decoded.job.has(**field)) else { return Ok(decoded) };
-    let (field, provider) = (missing.name(), &decoded.job.provider);
-    let detail = format!("{field} is missing: the row of provider `{provider}` requires it");
-    let invalid = Invalid::new(missing.missing(), detail);
-    Err(DecodeError::Invalid { invalid, claimed_id: Some(decoded.job.id) })
+/// What the row of a lane says of messages.
+pub struct RowRules<'a> {
+    pub require: &'a BTreeSet<JobField>,
+    /// Makes the requests.
+    pub client: &'a dyn PaymentProvider,
 }
 
-/// Reads one message of a lane whose row requires these fields. Asks the ledger only of those that a stricter rule refuses.
+impl RowRules<'_> {
+    /// The message, if the row takes it.
+    fn judge(&self, decoded: Decoded) -> Result<Decoded, DecodeError> {
+        let Some(invalid) = self.problem(&decoded.job) else { return Ok(decoded) };
+        Err(DecodeError::Invalid { invalid, claimed_id: Some(decoded.job.id) })
+    }
+
+    fn problem(&self, job: &Job) -> Option<Invalid> {
+        if let Some(missing) = self.require.iter().find(|field| !job.has(**field)) {
+            let detail = format!("{} is missing: the row of provider `{}` requires it", missing.name(), job.provider);
+            return Some(Invalid::new(missing.missing(), detail));
+        }
+        let too_large = self.client.fits(job).err()?;
+        Some(Invalid::new(InvalidReason::TooLarge, too_large.to_string()))
+    }
+}
+
+/// Reads one message of a lane, by the rules of its row if they are known. Asks the ledger only of those that a stricter rule
+/// refuses.
 ///
 /// # Errors
 /// The ledger's; what is wrong with the message is the inner result.
@@ -40,9 +58,12 @@ pub async fn read(
     worker: &Worker,
     body: &[u8],
     lane: &ProviderName,
-    require: &BTreeSet<JobField>,
+    rules: Option<&RowRules<'_>>,
 ) -> Result<Result<Decoded, DecodeError>, LedgerError> {
-    let judged = decode(body, lane, worker.options.card_numbers).and_then(|decoded| complete(decoded, require));
+    let judged = decode(body, lane, worker.options.card_numbers).and_then(|decoded| match rules {
+        Some(rules) => rules.judge(decoded),
+        None => Ok(decoded),
+    });
     let reason = match &judged {
         Err(DecodeError::Invalid { invalid, .. }) if may_have_been_taken(invalid.reason) => invalid.reason,
         _ => return Ok(judged),

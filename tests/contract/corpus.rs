@@ -1,7 +1,7 @@
 //! The inputs that fuzzing kept, through the same functions, so that they hold without its toolchain too.
 
 #[path = "../../fuzz/properties/mod.rs"]
-mod properties;
+pub mod properties;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -46,4 +46,9 @@ fn kept_provider_rows_hold() {
 #[test]
 fn kept_templates_hold() {
     replay("template", 10, properties::template::holds);
+}
+
+#[test]
+fn kept_jobs_and_rows_hold() {
+    replay("job_request", 8, properties::job_request::holds);
 }

@@ -16,6 +16,7 @@ use crate::support::postgres::Postgres;
 
 mod attempts;
 mod authority;
+mod bounded;
 mod claims;
 mod copies;
 mod faults;

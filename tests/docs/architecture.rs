@@ -6,7 +6,8 @@ use std::time::Duration;
 use sluicegate::domain::backoff::BackoffPolicy;
 use sluicegate::domain::disposition::finding::after_finding;
 use sluicegate::domain::disposition::{
-    AskPolicy, Disposition, History, Next, Pause, Resend, RetryPolicy, Step, after_outcome, before_request,
+    AskPolicy, Disposition, History, LOST_HOLDERS_MAX, Next, Pause, Resend, RetryPolicy, Step, after_outcome,
+    before_request,
 };
 use sluicegate::domain::local_fault::LocalFault;
 use sluicegate::domain::lookup::Finding;
@@ -94,6 +95,7 @@ impl Situation {
             first_sent_age: self.unknown.then_some(second),
             unknown_age: self.unknown.then_some(second),
             refusal_round: 1,
+            lost_holders: 0,
             probe: false,
         };
         after_outcome(&outcome, &history, &policy(self.deduplicates.then_some(DAY), self.asked), 0.5)
@@ -189,11 +191,14 @@ fn the_second_table_is_what_is_sent_next() {
             first_sent_age: Some(second),
             unknown_age: unknown.then_some(second),
             refusal_round: 1,
+            lost_holders: 0,
             probe: false,
         };
         let forgotten = History { first_sent_age: Some(DAY / 2), ..usual };
         let exhausted = History { attempts: 3, ..usual };
+        let lost = History { lost_holders: LOST_HOLDERS_MAX, ..usual };
         let situations = [
+            ("5 workers in a row were lost with it in hand, and none began a request", lost, Some(DAY), true),
             ("`expires_at` has passed", usual, Some(DAY), true),
             ("older than `max_age_s`", History { age: HOUR + second, ..usual }, Some(DAY), false),
             ("`max_attempts` made", exhausted, Some(DAY), false),
@@ -282,6 +287,7 @@ fn the_third_table_is_what_follows_from_a_lookup() {
                 first_sent_age: Some(unknown_age),
                 unknown_age: Some(unknown_age),
                 refusal_round: 1,
+                lost_holders: 0,
                 probe: false,
             };
             let judged = after_finding(&finding, &history, &policy, 0.5);

@@ -10,6 +10,7 @@ mod bench;
 mod breaker;
 mod copies;
 mod drain;
+mod expansion;
 mod explain;
 mod faults;
 mod first;

@@ -31,6 +31,7 @@ fn asked(first_sent_s: u64, lookups: u32) -> History {
         first_sent_age: Some(secs(first_sent_s)),
         unknown_age: Some(secs(first_sent_s)),
         refusal_round: 1,
+        lost_holders: 0,
         probe: false,
     }
 }

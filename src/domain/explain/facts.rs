@@ -75,6 +75,8 @@ pub struct JobFacts {
     pub attempts: u32,
     pub lookups: u32,
     pub resend: Resend,
+    /// Workers lost in a row while they held it, none of which began a request.
+    pub lost_holders: u32,
     pub requests: Vec<Request>,
     /// The last time that it was put down.
     pub waited: Option<Waited>,

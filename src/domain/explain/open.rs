@@ -105,6 +105,7 @@ fn next_step(facts: &Facts, job: &JobFacts) -> Option<Step> {
         first_sent_age: job.first_sent_at.map(at),
         unknown_age: job.unknown_since.map(at),
         refusal_round: 1,
+        lost_holders: job.lost_holders,
         probe: false,
     };
     let expired = job.expires_at.is_some_and(|expires_at| facts.until(expires_at) <= wait);

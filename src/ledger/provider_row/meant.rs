@@ -14,6 +14,7 @@ use serde_json::Value;
 use super::file::nearest;
 use super::{Object, ProviderRow};
 use crate::domain::backoff::BackoffPolicy;
+use crate::domain::expansion::HEADERS_BYTES_MAX;
 use crate::domain::job::JobField;
 use crate::domain::limit::{OwnLimit, Rule};
 use crate::domain::provider::{
@@ -267,6 +268,10 @@ impl Check {
 
     fn headers(&mut self, headers: &Object) -> BTreeMap<String, String> {
         let mut meant = BTreeMap::new();
+        let bytes: usize = headers.iter().map(|(name, value)| name.len() + value.as_str().map_or(0, str::len)).sum();
+        if bytes > HEADERS_BYTES_MAX {
+            self.problem(format!("headers have {bytes} bytes: at most {HEADERS_BYTES_MAX} are sent"));
+        }
         for (name, value) in headers {
             if !is_header_name(name) {
                 self.problem(format!("headers: `{}` is no header name", name.escape_debug()));

@@ -277,6 +277,7 @@ mod tests {
             (json!({"headers": {"X Y": "v"}}), "headers: `X Y` is no header name"),
             (json!({"headers": {"X": "a\r\nEvil: b"}}), "headers: the value of `X` holds control characters"),
             (json!({"headers": {"X": 1}}), "headers: the value of `X` must be text"),
+            (json!({"headers": {"X": "v".repeat(16_384)}}), "headers have 16385 bytes: at most 16384 are sent"),
             (json!({"statuses": {"99": "declined"}}), "statuses: `99`"),
             (json!({"statuses": {"402": "refused"}}), "statuses: 402: the meaning must be"),
             (json!({"request": {"template": {"a": ["b\u{0}"]}}}), "request holds U+0000, which SQL cannot store"),

@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::Object;
 use super::meant::{Check, is_header_name};
+use crate::domain::expansion::TEMPLATE_BYTES_MAX;
 use crate::domain::provider::{NamedWait, RequestShape, WaitPlace, WaitUnit};
 
 /// What the column holds; an absent key has the contract's default.
@@ -44,11 +45,15 @@ impl Check {
         if row.reference.as_ref().is_some_and(|pointer| !pointer.starts_with('/')) {
             self.problem("request.reference is no JSON pointer: write /id or /data/id".to_owned());
         }
+        let template = row.template.map(|template| serde_json::Value::Object(template).to_string());
+        if template.as_ref().is_some_and(|template| template.len() > TEMPLATE_BYTES_MAX) {
+            self.problem(format!("request.template is longer than {TEMPLATE_BYTES_MAX} bytes as JSON"));
+        }
         RequestShape {
             method: row.method,
             key_header: row.key_header,
             form_encoded: form_encoded.unwrap_or_default(),
-            template: row.template.map(|template| serde_json::Value::Object(template).to_string()),
+            template,
             reference_pointer: row.reference,
             wait: row.wait.and_then(|wait| self.wait(&wait)),
         }
@@ -112,6 +117,7 @@ mod tests {
             (json!({"body": "xml"}), "request.body is `xml`"),
             (json!({"reference": "id"}), "request.reference is no JSON pointer"),
             (json!({"key_header": "a:b"}), "request.key_header is no header name"),
+            (json!({"template": {"a": "x".repeat(16_384)}}), "request.template is longer than 16384 bytes"),
             (json!({"wait": "X-Reset"}), "request.wait: invalid type"),
             (json!({"wait": {"unit": "s"}}), "request.wait needs `header` or `at`"),
             (

@@ -104,7 +104,7 @@ pub struct Statements {
 impl Statements {
     pub fn new(dialect: Dialect) -> Self {
         let begin = ChainText {
-            write: "UPDATE jobs SET state = 'sending', last_attempt = last_attempt + 1, \
+            write: "UPDATE jobs SET state = 'sending', last_attempt = last_attempt + 1, lost_holders = 0, \
                          first_sent_at = COALESCE(first_sent_at, {now}), \
                          first_sent_number = COALESCE(first_sent_number, last_attempt + 1), \
                          frozen_method = $3, frozen_url = $4, frozen_key = $5, frozen_content_type = $6, \

@@ -23,13 +23,18 @@ use crate::provider::FrozenRequest;
 /// How often a claim looks again when the row changed between its statements.
 const LOOKS_MAX: u32 = 4;
 
+/// How many holders in a row were lost before they began a request, counting one whose lease has run out. A request that was
+/// begun says that the job itself does no harm.
+pub(super) const LOST_HOLDERS: &str = "CASE WHEN state = 'sending' THEN 0 \
+     WHEN lease_until <= {now} THEN lost_holders + 1 ELSE lost_holders END";
+
 /// A new job has no story: what of it the database's clock decides.
 const RECORDED_COLUMNS: &str = "fence, {until:CASE WHEN not_before > wake_at THEN not_before ELSE wake_at END} AS wait_ms, \
      {since:CASE WHEN not_before > created_at THEN not_before ELSE created_at END} AS age_ms, \
      {until:expires_at} AS expires_in_ms";
 
 /// What a claim knows of the job's past from its row.
-const CLAIMED_COLUMNS: &str = "fence, attempts, maybe_charged, \
+const CLAIMED_COLUMNS: &str = "fence, attempts, lost_holders, maybe_charged, \
      {until:CASE WHEN not_before > wake_at THEN not_before ELSE wake_at END} AS wait_ms, \
      {since:CASE WHEN not_before > COALESCE(revived_at, created_at) THEN not_before \
          ELSE COALESCE(revived_at, created_at) END} AS age_ms, \
@@ -65,22 +70,26 @@ impl Statements {
          WHERE true ON CONFLICT DO NOTHING";
         let kept = "jobs.id, fence, not_before, wake_at, created_at, expires_at";
         let record = ChainText { write: record, kept, then: &[], returning: Returning::Job(RECORDED_COLUMNS) };
-        let take = ChainText {
-            write: "UPDATE jobs SET fence = fence + 1, lease_owner = $4, lease_until = {after:$5}, \
+        let take = format!(
+            "UPDATE jobs SET fence = fence + 1, lease_owner = $4, lease_until = {{after:$5}}, \
+                         lost_holders = {LOST_HOLDERS}, \
                          attempts = attempts + CASE WHEN state = 'sending' THEN 1 ELSE 0 END, \
                          maybe_charged = maybe_charged OR state = 'sending', \
                          resend = CASE WHEN state = 'sending' AND resend = 'granted' THEN 'used' ELSE resend END, \
                          reason = CASE WHEN state = 'sending' THEN $6 ELSE reason END, \
                          state = CASE WHEN state = 'sending' THEN 'unknown' ELSE state END, \
-                         delayed_copy = CASE WHEN $8 OR delayed_copy = $7 OR delayed_until <= {now} THEN NULL \
+                         delayed_copy = CASE WHEN $8 OR delayed_copy = $7 OR delayed_until <= {{now}} THEN NULL \
                              ELSE delayed_copy END, \
-                         delayed_until = CASE WHEN $8 OR delayed_copy = $7 OR delayed_until <= {now} THEN NULL \
+                         delayed_until = CASE WHEN $8 OR delayed_copy = $7 OR delayed_until <= {{now}} THEN NULL \
                              ELSE delayed_until END, \
-                         updated_at = {now} {from} \
+                         updated_at = {{now}} {{from}} \
                      WHERE id = $1 AND jobs.provider || '' = $2 AND content_hash = $3 \
                          AND jobs.state || '' IN ('waiting', 'sending', 'unknown') \
-                         AND ($8 OR copy <= $7 OR delayed_copy = $7 OR wake_at <= {after:1000}) \
-                         AND (lease_until IS NULL OR lease_until <= {now})",
+                         AND ($8 OR copy <= $7 OR delayed_copy = $7 OR wake_at <= {{after:1000}}) \
+                         AND (lease_until IS NULL OR lease_until <= {{now}})"
+        );
+        let take = ChainText {
+            write: &take,
             kept: "jobs.*",
             then: &[CLOSE_LEFT_OPEN],
             returning: Returning::Job(CLAIMED_COLUMNS),
@@ -214,6 +223,7 @@ fn claimed(job: &Job, row: &Row) -> Result<Claimed, LedgerError> {
     Ok(Claimed {
         hold: Hold { id: job.id.clone(), fence: row.int("fence")? },
         attempts: row.count("attempts")?,
+        lost_holders: row.count("lost_holders")?,
         unknown: row.bool("maybe_charged")?,
         wait: row.ms("wait_ms")?,
         age: row.ms("age_ms")?,

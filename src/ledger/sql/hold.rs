@@ -40,7 +40,7 @@ impl Statements {
                         wait_since = CASE WHEN wait_reason = $5 AND wait_request = last_attempt + 1 \
                             THEN wait_since ELSE {{now}} END, \
                         wait_reason = $5, wait_until = {{after:$4}}, wait_request = last_attempt + 1, \
-                        wait_begun_at = {{now}}, {delayed}, \
+                        wait_begun_at = {{now}}, {delayed}, lost_holders = 0, \
                         lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
                     WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')"
         );

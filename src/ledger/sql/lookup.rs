@@ -31,7 +31,7 @@ pub struct Statements {
 impl Statements {
     pub fn new(dialect: Dialect) -> Self {
         let begin = format!(
-            "UPDATE jobs SET last_attempt = last_attempt + 1, lookups = lookups + 1, updated_at = {{now}} {{from}} \
+            "UPDATE jobs SET last_attempt = last_attempt + 1, lookups = lookups + 1, lost_holders = 0, updated_at = {{now}} {{from}} \
              WHERE {HELD} AND lease_until > {{now}} AND NOT {ON_WIRE}"
         );
         let delayed = copies::delayed("{after:$9}", "$11", "false");

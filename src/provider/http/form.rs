@@ -5,7 +5,10 @@
 use std::collections::BTreeMap;
 
 use serde_json::value::RawValue;
-use url::form_urlencoded::Serializer;
+use url::form_urlencoded::byte_serialize;
+
+use super::request::BodyError;
+use crate::domain::expansion::Bounded;
 
 /// Levels that are taken apart: bounds the recursion whatever a payload holds.
 const DEPTH_MAX: usize = 64;
@@ -13,42 +16,68 @@ const DEPTH_MAX: usize = 64;
 /// Encodes the members of a JSON object. <https://url.spec.whatwg.org/#application/x-www-form-urlencoded>
 ///
 /// # Errors
-/// When `json` is not a JSON object.
-pub(super) fn encode(json: &str) -> Result<String, String> {
+/// When `json` is not a JSON object, or its form does not fit.
+pub(super) fn encode(json: &str, out: &mut Bounded) -> Result<(), BodyError> {
     let members: BTreeMap<String, &RawValue> =
-        serde_json::from_str(json).map_err(|_| "a form needs a JSON object".to_owned())?;
-    let mut form = Serializer::new(String::new());
-    for (name, value) in members {
-        append(&mut form, &name, value.get(), DEPTH_MAX);
+        serde_json::from_str(json).map_err(|_| BodyError::Malformed("a form needs a JSON object".to_owned()))?;
+    for (mut name, value) in members {
+        append(out, &mut name, value.get(), DEPTH_MAX)?;
     }
-    Ok(form.finish())
+    Ok(())
 }
 
-fn append(form: &mut Serializer<'_, String>, name: &str, json: &str, depth_left: usize) {
+/// `path` is what stands before this value, and is left as it was.
+fn append(out: &mut Bounded, path: &mut String, json: &str, depth_left: usize) -> Result<(), BodyError> {
     match json.bytes().next() {
         Some(b'{') if depth_left > 0 => {
             let members: BTreeMap<String, &RawValue> = serde_json::from_str(json).unwrap_or_default();
-            for (inner, value) in members {
-                append(form, &format!("{name}[{inner}]"), value.get(), depth_left - 1);
-            }
+            members.into_iter().try_for_each(|(inner, value)| below(out, path, &inner, (value, depth_left)))
         }
         Some(b'[') if depth_left > 0 => {
             let items: Vec<&RawValue> = serde_json::from_str(json).unwrap_or_default();
-            for (index, value) in items.into_iter().enumerate() {
-                append(form, &format!("{name}[{index}]"), value.get(), depth_left - 1);
-            }
+            let mut items = items.into_iter().enumerate();
+            items.try_for_each(|(index, value)| below(out, path, &index.to_string(), (value, depth_left)))
         }
-        Some(b'n') => {}
+        Some(b'n') => Ok(()),
         _ => {
             let text = serde_json::from_str::<String>(json).unwrap_or_else(|_| json.to_owned());
-            form.append_pair(name, &text);
+            pair(out, path, &text)
         }
     }
+}
+
+fn below(
+    out: &mut Bounded,
+    path: &mut String,
+    step: &str,
+    (value, depth_left): (&RawValue, usize),
+) -> Result<(), BodyError> {
+    let above = path.len();
+    path.extend(["[", step, "]"]);
+    let appended = append(out, path, value.get(), depth_left - 1);
+    path.truncate(above);
+    appended
+}
+
+fn pair(out: &mut Bounded, name: &str, text: &str) -> Result<(), BodyError> {
+    if !out.is_empty() {
+        out.push("&")?;
+    }
+    for piece in byte_serialize(name.as_bytes()).chain(["="]).chain(byte_serialize(text.as_bytes())) {
+        out.push(piece)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::expansion::REQUEST_BODY_BYTES_MAX;
+
+    fn encode(json: &str) -> Result<String, BodyError> {
+        let mut out = Bounded::new(REQUEST_BODY_BYTES_MAX);
+        super::encode(json, &mut out).map(|()| String::from_utf8(out.into_bytes()).unwrap())
+    }
 
     #[test]
     fn nesting_becomes_brackets() {
@@ -70,5 +99,12 @@ mod tests {
         let deep = format!("{{\"a\":{}{}}}", "[".repeat(20_000), "]".repeat(20_000));
         let form = encode(&deep).unwrap();
         assert!(form.starts_with("a%5B0%5D"), "{}", &form[..40]);
+    }
+
+    /// 64 KiB of message, and 3.5 GB of form.
+    #[test]
+    fn a_form_that_repeats_a_long_path_ends_at_the_bound() {
+        let json = format!("{{\"{}\":[{}]}}", "é".repeat(16_000), ["1"; 16_500].join(","));
+        assert!(json.len() < 65_536 + 100 && matches!(encode(&json), Err(BodyError::TooLarge)), "{}", json.len());
     }
 }

@@ -11,6 +11,7 @@ use reqwest::Method;
 use super::answer_json::{AnswerJson, Field};
 use super::classify::{Body, Meanings, Reading, is_token, reference, said_by_row};
 use super::client::{self, Client, Outgoing};
+use super::expansion::lookup_url;
 use super::outbound::OutboundPolicy;
 use super::pool::Reuse;
 use super::secrets::HeaderTemplates;
@@ -53,7 +54,7 @@ impl Inquiry {
                 LookupMethod::Get => "GET",
                 LookupMethod::Post => "POST",
             },
-            url: self.lookup.url.of(job)?,
+            url: lookup_url(&self.policy, &self.lookup.url, job).map_err(|error| error.to_string())?,
             account: job.account.as_ref().map(|account| account.as_str().to_owned()),
             amount: job.amount,
             currency: job.currency.clone(),

@@ -2,6 +2,8 @@
 //!
 //! Refuses to look at a secret: header values are references until they are sent.
 
+use std::io;
+
 use reqwest::Method;
 use reqwest::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use serde::Serialize;
@@ -10,10 +12,13 @@ use serde_json::value::RawValue;
 use super::form;
 use super::secrets::is_reserved;
 use super::template::Template;
+use crate::domain::expansion::{Bounded, REQUEST_BODY_BYTES_MAX, RequestPart, TooLarge, Unfit};
 use crate::domain::job::Job;
 use crate::domain::provider::RequestShape;
 use crate::provider::FreezeError;
 
+/// Longest content type, and longest name of the header with the idempotency key.
+const OWN_HEADER_CHARS_MAX: usize = 255;
 const JSON: &str = "application/json";
 const FORM: &str = "application/x-www-form-urlencoded";
 pub(super) const KEY_HEADER: &str = "idempotency-key";
@@ -47,9 +52,13 @@ impl RequestPlan {
         if is_reserved(&name) || name == CONTENT_TYPE {
             return Err(refused("is set by the client; name another `key_header`"));
         }
+        if key_header.len() > OWN_HEADER_CHARS_MAX {
+            return Err(refused("key_header has more than 255 characters"));
+        }
         let content_type = content_type.unwrap_or(if shape.form_encoded { FORM } else { JSON });
-        if content_type.contains("${") || HeaderValue::from_str(content_type).is_err() {
-            let problem = "must be plain text: it is frozen with the request".to_owned();
+        let is_plain = !content_type.contains("${") && HeaderValue::from_str(content_type).is_ok();
+        if !is_plain || content_type.len() > OWN_HEADER_CHARS_MAX {
+            let problem = "must be plain text of at most 255 characters: it is frozen with the request".to_owned();
             return Err(FreezeError::Header { header: "content-type".to_owned(), problem });
         }
         let template = shape.template.as_deref().map(Template::parse).transpose().map_err(FreezeError::Template)?;
@@ -65,15 +74,53 @@ impl RequestPlan {
     /// The body for this job.
     ///
     /// # Errors
-    /// [`FreezeError::Template`] when the job's payload is not the JSON that it was checked to be.
+    /// [`FreezeError::Job`] when it would be too large; [`FreezeError::Template`] when the job's payload is not the JSON that
+    /// it was checked to be.
     pub fn body(&self, job: &Job) -> Result<Vec<u8>, FreezeError> {
-        let json = match &self.template {
-            Some(template) => template.render(job),
-            None => default_body(job).map_err(|error| FreezeError::Template(format!("payload: {error}")))?,
+        let body = match self.json(job) {
+            Ok(json) if self.form_encoded => form_of(&json),
+            json => json,
         };
-        let body = if self.form_encoded { form::encode(&json).map_err(FreezeError::Template)? } else { json };
-        Ok(body.into_bytes())
+        body.map_err(|error| match error {
+            BodyError::TooLarge => FreezeError::Job(Unfit::TooLarge(TooLarge::new(RequestPart::Body, job))),
+            BodyError::Malformed(problem) => FreezeError::Template(problem),
+        })
     }
+
+    fn json(&self, job: &Job) -> Result<Vec<u8>, BodyError> {
+        let mut json = Bounded::new(REQUEST_BODY_BYTES_MAX);
+        match &self.template {
+            Some(template) => template.render(job, &mut json)?,
+            None => write_default_body(job, &mut json)?,
+        }
+        Ok(json.into_bytes())
+    }
+}
+
+/// Why a body was not written.
+#[derive(Debug)]
+pub(super) enum BodyError {
+    TooLarge,
+    Malformed(String),
+}
+
+/// Of a [`Bounded`], which fails for nothing else.
+impl From<io::Error> for BodyError {
+    fn from(_: io::Error) -> Self {
+        Self::TooLarge
+    }
+}
+
+impl From<serde_json::Error> for BodyError {
+    fn from(error: serde_json::Error) -> Self {
+        if error.is_io() { Self::TooLarge } else { Self::Malformed(format!("payload: {error}")) }
+    }
+}
+
+fn form_of(json: &[u8]) -> Result<Vec<u8>, BodyError> {
+    let mut form = Bounded::new(REQUEST_BODY_BYTES_MAX);
+    form::encode(std::str::from_utf8(json).unwrap_or_default(), &mut form)?;
+    Ok(form.into_bytes())
 }
 
 /// Absent fields are left out; the payload is the producer's own text.
@@ -90,15 +137,16 @@ struct DefaultBody<'a> {
     payload: Option<&'a RawValue>,
 }
 
-fn default_body(job: &Job) -> Result<String, serde_json::Error> {
-    serde_json::to_string(&DefaultBody {
+fn write_default_body(job: &Job, out: &mut Bounded) -> Result<(), BodyError> {
+    let body = DefaultBody {
         id: job.id.as_str(),
         amount: job.amount,
         currency: &job.currency,
         account: job.account.as_ref().map(|account| account.as_str()),
         reference: job.reference.as_deref(),
         payload: job.payload.as_deref().map(serde_json::from_str).transpose()?,
-    })
+    };
+    Ok(serde_json::to_writer(out, &body)?)
 }
 
 #[cfg(test)]

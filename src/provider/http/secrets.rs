@@ -14,11 +14,19 @@ use sha2::{Digest as _, Sha256};
 use super::placeholder::{Part, split};
 use super::request;
 use super::secret_files::{FileContents, SecretFiles, Unread};
+use crate::domain::expansion::HEADERS_BYTES_MAX;
+use crate::domain::job::ID_CHARS_MAX;
 use crate::domain::variable;
 use crate::provider::FreezeError;
 
 /// Hex digits of the fingerprint: enough to notice a change, useless for finding the value.
 const FINGERPRINT_DIGITS: usize = 16;
+
+/// Bytes beside each header's name and value: `: ` and the line's end.
+pub(super) const SEPARATORS: usize = 4;
+/// Largest headers of a row together, in bytes. The rest is for the headers that the client sets: content type and key have at
+/// most 255 and 64 characters, and a host 253.
+const ROW_HEADERS_BYTES_MAX: usize = HEADERS_BYTES_MAX - 1024;
 
 /// What frames or routes the request belongs to the client alone, and what changes the answer's coding we cannot read.
 const RESERVED: [&str; 11] = [
@@ -88,14 +96,24 @@ impl HeaderTemplates {
         let needed = || self.headers.iter().filter(|(_, sources)| account.is_some() || !needs_account(sources));
         let files = self.files.read(paths(needed())).await;
         let mut resolved = Vec::with_capacity(self.headers.len());
+        let mut bytes = 0;
         for (name, sources) in needed() {
             let refused = |unread| match unread {
                 Unread::Local(fault) => FreezeError::Local(fault),
                 Unread::Problem(problem) => FreezeError::Header { header: name.to_string(), problem },
             };
             let mut value = String::new();
+            bytes += name.as_str().len() + SEPARATORS;
             for source in sources {
-                value.push_str(read(source, account.unwrap_or_default(), &files).map_err(refused)?.expose_secret());
+                let part = read(source, account.unwrap_or_default(), &files).map_err(refused)?;
+                // As if each account were the longest: whether a row's headers fit must not depend on the job.
+                let is_account = matches!(source, Source::JobAccount);
+                bytes += if is_account { ID_CHARS_MAX } else { part.expose_secret().len() };
+                if bytes > ROW_HEADERS_BYTES_MAX {
+                    let problem = format!("makes the headers longer than {ROW_HEADERS_BYTES_MAX} bytes");
+                    return Err(refused(Unread::Problem(problem)));
+                }
+                value.push_str(part.expose_secret());
             }
             resolved.push((name.clone(), SecretString::from(value)));
         }
@@ -308,12 +326,14 @@ mod tests {
             format!("${{file:{}}}", dir.path().join(name).display())
         };
         let long = vec![b'x'; 17 * 1024];
+        let whole = file("whole", &vec![b'x'; 15 * 1024]);
         let broken = [
             "${env:SLUICEGATE_NO_SUCH_VARIABLE}".to_owned(),
             format!("${{file:{}}}", dir.path().join("missing").display()),
             file("empty", b"\n"),
             file("binary", &[0xff, 0xfe]),
             file("long", &long),
+            whole,
         ];
         for value in broken {
             let templates = parse(&[("authorization", &value), ("x-path", "${env:PATH}")]).unwrap();

@@ -3,7 +3,9 @@
 //! Refuses logic: no conditions, no loops. Values of the payload go in as the producer wrote them, digit for digit;
 //! they are never parsed into a number and printed again.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::io;
 
 use iso_currency::Currency;
 use serde_json::Value;
@@ -11,6 +13,7 @@ use serde_json::value::RawValue;
 
 use super::placeholder::{Part, split};
 use crate::domain::decimal::Decimal;
+use crate::domain::expansion::Bounded;
 use crate::domain::job::Job;
 
 /// Decimal digits that a number with fraction or exponent surely keeps in a row, which is read as binary floats.
@@ -64,9 +67,12 @@ impl Template {
         compile(value).map(Self)
     }
 
-    /// The body for this job, as JSON text.
-    pub(super) fn render(&self, job: &Job) -> String {
-        render(&self.0, job).unwrap_or_default()
+    /// Writes the body for this job, as JSON text.
+    ///
+    /// # Errors
+    /// When it does not fit.
+    pub(super) fn render(&self, job: &Job, out: &mut Bounded) -> io::Result<()> {
+        render(&self.0, job, out)
     }
 }
 
@@ -126,38 +132,110 @@ fn piece(part: Part) -> Result<Piece, String> {
     }))
 }
 
-/// JSON text, or nothing when the node is a place that this job leaves empty.
-fn render(node: &Node, job: &Job) -> Option<String> {
-    Some(match node {
-        Node::Fixed(text) => text.clone(),
-        Node::Whole(place) => return value_of(place, job),
-        Node::Mixed(pieces) => quoted(&pieces.iter().map(|piece| text_of(piece, job)).collect::<String>()),
+/// What stands in a place.
+enum Filling<'a> {
+    Text(Cow<'a, str>),
+    Json(Cow<'a, str>),
+}
+
+impl<'a> Filling<'a> {
+    fn text(text: &'a str) -> Self {
+        Self::Text(text.into())
+    }
+
+    fn write(&self, out: &mut Bounded) -> io::Result<()> {
+        match self {
+            Self::Text(text) => quote(text, out),
+            Self::Json(json) => out.push(json),
+        }
+    }
+
+    /// Within running text: strings without quotes, `null` as nothing.
+    fn into_text(self) -> Cow<'a, str> {
+        match self {
+            Self::Text(text) => text,
+            Self::Json(json) if json == "null" => Cow::Borrowed(""),
+            Self::Json(json) => serde_json::from_str::<String>(&json).map_or(json, Cow::Owned),
+        }
+    }
+}
+
+/// What is written for a node.
+enum Written<'a> {
+    Filling(Filling<'a>),
+    Node(&'a Node),
+}
+
+impl<'a> Written<'a> {
+    /// `None` for a place alone that this job leaves empty.
+    fn of(node: &'a Node, job: &'a Job) -> Option<Self> {
+        match node {
+            Node::Whole(place) => filling(place, job).map(Self::Filling),
+            _ => Some(Self::Node(node)),
+        }
+    }
+
+    fn write(&self, job: &Job, out: &mut Bounded) -> io::Result<()> {
+        match self {
+            Self::Filling(filling) => filling.write(out),
+            Self::Node(node) => render(node, job, out),
+        }
+    }
+}
+
+fn render(node: &Node, job: &Job, out: &mut Bounded) -> io::Result<()> {
+    match node {
+        Node::Fixed(text) => out.push(text),
+        Node::Whole(place) => filling(place, job).map_or(Ok(()), |value| value.write(out)),
+        Node::Mixed(pieces) => {
+            out.push("\"")?;
+            for piece in pieces {
+                match piece {
+                    Piece::Text(text) => escape(text, out)?,
+                    Piece::Place(place) => escape(&text_of(place, job), out)?,
+                }
+            }
+            out.push("\"")
+        }
         Node::List(items) => {
-            let items: Vec<String> = items.iter().filter_map(|item| render(item, job)).collect();
-            format!("[{}]", items.join(","))
+            out.push("[")?;
+            for (index, item) in items.iter().filter_map(|item| Written::of(item, job)).enumerate() {
+                out.push(if index > 0 { "," } else { "" })?;
+                item.write(job, out)?;
+            }
+            out.push("]")
         }
         Node::Object(members) => {
-            let members: Vec<String> = members
-                .iter()
-                .filter_map(|(name, node)| Some(format!("{}:{}", quoted(name), render(node, job)?)))
-                .collect();
-            format!("{{{}}}", members.join(","))
+            out.push("{")?;
+            let members = members.iter().filter_map(|(name, node)| Some((name, Written::of(node, job)?)));
+            for (index, (name, value)) in members.enumerate() {
+                out.push(if index > 0 { "," } else { "" })?;
+                quote(name, out)?;
+                out.push(":")?;
+                value.write(job, out)?;
+            }
+            out.push("}")
         }
+    }
+}
+
+/// `None` when this job leaves the place empty.
+fn filling<'a>(place: &Place, job: &'a Job) -> Option<Filling<'a>> {
+    Some(match place {
+        Place::Id => Filling::text(job.id.as_str()),
+        Place::Amount => Filling::Json(job.amount.to_string().into()),
+        Place::AmountDecimal => Filling::Text(in_units(job.amount, &job.currency).into()),
+        Place::Currency => Filling::text(&job.currency),
+        Place::Account => Filling::text(job.account.as_ref()?.as_str()),
+        Place::Reference => Filling::text(job.reference.as_deref()?),
+        Place::IdempotencyKey => Filling::text(job.effective_key().as_str()),
+        Place::Payload(path) => Filling::Json(pick(job.payload.as_deref()?, path)?.into()),
     })
 }
 
-/// The place's value as JSON text.
-fn value_of(place: &Place, job: &Job) -> Option<String> {
-    match place {
-        Place::Id => Some(quoted(job.id.as_str())),
-        Place::Amount => Some(job.amount.to_string()),
-        Place::AmountDecimal => Some(quoted(&in_units(job.amount, &job.currency))),
-        Place::Currency => Some(quoted(&job.currency)),
-        Place::Account => job.account.as_ref().map(|account| quoted(account.as_str())),
-        Place::Reference => job.reference.as_deref().map(quoted),
-        Place::IdempotencyKey => Some(quoted(job.effective_key().as_str())),
-        Place::Payload(path) => pick(job.payload.as_deref()?, path),
-    }
+/// What stands in running text; an absent value is empty.
+fn text_of<'a>(place: &Place, job: &'a Job) -> Cow<'a, str> {
+    filling(place, job).map_or(Cow::Borrowed(""), Filling::into_text)
 }
 
 /// 1299 EUR cents are `12.99`, 1299 JPY `1299`. What has no decimals of its own in ISO 4217 has none here.
@@ -170,31 +248,43 @@ fn in_units(minor: i64, currency: &str) -> String {
     }
 }
 
-/// What stands in running text: strings without quotes, `null` and absent values as nothing.
-fn text_of(piece: &Piece, job: &Job) -> String {
-    let place = match piece {
-        Piece::Text(text) => return text.clone(),
-        Piece::Place(place) => place,
-    };
-    let json = value_of(place, job).filter(|json| json != "null").unwrap_or_default();
-    serde_json::from_str::<String>(&json).unwrap_or(json)
-}
-
 /// Follows the path through raw JSON without touching the value at its end.
-fn pick(json: &str, path: &[String]) -> Option<String> {
-    let mut json = json;
+fn pick<'a>(mut json: &'a str, path: &[String]) -> Option<&'a str> {
     for step in path {
-        json = match json.trim_start().bytes().next()? {
-            b'{' => serde_json::from_str::<BTreeMap<String, &RawValue>>(json).ok()?.get(step)?.get(),
-            b'[' => serde_json::from_str::<Vec<&RawValue>>(json).ok()?.get(step.parse::<usize>().ok()?)?.get(),
+        let value: &'a RawValue = match json.trim_start().bytes().next()? {
+            b'{' => serde_json::from_str::<BTreeMap<String, _>>(json).ok()?.remove(step)?,
+            b'[' => serde_json::from_str::<Vec<_>>(json).ok()?.get(step.parse::<usize>().ok()?).copied()?,
             _ => return None,
         };
+        json = value.get();
     }
-    Some(json.trim().to_owned())
+    Some(json.trim())
 }
 
-fn quoted(text: &str) -> String {
-    Value::from(text).to_string()
+fn quote(text: &str, out: &mut Bounded) -> io::Result<()> {
+    out.push("\"")?;
+    escape(text, out)?;
+    out.push("\"")
+}
+
+/// As serde_json writes a string, without its quotes. <https://www.rfc-editor.org/rfc/rfc8259#section-7>
+fn escape(text: &str, out: &mut Bounded) -> io::Result<()> {
+    let mut rest = text;
+    while let Some(at) = rest.find(|c: char| matches!(c, '"' | '\\' | '\0'..='\x1f')) {
+        out.push(&rest[..at])?;
+        match rest.as_bytes()[at] {
+            b'"' => out.push("\\\"")?,
+            b'\\' => out.push("\\\\")?,
+            b'\x08' => out.push("\\b")?,
+            b'\t' => out.push("\\t")?,
+            b'\n' => out.push("\\n")?,
+            b'\x0c' => out.push("\\f")?,
+            b'\r' => out.push("\\r")?,
+            other => out.push(&format!("\\u{other:04x}"))?,
+        }
+        rest = &rest[at + 1..];
+    }
+    out.push(rest)
 }
 
 #[cfg(test)]
@@ -203,7 +293,9 @@ mod tests {
     use super::*;
 
     fn render(template: &str, job: &Job) -> String {
-        Template::parse(template).unwrap().render(job)
+        let mut out = Bounded::new(4_096);
+        Template::parse(template).unwrap().render(job, &mut out).unwrap();
+        String::from_utf8(out.into_bytes()).unwrap()
     }
 
     #[test]
@@ -268,6 +360,14 @@ mod tests {
         assert_eq!(body["s"], sly.reference.clone().unwrap());
         assert_eq!(body["r"], format!("ref {}", sly.reference.unwrap()));
         assert_eq!(body.as_object().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn strings_are_escaped_as_serde_json_does() {
+        let all: String = (0..=0x2ff).filter_map(char::from_u32).chain("\u{fffd}\u{1f600}".chars()).collect();
+        let mut out = Bounded::new(4_096);
+        quote(&all, &mut out).unwrap();
+        assert_eq!(out.into_bytes(), serde_json::to_vec(&all).unwrap());
     }
 
     #[test]

@@ -131,6 +131,7 @@ impl World<'_> {
             first_sent_age: state.first_sent_us.map(since),
             unknown_age: state.unknown_us.map(since),
             refusal_round: 1,
+            lost_holders: 0,
             probe: false,
         }
     }

@@ -3,8 +3,6 @@
 //! Refuses to lose it and refuses to go round for ever: a message is published again a few times, each with a fresh
 //! count of deliveries; after that its job goes to a person, or the message to `payments.invalid`.
 
-use std::collections::BTreeSet;
-
 use super::Trouble;
 use crate::domain::job::{Invalid, InvalidReason, JobId};
 use crate::domain::provider::ProviderName;
@@ -117,8 +115,8 @@ async fn carry_out(worker: &Worker, known: &Known, letter: &DeadLetter) -> Resul
         return reject(worker, letter, &Invalid::new(InvalidReason::Undeliverable, unknown), None).await;
     };
     let rounds = rounds(letter);
-    // What the lane's row requires is judged by the lane, when the message comes back to it.
-    let decoded = match read(worker, &letter.body, lane, &BTreeSet::new()).await? {
+    // What the lane's row says of it is judged by the lane, when the message comes back to it.
+    let decoded = match read(worker, &letter.body, lane, None).await? {
         Ok(decoded) => decoded,
         Err(DecodeError::Invalid { invalid, claimed_id }) => return reject(worker, letter, &invalid, claimed_id).await,
         Err(DecodeError::NewerVersion(version)) => {

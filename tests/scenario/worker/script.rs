@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
+use sluicegate::domain::expansion::{RequestPart, TooLarge, Unfit};
 use sluicegate::domain::job::Job;
 use sluicegate::domain::local_fault::LocalFault;
 use sluicegate::domain::lookup::Finding;
@@ -214,9 +215,10 @@ impl ProviderFactory for Factory {
 impl PaymentProvider for Scripted {
     /// The body is the job's id, so that the script knows whom it serves.
     async fn freeze(&self, job: &Job) -> Result<FrozenRequest, FreezeError> {
+        self.fits(job).map_err(|too_large| FreezeError::Job(Unfit::TooLarge(too_large)))?;
         Ok(FrozenRequest {
             method: "POST".to_owned(),
-            url: UrlTemplate::parse(&self.row.url).and_then(|url| url.of(job, "url")).map_err(FreezeError::Job)?,
+            url: UrlTemplate::parse(&self.row.url).unwrap().of(job, RequestPart::Url).map_err(FreezeError::Job)?,
             idempotency_key: job.effective_key().as_str().to_owned(),
             // So that a changed row would freeze something else.
             content_type: format!("text/plain; workers={}", self.row.workers),
@@ -232,6 +234,12 @@ impl PaymentProvider for Scripted {
             return Err(FreezeError::Header { header: "missing".to_owned(), problem: "not set".to_owned() });
         }
         Ok(self.row.headers.get("authorization").map_or_else(|| "none".to_owned(), |value| format!("h-{value}")))
+    }
+
+    /// A row with a header `narrow` has no room for payloads.
+    fn fits(&self, job: &Job) -> Result<(), TooLarge> {
+        let is_too_large = self.row.headers.contains_key("narrow") && job.payload.is_some();
+        if is_too_large { Err(TooLarge::new(RequestPart::Body, job)) } else { Ok(()) }
     }
 
     async fn send(&self, request: &FrozenRequest) -> Answer {

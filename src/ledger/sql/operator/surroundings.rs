@@ -8,10 +8,11 @@ use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 use crate::ledger::operator::At;
+use crate::ledger::sql::claim::LOST_HOLDERS;
 use crate::ledger::sql::dialect::Dialect;
 use crate::ledger::sql::engine::{Args, Engine, Sql};
 use crate::ledger::sql::row::{Row, corrupt};
-use crate::ledger::surroundings::{Rejection, Surroundings};
+use crate::ledger::surroundings::{OwnPast, Rejection, Surroundings};
 
 const OPEN: &str = "state IN ('waiting', 'sending', 'unknown')";
 
@@ -48,14 +49,16 @@ impl Statements {
                          AND ended_at > {{after:(0 - 600000)}} AND outcome <> 'not_sent' \
                      ORDER BY ended_at DESC LIMIT 50) AS lately) AS hold_ms"
         );
+        let own = format!(
+            "SELECT lookups, resend, {LOST_HOLDERS} AS lost_holders, \
+                 {{ms:(SELECT max(began_at) FROM attempts WHERE attempts.job_id = jobs.id \
+                     AND kind = 'charge' AND (ended_at IS NULL OR outcome IN ('unknown', 'in_progress')))}} \
+                 AS unknown_since_ms \
+             FROM jobs WHERE id = $1"
+        );
         Self {
             now: dialect.sql("SELECT {now_ms} AS now_ms"),
-            own: dialect.sql(
-                "SELECT lookups, resend, {ms:(SELECT max(began_at) FROM attempts WHERE attempts.job_id = jobs.id \
-                     AND kind = 'charge' AND (ended_at IS NULL OR outcome IN ('unknown', 'in_progress')))} \
-                     AS unknown_since_ms \
-                 FROM jobs WHERE id = $1",
-            ),
+            own: dialect.sql(&own),
             around: dialect.sql(&around),
             rejected: dialect.sql(
                 "SELECT {ms:at} AS at_ms, lane, reason, detail FROM rejected_messages WHERE job_id = $1 \
@@ -73,10 +76,7 @@ impl Statements {
         let rejected = engine.query(&self.rejected, of(id)).await?;
         let rejected = rejected.iter().map(rejection).collect::<Result<_, _>>()?;
         let own = engine.query(&self.own, of(id)).await?;
-        let (lookups, resend, unknown_since) = match own.first() {
-            Some(row) => (row.count("lookups")?, resend(row)?, opt_at(row, "unknown_since_ms")?),
-            None => (0, Resend::Never, None),
-        };
+        let own = own.first().map(own_past).transpose()?.unwrap_or_default();
         let names: Vec<&str> = sharing.iter().map(ProviderName::as_str).collect();
         let names = serde_json::Value::from(names).to_string();
         let args = Args::from([id.as_str().into(), names.into()]);
@@ -89,24 +89,18 @@ impl Statements {
         // Last, so that nothing that was read is later than this.
         let now = engine.query(&self.now, Args::from([])).await?;
         let now = now.first().map_or(Ok(At(0)), |row| at(row, "now_ms"))?;
-        Ok(Surroundings {
-            now,
-            rejected,
-            lookups,
-            resend,
-            unknown_since,
-            before,
-            cost_before,
-            due,
-            in_hand,
-            workers,
-            hold,
-        })
+        Ok(Surroundings { now, rejected, own, before, cost_before, due, in_hand, workers, hold })
     }
 }
 
-fn resend(row: &Row) -> Result<Resend, LedgerError> {
-    Resend::from_name(row.opt_text("resend")?.as_deref()).ok_or_else(|| corrupt("resend", "is no known word"))
+fn own_past(row: &Row) -> Result<OwnPast, LedgerError> {
+    let resend = Resend::from_name(row.opt_text("resend")?.as_deref());
+    Ok(OwnPast {
+        lookups: row.count("lookups")?,
+        resend: resend.ok_or_else(|| corrupt("resend", "is no known word"))?,
+        lost_holders: row.count("lost_holders")?,
+        unknown_since: opt_at(row, "unknown_since_ms")?,
+    })
 }
 
 fn rejection(row: &Row) -> Result<Rejection, LedgerError> {

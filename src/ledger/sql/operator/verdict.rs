@@ -46,7 +46,7 @@ impl Statements {
             // answer brings its own, and what it was until now may be another payment's.
             revive: dialect.sql(
                 "UPDATE jobs SET state = $4, fence = fence + 1, reason = $5, maybe_charged = $6, attempts = 0, \
-                     lookups = 0, resend = NULL, provider_reference = NULL, wake_at = {now}, revived_at = {now}, \
+                     lookups = 0, resend = NULL, lost_holders = 0, provider_reference = NULL, wake_at = {now}, revived_at = {now}, \
                      copy = copy + 1, delayed_copy = NULL, delayed_until = NULL, \
                      updated_at = {now} \
                  WHERE id = $1 AND state = $2 AND fence = $3 AND lease_until IS NULL \

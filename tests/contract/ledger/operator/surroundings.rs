@@ -52,10 +52,13 @@ async fn those_before_a_job_are_due_earlier_or_more_urgent(kind: Kind) {
 async fn a_requests_past_is_told(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let none = fixture.operator().surroundings(&id("unknown"), &[name("stripe")]).await.unwrap();
-    assert_eq!((none.hold, none.unknown_since, none.lookups, none.resend), (None, None, 0, Resend::Never));
+    assert_eq!((none.hold, none.own.unknown_since, none.own.lookups, none.own.resend), (None, None, 0, Resend::Never));
     fixture.bring("unknown").await;
     let known = fixture.operator().surroundings(&id("unknown"), &[name("stripe")]).await.unwrap();
-    assert!(known.hold.unwrap() < Duration::from_secs(60) && known.unknown_since.unwrap() <= known.now, "{known:?}");
+    assert!(
+        known.hold.unwrap() < Duration::from_secs(60) && known.own.unknown_since.unwrap() <= known.now,
+        "{known:?}"
+    );
     let uses = fixture.operator().recent_uses(&name("stripe"), Lookback::all(Duration::from_secs(60))).await;
     assert_eq!(
         uses.unwrap(),

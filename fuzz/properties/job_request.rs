@@ -1,0 +1,60 @@
+//! From job to request: whatever a message says and a row makes of it, each part is within its bound or the job is too large.
+
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use sluicegate::domain::expansion::{HEADERS_BYTES_MAX, REQUEST_BODY_BYTES_MAX, URL_BYTES_MAX};
+use sluicegate::ledger::provider_row::ProviderRow;
+use sluicegate::provider::FreezeError;
+use sluicegate::provider::http::OutboundPolicy;
+use sluicegate::provider::http::expansion::Expansion;
+use sluicegate::queue::message::{CardNumbers, decode};
+
+use super::{Bytes, lane};
+
+/// Row as JSON and message, with a form feed between them.
+pub fn holds(bytes: &[u8]) {
+    let mut bytes = Bytes(bytes);
+    if let Ok(row) = serde_json::from_slice::<ProviderRow>(bytes.until(b'\x0c')) {
+        within_bounds(&row, bytes.0);
+    }
+}
+
+/// Of rows that a worker takes, and messages that are jobs. Reads no file.
+pub fn within_bounds(row: &ProviderRow, message: &[u8]) {
+    let Ok(provider) = row.meant(7) else { return };
+    let Ok(decoded) = decode(message, &lane(), CardNumbers::Off) else { return };
+    let policy = OutboundPolicy::parse(&["loopback".to_owned()]).unwrap();
+    let Ok(expansion) = Expansion::new(&provider, &policy) else { return };
+    if provider.headers.values().any(|value| value.contains("${file:")) {
+        return;
+    }
+    let job = &decoded.job;
+    let (frozen, question) = (at_once(expansion.freeze(job)), expansion.lookup_url(job));
+    if let Err(too_large) = expansion.fits(job) {
+        let said = too_large.to_string();
+        assert!(said.len() < 300 && !said.chars().any(char::is_control), "{said}");
+        // The first that is wrong is told, and it may be another.
+        let refuses = |error: Option<FreezeError>| matches!(error, Some(FreezeError::Job(_) | FreezeError::Url { .. }));
+        return assert!(refuses(frozen.err()) || refuses(question.and_then(Result::err)), "{said}");
+    }
+    if let Ok(frozen) = frozen {
+        assert!(frozen.body.len() <= REQUEST_BODY_BYTES_MAX && frozen.url.len() <= URL_BYTES_MAX);
+        // What cannot stand in a header is never sent.
+        let headers = at_once(expansion.header_bytes(&frozen)).unwrap_or_default();
+        assert!(headers <= HEADERS_BYTES_MAX, "{headers}");
+        // The same bytes each time.
+        assert!(at_once(expansion.freeze(job)).is_ok_and(|again| again == frozen));
+    }
+    if let Some(Ok(url)) = question {
+        assert!(url.len() <= URL_BYTES_MAX, "{}", url.len());
+    }
+}
+
+/// What waits for nothing.
+fn at_once<T>(future: impl Future<Output = T>) -> T {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => value,
+        Poll::Pending => panic!("no file is read, so nothing is waited for"),
+    }
+}

@@ -1,0 +1,99 @@
+//! Bounds of what is kept of a request, and of the workers that one job may cost.
+
+use sluicegate::domain::expansion::{REQUEST_BODY_BYTES_MAX, URL_BYTES_MAX};
+use sluicegate::domain::job::BODY_BYTES_MAX;
+use sluicegate::ledger::{Begun, First, JobState, Timing, Written};
+
+use super::*;
+
+on_every_database!(
+    a_request_is_kept_up_to_its_bounds,
+    a_payload_is_kept_up_to_its_bound,
+    workers_lost_in_a_row_are_counted,
+    a_request_that_was_begun_ends_the_count,
+);
+
+fn sized(id: &str, body: usize, url: usize) -> FrozenRequest {
+    let url = format!("https://x.example/{}", "u".repeat(url - "https://x.example/".len()));
+    FrozenRequest { body: vec![b'x'; body], url, ..request(id) }
+}
+
+async fn a_request_is_kept_up_to_its_bounds(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let ledger = fixture.ledger();
+    for (number, (body, url, fits)) in [
+        (REQUEST_BODY_BYTES_MAX, URL_BYTES_MAX, true),
+        (REQUEST_BODY_BYTES_MAX + 1, URL_BYTES_MAX, false),
+        (REQUEST_BODY_BYTES_MAX, URL_BYTES_MAX + 1, false),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let (claimed, alone) = (job(&format!("claimed-{number}")), job(&format!("first-{number}")));
+        let hold = fixture.take(&claimed).await.hold;
+        let begun = ledger.begin_attempt(&hold, &sized(claimed.id.as_str(), body, url)).await;
+        let hold = Hold { id: alone.id.clone(), fence: 7_000_000_000 };
+        let request = sized(alone.id.as_str(), body, url);
+        let timing = Timing::at_once(LEASE);
+        let first = First { job: &alone, hash: hash(1), hold: &hold, owner: "a", timing, request: &request };
+        let first = ledger.record_and_begin(first).await;
+        if fits {
+            assert_eq!((begun.unwrap(), first.unwrap()), (Begun::Attempt(1), Written::Kept));
+            continue;
+        }
+        for error in [begun.unwrap_err().to_string(), first.unwrap_err().to_string()] {
+            assert!(error.contains("frozen_request_is_at_most_1_mib_to_a_url_of_8_kib"), "{error}");
+        }
+    }
+}
+
+async fn a_payload_is_kept_up_to_its_bound(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let of = |bytes: usize| Some(format!("{{\"a\":\"{}\"}}", "x".repeat(bytes - 8)));
+    fixture.take(&Job { payload: of(BODY_BYTES_MAX), ..job("fits") }).await;
+    let longer = Job { payload: of(BODY_BYTES_MAX + 1), ..job("longer") };
+    let error = fixture.ledger().claim(&longer, hash(1), "a", LEASE).await.unwrap_err().to_string();
+    assert!(error.contains("payload_is_at_most_64_kib"), "{error}");
+    let change = format!("UPDATE jobs SET payload = '{}' WHERE id = 'fits'", longer.payload.unwrap());
+    assert!(fixture.sql(&change).await.unwrap_err().contains("payload_is_at_most_64_kib"));
+}
+
+async fn workers_lost_in_a_row_are_counted(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let (ledger, job) = (fixture.ledger(), job("p1"));
+    let mut claimed = fixture.take(&job).await;
+    for lost in 1..=6 {
+        fixture.expire_lease(&claimed.hold).await;
+        claimed = fixture.take(&job).await;
+        assert_eq!(claimed.lost_holders, lost);
+        let known = fixture.database.operator().surroundings(&job.id, &[]).await.unwrap();
+        assert_eq!(known.own.lost_holders, lost);
+    }
+    // A worker that leaves gives back what it may not have looked at.
+    assert_eq!(ledger.release(&claimed.hold).await.unwrap(), Written::Kept);
+    let claimed = fixture.take(&job).await;
+    assert_eq!(claimed.lost_holders, 6);
+    // One that puts it down has outlived it.
+    let next = JobState::Waiting { wait: SECOND, reason: "limit per-second".to_owned() };
+    assert_eq!(ledger.put_down(&claimed.hold, &next).await.unwrap(), Written::Kept);
+    assert_eq!(fixture.take(&job).await.lost_holders, 0);
+}
+
+async fn a_request_that_was_begun_ends_the_count(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let (ledger, job) = (fixture.ledger(), job("p1"));
+    let lose = async |claimed: Claimed| {
+        fixture.expire_lease(&claimed.hold).await;
+        fixture.take(&job).await
+    };
+    let mut claimed = lose(fixture.take(&job).await).await;
+    claimed = lose(claimed).await;
+    assert_eq!(claimed.lost_holders, 2);
+    assert_eq!(ledger.begin_attempt(&claimed.hold, &request("p1")).await.unwrap(), Begun::Attempt(1));
+    claimed = lose(claimed).await;
+    assert_eq!((claimed.lost_holders, claimed.unknown), (0, true));
+    claimed = lose(lose(claimed).await).await;
+    assert_eq!(claimed.lost_holders, 2);
+    assert_eq!(ledger.begin_lookup(&claimed.hold).await.unwrap(), Begun::Attempt(2));
+    assert_eq!(lose(claimed).await.lost_holders, 1);
+}
