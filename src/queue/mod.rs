@@ -95,18 +95,20 @@ pub struct Delivery {
     pub receipt: Box<dyn Receipt>,
 }
 
-/// A queue or an exchange that is not as it must be; a line for people.
+/// A queue or an exchange that is not as it must be, as far as can be seen; a line for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unfit {
     Missing(String),
     /// It exists with another type or other arguments: declaring it again fails, until somebody deletes it.
     Different(String),
+    /// The broker lets nobody look, in its own words.
+    Refused(String),
 }
 
 impl std::fmt::Display for Unfit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Missing(line) | Self::Different(line) => f.write_str(line),
+            Self::Missing(line) | Self::Different(line) | Self::Refused(line) => f.write_str(line),
         }
     }
 }

@@ -79,6 +79,13 @@ impl RabbitNode {
         self.url(name)
     }
 
+    /// Creates a user whose password is its name, with these rights in a virtual host: to configure, write and read what the
+    /// expression matches.
+    pub fn create_user(&self, name: &str, vhost: &str, rights: &str) {
+        self.ctl(&["add_user", name, name]);
+        self.ctl(&["set_permissions", "-p", vhost, name, rights, rights, rights]);
+    }
+
     /// Kills the broker with SIGKILL, leaving its data; waits until it is gone.
     pub fn kill(&self) {
         std::fs::remove_file(self.dir.join("up")).unwrap();

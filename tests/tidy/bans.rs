@@ -23,7 +23,7 @@ const CLOCK_READERS: [(&str, &str); 11] = [
     ("src/queue/rabbitmq/supervisor.rs", "measures how long the broker blocks publishers, to say so"),
 ];
 /// Who starts tasks outside a tracker, and what ends them.
-const SPAWNERS: [(&str, &str); 10] = [
+const SPAWNERS: [(&str, &str); 11] = [
     ("src/cli/demo/mod.rs", "awaits the two tasks that it starts: its provider and its worker"),
     ("src/cli/run.rs", "probes and signals must not hold up the drain, so nobody waits for their tasks"),
     ("src/ledger/database.rs", "a migration runs to its end though its caller is dropped"),
@@ -34,6 +34,7 @@ const SPAWNERS: [(&str, &str); 10] = [
     ("src/ledger/sql/engine.rs", "database work runs to its end though its caller is dropped or tired of waiting"),
     ("src/provider/http/connection.rs", "waits a second at most for the other side to close, holding nothing else"),
     ("src/provider/http/pool.rs", "the closing of idle connections ends with the last of them, or with the pool"),
+    ("src/queue/rabbitmq/mod.rs", "a declaration or a look ends with its calls to the broker, 5 s each at most"),
     ("src/queue/rabbitmq/pipeline.rs", "ends with its channel, or when nobody publishes there any more"),
     ("src/queue/rabbitmq/receipt.rs", "the writing of receipts ends when their lane is dropped"),
     ("src/queue/rabbitmq/supervisor.rs", "the supervisor ends when its owner is dropped"),

@@ -11,6 +11,9 @@ const RUNS: &str = "Check that it runs and queue.url";
 const DECLARE: &str = "Run sluicegate provider apply FILE, or start sluicegate run: both declare it";
 const DELETE: &str = "Declaring it again fails while it is there. Delete it (a queue: empty it first), then run sluicegate \
                       provider apply FILE; or set another queue.prefix";
+const ALLOW_QUEUES: &str =
+    "Raise max-queues of the virtual host (rabbitmqctl set_vhost_limits), or delete queues that nobody needs";
+const ALLOW_CHANNELS: &str = "Allow its user more channels, or stop what uses them";
 const PERMIT: &str = "Give the user of queue.url the rights that docs/topology.md names";
 
 pub(super) async fn look(config: &Config, engines: &dyn Engines, providers: &[&Provider]) -> Vec<Finding> {
@@ -74,6 +77,7 @@ fn found(subject: String, unfit: &Unfit) -> Finding {
     let mend = match unfit {
         Unfit::Missing(_) => DECLARE,
         Unfit::Different(_) => DELETE,
+        Unfit::Refused(words) => advised(words).unwrap_or(PERMIT),
     };
     Finding::error(subject, unfit.to_string(), mend)
 }
@@ -81,13 +85,20 @@ fn found(subject: String, unfit: &Unfit) -> Finding {
 /// What a person should do about the broker's refusal, by its own words; `otherwise` for what is none.
 fn advice(error: &QueueError, otherwise: &'static str) -> &'static str {
     let QueueError::Refused(text) = error else { return otherwise };
+    advised(text).unwrap_or(otherwise)
+}
+
+fn advised(text: &str) -> Option<&'static str> {
     let known = [
         ("Login was refused", "Put the right user and password into queue.url"),
+        ("queue limit", ALLOW_QUEUES),
+        ("channel_max", ALLOW_CHANNELS),
+        ("max-channels", ALLOW_CHANNELS),
         ("vhost", "Create the virtual host that queue.url names, and give its user rights there"),
         ("ACCESS_REFUSED", PERMIT),
-        ("PRECONDITION_FAILED", DELETE),
+        ("inequivalent arg", DELETE),
     ];
-    known.iter().find(|(words, _)| text.contains(words)).map_or(otherwise, |(_, mend)| mend)
+    known.iter().find(|(words, _)| text.contains(words)).map(|(_, mend)| *mend)
 }
 
 #[cfg(test)]
@@ -101,6 +112,11 @@ mod tests {
             ("connect to b:5672: NOT_ALLOWED - vhost nowhere not found", "virtual host"),
             ("look at queue `payments.acme`: ACCESS_REFUSED - configure access to queue refused for user", "rights"),
             ("declare: PRECONDITION_FAILED - inequivalent arg 'type' for exchange 'payments'", "Delete it"),
+            (
+                "declare queue `payments.acme`: PRECONDITION_FAILED - queue limit in vhost 'x' (1) is reached",
+                "max-queues",
+            ),
+            ("open a channel: NOT_ALLOWED - ...: raise the user's limit max-channels", "more channels"),
             ("something new", "runs"),
         ] {
             let advised = advice(&QueueError::Refused(said.to_owned()), RUNS);

@@ -14,11 +14,12 @@ use futures_util::stream::{BoxStream, SelectAll};
 use futures_util::{FutureExt as _, StreamExt as _, stream};
 use lapin::options::{BasicCancelOptions, BasicConsumeOptions, BasicQosOptions};
 use lapin::types::FieldTable;
-use lapin::{Channel, Connection, Consumer};
+use lapin::{Channel, Consumer};
 
-use super::declare::open_channel;
+use super::channels::OpenChannel;
 use super::failure::{Failure, limited};
 use super::receipt::Receipts;
+use super::supervisor::Generation;
 use super::wire;
 use crate::domain::provider::ProviderName;
 use crate::queue::{Delivery, Lane, QueueError};
@@ -29,7 +30,7 @@ type Arrivals = BoxStream<'static, Option<lapin::Result<lapin::message::Delivery
 pub(super) struct RabbitLane {
     provider: ProviderName,
     queue: String,
-    channel: Channel,
+    channel: OpenChannel,
     places: usize,
     receipts: Receipts,
     arrivals: SelectAll<Arrivals>,
@@ -51,16 +52,16 @@ pub(super) struct RabbitLane {
 
 impl RabbitLane {
     pub async fn open(
-        connection: &Connection,
+        generation: &Generation,
         provider: &ProviderName,
         queue: String,
         places: u16,
     ) -> Result<Self, QueueError> {
-        let channel = open_channel(connection).await?;
+        let channel = generation.open_channel().await?;
         let mut lane = Self {
             provider: provider.clone(),
             queue,
-            receipts: Receipts::new(channel.clone()),
+            receipts: Receipts::new(Channel::clone(&channel)),
             channel,
             places: usize::from(places),
             arrivals: SelectAll::new(),
@@ -90,7 +91,7 @@ impl RabbitLane {
         self.granted += free;
         self.tags_used += 1;
         let tag = format!("{}.{}", self.provider, self.tags_used);
-        self.opening = Some(consume(self.channel.clone(), self.queue.clone(), tag.clone(), free).boxed());
+        self.opening = Some(consume(Channel::clone(&self.channel), self.queue.clone(), tag.clone(), free).boxed());
         self.tags.push(tag);
     }
 
@@ -114,7 +115,11 @@ impl RabbitLane {
                 self.lost("the queue is not there".to_owned());
                 Err(QueueError::Unroutable(self.provider.to_string()))
             }
-            Err(failure) => Err(self.lost(failure.describe("consume"))),
+            Err(failure) => {
+                let error = failure.into_error(&format!("consume from queue `{}`", self.queue));
+                self.gone = Some(error.to_string());
+                Err(error)
+            }
         }
     }
 

@@ -8,10 +8,11 @@ use std::collections::BTreeMap;
 use async_trait::async_trait;
 use lapin::options::{BasicAckOptions, BasicGetOptions, BasicNackOptions};
 use lapin::types::{AMQPValue, ShortString};
-use lapin::{Acker, BasicProperties, Channel, Connection};
+use lapin::{Acker, BasicProperties};
 
-use super::declare::open_channel;
+use super::channels::OpenChannel;
 use super::failure::{Failure, limited};
+use super::supervisor::Generation;
 use super::topology::Topology;
 use super::wire;
 use crate::domain::provider::ProviderName;
@@ -20,8 +21,8 @@ use crate::queue::{DeadLetter, DeathCause, QueueError, Receipt};
 /// <https://www.rabbitmq.com/docs/dlx#effects>
 const DEATHS: &str = "x-death";
 
-pub(super) async fn take(connection: &Connection, topology: &Topology) -> Result<Option<DeadLetter>, QueueError> {
-    let (channel, queue) = (open_channel(connection).await?, topology.dead());
+pub(super) async fn take(generation: &Generation, topology: &Topology) -> Result<Option<DeadLetter>, QueueError> {
+    let (channel, queue) = (generation.open_channel().await?, topology.dead());
     let got = match limited(channel.basic_get(queue.as_str().into(), BasicGetOptions { no_ack: false })).await {
         Ok(got) => got,
         // Nothing was ever given up where nothing is declared.
@@ -90,7 +91,7 @@ fn first_text(value: Option<&AMQPValue>) -> Option<String> {
 /// Dropping it closes the channel, and the broker has the message back.
 struct DeadReceipt {
     acker: Acker,
-    _channel: Channel,
+    _channel: OpenChannel,
 }
 
 fn judge(answer: Result<bool, Failure>, doing: &str) -> Result<(), QueueError> {

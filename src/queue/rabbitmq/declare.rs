@@ -4,11 +4,12 @@
 
 use std::time::Duration;
 
+use lapin::Channel;
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
-use lapin::{Channel, Connection};
 
 use super::failure::{Failure, limited};
+use super::supervisor::Generation;
 use super::topology::{Declaration, table};
 use crate::queue::QueueError;
 
@@ -19,15 +20,15 @@ use crate::queue::QueueError;
 const REGISTRY_SETTLES: Duration = Duration::from_millis(1_500);
 
 /// Declares everything, and returns when it would outlive a crash of the broker.
-pub(super) async fn declare_all(connection: &Connection, declarations: &[Declaration]) -> Result<(), QueueError> {
+pub(super) async fn declare_all(generation: &Generation, declarations: &[Declaration]) -> Result<(), QueueError> {
     let mut creates = false;
     for declaration in declarations {
         if let Declaration::Queue { name, .. } = declaration {
-            creates = creates || depth(connection, name).await?.is_none();
+            creates = creates || depth(generation, name).await?.is_none();
         }
     }
     // A channel of its own, because an error closes it.
-    let channel = open_channel(connection).await?;
+    let channel = generation.open_channel().await?;
     for declaration in declarations {
         declare(&channel, declaration).await.map_err(|failure| explain(declaration, failure))?;
     }
@@ -38,19 +39,15 @@ pub(super) async fn declare_all(connection: &Connection, declarations: &[Declara
 }
 
 /// Messages ready in a queue; `None` when it is not there.
-pub(super) async fn depth(connection: &Connection, queue: &str) -> Result<Option<u64>, QueueError> {
+pub(super) async fn depth(generation: &Generation, queue: &str) -> Result<Option<u64>, QueueError> {
     // A channel of its own here too: asking for a queue that is not there closes it.
-    let channel = open_channel(connection).await?;
+    let channel = generation.open_channel().await?;
     let options = QueueDeclareOptions::durable().passive();
     match limited(channel.queue_declare(queue.into(), options, FieldTable::default())).await {
         Ok(queue) => Ok(Some(u64::from(queue.message_count()))),
         Err(failure) if failure.is_not_found() => Ok(None),
         Err(failure) => Err(failure.into_error(&format!("look at queue `{queue}`"))),
     }
-}
-
-pub(super) async fn open_channel(connection: &Connection) -> Result<Channel, QueueError> {
-    limited(connection.create_channel()).await.map_err(|failure| failure.into_error("open a channel"))
 }
 
 pub(super) async fn declare(channel: &Channel, declaration: &Declaration) -> Result<(), Failure> {

@@ -14,6 +14,9 @@ use crate::tls;
 /// Longest time that one call to the broker may take.
 pub(super) const CALL_LIMIT: Duration = Duration::from_secs(5);
 
+/// How the broker begins to say that something exists with other arguments.
+const INEQUIVALENT: &str = "inequivalent arg";
+
 /// Slowest pace at which a broker that works takes a body and writes it to the disks of its nodes.
 const BODY_BYTES_PER_S: usize = 1024 * 1024;
 
@@ -50,7 +53,23 @@ impl Failure {
 
     /// The broker has it already, with other arguments.
     pub fn is_different(&self) -> bool {
-        matches!(self.amqp(), Some(AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED)))
+        let failed = matches!(self.amqp(), Some(AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED)));
+        // Limits and policies make it refuse by the same code.
+        failed && self.says(INEQUIVALENT)
+    }
+
+    /// This connection has as many channels as were agreed when it was made. Nothing was asked of the broker.
+    pub fn is_connections_channel_limit(&self) -> bool {
+        matches!(self, Self::Broker(error) if matches!(error.kind(), ErrorKind::ChannelsLimitReached))
+    }
+
+    /// The user has as many channels as it may have; the broker has closed the connection that asked for one more.
+    pub fn is_users_channel_limit(&self) -> bool {
+        matches!(self.amqp(), Some(AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED))) && self.says("number of channels")
+    }
+
+    fn says(&self, words: &str) -> bool {
+        matches!(self, Self::Broker(error) if error.to_string().contains(words))
     }
 
     /// Trying again will not mend it.

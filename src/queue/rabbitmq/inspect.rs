@@ -1,15 +1,16 @@
 //! Looks at what is declared: what is missing, and what exists with other arguments.
 //!
 //! Refuses to create: what is not there is told, and only what is there is held against its declaration. Bindings cannot be
-//! asked for by AMQP; a lane without one returns what is published to it, and its publisher says so.
+//! asked for by AMQP; a lane without one returns what is published to it, and its publisher says so. A look that the broker
+//! refuses is one line, and hinders no other.
 
-use futures_util::{FutureExt as _, StreamExt as _, TryStreamExt as _, stream};
-use lapin::Connection;
+use futures_util::{FutureExt as _, StreamExt as _, stream};
 use lapin::options::{ExchangeDeclareOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
 
-use super::declare::{declare, different, open_channel};
+use super::declare::{declare, different};
 use super::failure::limited;
+use super::supervisor::Generation;
 use super::topology::Declaration;
 use crate::queue::{QueueError, Unfit};
 
@@ -17,23 +18,28 @@ use crate::queue::{QueueError, Unfit};
 const AT_ONCE: usize = 16;
 
 /// One line for each exchange and queue that is not as it would be declared.
-pub(super) async fn unfit(connection: &Connection, declarations: &[Declaration]) -> Result<Vec<Unfit>, QueueError> {
-    let looks = declarations.iter().map(|declaration| look(connection, declaration).boxed()).collect::<Vec<_>>();
-    let lines: Vec<Option<Unfit>> = stream::iter(looks).buffered(AT_ONCE).try_collect().await?;
-    Ok(lines.into_iter().flatten().collect())
+pub(super) async fn unfit(generation: &Generation, declarations: &[Declaration]) -> Result<Vec<Unfit>, QueueError> {
+    let looks = declarations.iter().map(|declaration| look(generation, declaration).boxed()).collect::<Vec<_>>();
+    // To their ends, whatever the first of them finds: see `RabbitMq::to_its_end`.
+    let found: Vec<Result<Option<Unfit>, QueueError>> = stream::iter(looks).buffered(AT_ONCE).collect().await;
+    let lines = found.into_iter().map(|found| match found {
+        Err(QueueError::Refused(words)) => Ok(Some(Unfit::Refused(words))),
+        found => found,
+    });
+    lines.filter_map(Result::transpose).collect()
 }
 
-async fn look(connection: &Connection, declaration: &Declaration) -> Result<Option<Unfit>, QueueError> {
+async fn look(generation: &Generation, declaration: &Declaration) -> Result<Option<Unfit>, QueueError> {
     let what = match declaration {
         Declaration::Exchange { name, .. } => format!("exchange `{name}`"),
         Declaration::Queue { name, .. } => format!("queue `{name}`"),
         Declaration::Binding { .. } => return Ok(None),
     };
-    if !is_there(connection, declaration, &what).await? {
+    if !is_there(generation, declaration, &what).await? {
         return Ok(Some(Unfit::Missing(format!("{what} is not there"))));
     }
     // An error closes a channel, so each look has one of its own. What is there and the same is left as it is.
-    let channel = open_channel(connection).await?;
+    let channel = generation.open_channel().await?;
     match declare(&channel, declaration).await {
         Ok(()) => Ok(None),
         Err(failure) if failure.is_different() => Ok(Some(Unfit::Different(different(declaration, &failure)))),
@@ -41,8 +47,8 @@ async fn look(connection: &Connection, declaration: &Declaration) -> Result<Opti
     }
 }
 
-async fn is_there(connection: &Connection, declaration: &Declaration, what: &str) -> Result<bool, QueueError> {
-    let channel = open_channel(connection).await?;
+async fn is_there(generation: &Generation, declaration: &Declaration, what: &str) -> Result<bool, QueueError> {
+    let channel = generation.open_channel().await?;
     let asked = match declaration {
         Declaration::Exchange { name, kind, .. } => {
             let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };

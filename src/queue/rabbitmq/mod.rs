@@ -1,9 +1,11 @@
 //! The queue in RabbitMQ, 3.10 and later, by AMQP 0-9-1.
 //!
 //! Refuses to repair connections piecemeal and to lose sight of a message: each publish is judged by its own confirm,
-//! lanes end with their connection. Consuming and publishing use separate connections, so that a broker that blocks
-//! publishers still takes acknowledgements. lapin writes payloads into its own log at WARN ("Server returned us a
+//! lanes end with their connection. Consuming, publishing and declaring use separate connections, so that a broker that
+//! blocks publishers still takes acknowledgements, and one that refuses a declaration or a look ends no lane. lapin writes payloads into its own log at WARN ("Server returned us a
 //! message") and frames at TRACE, so telemetry must filter it to `lapin=error`.
+
+use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
 
@@ -11,6 +13,7 @@ use super::{DeadLetter, Lane, Outgoing, Queue, QueueError, Unfit};
 use crate::domain::provider::ProviderName;
 
 mod accounts;
+mod channels;
 mod consumer;
 mod dead;
 mod declare;
@@ -35,12 +38,16 @@ pub use settings::Settings;
 
 use consumer::RabbitLane;
 use publisher::Publisher;
-use supervisor::{Declared, Link};
+use supervisor::{Declared, Generation, Link};
 use topology::Topology;
 
 pub struct RabbitMq {
+    settings: Settings,
     topology: Topology,
-    consuming: Link,
+    /// For declarations and looks, of which the broker may refuse any.
+    declaring: Link,
+    /// For lanes. Made with the first of them: commands have none.
+    consuming: OnceLock<Link>,
     publisher: Publisher,
     declared: Declared,
 }
@@ -55,18 +62,40 @@ impl RabbitMq {
     pub fn connect(settings: Settings) -> Self {
         let topology = Topology::new(&settings.prefix);
         let declared = Declared::default();
-        // Only the consuming connection declares: two at once would double the work of every reconnection.
-        let consuming = Link::start(settings.clone(), "consuming", declared.clone());
-        let publishing = Link::start(settings, "publishing", Declared::default());
-        Self { publisher: Publisher::new(publishing, topology.clone()), topology, consuming, declared }
+        let declaring = Link::start(settings.clone(), "declaring", declared.clone());
+        let publishing = Link::start(settings.clone(), "publishing", Declared::default());
+        let publisher = Publisher::new(publishing, topology.clone());
+        Self { settings, topology, declaring, consuming: OnceLock::new(), publisher, declared }
+    }
+
+    fn consuming(&self) -> &Link {
+        self.consuming.get_or_init(|| Link::start(self.settings.clone(), "consuming", Declared::default()))
+    }
+
+    /// Runs declarations and looks to their end, though their caller may lose interest. lapin ends a connection when it
+    /// closes a channel on which the broker is refusing something at that moment, and a channel is closed by dropping it.
+    async fn to_its_end<T, F>(
+        &self,
+        work: impl FnOnce(Arc<Generation>, Topology) -> F + Send + 'static,
+    ) -> Result<T, QueueError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, QueueError>> + Send,
+    {
+        let (generation, topology) = (self.declaring.generation().await?, self.topology.clone());
+        let working = tokio::spawn(async move { work(generation, topology).await });
+        working.await.unwrap_or_else(|error| Err(QueueError::Away(format!("a look at the broker failed: {error}"))))
     }
 }
 
 #[async_trait]
 impl Queue for RabbitMq {
     async fn declare(&self, providers: &[ProviderName]) -> Result<(), QueueError> {
-        let generation = self.consuming.generation().await?;
-        supervisor::declare(&generation.connection, &self.topology, providers).await?;
+        let names = providers.to_vec();
+        self.to_its_end(async move |generation: Arc<Generation>, topology| {
+            supervisor::declare(&generation, &topology, &names).await
+        })
+        .await?;
         self.declared.add(providers);
         Ok(())
     }
@@ -78,8 +107,8 @@ impl Queue for RabbitMq {
             ));
         }
         let queue = self.topology.lane_queue(provider)?;
-        let generation = self.consuming.generation().await?;
-        Ok(Box::new(RabbitLane::open(&generation.connection, provider, queue, places).await?))
+        let generation = self.consuming().generation().await?;
+        Ok(Box::new(RabbitLane::open(&generation, provider, queue, places).await?))
     }
 
     async fn publish(&self, message: Outgoing) -> Result<(), QueueError> {
@@ -87,28 +116,36 @@ impl Queue for RabbitMq {
     }
 
     async fn take_dead(&self) -> Result<Option<DeadLetter>, QueueError> {
-        let generation = self.consuming.generation().await?;
-        dead::take(&generation.connection, &self.topology).await
+        self.to_its_end(async |generation: Arc<Generation>, topology| dead::take(&generation, &topology).await).await
     }
 
     async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError> {
         let queue = self.topology.lane_queue(provider)?;
-        let generation = self.consuming.generation().await?;
-        declare::depth(&generation.connection, &queue).await
+        self.to_its_end(async move |generation: Arc<Generation>, _| declare::depth(&generation, &queue).await).await
     }
 
     async fn unfit(&self, providers: &[ProviderName]) -> Result<Vec<Unfit>, QueueError> {
-        let generation = self.consuming.generation().await?;
         let mut declarations = self.topology.shared();
         for provider in providers {
             declarations.extend(self.topology.lane(provider)?);
         }
-        inspect::unfit(&generation.connection, &declarations).await
+        self.to_its_end(async move |generation: Arc<Generation>, _| inspect::unfit(&generation, &declarations).await)
+            .await
     }
 
+    /// Of the connections that the process needs by now, all must be there.
     async fn ping(&self) -> Result<Option<String>, QueueError> {
-        let generation = self.consuming.generation().await?;
-        declare::open_channel(&generation.connection).await?;
-        Ok(generation.version.clone())
+        let consuming = async {
+            match self.consuming.get() {
+                Some(link) => link.generation().await.map(drop),
+                None => Ok(()),
+            }
+        };
+        let answering = self.to_its_end(async |generation: Arc<Generation>, _| {
+            generation.open_channel().await?;
+            Ok(generation.version.clone())
+        });
+        let (version, ()) = tokio::try_join!(answering, consuming)?;
+        Ok(version)
     }
 }

@@ -17,10 +17,12 @@ use lapin::{BasicProperties, Channel, Confirmation, ErrorKind};
 use tokio::sync::{mpsc, oneshot};
 
 use super::accounts::{Accounts, Verdict};
+use super::channels::OpenChannel;
 use super::failure::{Failure, limited};
 use super::supervisor::Generation;
 use super::topology::Route;
 use crate::faults::{self, Bug};
+use crate::queue::QueueError;
 
 /// Most publishes that are taken up between two looks at the confirms.
 const TAKEN_AT_ONCE: usize = 64;
@@ -94,22 +96,21 @@ struct Wanted {
 
 pub(super) struct Pipeline {
     generation: u64,
-    channel: Channel,
+    channel: OpenChannel,
     given_up: AtomicBool,
     wanted: mpsc::UnboundedSender<Wanted>,
 }
 
 impl Pipeline {
-    pub async fn open(generation: &Generation) -> Result<Self, Failure> {
-        let opening = async {
-            let channel = generation.connection.create_channel().await?;
-            channel.confirm_select(ConfirmSelectOptions { nowait: false }).await?;
-            Ok(channel)
-        };
-        let channel = limited(opening).await?;
+    /// # Errors
+    /// As of opening a channel.
+    pub async fn open(generation: &Generation) -> Result<Self, QueueError> {
+        let channel = generation.open_channel().await?;
+        let confirming = channel.confirm_select(ConfirmSelectOptions { nowait: false });
+        limited(confirming).await.map_err(|failure| failure.into_error("ask for publisher confirms"))?;
         // Bounded by the places of those who publish.
         let (wanted, queue) = mpsc::unbounded_channel();
-        tokio::spawn(run(channel.clone(), queue));
+        tokio::spawn(run(Channel::clone(&channel), queue));
         Ok(Self { generation: generation.number, channel, given_up: AtomicBool::new(false), wanted })
     }
 

@@ -148,10 +148,8 @@ impl Way {
             pipelines.late.extend(before.as_ref().map(Arc::downgrade));
             Ok(opened)
         };
-        limited_with_body(0, having)
-            .await
-            .and_then(|opened| opened)
-            .map_err(|failure: Failure| failure.into_error("open a channel for publishing"))
+        let late = |failure: Failure| failure.into_error("open a channel for publishing");
+        limited_with_body(0, having).await.map_err(late)?
     }
 }
 

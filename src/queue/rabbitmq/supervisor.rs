@@ -12,6 +12,7 @@ use lapin::{Connection, Event};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::channels::{ChannelLimit, Channels, OpenChannel};
 use super::declare::declare_all;
 use super::failure::CALL_LIMIT;
 use super::handshake::connect;
@@ -34,6 +35,7 @@ pub(super) struct Generation {
     pub connection: Connection,
     /// Of the broker, if it tells it.
     pub version: Option<String>,
+    channels: Channels,
     /// Since when the broker has blocked publishers, and why.
     blocked: watch::Sender<Option<(Instant, String)>>,
 }
@@ -69,7 +71,8 @@ impl Link {
     /// Starts connecting and returns at once.
     pub fn start(settings: Settings, purpose: &'static str, declared: Declared) -> Self {
         let (sender, state) = watch::channel(State::Away("not connected yet".to_owned()));
-        let supervision = tokio::spawn(supervise(settings, purpose, declared, sender));
+        let of = Purpose { settings, purpose, declared, limit: ChannelLimit::default() };
+        let supervision = tokio::spawn(supervise(of, sender));
         Self { state, _supervision: AbortOnDropHandle::new(supervision) }
     }
 
@@ -95,6 +98,12 @@ impl Link {
 }
 
 impl Generation {
+    /// # Errors
+    /// [`QueueError::Refused`] where the broker allows no more of them.
+    pub async fn open_channel(&self) -> Result<OpenChannel, QueueError> {
+        self.channels.open(&self.connection).await
+    }
+
     /// Waits until the broker takes publishes; at most until [`CALL_LIMIT`] after it stopped.
     pub async fn unblocked(&self) -> Result<(), QueueError> {
         let mut blocked = self.blocked.subscribe();
@@ -131,11 +140,20 @@ impl Generation {
     }
 }
 
-async fn supervise(settings: Settings, purpose: &'static str, declared: Declared, state: watch::Sender<State>) {
+/// What all connections of a link have in common.
+struct Purpose {
+    settings: Settings,
+    purpose: &'static str,
+    declared: Declared,
+    limit: ChannelLimit,
+}
+
+async fn supervise(of: Purpose, state: watch::Sender<State>) {
+    let purpose = of.purpose;
     let mut failed: u32 = 0;
     let mut connected_before = false;
     for number in 1.. {
-        match establish(&settings, purpose, &declared, number).await {
+        match establish(&of, number).await {
             Ok(generation) => {
                 connected_before = true;
                 let since = Instant::now();
@@ -162,37 +180,35 @@ async fn supervise(settings: Settings, purpose: &'static str, declared: Declared
     }
 }
 
-async fn establish(
-    settings: &Settings,
-    purpose: &str,
-    declared: &Declared,
-    number: u64,
-) -> Result<Arc<Generation>, QueueError> {
-    let authority = &settings.uri.authority;
-    let (connection, version) = connect(settings, &format!("sluicegate {purpose}"))
+async fn establish(of: &Purpose, number: u64) -> Result<Arc<Generation>, QueueError> {
+    let (settings, authority) = (&of.settings, &of.settings.uri.authority);
+    let (connection, version) = connect(settings, &format!("sluicegate {}", of.purpose))
         .await
         .map_err(|failure| failure.into_error(&format!("connect to {}:{}", authority.host, authority.port)))?;
-    declare_again(&connection, &Topology::new(&settings.prefix), &declared.list()).await?;
-    Ok(Arc::new(Generation { number, connection, version, blocked: watch::Sender::new(None) }))
+    let channels = Channels::new(settings.clone(), of.limit.clone());
+    let blocked = watch::Sender::new(None);
+    let generation = Arc::new(Generation { number, connection, version, channels, blocked });
+    declare_again(&generation, &Topology::new(&settings.prefix), &of.declared.list()).await?;
+    Ok(generation)
 }
 
 /// What was declared before. Where that is refused now, one by one: a queue that somebody made otherwise is its own lane's
 /// matter, which says so when it opens, and the others do not wait until it is mended.
 async fn declare_again(
-    connection: &Connection,
+    generation: &Generation,
     topology: &Topology,
     providers: &[ProviderName],
 ) -> Result<(), QueueError> {
     if providers.is_empty() {
         return Ok(());
     }
-    match declare(connection, topology, providers).await {
+    match declare(generation, topology, providers).await {
         Err(QueueError::Refused(_)) => {}
         declared => return declared,
     }
-    declare(connection, topology, &[]).await?;
+    declare(generation, topology, &[]).await?;
     for provider in providers {
-        match declare(connection, topology, std::slice::from_ref(provider)).await {
+        match declare(generation, topology, std::slice::from_ref(provider)).await {
             Err(QueueError::Refused(error)) => tracing::error!(%provider, error, "queues not declared"),
             declared => declared?,
         }
@@ -202,7 +218,7 @@ async fn declare_again(
 
 /// Declares what all providers share and these providers' lanes.
 pub(super) async fn declare(
-    connection: &Connection,
+    generation: &Generation,
     topology: &Topology,
     providers: &[ProviderName],
 ) -> Result<(), QueueError> {
@@ -210,5 +226,5 @@ pub(super) async fn declare(
     for provider in providers {
         declarations.extend(topology.lane(provider)?);
     }
-    declare_all(connection, &declarations).await
+    declare_all(generation, &declarations).await
 }

@@ -20,6 +20,7 @@ mod nested;
 mod pipelined;
 mod properties;
 mod receipts;
+mod refused;
 mod unfit;
 
 struct Bench {

@@ -42,7 +42,7 @@ async fn an_exchange_of_another_type_is_told_as_such() {
         .iter()
         .filter_map(|it| match it {
             Unfit::Different(line) => Some(line),
-            Unfit::Missing(_) => None,
+            Unfit::Missing(_) | Unfit::Refused(_) => None,
         })
         .collect();
     let [exchange] = different.as_slice() else { panic!("{unfit:?}") };

@@ -1,0 +1,180 @@
+//! Channels of one connection: counted, and opened only while the broker allows one more.
+//!
+//! A broker closes the whole connection of a user who opens more channels than the user may have (NOT_ALLOWED). So a limit that
+//! was met once is kept for the connections that follow, and whether the broker allows more by now is tried on a connection of
+//! its own, which carries nothing.
+
+use std::ops::Deref;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lapin::{Channel, Connection};
+use tokio::time::Instant;
+
+use super::failure::{CALL_LIMIT, Failure, limited};
+use super::handshake::connect;
+use super::settings::Settings;
+use crate::queue::QueueError;
+
+/// Least time between two trials of whether the broker allows more.
+const TRIAL_EVERY: Duration = Duration::from_secs(10);
+/// Channels that a trial opens: one is left for declarations and looks, which every lane needs too.
+const TRIAL_CHANNELS: usize = 2;
+
+const FEWER_LANES: &str = "or run fewer lanes in a worker";
+
+/// The limit that the broker has told of, over all connections for one purpose.
+#[derive(Clone, Default)]
+pub(super) struct ChannelLimit(Arc<Mutex<Option<Met>>>);
+
+struct Met {
+    most: usize,
+    /// The broker's own, with the fix.
+    words: String,
+    tried_at: Option<Instant>,
+}
+
+impl ChannelLimit {
+    /// The broker refused one more channel beside so many.
+    fn met(&self, open: usize, words: String) {
+        *self.lock() = Some(Met { most: open.saturating_sub(1).max(1), words, tried_at: Some(Instant::now()) });
+    }
+
+    /// # Errors
+    /// The broker's words, where one more than so many channels is too many and a trial is not due.
+    fn admit(&self, open: usize) -> Result<Admission, String> {
+        let mut limit = self.lock();
+        let Some(met) = limit.as_mut().filter(|met| open >= met.most) else { return Ok(Admission::Free) };
+        if met.tried_at.is_some_and(|at| at.elapsed() < TRIAL_EVERY) {
+            return Err(met.words.clone());
+        }
+        met.tried_at = Some(Instant::now());
+        Ok(Admission::AfterTrial { words: met.words.clone() })
+    }
+
+    /// A trial has shown that the broker allows more.
+    fn raise(&self) {
+        if let Some(met) = self.lock().as_mut() {
+            met.most += 1;
+            met.tried_at = None;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Met>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Admission {
+    Free,
+    /// Only once a trial has shown that the broker allows more; else these words say why not.
+    AfterTrial {
+        words: String,
+    },
+}
+
+/// A channel, counted until it is dropped.
+pub(super) struct OpenChannel {
+    channel: Channel,
+    open: Arc<AtomicUsize>,
+}
+
+impl Deref for OpenChannel {
+    type Target = Channel;
+
+    fn deref(&self) -> &Channel {
+        &self.channel
+    }
+}
+
+impl Drop for OpenChannel {
+    fn drop(&mut self) {
+        self.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The channels of one connection.
+pub(super) struct Channels {
+    open: Arc<AtomicUsize>,
+    limit: ChannelLimit,
+    /// For trials.
+    settings: Settings,
+}
+
+impl Channels {
+    pub fn new(settings: Settings, limit: ChannelLimit) -> Self {
+        Self { open: Arc::default(), limit, settings }
+    }
+
+    /// # Errors
+    /// [`QueueError::Refused`] in the broker's words, with the fix, where there are as many as it allows.
+    pub async fn open(&self, connection: &Connection) -> Result<OpenChannel, QueueError> {
+        let before = self.open.load(Ordering::Relaxed);
+        match self.limit.admit(before).map_err(QueueError::Refused)? {
+            Admission::Free => {}
+            Admission::AfterTrial { .. } if allows_more(&self.settings).await => self.limit.raise(),
+            Admission::AfterTrial { words } => return Err(QueueError::Refused(words)),
+        }
+        let failure = match limited(connection.create_channel()).await {
+            Ok(channel) => {
+                self.open.fetch_add(1, Ordering::Relaxed);
+                return Ok(OpenChannel { channel, open: Arc::clone(&self.open) });
+            }
+            Err(failure) => failure,
+        };
+        if failure.is_connections_channel_limit() {
+            let most = connection.configuration().channel_max();
+            return Err(QueueError::Refused(format!(
+                "open a channel: the broker allows {most} channels on a connection, and all are in use: raise channel_max in \
+                 rabbitmq.conf (and in queue.url, if it is there), {FEWER_LANES}"
+            )));
+        }
+        if failure.is_users_channel_limit() {
+            let words = format!(
+                "{}: raise the user's limit max-channels (rabbitmqctl set_user_limits), {FEWER_LANES}",
+                failure.describe("open a channel")
+            );
+            // Those that were opened meanwhile count too, though some may be dropped already.
+            self.limit.met(before.max(self.open.load(Ordering::Relaxed)), words.clone());
+            return Err(QueueError::Refused(words));
+        }
+        Err(failure.into_error("open a channel"))
+    }
+}
+
+/// Whether the broker allows its user some more channels; asked where a refusal ends nothing that is in use.
+async fn allows_more(settings: &Settings) -> bool {
+    let trial = async {
+        let (connection, _) = connect(settings, "sluicegate trial").await?;
+        let mut open = Vec::new();
+        while open.len() < TRIAL_CHANNELS {
+            open.push(limited(connection.create_channel()).await?);
+        }
+        Ok::<_, Failure>(())
+    };
+    matches!(tokio::time::timeout(CALL_LIMIT, trial).await, Ok(Ok(())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_limit_is_tried_anew_seldom_and_raised_by_one() {
+        let limit = ChannelLimit::default();
+        assert_eq!(limit.admit(1_000), Ok(Admission::Free));
+        let words = || "NOT_ALLOWED".to_owned();
+        limit.met(5, words());
+        assert_eq!((limit.admit(3), limit.admit(4)), (Ok(Admission::Free), Err(words())));
+        tokio::time::advance(TRIAL_EVERY).await;
+        assert_eq!(limit.admit(4), Ok(Admission::AfterTrial { words: words() }));
+        assert_eq!(limit.admit(4), Err(words()), "one trial at a time");
+        limit.raise();
+        assert_eq!(limit.admit(4), Ok(Admission::Free));
+        assert_eq!(limit.admit(5), Ok(Admission::AfterTrial { words: words() }), "after a success the next at once");
+        limit.met(0, words());
+        assert_eq!(limit.admit(0), Ok(Admission::Free), "who has none may always ask");
+    }
+}
