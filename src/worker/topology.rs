@@ -35,12 +35,12 @@ pub async fn keep_declared(worker: Worker, known: watch::Receiver<Arc<Known>>, p
 
 async fn declare_all(worker: Worker, mut known: watch::Receiver<Arc<Known>>, progress: watch::Sender<Progress>) {
     let mut declared: BTreeSet<ProviderName> = BTreeSet::new();
-    let mut said: BTreeSet<ProviderName> = BTreeSet::new();
+    let (mut said, mut unfit) = (BTreeSet::new(), BTreeSet::new());
     let mut look_at = Instant::now() + LOOK_EVERY;
     loop {
         if Instant::now() >= look_at {
             look_at = Instant::now() + LOOK_EVERY;
-            forget_missing(&worker, &mut declared).await;
+            look(&worker, &mut declared, &mut unfit).await;
         }
         let names: Vec<ProviderName> = known.borrow_and_update().providers.keys().cloned().collect();
         let (mut missing, mut refused) = (false, BTreeSet::new());
@@ -74,21 +74,34 @@ async fn declare_all(worker: Worker, mut known: watch::Receiver<Arc<Known>>, pro
 }
 
 /// Looks at what was declared. Where something is gone all is declared again: what it held is lost, and the sweeper brings the
-/// jobs back.
-async fn forget_missing(worker: &Worker, declared: &mut BTreeSet<ProviderName>) {
+/// jobs back. What is there otherwise, or may not be looked at, is said when it is new: its lane meets it when it opens again.
+async fn look(worker: &Worker, declared: &mut BTreeSet<ProviderName>, said: &mut BTreeSet<String>) {
     let lanes: Vec<ProviderName> = declared.iter().cloned().collect();
     if lanes.is_empty() {
         return;
     }
-    match worker.engines.queue.unfit(&lanes).await {
-        Ok(unfit) => {
-            for what in unfit.iter().filter(|unfit| matches!(unfit, Unfit::Missing(_))) {
+    let unfit = match worker.engines.queue.unfit(&lanes).await {
+        Ok(unfit) => unfit,
+        Err(error) => {
+            tracing::debug!(%error, "queues and exchanges cannot be looked at");
+            return;
+        }
+    };
+    let before = std::mem::take(said);
+    for what in unfit {
+        match what {
+            Unfit::Missing(what) => {
                 worker.meter.missed_at_broker();
                 tracing::error!(%what, "it was declared before, and is declared again; {BY_POLICY}");
                 declared.clear();
             }
+            Unfit::Different(what) | Unfit::Refused(what) => {
+                if !before.contains(&what) {
+                    tracing::error!(%what, "it was declared before; its lane goes on until it must be opened again");
+                }
+                said.insert(what);
+            }
         }
-        Err(error) => tracing::debug!(%error, "queues and exchanges cannot be looked at"),
     }
 }
 

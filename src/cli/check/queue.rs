@@ -14,6 +14,7 @@ const DELETE: &str = "Declaring it again fails while it is there. Delete it (a q
 const ALLOW_QUEUES: &str =
     "Raise max-queues of the virtual host (rabbitmqctl set_vhost_limits), or delete queues that nobody needs";
 const ALLOW_CHANNELS: &str = "Allow its user more channels, or stop what uses them";
+const ALLOW_CONNECTIONS: &str = "Allow three connections for each worker (max-connections of the user or of the virtual host), or stop what uses them";
 const PERMIT: &str = "Give the user of queue.url the rights that docs/topology.md names";
 
 pub(super) async fn look(config: &Config, engines: &dyn Engines, providers: &[&Provider]) -> Vec<Finding> {
@@ -94,9 +95,11 @@ fn advised(text: &str) -> Option<&'static str> {
         ("queue limit", ALLOW_QUEUES),
         ("channel_max", ALLOW_CHANNELS),
         ("max-channels", ALLOW_CHANNELS),
-        ("vhost", "Create the virtual host that queue.url names, and give its user rights there"),
+        ("connection limit", ALLOW_CONNECTIONS),
         ("ACCESS_REFUSED", PERMIT),
         ("inequivalent arg", DELETE),
+        // Last: the broker names the virtual host of whatever it refuses.
+        ("vhost", "Create the virtual host that queue.url names, and give its user rights there"),
     ];
     known.iter().find(|(words, _)| text.contains(words)).map(|(_, mend)| *mend)
 }
@@ -110,8 +113,18 @@ mod tests {
         for (said, mend) in [
             ("connect to b:5672: ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN", "password"),
             ("connect to b:5672: NOT_ALLOWED - vhost nowhere not found", "virtual host"),
-            ("look at queue `payments.acme`: ACCESS_REFUSED - configure access to queue refused for user", "rights"),
-            ("declare: PRECONDITION_FAILED - inequivalent arg 'type' for exchange 'payments'", "Delete it"),
+            (
+                "look at queue `payments.acme`: ACCESS_REFUSED - access to queue 'payments.acme' in vhost 'x' refused for user 'y'",
+                "rights",
+            ),
+            (
+                "declare: PRECONDITION_FAILED - inequivalent arg 'type' for exchange 'payments' in vhost 'x': received 'direct'",
+                "Delete it",
+            ),
+            (
+                "connect to b:5672: NOT_ALLOWED - access to vhost 'x' refused for user 'y': connection limit (2) is reached",
+                "three connections",
+            ),
             (
                 "declare queue `payments.acme`: PRECONDITION_FAILED - queue limit in vhost 'x' (1) is reached",
                 "max-queues",

@@ -3,6 +3,9 @@
 //! A broker closes the whole connection of a user who opens more channels than the user may have (NOT_ALLOWED). So a limit that
 //! was met once is kept for the connections that follow, and whether the broker allows more by now is tried on a connection of
 //! its own, which carries nothing.
+//!
+//! lapin 4 never forgets what ended a channel: the next one with the same number fails for the same reason, whoever opens it.
+//! So such a number is passed over, and as soon as numbers come again, another connection is made for new channels.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,6 +14,7 @@ use std::time::Duration;
 
 use lapin::{Channel, Connection};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::failure::{CALL_LIMIT, Failure, limited};
 use super::handshake::connect;
@@ -97,15 +101,22 @@ impl Drop for OpenChannel {
 
 /// The channels of one connection.
 pub(super) struct Channels {
+    /// Now.
     open: Arc<AtomicUsize>,
     limit: ChannelLimit,
     /// For trials.
     settings: Settings,
+    worn_out: CancellationToken,
 }
 
 impl Channels {
     pub fn new(settings: Settings, limit: ChannelLimit) -> Self {
-        Self { open: Arc::default(), limit, settings }
+        Self { open: Arc::default(), limit, settings, worn_out: CancellationToken::new() }
+    }
+
+    /// Waits until new channels need another connection. Those that are open are as good as before.
+    pub async fn worn_out(&self) {
+        self.worn_out.cancelled().await;
     }
 
     /// # Errors
@@ -117,7 +128,7 @@ impl Channels {
             Admission::AfterTrial { .. } if allows_more(&self.settings).await => self.limit.raise(),
             Admission::AfterTrial { words } => return Err(QueueError::Refused(words)),
         }
-        let failure = match limited(connection.create_channel()).await {
+        let failure = match self.create(connection).await {
             Ok(channel) => {
                 self.open.fetch_add(1, Ordering::Relaxed);
                 return Ok(OpenChannel { channel, open: Arc::clone(&self.open) });
@@ -141,6 +152,20 @@ impl Channels {
             return Err(QueueError::Refused(words));
         }
         Err(failure.into_error("open a channel"))
+    }
+
+    /// Creates a channel under the next number that none had which the broker ended.
+    async fn create(&self, connection: &Connection) -> Result<Channel, Failure> {
+        let mut numbers_left = connection.configuration().channel_max();
+        loop {
+            match limited(connection.create_channel()).await {
+                Err(failure) if failure.is_of_an_earlier_channel() && numbers_left > 0 => {
+                    numbers_left -= 1;
+                    self.worn_out.cancel();
+                }
+                created => return created,
+            }
+        }
     }
 }
 

@@ -5,8 +5,8 @@
 use std::future::Future;
 use std::time::Duration;
 
-use lapin::ErrorKind;
 use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
+use lapin::{ChannelState, ErrorKind};
 
 use crate::queue::QueueError;
 use crate::tls;
@@ -16,6 +16,8 @@ pub(super) const CALL_LIMIT: Duration = Duration::from_secs(5);
 
 /// How the broker begins to say that something exists with other arguments.
 const INEQUIVALENT: &str = "inequivalent arg";
+
+const PERMIT: &str = "give the user of queue.url the rights that docs/topology.md names";
 
 /// Slowest pace at which a broker that works takes a body and writes it to the disks of its nodes.
 const BODY_BYTES_PER_S: usize = 1024 * 1024;
@@ -68,6 +70,20 @@ impl Failure {
         matches!(self.amqp(), Some(AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED))) && self.says("number of channels")
     }
 
+    /// What ended another channel that had the same number, told to the one that is being opened. The broker itself refuses a
+    /// channel by ending the connection, never by an error of the channel.
+    pub fn is_of_an_earlier_channel(&self) -> bool {
+        let closed = |error: &ErrorKind| matches!(error, ErrorKind::InvalidChannelState(ChannelState::Closing, _));
+        matches!(self.amqp(), Some(AMQPErrorKind::Soft(_)))
+            || matches!(self, Self::Broker(error) if closed(error.kind()))
+    }
+
+    /// The user has no right to what was named.
+    fn is_without_right(&self) -> bool {
+        // A login is refused by the same code.
+        matches!(self.amqp(), Some(AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED))) && self.says("access to ")
+    }
+
     fn says(&self, words: &str) -> bool {
         matches!(self, Self::Broker(error) if error.to_string().contains(words))
     }
@@ -104,6 +120,7 @@ impl Failure {
             Self::TimedOut => format!("{doing}: no answer within {} s", CALL_LIMIT.as_secs()),
             Self::Broker(error) => match tls::explain(error) {
                 Some(text) => format!("{doing}: {text}"),
+                None if self.is_without_right() => format!("{doing}: {error}: {PERMIT}"),
                 None => format!("{doing}: {error}"),
             },
         }

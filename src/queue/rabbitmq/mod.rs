@@ -2,8 +2,9 @@
 //!
 //! Refuses to repair connections piecemeal and to lose sight of a message: each publish is judged by its own confirm,
 //! lanes end with their connection. Consuming, publishing and declaring use separate connections, so that a broker that
-//! blocks publishers still takes acknowledgements, and one that refuses a declaration or a look ends no lane. lapin writes payloads into its own log at WARN ("Server returned us a
-//! message") and frames at TRACE, so telemetry must filter it to `lapin=error`.
+//! blocks publishers still takes acknowledgements, and one that refuses a declaration or a look ends no lane. lapin writes
+//! payloads into its own log at WARN ("Server returned us a message") and frames at TRACE, so telemetry must filter it to
+//! `lapin=error`.
 
 use std::sync::{Arc, OnceLock};
 

@@ -159,7 +159,14 @@ async fn supervise(of: Purpose, state: watch::Sender<State>) {
                 let since = Instant::now();
                 tracing::info!(purpose, generation = number, "broker connected");
                 state.send_replace(State::Up(Arc::clone(&generation)));
-                let cause = generation.ended().await;
+                let cause = tokio::select! {
+                    cause = generation.ended() => cause,
+                    // What uses it goes on; it ends with the last of them.
+                    () = generation.channels.worn_out() => {
+                        tracing::debug!(purpose, generation = number, "another broker connection for new channels");
+                        continue;
+                    }
+                };
                 tracing::warn!(purpose, generation = number, %cause, "broker connection lost");
                 state.send_replace(State::Away(format!("connection lost: {cause}")));
                 failed = if since.elapsed() > STEADY { 1 } else { failed.saturating_add(1) };

@@ -84,6 +84,24 @@ async fn a_lane_that_is_refused_says_so_and_ends_no_other() {
     assert!(!take(&mut *lane).await.redelivered);
 }
 
+/// Channels have few numbers, which come round.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_is_told_to_no_later_channel() {
+    let broker = broker("a_refusal_is_told_to_no_later_channel", NO_BOLTS).await;
+    let (acme, bolt) = (provider("acme"), provider("bolt"));
+    broker.guest.declare(&[acme.clone(), bolt.clone()]).await.unwrap();
+    let queue = connect(&format!("{}?channel_max=40", broker.limited_url));
+    let mut lane = queue.open_lane(&acme, 2).await.unwrap();
+    for _ in 0..100 {
+        refusal(queue.declare(std::slice::from_ref(&bolt)).await);
+        refusal(queue.open_lane(&bolt, 2).await.map(drop));
+        assert_eq!(queue.depth(&acme).await.unwrap(), Some(0));
+        queue.open_lane(&acme, 2).await.unwrap();
+    }
+    publish_all(&*broker.guest, "acme", &["paid"]).await;
+    assert!(!take(&mut *lane).await.redelivered);
+}
+
 /// A queue that may not be made is not one that exists otherwise: nobody is to delete it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_limit_on_queues_is_told_in_the_brokers_words() {
