@@ -26,3 +26,4 @@ mod start;
 mod start_failures;
 mod sweeper;
 mod undeclared;
+mod without_rights;

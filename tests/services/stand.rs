@@ -254,6 +254,17 @@ impl Stand {
         Program::start(args, &self.environment(&ops), &self.dir.join("program.log"))
     }
 
+    /// From now on programs reach the broker as a user of its own, with all rights until they are changed.
+    pub fn use_broker_as(&mut self, user: &str) {
+        self.rabbit.create_user(user, VHOST, ".*");
+        self.broker_url = self.broker_url.replace("guest:guest", &format!("{user}:{user}"));
+    }
+
+    /// To configure, write and read what the expression matches.
+    pub fn set_broker_rights(&self, user: &str, rights: &str) {
+        self.rabbit.ctl(&["set_permissions", "-p", VHOST, user, rights, rights, rights]);
+    }
+
     pub fn broker_url(&self) -> &str {
         &self.broker_url
     }
