@@ -1,5 +1,6 @@
 //! The HTTP provider against real sockets that misbehave, counting what reaches the wire.
 
+mod ambiguous;
 mod answers;
 mod connections;
 mod expansion;

@@ -1,8 +1,8 @@
 //! JSON body of an answer, of which only the fields that are asked for must be readable.
 //!
 //! Providers send byte-order marks, UTF-16, Latin-1, and broken text in fields that nobody needs. A browser reads all of it,
-//! and a payment that was made must not count as unknown for it. Numbers keep their digits as sent. Of a key that appears
-//! twice in one object, the last value counts.
+//! and a payment that was made must not count as unknown for it. Numbers keep their digits as sent. A key that leads to such
+//! a field must not appear twice in its object: nobody knows which of its values is meant.
 
 use std::fmt;
 
@@ -18,6 +18,10 @@ pub(super) struct AnswerJson {
     /// Some bytes were no characters; U+FFFD stands for them.
     is_damaged: bool,
 }
+
+/// A key on the way to a field appears twice in its object, or a header has two values of which one decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ambiguous;
 
 /// The value of one field.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,14 +85,19 @@ impl AnswerJson {
     }
 
     /// The value at a JSON pointer. <https://www.rfc-editor.org/rfc/rfc6901>
-    pub(super) fn field(&self, pointer: &str) -> Option<Field> {
+    ///
+    /// # Errors
+    /// [`Ambiguous`] when a key of the pointer appears twice where it leads.
+    pub(super) fn field(&self, pointer: &str) -> Result<Option<Field>, Ambiguous> {
         let mut raw = self.text.as_str();
         if !pointer.is_empty() {
-            for step in pointer.strip_prefix('/')?.split('/') {
-                raw = child(raw, &step.replace("~1", "/").replace("~0", "~"))?;
+            let Some(steps) = pointer.strip_prefix('/') else { return Ok(None) };
+            for step in steps.split('/') {
+                let Some(below) = child(raw, &step.replace("~1", "/").replace("~0", "~"))? else { return Ok(None) };
+                raw = below;
             }
         }
-        Some(self.value(raw, true))
+        Ok(Some(self.value(raw, true)))
     }
 
     fn value(&self, raw: &str, with_items: bool) -> Field {
@@ -129,19 +138,23 @@ fn charset(content_type: &str) -> Option<&'static Encoding> {
 }
 
 /// One level down from an object or an array.
-fn child<'a>(raw: &'a str, step: &str) -> Option<&'a str> {
-    match raw.as_bytes().first()? {
-        b'{' => {
-            let Members(members) = serde_json::from_str(raw).ok()?;
-            members.into_iter().rev().find(|(key, _)| key == step).map(|(_, value)| value.get())
+fn child<'a>(raw: &'a str, step: &str) -> Result<Option<&'a str>, Ambiguous> {
+    match raw.as_bytes().first() {
+        Some(b'{') => {
+            let Ok(Members(members)) = serde_json::from_str(raw) else { return Ok(None) };
+            let mut named = members.into_iter().filter(|(key, _)| key == step).map(|(_, value)| value.get());
+            let value = named.next();
+            if named.next().is_some() { Err(Ambiguous) } else { Ok(value) }
         }
-        b'[' => {
-            let is_index = step == "0" || (!step.starts_with('0') && step.bytes().all(|b| b.is_ascii_digit()));
-            let index: usize = step.parse().ok().filter(|_| is_index)?;
-            items(raw).into_iter().nth(index)
-        }
-        _ => None,
+        Some(b'[') => Ok(index(step).and_then(|index| items(raw).into_iter().nth(index))),
+        _ => Ok(None),
     }
+}
+
+/// Digits without a leading zero.
+fn index(step: &str) -> Option<usize> {
+    let is_index = step == "0" || (!step.starts_with('0') && step.bytes().all(|b| b.is_ascii_digit()));
+    step.parse().ok().filter(|_| is_index)
 }
 
 fn items(raw: &str) -> Vec<&str> {

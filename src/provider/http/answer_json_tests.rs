@@ -14,7 +14,7 @@ fn marked(mark: &[u8], body: &[u8]) -> Vec<u8> {
 }
 
 fn id(body: &[u8], content_type: Option<&str>) -> Option<Field> {
-    AnswerJson::read(body, content_type)?.field("/id")
+    AnswerJson::read(body, content_type)?.field("/id").unwrap()
 }
 
 fn text(text: &str) -> Option<Field> {
@@ -57,7 +57,7 @@ fn what_nobody_needs_may_be_broken() {
         b"{\"note\":\"\xff\xfe\x80\",\"id\":\"ch_1\"}",
         b"{\"\xc3\x28\":1,\"id\":\"ch_1\"}",
         br#"{"huge":1e99999,"id":"ch_1","long":123456789012345678901234567890.12345}"#,
-        br#"{"id":"first","id":"ch_1"}"#,
+        br#"{"note":"first","id":"ch_1","note":{"id":1,"id":2}}"#,
         b"{\"note\":\"\xed\xa0\x80\",\"id\":\"ch_1\"}",
         br#"{"a":{"id":"no"},"id":"ch_1","a":[{"id":2}]}"#,
     ];
@@ -66,6 +66,22 @@ fn what_nobody_needs_may_be_broken() {
     }
     let deep = format!(r#"{{"deep":{}{},"id":"ch_1"}}"#, "[".repeat(10_000), "]".repeat(10_000));
     assert_eq!(id(deep.as_bytes(), None), wanted);
+}
+
+#[test]
+fn a_key_on_the_way_must_not_appear_twice() {
+    for (body, pointer) in [
+        (&br#"{"id":"first","id":"ch_1"}"#[..], "/id"),
+        (br#"{"id":"ch_1","x":1,"id":"ch_1"}"#, "/id"),
+        (br#"{"\u0069d":"first","id":"ch_1"}"#, "/id"),
+        (br#"{"a":{"id":1},"a":2}"#, "/a/id"),
+        (br#"{"a":[{"id":1,"id":2}]}"#, "/a/0/id"),
+    ] {
+        let answer = AnswerJson::read(body, None).unwrap();
+        assert_eq!(answer.field(pointer), Err(Ambiguous), "{}", String::from_utf8_lossy(body));
+        assert_eq!(answer.field("/b"), Ok(None));
+        assert_eq!(answer.field(""), Ok(Some(Field::Object)));
+    }
 }
 
 #[test]
@@ -114,10 +130,10 @@ fn pointers_lead_where_rfc_6901_says() {
         ("/0/00/x", None),
     ];
     for (pointer, field) in table {
-        assert_eq!(answer.field(pointer), field, "{pointer}");
+        assert_eq!(answer.field(pointer), Ok(field), "{pointer}");
     }
     let list = vec![Field::List(vec![]), Field::Text("s".to_owned()), Field::Null, Field::Bool(true)];
-    assert_eq!(answer.field("/l"), Some(Field::List(list)));
+    assert_eq!(answer.field("/l"), Ok(Some(Field::List(list))));
 }
 
 #[test]
@@ -139,8 +155,9 @@ proptest! {
         let answer = AnswerJson::read(body.as_bytes(), None).unwrap();
         let strict = value.pointer(pointer);
         prop_assert_eq!(answer.is_object(), value.is_object());
-        prop_assert_eq!(answer.field(pointer).is_some(), strict.is_some());
-        match (strict, answer.field(pointer)) {
+        let field = answer.field(pointer).unwrap();
+        prop_assert_eq!(field.is_some(), strict.is_some());
+        match (strict, field) {
             (Some(Value::String(text)), field) => prop_assert_eq!(field, Some(Field::Text(text.clone()))),
             (Some(Value::Bool(truth)), field) => prop_assert_eq!(field, Some(Field::Bool(*truth))),
             (Some(Value::Number(number)), field) => prop_assert_eq!(field, Some(Field::Number(number.to_string()))),

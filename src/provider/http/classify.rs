@@ -5,9 +5,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
-use reqwest::header::{CONTENT_TYPE, HeaderMap};
+use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, TRANSFER_ENCODING};
 
-use super::answer_json::{AnswerJson, Field};
+use super::answer_json::{Ambiguous, AnswerJson, Field};
 use super::named_wait::named_wait;
 use super::retry_after::retry_after;
 use crate::domain::outcome::{Outcome, UnknownCause};
@@ -25,6 +25,10 @@ const DIGITS_MAX: usize = 6;
 /// Where error codes usually stand; tried in this order for a short token.
 const CODE_PLACES: [&str; 5] = ["/code", "/error/code", "/error", "/type", "/error/type"];
 
+/// Codings that browsers know and that no request of ours asks for. A body that is labelled so and is JSON all the same is not
+/// what it says. Browsers pass other labels by, such as `utf-8`.
+const CODINGS: [&str; 7] = ["gzip", "x-gzip", "deflate", "br", "zstd", "compress", "x-compress"];
+
 /// How much of a body could be had.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
@@ -33,6 +37,9 @@ pub enum Body {
     TooLarge,
     /// It ended before it was whole.
     Broken(UnknownCause),
+    /// The head names a length and a transfer coding: by one of them another answer begins within the body. It is not read.
+    /// <https://www.rfc-editor.org/rfc/rfc9112#section-6.3>
+    TwoLengths,
 }
 
 /// An answer as far as it could be read.
@@ -48,9 +55,17 @@ impl Reading {
     pub(super) fn json(&self) -> Option<AnswerJson> {
         let content_type = self.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         match &self.body {
-            Body::Whole(bytes) => AnswerJson::read(bytes, content_type),
-            Body::TooLarge | Body::Broken(_) => None,
+            Body::Whole(bytes) if !self.is_encoded() => AnswerJson::read(bytes, content_type),
+            Body::Whole(_) | Body::TooLarge | Body::Broken(_) | Body::TwoLengths => None,
         }
+    }
+
+    /// Whether a header says that the body is compressed.
+    fn is_encoded(&self) -> bool {
+        let values = [CONTENT_ENCODING, TRANSFER_ENCODING].map(|name| self.headers.get_all(name));
+        let values = values.iter().flatten().filter_map(|value| value.to_str().ok());
+        let is_coding = |coding: &str| CODINGS.iter().any(|known| coding.trim().eq_ignore_ascii_case(known));
+        values.flat_map(|value| value.split(',')).any(is_coding)
     }
 }
 
@@ -102,17 +117,26 @@ impl Meanings {
     }
 }
 
-/// Says what the answer means. `now` serves dates in an answer without a `Date` of its own.
+/// Says what the answer means. `now` serves dates in an answer without a `Date` of its own. An answer that says two things
+/// where one is needed has an unknown outcome.
 #[must_use]
 pub fn classify(reading: &Reading, meanings: &Meanings, now: SystemTime) -> Outcome {
+    let unreadable = UnknownCause::UnreadableAnswer(reading.status);
+    outcome(reading, meanings, now).unwrap_or(Outcome::Unknown { cause: unreadable, retry_after: None })
+}
+
+fn outcome(reading: &Reading, meanings: &Meanings, now: SystemTime) -> Result<Outcome, Ambiguous> {
     let status = reading.status;
-    let said_by_row = said_by_row(reading, &meanings.statuses);
-    match said_by_row.unwrap_or_else(|| default_meaning(status)) {
+    let said_by_row = said_by_row(reading, &meanings.statuses)?;
+    Ok(match said_by_row.unwrap_or_else(|| default_meaning(status)) {
         // A row that calls a status accepted says so for the status alone: a 204 has no body to read.
         StatusMeaning::Accepted if said_by_row.is_some() => Outcome::Accepted {
-            reference: reading.json().and_then(|body| reference(&body, &meanings.reference_pointer)),
+            reference: match reading.json() {
+                Some(body) => reference(&body, &meanings.reference_pointer)?,
+                None => None,
+            },
         },
-        StatusMeaning::Accepted => accepted(reading, meanings),
+        StatusMeaning::Accepted => accepted(reading, meanings)?,
         StatusMeaning::Declined => Outcome::Declined { reason: reason(reading) },
         StatusMeaning::Misconfigured => Outcome::Misconfigured { status },
         StatusMeaning::Unknown => server_error(status, None),
@@ -122,38 +146,58 @@ pub fn classify(reading: &Reading, meanings: &Meanings, now: SystemTime) -> Outc
         // An hour's quota tells of its end in every answer: a provider that is down is asked again before.
         StatusMeaning::Unavailable => server_error(status, meanings.retry_after(reading, now)),
         StatusMeaning::Review => Outcome::Rejected { reason: reason(reading) },
-    }
+    })
 }
 
 /// The first case of the row that fits the answer.
-pub(super) fn said_by_row(reading: &Reading, statuses: &BTreeMap<u16, Vec<StatusCase>>) -> Option<StatusMeaning> {
-    let cases = statuses.get(&reading.status)?;
+///
+/// # Errors
+/// [`Ambiguous`] when it can't be told whether a case fits, or where the answer ends.
+pub(super) fn said_by_row(
+    reading: &Reading,
+    statuses: &BTreeMap<u16, Vec<StatusCase>>,
+) -> Result<Option<StatusMeaning>, Ambiguous> {
+    if reading.body == Body::TwoLengths {
+        return Err(Ambiguous);
+    }
+    let Some(cases) = statuses.get(&reading.status) else { return Ok(None) };
     let body = cases.iter().any(|case| case.code.is_some()).then(|| reading.json()).flatten();
-    let fits = |case: &&StatusCase| {
-        case.header.as_ref().is_none_or(|header| has_header(&reading.headers, header))
-            && case.code.as_ref().is_none_or(|code| body.as_ref().is_some_and(|body| has_code(body, code)))
-    };
-    cases.iter().find(fits).map(|case| case.means)
+    for case in cases {
+        if has_header(&reading.headers, case.header.as_ref())? && has_code(body.as_ref(), case.code.as_ref())? {
+            return Ok(Some(case.means));
+        }
+    }
+    Ok(None)
 }
 
-fn has_header(headers: &HeaderMap, wanted: &HeaderIs) -> bool {
+fn has_header(headers: &HeaderMap, wanted: Option<&HeaderIs>) -> Result<bool, Ambiguous> {
+    let Some(wanted) = wanted else { return Ok(true) };
     let same = |value: &str| wanted.value.as_ref().is_none_or(|text| value.trim().eq_ignore_ascii_case(text));
-    headers.get_all(wanted.name.as_str()).iter().any(|value| same(&String::from_utf8_lossy(value.as_bytes())))
+    let values = headers.get_all(wanted.name.as_str()).iter();
+    let mut same = values.map(|value| same(&String::from_utf8_lossy(value.as_bytes())));
+    let Some(first) = same.next() else { return Ok(false) };
+    if same.all(|other| other == first) { Ok(first) } else { Err(Ambiguous) }
 }
 
-fn has_code(body: &AnswerJson, wanted: &CodeIs) -> bool {
+fn has_code(body: Option<&AnswerJson>, wanted: Option<&CodeIs>) -> Result<bool, Ambiguous> {
+    let Some(wanted) = wanted else { return Ok(true) };
+    let Some(body) = body else { return Ok(false) };
     let is_code = |field: &Field| match field {
         Field::Text(_) | Field::Number(_) => field.is(&wanted.code),
         Field::Bool(_) | Field::Null | Field::List(_) | Field::Object | Field::Unreadable => false,
     };
-    let holds_code = |field: Field| match &field {
-        Field::List(items) => items.iter().any(is_code),
-        field => is_code(field),
-    };
-    match &wanted.at {
-        Some(place) => body.field(place).is_some_and(holds_code),
-        None => CODE_PLACES.into_iter().filter_map(|place| body.field(place)).any(holds_code),
+    let places = wanted.at.as_ref().map_or(CODE_PLACES.to_vec(), |place| vec![place.as_str()]);
+    for place in places {
+        let holds_code = match body.field(place)? {
+            Some(Field::List(items)) => items.iter().any(is_code),
+            Some(field) => is_code(&field),
+            None => false,
+        };
+        if holds_code {
+            return Ok(true);
+        }
     }
+    Ok(false)
 }
 
 /// The contract's table, "Request to the provider".
@@ -177,21 +221,21 @@ fn server_error(status: u16, retry_after: Option<Duration>) -> Outcome {
 }
 
 /// A success that cannot be read is no success: a gateway's HTML page answers 200 too.
-fn accepted(reading: &Reading, meanings: &Meanings) -> Outcome {
+fn accepted(reading: &Reading, meanings: &Meanings) -> Result<Outcome, Ambiguous> {
     if let Body::Broken(cause) = reading.body {
-        return Outcome::Unknown { cause, retry_after: None };
+        return Ok(Outcome::Unknown { cause, retry_after: None });
     }
-    match reading.json().filter(AnswerJson::is_object) {
-        Some(body) => Outcome::Accepted { reference: reference(&body, &meanings.reference_pointer) },
+    Ok(match reading.json().filter(AnswerJson::is_object) {
+        Some(body) => Outcome::Accepted { reference: reference(&body, &meanings.reference_pointer)? },
         None => Outcome::Unknown { cause: UnknownCause::UnreadableAnswer(reading.status), retry_after: None },
-    }
+    })
 }
 
 /// What stands at the pointer, if it can be a reference.
-pub(super) fn reference(body: &AnswerJson, pointer: &str) -> Option<String> {
-    let (Field::Text(text) | Field::Number(text)) = body.field(pointer)? else { return None };
+pub(super) fn reference(body: &AnswerJson, pointer: &str) -> Result<Option<String>, Ambiguous> {
+    let Some(Field::Text(text) | Field::Number(text)) = body.field(pointer)? else { return Ok(None) };
     let fits = !text.is_empty() && text.chars().count() <= REFERENCE_CHARS_MAX;
-    (fits && !text.chars().any(char::is_control)).then_some(text)
+    Ok((fits && !text.chars().any(char::is_control)).then_some(text))
 }
 
 fn reason(reading: &Reading) -> String {
@@ -204,8 +248,8 @@ fn reason(reading: &Reading) -> String {
 
 /// The first of `code`, `error`, `type` that is a short token, at the top or inside an `error` object.
 fn token(body: &AnswerJson) -> Option<String> {
-    let text = |place| match body.field(place)? {
-        Field::Text(text) if is_token(&text) => Some(text),
+    let text = |place| match body.field(place) {
+        Ok(Some(Field::Text(text))) if is_token(&text) => Some(text),
         _ => None,
     };
     CODE_PLACES.into_iter().find_map(text)

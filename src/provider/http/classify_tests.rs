@@ -277,7 +277,8 @@ fn the_first_case_that_fits_counts() {
         (&[(reason, "global-rate")], "", "throttled"),
         // The order of the cases decides, not that of the answer.
         (&[(reason, "global-rate")], lock, "throttled"),
-        (&[(reason, "global-rate"), (reason, "resource-specific")], lock, "busy"),
+        // Two values, of which one fits: which is meant, nobody knows.
+        (&[(reason, "global-rate"), (reason, "resource-specific")], lock, "unknown"),
         (&[], lock, "busy"),
         (&[], r#"{"code":"lock_timeout"}"#, "throttled"),
         (&[], r#"{"code":"idempotency_key_in_use"}"#, "in progress"),

@@ -13,6 +13,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{Builder, Connection as Driver, SendRequest};
+use hyper::header::{CONTENT_LENGTH, HeaderMap, TRANSFER_ENCODING};
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -112,12 +113,16 @@ impl Connection {
             }
             Err(_) => return Exchange::Failed(Failure::Unknown(UnknownCause::Timeout)),
         };
-        let (body, read_at) = self.read_body(&mut response, deadline).await;
+        let (body, read_at) = if has_two_lengths(response.headers()) {
+            (Body::TwoLengths, Instant::now())
+        } else {
+            self.read_body(&mut response, deadline).await
+        };
         let (head, _) = response.into_parts();
         let whole = matches!(body, Body::Whole(_));
         let reading = Reading { status: head.status.as_u16(), headers: head.headers, body };
         if !whole {
-            // A server that floods us is cut off.
+            // A server that floods us is cut off, and so is one whose next answer nobody could find.
             return Exchange::Answered(Box::new(Answered { reading, read_at, connection: None }));
         }
         let reusable = self.is_ready().await;
@@ -165,6 +170,11 @@ impl Connection {
         })
         .await
     }
+}
+
+/// Whether a head says in two ways where its body ends. hyper itself refuses two different numbers.
+fn has_two_lengths(headers: &HeaderMap) -> bool {
+    headers.contains_key(CONTENT_LENGTH) && headers.contains_key(TRANSFER_ENCODING)
 }
 
 /// Lets the peer close first, for a moment: who closes first keeps the port for a minute (TIME_WAIT), and a client with a

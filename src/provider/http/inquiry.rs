@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use reqwest::Method;
 
-use super::answer_json::{AnswerJson, Field};
+use super::answer_json::{Ambiguous, AnswerJson, Field};
 use super::classify::{Body, Meanings, Reading, is_token, reference, said_by_row};
 use super::client::{self, Client, Outgoing};
 use super::expansion::lookup_url;
@@ -96,20 +96,23 @@ fn unanswered(finding: Finding) -> Answer<Finding> {
     Answer { outcome: finding, status: None, answer_age: Duration::ZERO }
 }
 
-/// What an answer says about the payment. `now` serves dates in an answer without a `Date` of its own.
+/// What an answer says about the payment. `now` serves dates in an answer without a `Date` of its own. An answer that says two
+/// things where one is needed leaves it unknown.
 fn meaning(reading: &Reading, question: &Question, lookup: &Lookup, meanings: &Meanings, now: SystemTime) -> Finding {
     let status = reading.status;
+    let unreadable = Finding::Unknown { cause: UnknownCause::UnreadableAnswer(status), retry_after: None };
+    let Ok(said_by_row) = said_by_row(reading, &meanings.statuses) else { return unreadable };
     let throttled = || Finding::Throttled { retry_after: meanings.throttled_for(reading, now) };
     let retry_after = || meanings.retry_after(reading, now);
     let server_error = |retry_after| Finding::Unknown { cause: UnknownCause::ServerError(status), retry_after };
-    match said_by_row(reading, &meanings.statuses) {
+    match said_by_row {
         Some(StatusMeaning::Throttled) => return throttled(),
         Some(StatusMeaning::Busy) => return Finding::Busy { retry_after: meanings.busy_for(reading, now) },
         Some(StatusMeaning::Unavailable) => return server_error(retry_after()),
         _ => {}
     }
     match status {
-        200..=299 => found(reading, question, lookup),
+        200..=299 => found(reading, question, lookup).unwrap_or(unreadable),
         404 => Finding::NotFound,
         401 | 403 | 407 => Finding::Misconfigured { status },
         429 => throttled(),
@@ -120,34 +123,35 @@ fn meaning(reading: &Reading, question: &Question, lookup: &Lookup, meanings: &M
     }
 }
 
-fn found(reading: &Reading, question: &Question, lookup: &Lookup) -> Finding {
+fn found(reading: &Reading, question: &Question, lookup: &Lookup) -> Result<Finding, Ambiguous> {
     if let Body::Broken(cause) = reading.body {
-        return Finding::Unknown { cause, retry_after: None };
+        return Ok(Finding::Unknown { cause, retry_after: None });
     }
     let Some(body) = reading.json() else {
-        return Finding::Unknown { cause: UnknownCause::UnreadableAnswer(reading.status), retry_after: None };
+        let cause = UnknownCause::UnreadableAnswer(reading.status);
+        return Ok(Finding::Unknown { cause, retry_after: None });
     };
-    let state = body.field(&lookup.state);
+    let state = body.field(&lookup.state)?;
     let Some((state, word)) = state.and_then(|state| state.word().map(|word| (state, word))) else {
-        return Finding::Unclear { reason: format!("the look-up's answer has no word at {}", lookup.state) };
+        return Ok(Finding::Unclear { reason: format!("the look-up's answer has no word at {}", lookup.state) });
     };
     let among = |words: &[String]| words.iter().any(|word| state.is(word));
     let (accepted, declined) = (among(&lookup.accepted), among(&lookup.declined));
     if !accepted && !declined && !among(&lookup.in_progress) {
         let word = if is_token(&word) { format!("`{word}`") } else { "a word".to_owned() };
-        return Finding::Unclear { reason: format!("the look-up answers {word} that no list of lookup names") };
+        return Ok(Finding::Unclear { reason: format!("the look-up answers {word} that no list of lookup names") });
     }
-    match compared(&body, question, lookup) {
+    Ok(match compared(&body, question, lookup)? {
         Compared::Differs(reason) => Finding::Differs { reason },
         Compared::Unreadable(what) if accepted => {
             Finding::Unclear { reason: format!("the look-up's answer has no {what} to compare with ours") }
         }
         Compared::Same | Compared::Unreadable(_) if accepted => {
-            Finding::Accepted { reference: reference(&body, &lookup.reference) }
+            Finding::Accepted { reference: reference(&body, &lookup.reference)? }
         }
         _ if declined => Finding::Declined { reason: format!("{word}, as the provider says when asked") },
         _ => Finding::InProgress,
-    }
+    })
 }
 
 enum Compared {
@@ -157,27 +161,28 @@ enum Compared {
     Unreadable(&'static str),
 }
 
-fn compared(body: &AnswerJson, question: &Question, lookup: &Lookup) -> Compared {
-    let amount = lookup.amount.as_ref().map(|pointer| minor_units(&body.field(pointer)?));
-    let currency = lookup.currency.as_ref().map(|pointer| match body.field(pointer)? {
+fn compared(body: &AnswerJson, question: &Question, lookup: &Lookup) -> Result<Compared, Ambiguous> {
+    let field = |pointer: &Option<String>| pointer.as_ref().map(|pointer| body.field(pointer)).transpose();
+    let amount = field(&lookup.amount)?.map(|field| minor_units(&field?));
+    let currency = field(&lookup.currency)?.map(|field| match field? {
         Field::Text(code) if code.len() == 3 && is_token(&code) => Some(code.to_uppercase()),
         _ => None,
     });
     if amount == Some(None) {
-        return Compared::Unreadable("amount in minor units");
+        return Ok(Compared::Unreadable("amount in minor units"));
     }
     if currency == Some(None) {
-        return Compared::Unreadable("currency");
+        return Ok(Compared::Unreadable("currency"));
     }
     let theirs = (amount.flatten().unwrap_or(question.amount), currency.flatten());
     let theirs = (theirs.0, theirs.1.unwrap_or_else(|| question.currency.clone()));
     if theirs == (question.amount, question.currency.clone()) {
-        return Compared::Same;
+        return Ok(Compared::Same);
     }
-    Compared::Differs(format!(
+    Ok(Compared::Differs(format!(
         "the provider has {} {} for this payment, we have {} {}: see it at the provider",
         theirs.0, theirs.1, question.amount, question.currency
-    ))
+    )))
 }
 
 /// A whole number in any notation, exactly; or its digits as text, where a point would rather mean units of the currency.

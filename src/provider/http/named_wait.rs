@@ -20,9 +20,9 @@ pub fn named_wait(reading: &Reading, wait: &NamedWait, now: SystemTime) -> Optio
             let values = reading.headers.get_all(name.as_str());
             values.iter().filter_map(|value| number(value.to_str().ok()?)).reduce(f64::max)
         }
-        WaitPlace::Body(pointer) => match reading.json()?.field(pointer)? {
-            Field::Number(digits) => digits.parse().ok(),
-            Field::Text(text) => number(&text),
+        WaitPlace::Body(pointer) => match reading.json()?.field(pointer) {
+            Ok(Some(Field::Number(digits))) => digits.parse().ok(),
+            Ok(Some(Field::Text(text))) => number(&text),
             _ => None,
         },
     };
