@@ -223,7 +223,9 @@ fn as_nobody(dir: &std::path::Path) -> std::process::Command {
     use std::os::unix::fs::MetadataExt as _;
     use std::os::unix::process::CommandExt as _;
     let copy = dir.join("sluicegate");
-    std::fs::copy(assert_cmd::cargo::cargo_bin("sluicegate"), &copy).unwrap();
+    // By another process: a file that this one writes cannot be run while a child of another test has inherited its handle.
+    let copied = std::process::Command::new("cp").arg(assert_cmd::cargo::cargo_bin("sluicegate")).arg(&copy).status();
+    assert!(copied.unwrap().success());
     let mut command = std::process::Command::new(&copy);
     if std::fs::metadata(&copy).unwrap().uid() == 0 {
         command.uid(65_534).gid(65_534);
