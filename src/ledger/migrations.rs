@@ -49,6 +49,8 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0032_outcome_events_by_try",
         "0034_deployment_id",
         "0035_bounded_requests",
+        "0036_rights",
+        "0037_final_states",
     ])
 });
 
@@ -84,6 +86,7 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
         "0030_copies_and_stuck_events",
         "0033_deployment_id",
         "0034_bounded_requests",
+        "0035_final_states",
     ])
 });
 

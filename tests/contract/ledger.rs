@@ -13,6 +13,7 @@ use sluicegate::provider::FrozenRequest;
 use sqlx::{AssertSqlSafe, Row};
 
 use crate::support::postgres::Postgres;
+use crate::support::unruled;
 
 mod attempts;
 mod authority;
@@ -34,6 +35,7 @@ mod plans;
 mod pooler;
 mod prompt;
 mod recent;
+mod rules;
 mod schema;
 mod settings;
 mod silent;
@@ -97,6 +99,15 @@ impl Fixture {
         let done = match &self.postgres {
             Some(pool) => sqlx::raw_sql(sql).execute(pool).await.map(|_| ()),
             None => sqlx::raw_sql(sql).execute(&self.database.sqlite_pool().unwrap()).await.map(|_| ()),
+        };
+        done.map_err(|error| error.to_string())
+    }
+
+    /// The same against the database's own rules.
+    async fn unruled(&self, sql: &str) -> Result<(), String> {
+        let done = match &self.postgres {
+            Some(pool) => unruled::on_postgres(pool, sql).await,
+            None => unruled::on_sqlite(&self.database.sqlite_pool().unwrap(), sql).await,
         };
         done.map_err(|error| error.to_string())
     }

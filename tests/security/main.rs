@@ -13,5 +13,6 @@ mod deployment;
 mod getting_started;
 mod https;
 mod recipes;
+mod rights;
 mod search;
 mod tls;

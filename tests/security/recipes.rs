@@ -62,6 +62,7 @@ pub fn apply_postgres_grants(deployment: &Deployment) {
     for _ in 0..2 {
         apply(deployment, DATABASE, "sluicegate_owner", &grants);
     }
+    apply(deployment, DATABASE, "postgres", &block("sql", 2));
 }
 
 fn apply(deployment: &Deployment, database: &str, role: &str, statements: &str) {
@@ -89,6 +90,79 @@ fn the_recipes_suffice_and_nothing_beyond_them_is_allowed() {
     refused_by_rabbitmq(deployment);
 }
 
+/// Finished, waiting for a person, and waiting for its provider: none of them is a worker's to reopen, or anybody's to change.
+const OF_A_WORKER: [&str; 24] = [
+    "UPDATE providers SET url = 'https://evil.example/'",
+    "INSERT INTO provider_limits (provider, name, max_requests, window_ms) VALUES ('control-acme', 'x', 1, 1)",
+    "DELETE FROM provider_limits",
+    "DELETE FROM attempts",
+    "TRUNCATE jobs CASCADE",
+    "DROP TABLE outcome_events",
+    "UPDATE jobs SET state = 'waiting', fence = fence + 1, lease_owner = 'w', lease_until = now() WHERE id = 'pay-1'",
+    "UPDATE jobs SET state = 'waiting', fence = fence + 1 WHERE state = 'review'",
+    "UPDATE jobs SET state = 'waiting', maybe_charged = false WHERE state = 'review'",
+    "UPDATE jobs SET maybe_charged = false WHERE maybe_charged",
+    "UPDATE jobs SET state = 'succeeded' WHERE state = 'review'",
+    "UPDATE jobs SET amount = 1",
+    "UPDATE jobs SET currency = 'USD'",
+    "UPDATE jobs SET account = 'other'",
+    "UPDATE jobs SET provider = 'other'",
+    "UPDATE jobs SET idempotency_key = 'other'",
+    "UPDATE jobs SET content_hash = ''",
+    "UPDATE jobs SET created_at = now()",
+    "UPDATE attempts SET began_at = now()",
+    "UPDATE outcome_events SET state = 'succeeded'",
+    "UPDATE rejected_messages SET detail = 'x'",
+    "SELECT jobs_cancel_ahead('pay-9', 'control-acme', 'x')",
+    "SELECT pg_advisory_lock(1)",
+    "SET SESSION AUTHORIZATION sluicegate_owner",
+];
+const OF_AN_OPERATOR: [&str; 9] = [
+    "UPDATE jobs SET state = 'waiting' WHERE id = 'pay-1'",
+    "UPDATE jobs SET maybe_charged = false",
+    "UPDATE jobs SET reason = 'x'",
+    "INSERT INTO jobs SELECT * FROM jobs",
+    "INSERT INTO outcome_events (job_id, provider, state, attempts, at) VALUES ('pay-1', 'control-acme', 'declined', 1, now())",
+    "UPDATE outcome_events SET published_at = NULL",
+    "INSERT INTO attempts (job_id, number, provider, began_at) VALUES ('pay-1', 9, 'control-acme', now())",
+    "UPDATE limiter_authority SET term = term + 1",
+    "SELECT settings_raise_version(version, version + 1) FROM settings_version",
+];
+const OF_A_READER: [&str; 10] = [
+    "SELECT * FROM jobs",
+    "SELECT payload FROM jobs",
+    "SELECT frozen_body FROM jobs",
+    "SELECT frozen_url FROM jobs",
+    "SELECT headers FROM providers",
+    "SELECT new_row FROM settings_audit",
+    "COPY jobs (payload) TO STDOUT",
+    "SELECT jobs FROM jobs",
+    "UPDATE providers SET paused = true",
+    "SELECT jobs_decide('pay-4', 'review', 'declined', 'x')",
+];
+const OF_ANYBODY: [&str; 20] = [
+    "INSERT INTO settings_audit (who, table_name, row_key) VALUES ('x', 'x', 'x')",
+    "UPDATE settings_audit SET who = 'x'",
+    "DELETE FROM settings_audit",
+    "INSERT INTO job_audit (job_id, who, old_state, cleared_maybe_charged) VALUES ('pay-1', 'x', 'review', false)",
+    "UPDATE job_audit SET who = 'x'",
+    "UPDATE job_audit SET because = 'x'",
+    "DELETE FROM job_audit",
+    "DELETE FROM jobs",
+    "UPDATE settings_version SET version = 9223372036854775807",
+    "UPDATE settings_version SET version = version + 1",
+    "SET session_replication_role = replica",
+    "ALTER TABLE jobs DISABLE TRIGGER ALL",
+    "CREATE TABLE own (a int)",
+    "CREATE TEMP TABLE own (a int)",
+    "CREATE ROLE other",
+    "UPDATE _sqlx_migrations SET checksum = ''",
+    "UPDATE deployment SET id = gen_random_uuid()",
+    "COPY jobs (id) TO PROGRAM 'cat'",
+    "SELECT lo_create(0)",
+    "SELECT pg_try_advisory_xact_lock(1)",
+];
+
 fn refused_by_postgres(deployment: &Deployment) {
     let attempt = |role: &str, statement: &str| -> String {
         let mut psql: Command = deployment.postgres.psql(DATABASE);
@@ -96,43 +170,19 @@ fn refused_by_postgres(deployment: &Deployment) {
         let output = psql.args(["-U", role, "-c", &statement]).output().unwrap();
         if output.status.success() { "allowed".to_owned() } else { text(&output.stderr) }
     };
-    let worker = [
-        "UPDATE providers SET url = 'https://evil.example/'",
-        "INSERT INTO provider_limits (provider, name, max_requests, window_ms) VALUES ('control-acme', 'x', 1, 1)",
-        "DELETE FROM provider_limits",
-        "INSERT INTO settings_audit (who, table_name, row_key) VALUES ('x', 'x', 'x')",
-        "DELETE FROM jobs",
-        "DELETE FROM attempts",
-        "DELETE FROM job_audit",
-        "UPDATE job_audit SET who = 'x'",
-        "TRUNCATE jobs CASCADE",
-        "ALTER TABLE jobs DISABLE TRIGGER ALL",
-        "CREATE TABLE own (a int)",
-        "CREATE ROLE other",
-        "DROP TABLE outcome_events",
-        "UPDATE _sqlx_migrations SET checksum = ''",
-        "COPY jobs TO PROGRAM 'cat'",
-    ];
-    let operator = [
-        "DELETE FROM jobs",
-        "DELETE FROM settings_audit",
-        "UPDATE settings_audit SET who = 'x'",
-        "DELETE FROM job_audit",
-        "UPDATE job_audit SET who = 'x'",
-    ];
-    let reader = ["UPDATE jobs SET reason = 'x'", "UPDATE providers SET paused = true", "DELETE FROM jobs"];
     for (role, statements) in
-        [("sluicegate_worker", &worker[..]), ("sluicegate_operator", &operator), ("sluicegate_reader", &reader)]
+        [("sluicegate_worker", &OF_A_WORKER[..]), ("sluicegate_operator", &OF_AN_OPERATOR), ("sluicegate_reader", &OF_A_READER)]
     {
-        for statement in statements {
+        for statement in statements.iter().chain(&OF_ANYBODY) {
             let said = attempt(role, statement);
-            let words = ["permission denied", "must be owner", "must be superuser"];
+            let words = ["permission denied", "must be owner", "must be superuser", "jobs_decide() alone", "stays so"];
             assert!(words.iter().any(|words| said.contains(words)), "{role}: {statement}: {said}");
         }
     }
     // Who may make temporary tables, which the recipe does not allow, cannot lead the audit into one of them.
     let led_astray = "CREATE TEMP TABLE settings_audit (LIKE settings_audit INCLUDING ALL); \
-         UPDATE settings_version SET version = version + 1; SELECT 1 / (1 - count(*)) FROM pg_temp.settings_audit";
+         SELECT settings_raise_version(version, version + 1) FROM settings_version; \
+         SELECT 1 / (1 - count(*)) FROM pg_temp.settings_audit";
     deployment.sql(&format!("GRANT TEMP ON DATABASE {DATABASE} TO sluicegate_worker"));
     assert_eq!(attempt("sluicegate_worker", led_astray), "allowed", "nothing is in the temporary table");
     deployment.sql(&format!("REVOKE TEMP ON DATABASE {DATABASE} FROM sluicegate_worker"));
@@ -140,10 +190,11 @@ fn refused_by_postgres(deployment: &Deployment) {
     for (role, statement) in [
         ("sluicegate_worker", "UPDATE jobs SET updated_at = updated_at"),
         // What it does after a restore from a backup; a trigger writes the audit.
-        ("sluicegate_worker", "UPDATE settings_version SET version = version + 1"),
+        ("sluicegate_worker", "SELECT settings_raise_version(version, version + 1) FROM settings_version"),
         ("sluicegate_operator", "UPDATE providers SET paused = true"),
-        ("sluicegate_operator", "UPDATE job_audit SET because = 'a person says so'"),
-        ("sluicegate_reader", "SELECT * FROM jobs"),
+        ("sluicegate_operator", "SELECT 1 / count(*) FROM jobs_decide('pay-4', 'review', 'declined', 'a person says so')"),
+        ("sluicegate_operator", "UPDATE outcome_events SET next_try_at = now() WHERE published_at IS NULL"),
+        ("sluicegate_reader", "SELECT id, state, reason, amount, account FROM jobs"),
     ] {
         assert_eq!(attempt(role, statement), "allowed", "{role}: {statement}");
     }

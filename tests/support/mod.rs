@@ -10,3 +10,4 @@ pub mod postgres;
 pub mod process;
 pub mod rabbitmq;
 pub mod redis;
+pub mod unruled;

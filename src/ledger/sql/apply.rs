@@ -97,7 +97,10 @@ impl Statements {
             PROVIDER_COLUMNS.iter().zip(&places).skip(1).map(|(column, place)| format!("{column} = {place}")).collect();
         let (columns, places, sets) = (PROVIDER_COLUMNS.join(", "), places.join(", "), sets.join(", "));
         Self {
-            guard: dialect.sql("UPDATE settings_version SET version = version WHERE version = $1"),
+            guard: dialect.sql(match dialect {
+                Dialect::Postgres => "SELECT settings_hold_version($1) AS version",
+                Dialect::Sqlite => "UPDATE settings_version SET version = version WHERE version = $1",
+            }),
             insert_provider: dialect.sql(&format!("INSERT INTO providers ({columns}) VALUES ({places})")),
             update_provider: dialect.sql(&format!("UPDATE providers SET {sets} WHERE name = $1")),
             insert_limit: dialect.sql(

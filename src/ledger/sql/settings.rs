@@ -50,7 +50,10 @@ impl SqlSettings {
         Self {
             engine,
             version: dialect.sql("SELECT version FROM settings_version"),
-            raise: dialect.sql("UPDATE settings_version SET version = $2 WHERE version = $1"),
+            raise: dialect.sql(match dialect {
+                Dialect::Postgres => "SELECT settings_raise_version($1, $2) AS version",
+                Dialect::Sqlite => "UPDATE settings_version SET version = $2 WHERE version = $1",
+            }),
             audit_raise: match dialect {
                 // By a trigger: a worker may not write the audit.
                 Dialect::Postgres => None,

@@ -270,7 +270,7 @@ async fn what_is_sent_again_keeps_its_request_and_begins_anew(kind: Kind) {
     }
     // A dead job is surely not charged: the database knows no other.
     fixture.bring("expired").await;
-    let error = fixture.sql("UPDATE jobs SET state = 'dead', maybe_charged = (1 = 1) WHERE id = 'expired'").await;
+    let error = fixture.unruled("UPDATE jobs SET state = 'dead', maybe_charged = (1 = 1) WHERE id = 'expired'").await;
     assert!(error.unwrap_err().contains("maybe_charged_is_never"));
 }
 
@@ -284,7 +284,7 @@ async fn what_would_expire_or_was_emptied_is_not_sent_again(kind: Kind) {
             ("expires_at = NULL, frozen_body = ''".to_owned(), Refusal::Emptied),
         ] {
             let change = if kind == Kind::Postgres { change } else { change.replace("''", "x''") };
-            fixture.sql(&format!("UPDATE jobs SET {change} WHERE id = '{situation}'")).await.unwrap();
+            fixture.unruled(&format!("UPDATE jobs SET {change} WHERE id = '{situation}'")).await.unwrap();
             let picture = fixture.picture(situation).await;
             assert_eq!(fixture.decide(situation, &verdict).await, Err(refusal.clone()), "{situation}");
             let recalled = fixture.operator().recall(&id(situation), &verdict).await.unwrap();

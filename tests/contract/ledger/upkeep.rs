@@ -57,7 +57,7 @@ impl Fixture {
             Some(_) => format!("{column} - {by_s} * interval '1 second'"),
             None => format!("{column} - {by_s} * 1000"),
         };
-        self.sql(&format!("UPDATE jobs SET {column} = {moved} WHERE id = '{id}'")).await.unwrap();
+        self.unruled(&format!("UPDATE jobs SET {column} = {moved} WHERE id = '{id}'")).await.unwrap();
     }
 
     async fn overdue(&self, which: Overdue) -> Vec<String> {
@@ -360,7 +360,7 @@ async fn old_payloads_are_emptied_and_the_id_is_known_for_ever(kind: Kind) {
         assert!(matches!(claim(hash(2)).await, Claim::Conflict(_)), "{id}");
         assert_eq!(fixture.upkeep().standing(&job(id), hash(1), 0).await.unwrap(), Standing::Settled);
     }
-    let reopened = fixture.sql("UPDATE jobs SET state = 'waiting' WHERE id = 'unsent'").await;
+    let reopened = fixture.unruled("UPDATE jobs SET state = 'waiting' WHERE id = 'unsent'").await;
     assert!(reopened.unwrap_err().contains("open_jobs_are_not_scrubbed"));
 }
 
@@ -373,7 +373,7 @@ async fn every_job_is_accounted_for(kind: Kind) {
         fixture.move_back(id, "wake_at", overdue_s).await;
     }
     fixture.move_back("due", "created_at", 7_200).await;
-    fixture.sql("UPDATE jobs SET expires_at = created_at WHERE id = 'due'").await.unwrap();
+    fixture.unruled("UPDATE jobs SET expires_at = created_at WHERE id = 'due'").await.unwrap();
     fixture.take(&job("held")).await;
     let sending = fixture.take(&job("sending")).await.hold;
     assert_eq!(fixture.ledger().begin_attempt(&sending, &request("sending")).await.unwrap(), Begun::Attempt(1));

@@ -290,6 +290,11 @@ impl Bench {
         sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&self.pool).await.unwrap();
     }
 
+    /// The same against the database's own rules.
+    pub async fn unruled(&self, sql: &str) {
+        crate::unruled::on_sqlite(&self.pool, sql).await.unwrap();
+    }
+
     pub async fn count(&self, sql: &str) -> i64 {
         sqlx::query_scalar(AssertSqlSafe(sql.to_owned())).fetch_one(&self.pool).await.unwrap()
     }

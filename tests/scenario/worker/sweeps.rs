@@ -129,7 +129,7 @@ async fn a_paused_lane_gets_no_copies_until_it_goes_on() {
 async fn a_job_whose_content_is_not_what_it_was_goes_to_a_person() {
     let bench = Bench::open(&[row("acme")]).await;
     put_down_and_lost(&bench, "job").await;
-    bench.sql("UPDATE jobs SET amount = 1300").await;
+    bench.unruled("UPDATE jobs SET amount = 1300").await;
     make_overdue(&bench, "job", Duration::from_secs(60)).await;
     let job = bench.until_state("job", "review").await;
     assert!(job.reason.contains("cannot be made from the ledger"), "{job:?}");
@@ -172,7 +172,7 @@ async fn a_job_for_another_day_is_in_the_ledger_alone_until_it_is_due() {
     let due_ms = decoded.job.not_before.unwrap().0;
     let hash = hex::encode(decoded.hash.0);
     let today = format!("not_before = {due_ms}, wake_at = {due_ms}, content_hash = x'{hash}'");
-    bench.sql(&format!("UPDATE jobs SET {today} WHERE id = 'later'")).await;
+    bench.unruled(&format!("UPDATE jobs SET {today} WHERE id = 'later'")).await;
     bench.until_state("later", "succeeded").await;
     let sent = bench.script.sent_for("later")[0].clock.duration_since(std::time::UNIX_EPOCH).unwrap();
     assert!(i64::try_from(sent.as_millis()).unwrap() >= due_ms, "sent early");
@@ -183,7 +183,7 @@ async fn a_job_for_another_day_is_in_the_ledger_alone_until_it_is_due() {
 async fn a_waiting_job_expires_without_a_delivery() {
     let bench = Bench::open(&[row("acme")]).await;
     put_down_and_lost(&bench, "job").await;
-    bench.sql("UPDATE jobs SET expires_at = unixepoch('subsec') * 1000 - 1").await;
+    bench.unruled("UPDATE jobs SET expires_at = unixepoch('subsec') * 1000 - 1").await;
     let job = bench.until_state("job", "expired").await;
     assert_eq!((bench.script.sent().len(), job.reason.as_str()), (1, "expires_at has passed"));
     bench.until("the event", async || bench.events_of("job").await.len() == 1).await;

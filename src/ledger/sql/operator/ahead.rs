@@ -12,21 +12,33 @@ use crate::ledger::LedgerError;
 use crate::ledger::operator::{By, Refusal, Verdict};
 use crate::ledger::sql::dialect::Dialect;
 use crate::ledger::sql::engine::{Engine, Sql, Step, Value};
+use crate::ledger::sql::storable;
 
 pub struct Statements {
-    record: Sql,
+    record: Record,
     provider: Sql,
+}
+
+/// How the row is written.
+enum Record {
+    /// By a function of the owner's, cancelled.
+    Function(Sql),
+    /// As one that waits, to be cancelled next.
+    Statement(Sql),
 }
 
 impl Statements {
     pub fn new(dialect: Dialect) -> Self {
         Self {
-            record: dialect.sql(
-                "INSERT INTO jobs (id, provider, idempotency_key, key_given, content_hash, amount, currency, cost, \
-                     priority, state, wake_at, fence, created_at, updated_at) \
-                 VALUES ($1, $2, $1, $3, $4, 1, 'XXX', 1, 0, 'waiting', {now}, 0, {now}, {now}) \
-                 ON CONFLICT DO NOTHING RETURNING id",
-            ),
+            record: match dialect {
+                Dialect::Postgres => Record::Function(dialect.sql("SELECT jobs_cancel_ahead($1, $2, $3) AS id")),
+                Dialect::Sqlite => Record::Statement(dialect.sql(
+                    "INSERT INTO jobs (id, provider, idempotency_key, key_given, content_hash, amount, currency, cost, \
+                         priority, state, wake_at, fence, created_at, updated_at) \
+                     VALUES ($1, $2, $1, 0, $3, 1, 'XXX', 1, 0, 'waiting', {now}, 0, {now}, {now}) \
+                     ON CONFLICT DO NOTHING RETURNING id",
+                )),
+            },
             provider: dialect.sql("SELECT provider FROM jobs WHERE id = $1"),
         }
     }
@@ -39,11 +51,20 @@ impl Statements {
         provider: &ProviderName,
         by: &By,
     ) -> Result<Result<(), Refusal>, LedgerError> {
-        let hash = ContentHash::UNSEEN.0.as_slice();
-        let args: [Value; 4] = [id.as_str().into(), provider.as_str().into(), false.into(), hash.into()];
-        let record = Step { sql: self.record.clone(), args: Arc::from(args), must_affect: true };
-        let mut steps = vec![record];
-        steps.extend(verdicts.steps_ahead(id, by));
+        let step = |sql: &Sql, third: Value| {
+            let args: [Value; 3] = [id.as_str().into(), provider.as_str().into(), third];
+            Step { sql: sql.clone(), args: Arc::from(args), must_affect: true }
+        };
+        let steps = match &self.record {
+            Record::Function(sql) => {
+                let cancelled = step(sql, storable(&verdict::reason_ahead(by)).into());
+                verdicts.signed(id, vec![cancelled], by)
+            }
+            Record::Statement(sql) => {
+                let recorded = step(sql, ContentHash::UNSEEN.0.as_slice().into());
+                std::iter::once(recorded).chain(verdicts.steps_ahead(id, by)).collect()
+            }
+        };
         if engine.atomically(steps).await?.is_some() {
             return Ok(Ok(()));
         }

@@ -19,11 +19,56 @@ const LOOKS_MAX: u32 = 4;
 
 pub struct Statements {
     look: Sql,
-    settle: Sql,
-    revive: Sql,
-    event: Sql,
+    passing: Passing,
     charged: Sql,
     signature: Signature,
+}
+
+/// How a verdict is written.
+enum Passing {
+    /// By a function of the owner's: whoever may call it needs no right to the tables.
+    Function(Sql),
+    /// A database file knows no roles.
+    Statements { settle: Sql, revive: Sql, event: Sql },
+}
+
+impl Passing {
+    fn new(dialect: Dialect) -> Self {
+        if dialect == Dialect::Postgres {
+            return Self::Function(dialect.sql("SELECT jobs_decide($1, $2, $4, $5, $6, $3) AS id"));
+        }
+        Self::Statements {
+            settle: dialect.sql(
+                "UPDATE jobs SET state = $4, fence = fence + 1, lease_owner = NULL, lease_until = NULL, reason = $5, \
+                     provider_reference = COALESCE($6, provider_reference), updated_at = {now} \
+                 WHERE id = $1 AND state = $2 AND fence = $3 RETURNING id",
+            ),
+            // What was sent when stays: the provider may have begun to remember the key then. The reference goes: the next
+            // answer brings its own, and what it was until now may be another payment's.
+            revive: dialect.sql(
+                "UPDATE jobs SET state = $4, fence = fence + 1, reason = $5, maybe_charged = 0, attempts = 0, \
+                     lookups = 0, resend = NULL, lost_holders = 0, provider_reference = NULL, wake_at = {now}, \
+                     revived_at = {now}, copy = copy + 1, delayed_copy = NULL, delayed_until = NULL, \
+                     updated_at = {now} \
+                 WHERE id = $1 AND state = $2 AND fence = $3 AND lease_until IS NULL \
+                     AND (state = 'review' OR NOT maybe_charged) RETURNING id",
+            ),
+            event: dialect.sql(
+                "INSERT INTO outcome_events (job_id, provider, state, provider_reference, reason, attempts, at) \
+                 SELECT id, provider, state, provider_reference, reason, attempts, updated_at FROM jobs WHERE id = $1",
+            ),
+        }
+    }
+
+    /// `change`: id, state, fence, the state that it becomes, reason, the provider's reference.
+    fn steps(&self, verdict: &Verdict, id: &JobId, change: Args) -> Vec<Step> {
+        let step = |sql: &Sql, args: Args| Step { sql: sql.clone(), args, must_affect: true };
+        match self {
+            Self::Function(decide) => vec![step(decide, change)],
+            Self::Statements { revive, .. } if verdict.sends_again() => vec![step(revive, change)],
+            Self::Statements { settle, event, .. } => vec![step(settle, change), step(event, of(id))],
+        }
+    }
 }
 
 impl Statements {
@@ -37,25 +82,7 @@ impl Statements {
                      (SELECT count(*) FROM attempts WHERE job_id = jobs.id AND ended_at IS NULL) AS attempts_open \
                  FROM jobs WHERE id = $1",
             ),
-            settle: dialect.sql(
-                "UPDATE jobs SET state = $4, fence = fence + 1, lease_owner = NULL, lease_until = NULL, reason = $5, \
-                     provider_reference = COALESCE($6, provider_reference), updated_at = {now} \
-                 WHERE id = $1 AND state = $2 AND fence = $3 RETURNING id",
-            ),
-            // What was sent when stays: the provider may have begun to remember the key then. The reference goes: the next
-            // answer brings its own, and what it was until now may be another payment's.
-            revive: dialect.sql(
-                "UPDATE jobs SET state = $4, fence = fence + 1, reason = $5, maybe_charged = $6, attempts = 0, \
-                     lookups = 0, resend = NULL, lost_holders = 0, provider_reference = NULL, wake_at = {now}, revived_at = {now}, \
-                     copy = copy + 1, delayed_copy = NULL, delayed_until = NULL, \
-                     updated_at = {now} \
-                 WHERE id = $1 AND state = $2 AND fence = $3 AND lease_until IS NULL \
-                     AND (state = 'review' OR NOT maybe_charged) RETURNING id",
-            ),
-            event: dialect.sql(
-                "INSERT INTO outcome_events (job_id, provider, state, provider_reference, reason, attempts, at) \
-                 SELECT id, provider, state, provider_reference, reason, attempts, updated_at FROM jobs WHERE id = $1",
-            ),
+            passing: Passing::new(dialect),
             charged: dialect.sql(
                 "SELECT other.id FROM jobs JOIN jobs AS other ON other.provider = jobs.provider \
                  WHERE jobs.id = $1 AND other.id <> $1 AND other.state = 'succeeded' \
@@ -113,7 +140,7 @@ impl Statements {
             if seen_fence.is_some_and(|seen| seen != fence) {
                 break;
             }
-            if engine.atomically(self.steps(id, verdict, fence, by, "")).await?.is_some() {
+            if engine.atomically(self.steps(id, verdict, fence, by, &reason(verdict, by, ""))).await?.is_some() {
                 return Ok(Ok(()));
             }
         }
@@ -122,36 +149,40 @@ impl Statements {
 
     /// What cancels a row that is written in the same stroke, with fence 0.
     pub fn steps_ahead(&self, id: &JobId, by: &By) -> Vec<Step> {
-        self.steps(id, &Verdict::Cancel, 0, by, " before its message came")
+        self.steps(id, &Verdict::Cancel, 0, by, &reason_ahead(by))
     }
 
-    fn steps(&self, id: &JobId, verdict: &Verdict, fence: i64, by: &By, when: &str) -> Vec<Step> {
-        let because = by.because.as_deref().map(storable);
-        let reason = match &because {
-            Some(because) => format!("{} by a person{when}: {because}", verdict.done()),
-            None => format!("{} by a person{when}", verdict.done()),
+    /// The change of one job, signed.
+    pub fn signed(&self, id: &JobId, change: Vec<Step>, by: &By) -> Vec<Step> {
+        self.signature.on_job(id, change, by)
+    }
+
+    fn steps(&self, id: &JobId, verdict: &Verdict, fence: i64, by: &By, reason: &str) -> Vec<Step> {
+        let reference = match verdict {
+            Verdict::Succeeded { reference } => reference.as_deref().map(storable),
+            _ => None,
         };
-        let mut change: Vec<Value> = vec![
+        let change: [Value; 6] = [
             id.as_str().into(),
             verdict.from().into(),
             fence.into(),
             verdict.to().into(),
-            storable(&reason).into(),
+            storable(reason).into(),
+            reference.into(),
         ];
-        let step = |sql: &Sql, args: Args| Step { sql: sql.clone(), args, must_affect: true };
-        let mut steps = Vec::new();
-        if verdict.sends_again() {
-            change.push(false.into());
-            steps.push(step(&self.revive, Args::from(change)));
-        } else {
-            let reference = match verdict {
-                Verdict::Succeeded { reference } => reference.as_deref().map(storable),
-                _ => None,
-            };
-            change.push(reference.into());
-            steps.push(step(&self.settle, Args::from(change)));
-            steps.push(step(&self.event, of(id)));
-        }
-        self.signature.on_job(id, steps, by)
+        self.signed(id, self.passing.steps(verdict, id, Arc::from(change)), by)
+    }
+}
+
+/// Why a payment is cancelled of which no message has come.
+pub fn reason_ahead(by: &By) -> String {
+    reason(&Verdict::Cancel, by, " before its message came")
+}
+
+fn reason(verdict: &Verdict, by: &By, when: &str) -> String {
+    let done = verdict.done();
+    match by.because.as_deref().map(storable) {
+        Some(because) => format!("{done} by a person{when}: {because}"),
+        None => format!("{done} by a person{when}"),
     }
 }

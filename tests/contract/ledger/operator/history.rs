@@ -43,7 +43,7 @@ async fn a_long_past_is_read_page_by_page(kind: Kind) {
     // Of each lane's 2,000 jobs every tenth has a key of its own, in another order than its id.
     let keyed =
         "UPDATE jobs SET key_given = (1 = 1), idempotency_key = 'k-' || substr(id, 5) || '-' || id WHERE id LIKE '%7'";
-    fixture.sql(keyed).await.unwrap();
+    fixture.unruled(keyed).await.unwrap();
     let lane = name("lane-3");
     let all = fixture.operator().arrivals(&lane, At(0), At(4_000_000_000_000), 100_000).await.unwrap();
     let counted = "SELECT count(*) FROM jobs WHERE provider = 'lane-3'";
