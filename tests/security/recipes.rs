@@ -170,9 +170,11 @@ fn refused_by_postgres(deployment: &Deployment) {
         let output = psql.args(["-U", role, "-c", &statement]).output().unwrap();
         if output.status.success() { "allowed".to_owned() } else { text(&output.stderr) }
     };
-    for (role, statements) in
-        [("sluicegate_worker", &OF_A_WORKER[..]), ("sluicegate_operator", &OF_AN_OPERATOR), ("sluicegate_reader", &OF_A_READER)]
-    {
+    for (role, statements) in [
+        ("sluicegate_worker", &OF_A_WORKER[..]),
+        ("sluicegate_operator", &OF_AN_OPERATOR),
+        ("sluicegate_reader", &OF_A_READER),
+    ] {
         for statement in statements.iter().chain(&OF_ANYBODY) {
             let said = attempt(role, statement);
             let words = ["permission denied", "must be owner", "must be superuser", "jobs_decide() alone", "stays so"];
@@ -192,7 +194,10 @@ fn refused_by_postgres(deployment: &Deployment) {
         // What it does after a restore from a backup; a trigger writes the audit.
         ("sluicegate_worker", "SELECT settings_raise_version(version, version + 1) FROM settings_version"),
         ("sluicegate_operator", "UPDATE providers SET paused = true"),
-        ("sluicegate_operator", "SELECT 1 / count(*) FROM jobs_decide('pay-4', 'review', 'declined', 'a person says so')"),
+        (
+            "sluicegate_operator",
+            "SELECT 1 / count(*) FROM jobs, jobs_decide(id, 'review', 'declined', 'a person says so') WHERE state = 'review'",
+        ),
         ("sluicegate_operator", "UPDATE outcome_events SET next_try_at = now() WHERE published_at IS NULL"),
         ("sluicegate_reader", "SELECT id, state, reason, amount, account FROM jobs"),
     ] {

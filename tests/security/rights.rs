@@ -3,7 +3,8 @@
 use crate::deployment::Deployment;
 use crate::page::Page;
 
-const ROLES: &str = "(VALUES ('sluicegate_worker', 1), ('sluicegate_operator', 2), ('sluicegate_reader', 3)) AS roles (role, n)";
+const ROLES: &str =
+    "(VALUES ('sluicegate_worker', 1), ('sluicegate_operator', 2), ('sluicegate_reader', 3)) AS roles (role, n)";
 
 /// A line for each table: its name, and a cell for each role.
 fn tables() -> String {

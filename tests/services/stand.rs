@@ -16,12 +16,12 @@ use crate::support::postgres::Postgres;
 use crate::support::process::{Server, free_port, private_dir};
 use crate::support::rabbitmq::RabbitNode;
 use crate::support::redis::{Redis, RedisOptions};
+use crate::support::roles::{self, DATABASE};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_sluicegate");
 /// Debian's own interpreter, which sees Debian's python3-pika.
 const PYTHON: &str = "/usr/bin/python3";
 const VHOST: &str = "billing";
-const DATABASE: &str = "billing";
 
 /// How many stands share the machine; [`ALONE`] while one has it to itself, which measures time.
 static STANDS: Mutex<i64> = Mutex::new(0);
@@ -118,7 +118,7 @@ impl Stand {
         let (postgres, rabbit) = (Postgres::start(), RabbitNode::start());
         let redis = Redis::start_in(&redis_dir, RedisOptions::default());
         let broker_url = rabbit.create_vhost(VHOST);
-        postgres.create_database(DATABASE);
+        roles::create(&postgres);
         let stand = Self {
             postgres,
             redis,
@@ -131,6 +131,7 @@ impl Stand {
             _share: share,
         };
         stand.sluicegate(&["migrate"]);
+        roles::grant(&stand.postgres);
         stand
     }
 
@@ -163,20 +164,21 @@ impl Stand {
 
     /// Runs a command to its end and expects success.
     pub fn sluicegate(&self, args: &[&str]) -> String {
-        let output = Command::new(PROGRAM).args(args).envs(self.environment("none")).output().unwrap();
+        let output = Command::new(PROGRAM).args(args).envs(self.environment(args[0], "none")).output().unwrap();
         assert!(output.status.success(), "{args:?}: {}", text(&output));
         String::from_utf8(output.stdout).unwrap()
     }
 
     /// Runs a command to its end; its exit code and all that it says.
     pub fn attempt(&self, args: &[&str]) -> (Option<i32>, String) {
-        let output = Command::new(PROGRAM).args(args).envs(self.environment("none")).output().unwrap();
+        let output = Command::new(PROGRAM).args(args).envs(self.environment(args[0], "none")).output().unwrap();
         (output.status.code(), text(&output))
     }
 
-    fn environment(&self, ops: &str) -> Vec<(String, String)> {
+    /// Of this command, as the role of docs/security.md that runs it.
+    fn environment(&self, command: &str, ops: &str) -> Vec<(String, String)> {
         [
-            ("SLUICEGATE_DATABASE__URL", self.postgres.url(DATABASE)),
+            ("SLUICEGATE_DATABASE__URL", roles::url_for(&self.postgres, command)),
             ("SLUICEGATE_QUEUE__URL", self.broker_url.clone()),
             ("SLUICEGATE_LIMITER__URL", self.redis.url()),
             ("SLUICEGATE_OPS__LISTEN", ops.to_owned()),
@@ -203,7 +205,7 @@ impl Stand {
 
     pub fn start_worker(&mut self, number: usize) {
         let ops_port = free_port();
-        let environment = self.environment(&format!("127.0.0.1:{ops_port}"));
+        let environment = self.environment("run", &format!("127.0.0.1:{ops_port}"));
         let environment: Vec<(&str, &str)> =
             environment.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         let log = self.dir.join(format!("worker-{number}-{ops_port}.log"));
@@ -243,7 +245,7 @@ impl Stand {
     /// Runs a command that asks this worker's ops server.
     pub fn status_of(&self, number: usize, args: &[&str]) -> String {
         let ops = format!("127.0.0.1:{}", self.workers[number].as_ref().unwrap().ops_port);
-        let output = Command::new(PROGRAM).args(args).envs(self.environment(&ops)).output().unwrap();
+        let output = Command::new(PROGRAM).args(args).envs(self.environment(args[0], &ops)).output().unwrap();
         assert!(output.status.success() && output.stderr.is_empty(), "{args:?}: {}", text(&output));
         String::from_utf8(output.stdout).unwrap()
     }
@@ -251,7 +253,7 @@ impl Stand {
     /// A command that asks this worker's ops server and goes on.
     pub fn program_of(&self, number: usize, args: &[&str]) -> Program {
         let ops = format!("127.0.0.1:{}", self.workers[number].as_ref().unwrap().ops_port);
-        Program::start(args, &self.environment(&ops), &self.dir.join("program.log"))
+        Program::start(args, &self.environment(args[0], &ops), &self.dir.join("program.log"))
     }
 
     /// From now on programs reach the broker as a user of its own, with all rights until they are changed.

@@ -10,4 +10,5 @@ pub mod postgres;
 pub mod process;
 pub mod rabbitmq;
 pub mod redis;
+pub mod roles;
 pub mod unruled;

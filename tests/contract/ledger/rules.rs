@@ -64,7 +64,8 @@ async fn what_was_final_or_may_be_charged_changes_audited(kind: Kind) {
     let end = AttemptEnd { number: 1, outcome: "unknown", status: None, detail: String::new(), counts: true };
     assert_eq!(fixture.ledger().finish_attempt(&hold, &end, &next).await.unwrap(), Written::Kept);
     for id in ["dead", "review", "unknown"] {
-        let taken = format!("UPDATE jobs SET state = 'waiting', updated_at = updated_at, {AS_A_WORKER} WHERE id = '{id}'");
+        let taken =
+            format!("UPDATE jobs SET state = 'waiting', updated_at = updated_at, {AS_A_WORKER} WHERE id = '{id}'");
         fixture.sql(&taken).await.unwrap();
         let audit = format!("SELECT old_state || ' ' || new_state FROM job_audit WHERE job_id = '{id}'");
         assert_eq!(fixture.one(&audit).await, format!("{id} waiting"));
@@ -171,7 +172,8 @@ async fn people_decide_by_a_function() {
     // A second time it finds nothing to decide.
     fixture.sql(statement).await.unwrap();
     assert_eq!(fixture.one("SELECT count(*) FROM job_audit").await, "1");
-    for (old, new) in [("succeeded", "waiting"), ("waiting", "succeeded"), ("unknown", "cancelled"), ("review", "dead")] {
+    for (old, new) in [("succeeded", "waiting"), ("waiting", "succeeded"), ("unknown", "cancelled"), ("review", "dead")]
+    {
         let decide = format!("SELECT jobs_decide('invoice-4711', '{old}', '{new}', 'because')");
         fixture.refused(&decide, "nobody decides").await;
     }

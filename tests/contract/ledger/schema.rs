@@ -362,7 +362,9 @@ async fn every_rule_is_a_check(kind: Kind) {
                 value.replace("'{short}'", "x'00'")
             };
             let update = format!("UPDATE {name} SET {column} = {value} WHERE {condition}");
-            let error = fixture.unruled(&update).await.expect_err(&update);
+            // Beside the rule that a payment's content never changes.
+            let refused = if name == "jobs" { fixture.unruled(&update).await } else { fixture.sql(&update).await };
+            let error = refused.expect_err(&update);
             let meant = ["constraint", "violates", "json", "mismatch"].iter().any(|word| error.contains(word));
             assert!(meant, "{update}: {error}");
         }

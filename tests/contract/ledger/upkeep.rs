@@ -57,7 +57,7 @@ impl Fixture {
             Some(_) => format!("{column} - {by_s} * interval '1 second'"),
             None => format!("{column} - {by_s} * 1000"),
         };
-        self.unruled(&format!("UPDATE jobs SET {column} = {moved} WHERE id = '{id}'")).await.unwrap();
+        self.sql(&format!("UPDATE jobs SET {column} = {moved} WHERE id = '{id}'")).await.unwrap();
     }
 
     async fn overdue(&self, which: Overdue) -> Vec<String> {

@@ -57,7 +57,9 @@ async fn a_job_recorded_under_a_laxer_rule_is_finished() {
     assert!(decode(body.as_bytes(), &name("acme"), CardNumbers::Off).is_err());
     let hash = decode_recorded(body.as_bytes(), &name("acme")).unwrap().hash.0;
     let hash = hex::encode(hash);
-    bench.unruled(&format!("UPDATE jobs SET payload = '{secret}', content_hash = x'{hash}' WHERE id = 'unknown'")).await;
+    bench
+        .unruled(&format!("UPDATE jobs SET payload = '{secret}', content_hash = x'{hash}' WHERE id = 'unknown'"))
+        .await;
     bench.card_numbers = CardNumbers::Refuse;
     bench.run();
     for id in ["waiting", "given-up", "unknown"] {
