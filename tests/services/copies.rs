@@ -51,8 +51,7 @@ async fn changed_limits_add_no_messages_of_delayed_jobs() {
     all_refused_since("epoch");
     for change in 1..=CHANGES {
         let sql = format!("UPDATE provider_limits SET max_requests = {} WHERE name = 'per-account'", 1 + change);
-        let changed =
-            stand.postgres.psql("billing").args(["-At", "-c", &sql, "-c", "SELECT clock_timestamp()"]).output();
+        let changed = stand.psql().args(["-At", "-c", &sql, "-c", "SELECT clock_timestamp()"]).output();
         let changed = String::from_utf8(changed.unwrap().stdout).unwrap();
         all_refused_since(changed.lines().last().unwrap());
         // Acknowledged a moment after it was written. Those of jobs that are paid by now lie in their delay queues still.

@@ -121,7 +121,7 @@ async fn people_settle_what_the_program_could_not() {
         story["events"].as_array().unwrap().iter().map(|event| event["state"].as_str().unwrap()).collect();
     assert_eq!(told, ["review", "succeeded"]);
     let audit = &story["audit"][0];
-    assert_eq!((&audit["who"], &audit["cleared_maybe_charged"]), (&"postgres".into(), &true.into()));
+    assert_eq!((&audit["who"], &audit["cleared_maybe_charged"]), (&"sluicegate_operator".into(), &true.into()));
     let log = tokio::task::block_in_place(|| stand.stop_worker(0));
     assert!(log.contains("everything was finished or handed back"), "{log}");
     // What was cancelled came round by its queue, if it still had one, and was done with.

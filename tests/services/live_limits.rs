@@ -18,7 +18,7 @@ const ROWS: &str = "[[provider]]\nname = \"acme\"\nurl = \"{url:acme}\"\nidempot
 fn commit(stand: &Stand, sql: &str) -> (u64, i64) {
     let committed = "SELECT version || ' ' || floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint \
                      FROM settings_version";
-    let output = stand.postgres.psql("billing").args(["-c", &format!("BEGIN; {sql}; {committed}; COMMIT")]).output();
+    let output = stand.psql().args(["-c", &format!("BEGIN; {sql}; {committed}; COMMIT")]).output();
     let output = output.unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     let (version, at) = text.trim().split_once(' ').unwrap_or_else(|| panic!("{text}"));
