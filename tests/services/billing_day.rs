@@ -210,7 +210,8 @@ fn judge_readouts(history: &History, load: &Load) {
     // In its first seconds a lane sends at once what it will then send turn by turn.
     let settled = |time: &FinishTime| time.provider == "acme" && time.open <= load.acme - STARTING;
     let finish_times: Vec<FinishTime> = finish_times.into_iter().filter(settled).collect();
-    assert!(finish_times.len() > 10, "{finish_times:?}");
+    // On a slow machine a look takes longer than the second between two looks.
+    assert!(finish_times.len() >= 3, "{finish_times:?}");
     let wrong: Vec<&FinishTime> = finish_times.iter().filter(|finish_time| !finish_time.is_right()).collect();
     assert!(wrong.is_empty(), "{} of {} finish times: {wrong:?}", wrong.len(), finish_times.len());
 }
