@@ -164,10 +164,12 @@ pub enum InvalidReason {
     Conflict,
     /// The broker gave up on it again and again, and it never became a job.
     Undeliverable,
+    /// Of a newer format, and no worker that knows it came in time.
+    NewerVersion,
 }
 
 impl InvalidReason {
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Malformed,
         Self::TooLarge,
         Self::UnknownField,
@@ -182,6 +184,7 @@ impl InvalidReason {
         Self::MissingReference,
         Self::Conflict,
         Self::Undeliverable,
+        Self::NewerVersion,
     ];
 
     #[must_use]
@@ -201,6 +204,7 @@ impl InvalidReason {
             Self::MissingReference => "missing_reference",
             Self::Conflict => "conflict",
             Self::Undeliverable => "undeliverable",
+            Self::NewerVersion => "newer_version",
         }
     }
 }

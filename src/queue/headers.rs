@@ -2,6 +2,8 @@
 //!
 //! Refuses anything that a producer wrote: those pass through untouched.
 
+use std::time::Duration;
+
 use super::{Destination, Outgoing, Properties};
 
 /// On an invalid message: the code of its reason.
@@ -14,6 +16,30 @@ pub const COPY: &str = "x-sluicegate-copy";
 
 /// On a message that was given up and published again: how often that happened.
 pub const DEAD_ROUNDS: &str = "x-sluicegate-dead-rounds";
+
+/// On a message of a newer format that waits: since when, in seconds since the Unix epoch.
+pub const WAITS_SINCE: &str = "x-sluicegate-waits-since";
+
+/// Since when this message waits for a newer worker.
+#[must_use]
+pub fn waits_since(properties: &Properties) -> Option<Duration> {
+    let seconds = properties.headers.get(WAITS_SINCE).and_then(|text| text.parse().ok());
+    seconds.map(Duration::from_secs)
+}
+
+/// The same properties for a message that waits since then.
+#[must_use]
+pub fn with_waits_since(mut properties: Properties, since: Duration) -> Properties {
+    properties.headers.insert(WAITS_SINCE.to_owned(), since.as_secs().to_string());
+    properties
+}
+
+/// The same properties for a message whose wait has ended: whoever publishes it again begins another.
+#[must_use]
+pub fn without_waits_since(mut properties: Properties) -> Properties {
+    properties.headers.remove(WAITS_SINCE);
+    properties
+}
 
 /// The number of this copy of its job's message. A header that cannot be read was not written by us.
 #[must_use]

@@ -85,6 +85,7 @@ pub async fn run(
         outbox: Arc::default(),
         late: Arc::default(),
         local_faults: Arc::default(),
+        log_throttle: Arc::default(),
         start_timer: Arc::default(),
         stop,
         abandon: CancellationToken::new(),

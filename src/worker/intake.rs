@@ -15,12 +15,13 @@ use tracing::Instrument as _;
 use super::execute::{self, JobInHand, Place, given_up, records_within};
 use super::in_hand::LEASE;
 use super::lane::LaneParts;
+use super::newer_version::{self, Newer};
 use super::park::{Copy, publish_copy, unless_abandoned};
 use super::patience::{GivenUp, until_back};
 use super::reading::{RowRules, read};
 use super::topology::publish;
 use crate::domain::explain::parked::ITS_TIME;
-use crate::domain::job::{Invalid, JobId};
+use crate::domain::job::{Invalid, InvalidReason, JobId};
 use crate::faults::{self, Point};
 use crate::fleet::report::By;
 use crate::ledger::copies::{Arrived, Claimant, ComesBack};
@@ -29,8 +30,7 @@ use crate::queue::message::{DecodeError, Decoded};
 use crate::queue::{DELAY_STEPS, Delivery, Destination, Outgoing, QueueError, Receipt, headers};
 use crate::telemetry::spans;
 
-/// How long a message of a newer format waits before it is looked at again: about a rolling deployment's step.
-pub(super) const NEWER_VERSION_WAIT: Duration = Duration::from_secs(60);
+const NO_JOB: &str = "message is no job";
 /// A job that waits longer than this is in the ledger alone, and the sweeper publishes it when it is due: a message would
 /// go round the longest delay queue for all that time.
 const UNQUEUED_FROM: Duration = Duration::from_secs(24 * 60 * 60);
@@ -149,11 +149,7 @@ async fn steps(lane: &LaneParts, copy: &Copy, (delivered_at, redelivered): (Inst
     let decoded = match read_by_row(lane, copy).await {
         // Moved more than once while it waits, and each of its places would be kept.
         Ok(Ok(decoded)) => Box::new(decoded),
-        Ok(Err(DecodeError::NewerVersion(version))) => {
-            tracing::error!(provider = %lane.name, version, "message of a newer format waits for a newer worker");
-            lane.meter.parked("newer_version", "message of a newer format waits for a newer worker");
-            return End::Park { wait: NEWER_VERSION_WAIT, number: None };
-        }
+        Ok(Err(DecodeError::NewerVersion(version))) => return Box::pin(wait_for_newer(lane, copy, version)).await,
         Ok(Err(DecodeError::Invalid { invalid, claimed_id: id })) => return reject(lane, copy, &invalid, id).await,
         Err(error) => {
             tracing::warn!(provider = %lane.name, ?error, "not known whether a message's job is recorded; it goes back");
@@ -278,11 +274,35 @@ async fn kept_unqueued(lane: &LaneParts, job: &JobInHand) -> bool {
     }
 }
 
+/// A message of a newer format: parked for a newer worker, until it is too old.
+async fn wait_for_newer(lane: &LaneParts, copy: &Copy, version: u64) -> End {
+    let max_age = lane.settings.borrow().provider.max_age;
+    let properties = match newer_version::judge(&copy.properties, version, Some(max_age)) {
+        Newer::Waits(properties) => properties,
+        Newer::TooOld(invalid) => return reject(lane, copy, &invalid, None).await,
+    };
+    let reason = InvalidReason::NewerVersion.code();
+    if lane.worker.log_throttle.admits(lane.name.as_str(), newer_version::WAITS, reason) {
+        tracing::error!(provider = %lane.name, version, "{}", newer_version::WAITS);
+    }
+    lane.meter.parked(reason, newer_version::WAITS);
+    match publish_copy(&lane.worker, &Copy { properties, ..copy.clone() }, newer_version::LOOK_AGAIN).await {
+        Ok(()) => End::Ack,
+        Err(error) => {
+            tracing::warn!(provider = %lane.name, ?error, "not parked; the message goes back");
+            End::Refused
+        }
+    }
+}
+
 /// What can never be a job: kept in the ledger and in `invalid`, then acknowledged.
 async fn reject(lane: &LaneParts, copy: &Copy, invalid: &Invalid, job_id: Option<JobId>) -> End {
     let worker = &lane.worker;
     let (outgoing, message) = rejection(copy, invalid, job_id);
-    tracing::warn!(provider = %lane.name, reason = invalid.reason.code(), detail = invalid.detail, "message is no job");
+    let reason = invalid.reason.code();
+    if worker.log_throttle.admits(lane.name.as_str(), NO_JOB, reason) {
+        tracing::warn!(provider = %lane.name, reason, detail = invalid.detail, "{NO_JOB}");
+    }
     let kept = until_back("keep an invalid message", &lane.stop, || publish(worker, &copy.provider, &outgoing));
     if let Err(error) = unless_abandoned(worker, kept).await {
         tracing::warn!(?error, "invalid message not kept; it goes back");
@@ -291,7 +311,7 @@ async fn reject(lane: &LaneParts, copy: &Copy, invalid: &Invalid, job_id: Option
     let noted = until_back("note an invalid message", &lane.stop, || worker.engines.ledger.reject(&message));
     match noted.await {
         Ok(()) => {
-            lane.meter.rejected(invalid.reason.code());
+            lane.meter.rejected(reason);
             End::Ack
         }
         Err(error) => {
@@ -314,7 +334,7 @@ pub(super) fn rejection(copy: &Copy, invalid: &Invalid, job_id: Option<JobId>) -
     let outgoing = Outgoing {
         destination: Destination::Invalid { reason: invalid.reason, detail: invalid.detail.clone() },
         body: copy.body.clone(),
-        properties: copy.properties.clone(),
+        properties: headers::without_waits_since(copy.properties.clone()),
     };
     (outgoing, row)
 }

@@ -24,7 +24,9 @@ pub mod intake;
 pub mod lane;
 pub mod late;
 pub mod local_faults;
+pub mod log_throttle;
 pub mod meter;
+pub mod newer_version;
 pub mod outbox;
 pub mod park;
 pub mod patience;
@@ -75,6 +77,7 @@ pub struct Worker {
     pub outbox: Arc<outbox::Outbox>,
     pub late: Arc<late::LatePublishes>,
     pub local_faults: Arc<local_faults::LocalFaults>,
+    pub log_throttle: Arc<log_throttle::LogThrottle>,
     pub start_timer: Arc<start_timer::StartTimer>,
     /// Fires when intake ends: what only waits is handed back.
     pub stop: CancellationToken,

@@ -13,6 +13,8 @@ use crate::ledger::upkeep::Standing;
 use crate::provider::PaymentProvider;
 use crate::queue::message::{DecodeError, Decoded, decode, decode_recorded};
 
+const RECORDED_BEFORE: &str = "a new job would be refused by this rule; this one was recorded before";
+
 /// Whether what was refused for this may have been taken when the rules were laxer.
 fn may_have_been_taken(reason: InvalidReason) -> bool {
     matches!(
@@ -72,7 +74,9 @@ pub async fn read(
     match worker.engines.upkeep.standing(&decoded.job, decoded.hash, i64::MAX).await? {
         Standing::Open | Standing::Superseded | Standing::Settled => {
             let rule = reason.code();
-            tracing::warn!(provider = %lane, rule, "a new job would be refused by this rule; this one was recorded before");
+            if worker.log_throttle.admits(lane.as_str(), RECORDED_BEFORE, rule) {
+                tracing::warn!(provider = %lane, rule, "{RECORDED_BEFORE}");
+            }
             Ok(Ok(decoded))
         }
         Standing::NotRecorded | Standing::Conflict => Ok(judged),

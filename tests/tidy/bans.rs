@@ -9,7 +9,7 @@ const LINES_MAX: usize = 450;
 const DOC_CHARS_MIN: usize = 80;
 
 /// Who reads a clock. Everybody else is given instants, so that it can be tested without waiting.
-const CLOCK_READERS: [(&str, &str); 11] = [
+const CLOCK_READERS: [(&str, &str); 12] = [
     ("src/app/probes.rs", "compares our wall clock with the limiter store's, to warn of skew"),
     ("src/ops/overview/lookout.rs", "says when an overview was made, and whether the database's clock agrees"),
     ("src/limiter/embedded.rs", "fixed windows are the calendar's; read once, so that no step is seen"),
@@ -19,6 +19,7 @@ const CLOCK_READERS: [(&str, &str); 11] = [
     ("src/cli/check/mod.rs", "shows how long the database takes to answer"),
     ("src/worker/start_timer.rs", "wakes starts by the system's monotonic clock, which tokio's timer rounds up"),
     ("src/worker/meter/decisions.rs", "stamps what people look at with the time of day"),
+    ("src/worker/newer_version.rs", "ages messages that no ledger knows, from worker to worker"),
     ("src/queue/embedded/store.rs", "is the embedded broker, whose delays need its own clock"),
     ("src/queue/rabbitmq/supervisor.rs", "measures how long the broker blocks publishers, to say so"),
 ];

@@ -11,8 +11,9 @@ use crate::ledger::upkeep::Standing;
 use crate::queue::message::DecodeError;
 use crate::queue::{DeadLetter, DeathCause, Destination, Outgoing, Receipt, headers};
 use crate::worker::Worker;
-use crate::worker::intake::{NEWER_VERSION_WAIT, rejection};
+use crate::worker::intake::rejection;
 use crate::worker::late::publish_in_time;
+use crate::worker::newer_version::{self, Newer};
 use crate::worker::park::Copy;
 use crate::worker::reading::read;
 use crate::worker::settings_watch::Known;
@@ -24,6 +25,7 @@ pub const ROUNDS_MAX: u32 = 3;
 const BATCH: usize = 100;
 /// Those among them that cannot be judged yet: each keeps a channel open until the sweep ends.
 const NOT_YET_MAX: usize = 16;
+const NO_JOB: &str = "dead message is no job";
 const GIVEN_UP: &str = "the broker gave up on its message again and again; workers may die of it";
 
 /// What becomes of one dead letter.
@@ -119,11 +121,7 @@ async fn carry_out(worker: &Worker, known: &Known, letter: &DeadLetter) -> Resul
     let decoded = match read(worker, &letter.body, lane, None).await? {
         Ok(decoded) => decoded,
         Err(DecodeError::Invalid { invalid, claimed_id }) => return reject(worker, letter, &invalid, claimed_id).await,
-        Err(DecodeError::NewerVersion(version)) => {
-            tracing::error!(provider = %lane, version, "dead message of a newer format waits for a newer worker");
-            let step = NEWER_VERSION_WAIT;
-            return again(worker, letter, (lane, Destination::Delay { provider: lane.clone(), step }), rounds).await;
-        }
+        Err(DecodeError::NewerVersion(version)) => return wait_for_newer(worker, known, letter, (lane, version)).await,
     };
     let id = &decoded.job.id;
     let standing = {
@@ -146,7 +144,7 @@ async fn carry_out(worker: &Worker, known: &Known, letter: &DeadLetter) -> Resul
                     tracing::warn!(job = %id, provider = %lane, "a delayed message found no lane; it is published again");
                 }
             }
-            again(worker, letter, (lane, Destination::Lane(lane.clone())), round).await
+            again(worker, letter, lane, round).await
         }
         Verdict::Review => {
             tracing::error!(job = %id, provider = %lane, GIVEN_UP);
@@ -159,32 +157,59 @@ async fn carry_out(worker: &Worker, known: &Known, letter: &DeadLetter) -> Resul
     }
 }
 
-async fn again(
+/// As a lane does, by the same header.
+async fn wait_for_newer(
     worker: &Worker,
+    known: &Known,
     letter: &DeadLetter,
-    (lane, destination): (&ProviderName, Destination),
-    round: u32,
+    (lane, version): (&ProviderName, u64),
 ) -> Result<bool, Trouble> {
+    let max_age = known.providers.get(lane.as_str()).map(|row| row.max_age);
+    let properties = match newer_version::judge(&letter.properties, version, max_age) {
+        Newer::Waits(properties) => properties,
+        Newer::TooOld(invalid) => return reject(worker, letter, &invalid, None).await,
+    };
+    let reason = InvalidReason::NewerVersion.code();
+    if worker.log_throttle.admits(lane.as_str(), newer_version::WAITS, reason) {
+        tracing::error!(provider = %lane, version, "{}", newer_version::WAITS);
+    }
+    let destination = Destination::Delay { provider: lane.clone(), step: newer_version::LOOK_AGAIN };
+    publish(worker, lane, Outgoing { destination, body: letter.body.clone(), properties }).await
+}
+
+async fn again(worker: &Worker, letter: &DeadLetter, lane: &ProviderName, round: u32) -> Result<bool, Trouble> {
     let mut properties = letter.properties.clone();
     if round > 0 {
         properties.headers.insert(headers::DEAD_ROUNDS.to_owned(), round.to_string());
     }
+    publish(
+        worker,
+        lane,
+        Outgoing { destination: Destination::Lane(lane.clone()), body: letter.body.clone(), properties },
+    )
+    .await
+}
+
+async fn publish(worker: &Worker, lane: &ProviderName, outgoing: Outgoing) -> Result<bool, Trouble> {
     if worker.late.holds(lane) {
         return Ok(false);
     }
-    publish_in_time(worker, lane, Outgoing { destination, body: letter.body.clone(), properties }).await?;
+    publish_in_time(worker, lane, outgoing).await?;
     Ok(true)
 }
 
 async fn reject(worker: &Worker, letter: &DeadLetter, invalid: &Invalid, id: Option<JobId>) -> Result<bool, Trouble> {
-    tracing::error!(reason = invalid.reason.code(), detail = invalid.detail, "dead message is no job");
+    let (reason, lane) = (invalid.reason.code(), letter.lane.as_ref().map_or("", ProviderName::as_str));
+    if worker.log_throttle.admits(lane, NO_JOB, reason) {
+        tracing::error!(provider = lane, reason, detail = invalid.detail, "{NO_JOB}");
+    }
     let Some(provider) = letter.lane.clone().or_else(|| ProviderName::new("dead").ok()) else { return Ok(false) };
     let copy = Copy { provider, body: letter.body.clone(), properties: letter.properties.clone() };
     let (outgoing, row) = rejection(&copy, invalid, id);
     publish_in_time(worker, &copy.provider, outgoing).await?;
     worker.engines.ledger.reject(&row).await?;
     if let Some(lane) = letter.lane.as_ref().and_then(|lane| worker.meter.find(lane)) {
-        lane.rejected(invalid.reason.code());
+        lane.rejected(reason);
     }
     Ok(true)
 }

@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep};
 
 use super::Worker;
 use super::deployment::Progress;
+use super::log_throttle;
 use super::settings_watch::Known;
 use crate::ledger::LedgerError;
 use crate::queue::QueueError;
@@ -47,6 +48,7 @@ pub async fn run(worker: Worker, known: watch::Receiver<Arc<Known>>, progress: w
     loop {
         let sweep = async {
             sleep(worker.options.sweep_every).await;
+            worker.log_throttle.log_counted(log_throttle::EVERY);
             let (known, progress) = (known.borrow().clone(), progress.borrow().clone());
             changes.note(&known, Instant::now());
             changes.lift(&progress.lanes, raised::settles(&worker), Instant::now());
@@ -54,7 +56,7 @@ pub async fn run(worker: Worker, known: watch::Receiver<Arc<Known>>, progress: w
         };
         let swept = tokio::select! {
             swept = sweep => swept,
-            () = worker.stop.cancelled() => return,
+            () = worker.stop.cancelled() => return worker.log_throttle.log_counted(Duration::ZERO),
         };
         match &swept {
             Ok(()) if troubled => tracing::info!("the sweeper works again"),

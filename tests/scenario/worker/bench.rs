@@ -281,9 +281,13 @@ impl Bench {
     }
 
     pub async fn publish(&self, provider: &str, body: &str) {
+        self.publish_with(provider, body, Properties::default()).await;
+    }
+
+    pub async fn publish_with(&self, provider: &str, body: &str, properties: Properties) {
         let destination = Destination::Lane(name(provider));
         let body = body.as_bytes().to_vec().into();
-        self.queue.publish(Outgoing { destination, body, properties: Properties::default() }).await.unwrap();
+        self.queue.publish(Outgoing { destination, body, properties }).await.unwrap();
     }
 
     pub async fn sql(&self, sql: &str) {

@@ -1,8 +1,10 @@
 //! Faults of our own: a panic on the wire, a worker that is gone, messages of another time.
 
 use sluicegate::ledger::provider_row::ProviderRow;
+use sluicegate::queue::Properties;
 
 use super::bench::{Bench, row};
+use super::late_answers::told;
 use super::script::Act;
 
 /// Nothing that a provider's client does may lose a job: after its lease it is taken up as of unknown outcome.
@@ -41,6 +43,56 @@ async fn a_message_of_a_newer_format_waits() {
     bench.until("it is parked", async || bench.parked("acme").await == 1).await;
     assert!(bench.job("job").await.is_none());
     assert!(bench.published("payments.invalid").await.is_empty());
+}
+
+/// Nobody who knows the format has come in all the time that a payment of this row may wait.
+#[tokio::test]
+async fn a_message_of_a_newer_format_is_kept_when_it_is_too_old() {
+    let (page, _told) = told();
+    let mut bench = Bench::open(&[row("acme")]).await;
+    let mut seen_in_1970 = Properties::default();
+    seen_in_1970.headers.insert("x-sluicegate-waits-since".to_owned(), "1".to_owned());
+    for number in 0..10 {
+        bench.publish("acme", &format!(r#"{{"v":2,"id":"new-{number}"}}"#)).await;
+        bench.publish_with("acme", r#"{"v":2,"id":"old"}"#, seen_in_1970.clone()).await;
+    }
+    bench.until("the old ones are kept", async || bench.published("payments.invalid").await.len() == 10).await;
+    bench.until("the new ones are parked", async || bench.parked("acme").await == 10).await;
+    let old = &bench.published("payments.invalid").await[0].properties["headers"];
+    assert_eq!(old["x-sluicegate-reason"], "newer_version");
+    let detail = "v: 2 is a newer format, and no newer worker came within max_age_s = ";
+    assert!(old["x-sluicegate-detail"].as_str().unwrap().starts_with(detail), "{old}");
+    // Published again, it begins another wait.
+    assert!(old.get("x-sluicegate-waits-since").is_none(), "{old}");
+    let parked = "SELECT json_extract(properties, '$.headers.x-sluicegate-waits-since') FROM queue_messages \
+                  WHERE queue = 'payments.acme' AND taken = 0";
+    let since: Vec<u64> = bench.texts(parked).await.iter().map(|since| since.parse().unwrap()).collect();
+    assert!(since.len() == 10 && since.iter().all(|since| *since > 1_700_000_000), "{since:?}");
+    bench.stop().await;
+    let lines = page.lines_with("message of a newer format waits");
+    let said = |line: &String, said: &[&str]| said.iter().all(|said| line.contains(said));
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    assert!(said(&lines[0], &["ERROR", "provider=acme", "version=2"]), "{lines:?}");
+    assert!(said(&lines[1], &["WARN", "provider=\"acme\"", "count=9"]), "{lines:?}");
+}
+
+/// A producer's fault of a moment is no flood of the log, and none of it is left out.
+#[tokio::test]
+async fn messages_that_are_no_jobs_are_one_line_and_a_count() {
+    let (page, _told) = told();
+    let mut bench = Bench::open(&[row("acme")]).await;
+    for _ in 0..30 {
+        bench.publish("acme", r#"{"id":"job","amount":0,"currency":"EUR"}"#).await;
+        bench.publish("acme", r#"{"id":"job","amount":1,"currency":"EURO"}"#).await;
+    }
+    bench.until("they are kept", async || bench.published("payments.invalid").await.len() == 60).await;
+    bench.stop().await;
+    for reason in ["bad_amount", "bad_currency"] {
+        let lines = page.lines_with(&format!("reason=\"{reason}\""));
+        assert_eq!(lines.len(), 2, "{lines:?}");
+        assert!(lines[0].contains("message is no job") && lines[0].contains("detail="), "{lines:?}");
+        assert!(lines[1].contains("count=29") && lines[1].contains("message is no job"), "{lines:?}");
+    }
 }
 
 #[tokio::test]

@@ -11,12 +11,16 @@ use super::script::{Act, accepted, timeout};
 
 /// What was logged.
 #[derive(Clone, Default)]
-struct Page(Arc<Mutex<Vec<u8>>>);
+pub(super) struct Page(Arc<Mutex<Vec<u8>>>);
 
 impl Page {
-    fn line_with(&self, text: &str) -> Option<String> {
+    pub fn lines_with(&self, text: &str) -> Vec<String> {
         let bytes = self.0.lock().unwrap();
-        String::from_utf8_lossy(&bytes).lines().find(|line| line.contains(text)).map(str::to_owned)
+        String::from_utf8_lossy(&bytes).lines().filter(|line| line.contains(text)).map(str::to_owned).collect()
+    }
+
+    fn line_with(&self, text: &str) -> Option<String> {
+        self.lines_with(text).into_iter().next()
     }
 }
 
@@ -32,7 +36,7 @@ impl Write for Page {
 }
 
 /// What this thread logs from now on goes to the page.
-fn told() -> (Page, DefaultGuard) {
+pub(super) fn told() -> (Page, DefaultGuard) {
     let page = Page::default();
     let writer = page.clone();
     let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
