@@ -5,14 +5,15 @@
 //! its own, which carries nothing.
 //!
 //! lapin 4 never forgets what ended a channel: the next one with the same number fails for the same reason, whoever opens it.
-//! So such a number is passed over, and as soon as numbers come again, another connection is made for new channels.
+//! So such a number is passed over, and as soon as numbers come again, another connection is made for new channels. The old
+//! one is closed by hand when nothing uses it: a channel that could not be opened keeps its connection from closing itself.
 
 use std::ops::Deref;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lapin::{Channel, Connection};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -82,7 +83,7 @@ enum Admission {
 /// A channel, counted until it is dropped.
 pub(super) struct OpenChannel {
     channel: Channel,
-    open: Arc<AtomicUsize>,
+    open: watch::Sender<usize>,
 }
 
 impl Deref for OpenChannel {
@@ -95,14 +96,14 @@ impl Deref for OpenChannel {
 
 impl Drop for OpenChannel {
     fn drop(&mut self) {
-        self.open.fetch_sub(1, Ordering::Relaxed);
+        self.open.send_modify(|open| *open -= 1);
     }
 }
 
 /// The channels of one connection.
 pub(super) struct Channels {
     /// Now.
-    open: Arc<AtomicUsize>,
+    open: watch::Sender<usize>,
     limit: ChannelLimit,
     /// For trials.
     settings: Settings,
@@ -111,7 +112,7 @@ pub(super) struct Channels {
 
 impl Channels {
     pub fn new(settings: Settings, limit: ChannelLimit) -> Self {
-        Self { open: Arc::default(), limit, settings, worn_out: CancellationToken::new() }
+        Self { open: watch::Sender::default(), limit, settings, worn_out: CancellationToken::new() }
     }
 
     /// Waits until new channels need another connection. Those that are open are as good as before.
@@ -119,10 +120,22 @@ impl Channels {
         self.worn_out.cancelled().await;
     }
 
+    /// Waits until none has been open for as long as one may take to open.
+    pub async fn unused(&self) {
+        let mut open = self.open.subscribe();
+        loop {
+            // The sender is this value's own.
+            let _ = open.wait_for(|open| *open == 0).await;
+            if tokio::time::timeout(CALL_LIMIT, open.wait_for(|open| *open > 0)).await.is_err() {
+                return;
+            }
+        }
+    }
+
     /// # Errors
     /// [`QueueError::Refused`] in the broker's words, with the fix, where there are as many as it allows.
     pub async fn open(&self, connection: &Connection) -> Result<OpenChannel, QueueError> {
-        let before = self.open.load(Ordering::Relaxed);
+        let before = *self.open.borrow();
         match self.limit.admit(before).map_err(QueueError::Refused)? {
             Admission::Free => {}
             Admission::AfterTrial { .. } if allows_more(&self.settings).await => self.limit.raise(),
@@ -130,8 +143,8 @@ impl Channels {
         }
         let failure = match self.create(connection).await {
             Ok(channel) => {
-                self.open.fetch_add(1, Ordering::Relaxed);
-                return Ok(OpenChannel { channel, open: Arc::clone(&self.open) });
+                self.open.send_modify(|open| *open += 1);
+                return Ok(OpenChannel { channel, open: self.open.clone() });
             }
             Err(failure) => failure,
         };
@@ -148,7 +161,7 @@ impl Channels {
                 failure.describe("open a channel")
             );
             // Those that were opened meanwhile count too, though some may be dropped already.
-            self.limit.met(before.max(self.open.load(Ordering::Relaxed)), words.clone());
+            self.limit.met(before.max(*self.open.borrow()), words.clone());
             return Err(QueueError::Refused(words));
         }
         Err(failure.into_error("open a channel"))

@@ -14,7 +14,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::channels::{ChannelLimit, Channels, OpenChannel};
 use super::declare::declare_all;
-use super::failure::CALL_LIMIT;
+use super::failure::{CALL_LIMIT, limited};
 use super::handshake::connect;
 use super::settings::Settings;
 use super::topology::Topology;
@@ -161,9 +161,10 @@ async fn supervise(of: Purpose, state: watch::Sender<State>) {
                 state.send_replace(State::Up(Arc::clone(&generation)));
                 let cause = tokio::select! {
                     cause = generation.ended() => cause,
-                    // What uses it goes on; it ends with the last of them.
+                    // What uses it goes on.
                     () = generation.channels.worn_out() => {
                         tracing::debug!(purpose, generation = number, "another broker connection for new channels");
+                        tokio::spawn(close_when_unused(generation));
                         continue;
                     }
                 };
@@ -184,6 +185,13 @@ async fn supervise(of: Purpose, state: watch::Sender<State>) {
             }
         }
         tokio::time::sleep(RECONNECT.delay(failed, rand::random())).await;
+    }
+}
+
+async fn close_when_unused(generation: Arc<Generation>) {
+    generation.channels.unused().await;
+    if let Err(failure) = limited(generation.connection.close(200, "its channels are used up".into())).await {
+        tracing::debug!(generation = generation.number, error = failure.describe("close the connection"), "not closed");
     }
 }
 

@@ -87,7 +87,8 @@ async fn a_lane_that_is_refused_says_so_and_ends_no_other() {
 /// Channels have few numbers, which come round.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refusal_is_told_to_no_later_channel() {
-    let broker = broker("a_refusal_is_told_to_no_later_channel", NO_BOLTS).await;
+    const NAME: &str = "a_refusal_is_told_to_no_later_channel";
+    let broker = broker(NAME, NO_BOLTS).await;
     let (acme, bolt) = (provider("acme"), provider("bolt"));
     broker.guest.declare(&[acme.clone(), bolt.clone()]).await.unwrap();
     let queue = connect(&format!("{}?channel_max=40", broker.limited_url));
@@ -100,6 +101,12 @@ async fn a_refusal_is_told_to_no_later_channel() {
     }
     publish_all(&*broker.guest, "acme", &["paid"]).await;
     assert!(!take(&mut *lane).await.redelivered);
+    // Connections whose numbers came round are closed with their last channel: the open lane keeps the first.
+    let count = async || ctl(&["list_connections", "user"]).await.lines().filter(|user| *user == NAME).count();
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while count().await > 4 {
+        assert!(std::time::Instant::now() < deadline, "{} connections", count().await);
+    }
 }
 
 /// A queue that may not be made is not one that exists otherwise: nobody is to delete it.
