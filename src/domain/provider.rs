@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::backoff::BackoffPolicy;
 use super::disposition::{AskPolicy, RetryPolicy};
 use super::job::JobField;
-use super::limit::{AccountRule, Limit, Rate, Scope};
+use super::limit::{AccountRule, AppliesTo, Limit, Rate, Scope};
 use super::lookup::{Lookup, WhenNotFound};
 
 /// Longest time that a permit may be booked ahead of its start.
@@ -337,16 +337,31 @@ impl Provider {
     /// The lowest rate among the limits that every charge counts against.
     #[must_use]
     pub fn tightest_rate(&self) -> Option<Rate> {
+        self.tightest().map(|limit| limit.rate)
+    }
+
+    fn tightest(&self) -> Option<&Limit> {
         self.limits
             .iter()
             .filter(|limit| limit.holds_every_charge())
-            .map(|limit| limit.rate)
-            .min_by(|a, b| a.per_second().total_cmp(&b.per_second()))
+            .min_by(|a, b| a.rate.per_second().total_cmp(&b.rate.per_second()))
     }
 
     /// Outflow of the leaky bucket, in jobs per second.
     #[must_use]
     pub fn outflow_per_second(&self) -> f64 {
         self.leak_per_second.or_else(|| self.tightest_rate().map(Rate::per_second)).unwrap_or(0.0)
+    }
+
+    /// Whether the outflow counts look-ups, too: it is the row's own, or the rate of a limit that counts them.
+    #[must_use]
+    pub fn paces_lookups(&self) -> bool {
+        self.leak_per_second.is_some() || self.tightest().is_none_or(|limit| limit.applies_to == AppliesTo::All)
+    }
+
+    /// Whether a limit may stop every charge and no look-up.
+    #[must_use]
+    pub fn limits_charges_alone(&self) -> bool {
+        self.limits.iter().any(|limit| limit.holds_every_charge() && limit.applies_to == AppliesTo::Charge)
     }
 }

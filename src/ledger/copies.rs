@@ -11,11 +11,24 @@ pub struct Arrived {
     /// A worker had it before and may have died between a commit and its publish: what the row says of copies in queues
     /// is not trusted, and this copy counts.
     pub redelivered: bool,
+    /// Its job is taken up without it: it stays in the lane's queue, and is enough for the job to come back.
+    pub stays_queued: bool,
 }
 
 impl Arrived {
     /// A copy that counts, whatever its number is.
-    pub const COUNTS: Self = Self { copy: i64::MAX, redelivered: false };
+    pub const COUNTS: Self = Self::delivered(i64::MAX, false);
+
+    #[must_use]
+    pub const fn delivered(copy: i64, redelivered: bool) -> Self {
+        Self { copy, redelivered, stays_queued: false }
+    }
+
+    /// The newest copy of a job that is taken up by the ledger's word.
+    #[must_use]
+    pub const fn queued(copy: i64) -> Self {
+        Self { copy, redelivered: false, stays_queued: true }
+    }
 }
 
 /// A worker that claims a job, and the message that it does so for.

@@ -51,6 +51,8 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0035_bounded_requests",
         "0036_rights",
         "0037_final_states",
+        "0038_jobs_unknown_by_wake",
+        "0039_jobs_with_a_message_left",
     ])
 });
 
@@ -87,6 +89,8 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
         "0033_deployment_id",
         "0034_bounded_requests",
         "0035_final_states",
+        "0036_jobs_unknown_by_wake",
+        "0037_jobs_with_a_message_left",
     ])
 });
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{Hold, LedgerError, Written};
+use crate::domain::disposition::RetryPolicy;
 use crate::domain::explain::words::count;
 use crate::domain::job::{ContentHash, Job, JobId};
 use crate::domain::provider::ProviderName;
@@ -158,6 +159,15 @@ pub trait Upkeep: Send + Sync {
         lane: &ProviderName,
         ahead: Duration,
         again_after: Duration,
+        at_most: u32,
+    ) -> Result<Vec<Recorded>, LedgerError>;
+
+    /// Jobs whose provider is to be asked about them now, by this policy, longest due first: held by nobody, and their message,
+    /// as `copy` names it, is in no delay queue. None is taken by that.
+    async fn due_lookups(
+        &self,
+        lane: &ProviderName,
+        policy: &RetryPolicy,
         at_most: u32,
     ) -> Result<Vec<Recorded>, LedgerError>;
 

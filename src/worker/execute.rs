@@ -22,6 +22,7 @@ use super::intake::End;
 use super::lane::{LaneParts, LaneSettings, patience};
 use super::local_faults;
 use super::meter::Returned;
+use super::pool::Pace;
 use crate::domain::decision::CallKind;
 use crate::domain::disposition::{
     History, LOCAL_FAULT_PAUSE, LOST_HOLDERS_MAX, MISCONFIGURED_PAUSE, Next, Step, ask_or_review, before_request,
@@ -69,6 +70,11 @@ impl Call {
             Self::Lookup(_) => CallKind::Lookup,
         }
     }
+
+    fn pace(&self, provider: &Provider) -> Pace {
+        let is_paced = self.kind() == CallKind::Charge || provider.paces_lookups();
+        if is_paced { Pace::Outflow } else { Pace::Free }
+    }
 }
 
 /// Takes one claimed job as far as it can go now, from the place where it waits already, if it does.
@@ -91,7 +97,8 @@ pub async fn execute(lane: &LaneParts, job: &JobInHand, place: Option<Place<'_>>
         }
     };
     let (turn, pass) = place.map_or((None, None), |place| (Some(place.turn), place.pass));
-    let turn = turn.unwrap_or_else(|| lane.pool.turn_for(job.job.id.clone(), job.job.priority).boxed());
+    let pace = call.pace(&settings.provider);
+    let turn = turn.unwrap_or_else(|| lane.pool.turn_for(job.job.id.clone(), job.job.priority, pace).boxed());
     let waiting = turn.instrument(spans::step("wait for a turn"));
     let turn = tokio::select! {
         turn = timeout_at(job.delivered_at + patience(&settings.provider), waiting) => turn,

@@ -57,7 +57,7 @@ pub enum End {
 }
 
 impl End {
-    fn word(self) -> &'static str {
+    pub(super) fn word(self) -> &'static str {
         match self {
             Self::Ack => "acknowledged",
             Self::Park { .. } => "parked",
@@ -145,7 +145,7 @@ async fn pause_after_fault(lane: &LaneParts) {
 }
 
 async fn steps(lane: &LaneParts, copy: &Copy, (delivered_at, redelivered): (Instant, bool)) -> End {
-    let arrived = Arrived { copy: headers::copy_number(&copy.properties), redelivered };
+    let arrived = Arrived::delivered(headers::copy_number(&copy.properties), redelivered);
     let decoded = match read_by_row(lane, copy).await {
         // Moved more than once while it waits, and each of its places would be kept.
         Ok(Ok(decoded)) => Box::new(decoded),
@@ -202,7 +202,7 @@ async fn read_by_row(lane: &LaneParts, copy: &Copy) -> Result<Result<Decoded, De
     until_back("read a message", &lane.stop, || read(&lane.worker, &copy.body, &lane.name, Some(&rules))).await
 }
 
-async fn claim(lane: &LaneParts, decoded: &Decoded, arrived: Arrived, may_wait: Duration) -> Option<Claim> {
+pub(super) async fn claim(lane: &LaneParts, decoded: &Decoded, arrived: Arrived, may_wait: Duration) -> Option<Claim> {
     let worker = &lane.worker;
     let ledger = &worker.engines.ledger;
     let claimed = until_back("claim a job", &lane.stop, || {
@@ -214,7 +214,7 @@ async fn claim(lane: &LaneParts, decoded: &Decoded, arrived: Arrived, may_wait: 
 }
 
 /// A claimed job whose time has come is executed; one that must wait is put down for that long.
-async fn begin(
+pub(super) async fn begin(
     lane: &LaneParts,
     decoded: Box<Decoded>,
     claimed: Box<Claimed>,

@@ -13,9 +13,9 @@ use tokio_util::task::TaskTracker;
 
 use super::execute::Repeats;
 use super::meter::LaneMeter;
-use super::pauses::{Pause, Pauses};
+use super::pauses::Pauses;
 use super::pool::Pool;
-use super::{Worker, intake};
+use super::{Worker, intake, lookups};
 use crate::domain::backoff::BackoffPolicy;
 use crate::domain::provider::{Provider, ProviderName};
 use crate::limiter::gate::Gate;
@@ -87,6 +87,7 @@ fn places_now(parts: &LaneParts) -> u16 {
 
 /// Runs one lane until it is stopped, over as many connections as that takes.
 pub async fn run(parts: Arc<LaneParts>) {
+    parts.worker.jobs.spawn(lookups::run(Arc::clone(&parts)));
     let mut failed = 0;
     while !parts.stop.is_cancelled() {
         let places = places_now(&parts);
@@ -136,12 +137,14 @@ async fn serve(
 ) -> Result<(), QueueError> {
     let free = Arc::new(Semaphore::new(usize::from(places)));
     let mut settings = parts.settings.clone();
-    let mut intake = parts.pauses.watch_intake();
+    let (mut intake, mut charges) = (parts.pauses.watch_intake(), parts.pauses.watch_charges());
     let mut probing = parts.pauses.watch_probing();
     let mut taking = true;
     let mut arrived = true;
     loop {
-        let rests_until = rest(&settings.borrow_and_update().provider, intake.borrow_and_update().as_ref());
+        let pauses =
+            [&mut intake, &mut charges].map(|pause| pause.borrow_and_update().as_ref().map(|pause| pause.until));
+        let rests_until = rest(&settings.borrow_and_update().provider, pauses.into_iter().flatten().max());
         if taking && rests_until.is_some() {
             lane.stop().await?;
             taking = false;
@@ -160,6 +163,7 @@ async fn serve(
             }
             _ = probing.changed() => if places_now(parts) != places { break },
             _ = intake.changed() => {}
+            _ = charges.changed() => {}
             () = sleep_until(rests_until.unwrap_or_else(Instant::now)), if rests_until.is_some() => {}
             taken = take(lane, &free), if arrived => match taken? {
                 Some((delivery, place)) => {
@@ -208,13 +212,13 @@ async fn take(
 }
 
 /// Until when a lane takes nothing; `None` when it may.
-fn rest(provider: &Provider, pause: Option<&Pause>) -> Option<Instant> {
+fn rest(provider: &Provider, paused_until: Option<Instant>) -> Option<Instant> {
     let now = Instant::now();
     if provider.paused {
         // Ends with the row's next change, not by time.
         return Some(now + Duration::from_secs(3_600));
     }
-    let until = pause?.until;
+    let until = paused_until?;
     let until = until.checked_sub(TAKE_AHEAD).unwrap_or(until);
     (until > now).then_some(until)
 }

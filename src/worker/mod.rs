@@ -25,6 +25,7 @@ pub mod lane;
 pub mod late;
 pub mod local_faults;
 pub mod log_throttle;
+mod lookups;
 pub mod meter;
 pub mod newer_version;
 pub mod outbox;

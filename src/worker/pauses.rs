@@ -45,12 +45,14 @@ pub enum LaneState {
     },
 }
 
-/// The two ways in which a lane rests: taking no more, and sending no more either.
+/// The ways in which a lane rests: taking no charges, taking no more at all, and sending no more either.
 #[derive(Debug)]
 pub struct Pauses {
     /// Whose lane it is, for the log.
     provider: String,
     intake: watch::Sender<Option<Pause>>,
+    /// Look-ups may be taken.
+    charges: watch::Sender<Option<Pause>>,
     sending: watch::Sender<Option<Pause>>,
     /// Why the broker will not let the lane have its queue, until it does.
     closed: Mutex<Option<Pause>>,
@@ -85,6 +87,7 @@ impl Default for Pauses {
         Self {
             provider: String::new(),
             intake: watch::Sender::new(None),
+            charges: watch::Sender::new(None),
             sending: watch::Sender::new(None),
             closed: Mutex::default(),
             rejected_in_a_row: AtomicU32::new(0),
@@ -109,6 +112,23 @@ impl Pauses {
     /// Takes no more for this long; jobs in hand go on.
     pub fn stop_taking(&self, wait: Duration, by: By, cause: &str) {
         prolong(&self.intake, wait, by, cause);
+    }
+
+    /// Takes no charges for this long: a limit on them alone is used up.
+    pub fn stop_taking_charges(&self, wait: Duration, by: By, cause: &str) {
+        prolong(&self.charges, wait, by, cause);
+    }
+
+    /// Whether no charges are taken because of a limit on them alone.
+    #[must_use]
+    pub fn rests_for_charges(&self) -> bool {
+        running(&self.charges).is_some()
+    }
+
+    /// Whether look-ups may be taken, even if no charges may.
+    #[must_use]
+    pub fn takes_lookups(&self) -> bool {
+        running(&self.intake).is_none() && running(&self.sending).is_none()
     }
 
     /// Neither takes nor sends for this long; jobs in hand are parked.
@@ -166,6 +186,11 @@ impl Pauses {
         self.intake.subscribe()
     }
 
+    #[must_use]
+    pub fn watch_charges(&self) -> watch::Receiver<Option<Pause>> {
+        self.charges.subscribe()
+    }
+
     /// Whether the provider was found down and not yet found well: one job at a time, whose failure counts no attempt.
     #[must_use]
     pub fn is_probing(&self) -> bool {
@@ -194,7 +219,8 @@ impl Pauses {
         if let Some(pause) = self.sending_paused() {
             return LaneState::Stopped(pause);
         }
-        if let Some(pause) = running(&self.intake) {
+        let rests = [running(&self.intake), running(&self.charges)].into_iter().flatten();
+        if let Some(pause) = rests.max_by_key(|pause| pause.until) {
             return LaneState::Resting(pause);
         }
         let down = self.probing.borrow().clone();
@@ -265,8 +291,9 @@ impl Pauses {
         for kind in [CallKind::Charge, CallKind::Lookup] {
             *self.refusals(kind) = Refusals::default();
         }
-        self.intake.send_replace(None);
-        self.sending.send_replace(None);
+        for paused in [&self.intake, &self.charges, &self.sending] {
+            paused.send_replace(None);
+        }
     }
 
     /// An operator has lifted the waits that the provider named to this or to another lane of its quota.
@@ -290,6 +317,7 @@ impl Pauses {
             }
             ends
         });
+        self.charges.send_if_modified(|pause| pause.take_if(|pause| pause.by == By::Limit).is_some());
     }
 
     /// Several answers in a row that only a person can judge pause the lane.
@@ -352,96 +380,5 @@ fn prolong(pause: &watch::Sender<Option<Pause>>, wait: Duration, by: By, cause: 
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn jobs_flow_since_the_last_rest_for_a_provider_that_was_down() {
-        let (pauses, second) = (Pauses::default(), Duration::from_secs(1));
-        pauses.stop_taking(second * 9, By::Limit, "waits for limit per-minute");
-        assert_eq!(pauses.flows_for(), Some(Duration::MAX), "at its limit it flows");
-        pauses.stop_sending(second * 30, By::Setup, "provider answered 401");
-        tokio::time::advance(second * 29).await;
-        assert_eq!(pauses.flows_for(), None);
-        tokio::time::advance(second * 11).await;
-        assert_eq!(pauses.flows_for(), Some(second * 10));
-        pauses.stop_sending(second * 30, By::Breaker, "down");
-        pauses.lift();
-        assert_eq!(pauses.flows_for(), Some(Duration::ZERO));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_lane_rests_for_a_ledger_that_stands_still_and_not_for_one_late_permit() {
-        let pauses = Pauses::default();
-        for _ in 0..100 {
-            pauses.permit_late();
-        }
-        assert_eq!(pauses.state(), LaneState::Running);
-        pauses.permit_in_time();
-        for _ in 0..3 {
-            assert_eq!(pauses.state(), LaneState::Running);
-            pauses.permit_late();
-            tokio::time::advance(Duration::from_millis(300)).await;
-        }
-        let LaneState::Resting(pause) = pauses.state() else { panic!("{:?}", pauses.state()) };
-        assert_eq!((pause.by, pauses.sending_paused()), (By::Engine, None));
-        tokio::time::advance(LATE_REST).await;
-        assert_eq!(pauses.state(), LaneState::Running);
-    }
-
-    /// Through every other rest, and through a changed row, until the broker lets it have its queue.
-    #[tokio::test(start_paused = true)]
-    async fn a_lane_without_its_queue_is_stopped_until_it_has_it() {
-        let (pauses, second) = (Pauses::default(), Duration::from_secs(1));
-        pauses.stop_taking(second * 3_600, By::Limit, "waits for limit all");
-        pauses.closed_by_broker(second, "queue `payments.bolt` exists");
-        for _ in 0..2 {
-            let LaneState::Stopped(pause) = pauses.state() else { panic!("{:?}", pauses.state()) };
-            assert_eq!((pause.by, pause.cause.as_str()), (By::Setup, "queue `payments.bolt` exists"));
-            assert!(pauses.is_closed_by_broker());
-            assert_eq!(pauses.sending_paused(), None, "what is in hand goes on");
-            tokio::time::advance(second * 2).await;
-            pauses.lift();
-        }
-        pauses.opened();
-        assert_eq!((pauses.state(), pauses.is_closed_by_broker()), (LaneState::Running, false));
-    }
-
-    /// What was logged meanwhile.
-    #[derive(Clone, Default)]
-    struct Page(Arc<Mutex<Vec<u8>>>);
-
-    impl std::io::Write for Page {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_circuit_breaker_says_whose_it_is() {
-        let page = Page::default();
-        let writer = page.clone();
-        let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
-        let _kept = tracing::subscriber::set_default(lines);
-        let pauses = Pauses::of(&ProviderName::new("acme").unwrap());
-        let down = Outcome::NotSent { cause: "refused".to_owned() };
-        let up = Outcome::Declined { reason: "402".to_owned() };
-        for (outcome, change) in [(&down, "opens"), (&up, "closes")] {
-            let mut changed = false;
-            for number in 0..50 {
-                let job = JobId::new(format!("p{number}")).unwrap();
-                changed |= pauses.observe(&job, outcome, Instant::now(), 1.0).is_some();
-                tokio::time::advance(Duration::from_secs(60)).await;
-            }
-            assert!(changed, "{change}");
-        }
-        let log = String::from_utf8(page.0.lock().unwrap().clone()).unwrap();
-        let of_breaker: Vec<&str> = log.lines().filter(|line| line.contains("circuit breaker")).collect();
-        assert!(of_breaker.len() >= 2 && of_breaker.iter().all(|line| line.contains("acme")), "{log}");
-    }
-}
+#[path = "pauses_tests.rs"]
+mod tests;

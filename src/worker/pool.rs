@@ -1,7 +1,8 @@
 //! The leaky bucket as a pool: a bounded place where jobs wait for a worker, and a steady outflow.
 //!
 //! Refuses to take jobs by itself: the lane bounds how many are in hand. Among those that wait, the higher priority
-//! leaves first, then the older. A turn is one worker; dropping it frees the worker.
+//! leaves first, then the older. A turn is one worker; dropping it frees the worker. A job that the outflow does not count
+//! waits for a worker alone.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,13 +20,14 @@ const SWEEP_FROM: usize = 64;
 #[derive(Debug)]
 pub struct Turn {
     pool: mpsc::UnboundedSender<Message>,
+    pace: Pace,
     unused: bool,
 }
 
 impl Turn {
     /// No request comes of it: the next one need not wait as if one had.
     pub fn unused(&mut self) {
-        self.unused = true;
+        self.unused = self.pace == Pace::Outflow;
     }
 }
 
@@ -34,6 +36,15 @@ impl Drop for Turn {
         // A pool that has stopped counts nobody.
         let _ = self.pool.send(Message::Left { unused: self.unused });
     }
+}
+
+/// What a job waits for besides a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// The steady outflow, which counts it.
+    Outflow,
+    /// Nothing: its own limits are waited for at the gate.
+    Free,
 }
 
 /// Where a job waits for its turn.
@@ -46,7 +57,7 @@ pub struct PoolPlace {
 }
 
 enum Message {
-    Enter { job: Option<JobId>, priority: u8, reply: oneshot::Sender<Turn> },
+    Enter { priority: u8, waiter: Waiter },
     Where { job: JobId, reply: oneshot::Sender<Option<PoolPlace>> },
     Left { unused: bool },
     Settings { workers: u32, jobs_per_second: f64 },
@@ -54,6 +65,7 @@ enum Message {
 
 struct Waiter {
     job: Option<JobId>,
+    pace: Pace,
     reply: oneshot::Sender<Turn>,
 }
 
@@ -67,6 +79,8 @@ struct PoolTask {
     inbox: mpsc::UnboundedReceiver<Message>,
     messages: mpsc::UnboundedSender<Message>,
     waiting: BTreeMap<(u8, u64), Waiter>,
+    /// Those that the outflow does not count.
+    free: BTreeMap<(u8, u64), Waiter>,
     /// So many in line are worth a look for those who have gone: nobody looks at all of them for each who comes.
     sweep_from: usize,
     arrivals: u64,
@@ -84,6 +98,7 @@ impl Pool {
             inbox,
             messages: messages.clone(),
             waiting: BTreeMap::new(),
+            free: BTreeMap::new(),
             sweep_from: SWEEP_FROM,
             arrivals: 0,
             working: 0,
@@ -96,19 +111,19 @@ impl Pool {
 
     /// Waits for a turn; `None` when the pool stops first.
     pub fn turn(&self, priority: u8) -> impl Future<Output = Option<Turn>> + Send + use<> {
-        self.enter(None, priority)
+        self.enter(None, priority, Pace::Outflow)
     }
 
     /// The same, for a job whose place can be asked for by its id ([`Pool::place_of`]).
-    pub fn turn_for(&self, job: JobId, priority: u8) -> impl Future<Output = Option<Turn>> + Send + use<> {
-        self.enter(Some(job), priority)
+    pub fn turn_for(&self, job: JobId, priority: u8, pace: Pace) -> impl Future<Output = Option<Turn>> + Send + use<> {
+        self.enter(Some(job), priority, pace)
     }
 
     /// Enters at once: what waits is the reply alone, since thousands do.
-    fn enter(&self, job: Option<JobId>, priority: u8) -> impl Future<Output = Option<Turn>> + Send + use<> {
+    fn enter(&self, job: Option<JobId>, priority: u8, pace: Pace) -> impl Future<Output = Option<Turn>> + Send + use<> {
         let (reply, turn) = oneshot::channel();
         // A pool that has stopped drops the message, and with it the reply.
-        drop(self.messages.send(Message::Enter { job, priority, reply }));
+        drop(self.messages.send(Message::Enter { priority, waiter: Waiter { job, pace, reply } }));
         async move { turn.await.ok() }
     }
 
@@ -141,9 +156,10 @@ impl PoolTask {
 
     fn take(&mut self, message: Message) {
         match message {
-            Message::Enter { job, priority, reply } => {
+            Message::Enter { priority, waiter } => {
                 self.arrivals += 1;
-                self.waiting.insert((u8::MAX - priority, self.arrivals), Waiter { job, reply });
+                let place = (u8::MAX - priority, self.arrivals);
+                self.line(waiter.pace).insert(place, waiter);
             }
             // Whoever asked may have gone.
             Message::Where { job, reply } => drop(reply.send(self.place_of(&job))),
@@ -160,39 +176,67 @@ impl PoolTask {
         }
     }
 
+    fn line(&mut self, pace: Pace) -> &mut BTreeMap<(u8, u64), Waiter> {
+        match pace {
+            Pace::Outflow => &mut self.waiting,
+            Pace::Free => &mut self.free,
+        }
+    }
+
     fn place_of(&self, job: &JobId) -> Option<PoolPlace> {
-        let waiting = self.waiting.values().filter(|waiter| !waiter.reply.is_closed());
-        let before =
-            waiting.enumerate().find(|(_, waiter)| waiter.job.as_ref() == Some(job)).map(|(before, _)| before)?;
-        let before = u32::try_from(before).unwrap_or(u32::MAX);
-        Some(PoolPlace { before, leaves_in: self.bucket.wait_behind(self.started.elapsed(), before) })
+        [&self.waiting, &self.free].into_iter().find_map(|line| {
+            let mut waiting = line.values().filter(|waiter| !waiter.reply.is_closed());
+            let mut before = 0;
+            let waiter = waiting.find(|waiter| {
+                let is_found = waiter.job.as_ref() == Some(job);
+                before += u32::from(!is_found);
+                is_found
+            })?;
+            let leaves_in = match waiter.pace {
+                Pace::Outflow => self.bucket.wait_behind(self.started.elapsed(), before),
+                Pace::Free => Duration::ZERO,
+            };
+            Some(PoolPlace { before, leaves_in })
+        })
     }
 
     /// Gives turns while workers are free and the outflow allows; says when the outflow allows the next.
     fn let_out(&mut self) -> Option<Instant> {
-        if self.waiting.len() >= self.sweep_from {
+        if self.waiting.len() + self.free.len() >= self.sweep_from {
             self.waiting.retain(|_, waiter| !waiter.reply.is_closed());
-            self.sweep_from = SWEEP_FROM.max(self.waiting.len() * 2);
+            self.free.retain(|_, waiter| !waiter.reply.is_closed());
+            self.sweep_from = SWEEP_FROM.max((self.waiting.len() + self.free.len()) * 2);
         }
-        while let Some(first) = self.waiting.first_entry()
-            && first.get().reply.is_closed()
-        {
-            first.remove();
-        }
-        while self.working < self.workers && !self.waiting.is_empty() {
+        while self.working < self.workers {
+            let [paced, free] = [Pace::Outflow, Pace::Free].map(|pace| self.first(pace));
             let now = self.started.elapsed();
             let wait = self.bucket.wait(now);
-            if !wait.is_zero() {
-                return Some(Instant::now() + wait);
+            let flowing = paced.filter(|_| wait.is_zero());
+            let pace = match (flowing, free) {
+                (Some(paced), Some(free)) if free < paced => Pace::Free,
+                (Some(_), _) => Pace::Outflow,
+                (None, Some(_)) => Pace::Free,
+                (None, None) => return paced.map(|_| Instant::now() + wait),
+            };
+            let Some((_, Waiter { reply, .. })) = self.line(pace).pop_first() else { break };
+            if pace == Pace::Outflow {
+                self.bucket.leak(now);
             }
-            let Some((_, Waiter { reply, .. })) = self.waiting.pop_first() else { break };
-            if reply.is_closed() {
-                continue;
-            }
-            self.bucket.leak(now);
             self.working += 1;
             // A turn that nobody takes drops and comes back as `Left`.
-            let _ = reply.send(Turn { pool: self.messages.clone(), unused: false });
+            let _ = reply.send(Turn { pool: self.messages.clone(), pace, unused: false });
+        }
+        None
+    }
+
+    /// The place of the first who waits and has not gone.
+    fn first(&mut self, pace: Pace) -> Option<(u8, u64)> {
+        let line = self.line(pace);
+        while let Some(first) = line.first_entry() {
+            if !first.get().reply.is_closed() {
+                return Some(*first.key());
+            }
+            first.remove();
         }
         None
     }
@@ -266,15 +310,38 @@ mod tests {
         let (pool, task) = Pool::new(9, 0.5, CancellationToken::new());
         tokio::spawn(task);
         let id = |id: &str| JobId::new(id).unwrap();
-        let _first = pool.turn_for(id("first"), 0).await.unwrap();
+        let _first = pool.turn_for(id("first"), 0, Pace::Outflow).await.unwrap();
         for name in ["second", "third", "fourth"] {
             let pool = pool.clone();
-            tokio::spawn(async move { pool.turn_for(id(name), 0).await });
+            tokio::spawn(async move { pool.turn_for(id(name), 0, Pace::Outflow).await });
             tokio::task::yield_now().await;
         }
         tokio::time::advance(Duration::from_millis(500)).await;
         let told = pool.place_of(id("third")).await.unwrap();
         assert_eq!((told.before, told.leaves_in), (1, Duration::from_millis(3_500)));
         assert_eq!(pool.place_of(id("first")).await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_the_outflow_does_not_count_waits_for_a_worker_alone() {
+        let (pool, task) = Pool::new(2, 1.0 / 3_600.0, CancellationToken::new());
+        tokio::spawn(task);
+        let id = |id: &str| JobId::new(id).unwrap();
+        let begun = Instant::now();
+        drop(pool.turn(9).await);
+        let paced = tokio::spawn(pool.turn(9));
+        let mut free = pool.turn_for(id("free"), 0, Pace::Free).await.unwrap();
+        let _other = pool.turn_for(id("other"), 0, Pace::Free).await.unwrap();
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+        let third = tokio::spawn(pool.turn_for(id("third"), 0, Pace::Free));
+        tokio::task::yield_now().await;
+        assert_eq!(pool.place_of(id("third")).await, Some(PoolPlace { before: 0, leaves_in: Duration::ZERO }));
+        free.unused();
+        drop(free);
+        drop(third.await.unwrap());
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+        // No use of the outflow, and so no unused one either.
+        drop(paced.await.unwrap());
+        assert!(begun.elapsed() >= Duration::from_secs(3_000), "{:?}", begun.elapsed());
     }
 }

@@ -13,7 +13,7 @@ use sluicegate::domain::decision::{ByKind, Call, CallKind, PastUse, Reply, Subje
 use sluicegate::domain::provider::{ProviderName, StoreDown};
 use sluicegate::domain::quota_spec::{LimitSpec, Lookback, QuotaSpec};
 use sluicegate::limiter::embedded::EmbeddedLimiter;
-use sluicegate::limiter::gate::{Ask, Gate, GateParts, Grant, RefusedBy};
+use sluicegate::limiter::gate::{Ask, Concerns, Gate, GateParts, Grant, RefusedBy};
 use sluicegate::limiter::{LimitUse, Limiter, LimiterError, RecentAttempts};
 use sluicegate::provider::simulated::{FakeOptions, OnLimit, StrictProvider};
 use tokio::sync::watch;
@@ -279,12 +279,12 @@ async fn a_costly_job_that_goes_away_holds_nobody() {
     let soon = Instant::now() + Duration::from_millis(500);
     let (dear, cheap) = tokio::join!(gate.permit(ask(5, soon)), gate.permit(ask(1, soon)));
     let Grant::Refused(refusal) = dear else { panic!("five of four") };
-    assert_eq!((refusal.by, refusal.of_its_own), (RefusedBy::Limit("ten".to_owned()), true));
+    assert_eq!((refusal.by, refusal.concerns), (RefusedBy::Limit("ten".to_owned()), Concerns::Itself));
     assert!(matches!(cheap, Grant::Granted(_)), "there are four");
     // One that waits is waited for: nobody behind it is asked for.
     let patient = Instant::now() + Duration::from_secs(3_600);
     let (dear, cheap) = tokio::join!(gate.permit(ask(5, patient)), gate.permit(ask(1, soon)));
-    assert!(matches!(cheap, Grant::Refused(refusal) if !refusal.of_its_own));
+    assert!(matches!(cheap, Grant::Refused(refusal) if refusal.concerns == Concerns::All));
     assert!(matches!(dear, Grant::Granted(_)), "when their leases are over");
 }
 

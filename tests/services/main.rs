@@ -15,6 +15,7 @@ mod drain;
 mod fleet;
 mod huge;
 mod live_limits;
+mod lookups;
 mod metrics;
 mod named_wait;
 mod program;

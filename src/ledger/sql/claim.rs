@@ -55,6 +55,7 @@ pub struct Statements {
     record: Grouped,
     take: Grouped,
     look: Sql,
+    done_with: Sql,
     key_holder: Sql,
     unknown_age: Sql,
 }
@@ -78,10 +79,10 @@ impl Statements {
                          resend = CASE WHEN state = 'sending' AND resend = 'granted' THEN 'used' ELSE resend END, \
                          reason = CASE WHEN state = 'sending' THEN $6 ELSE reason END, \
                          state = CASE WHEN state = 'sending' THEN 'unknown' ELSE state END, \
-                         delayed_copy = CASE WHEN $8 OR delayed_copy = $7 OR delayed_until <= {{now}} THEN NULL \
-                             ELSE delayed_copy END, \
-                         delayed_until = CASE WHEN $8 OR delayed_copy = $7 OR delayed_until <= {{now}} THEN NULL \
-                             ELSE delayed_until END, \
+                         delayed_copy = CASE WHEN $9 THEN $7 \
+                             WHEN $8 OR delayed_copy = $7 OR delayed_until <= {{now}} THEN NULL ELSE delayed_copy END, \
+                         delayed_until = CASE WHEN $9 THEN created_at \
+                             WHEN $8 OR delayed_copy = $7 OR delayed_until <= {{now}} THEN NULL ELSE delayed_until END, \
                          updated_at = {{now}} {{from}} \
                      WHERE id = $1 AND jobs.provider || '' = $2 AND content_hash = $3 \
                          AND jobs.state || '' IN ('waiting', 'sending', 'unknown') \
@@ -99,8 +100,14 @@ impl Statements {
             take: Grouped::new(dialect.chain(&take)),
             look: dialect.sql(
                 "SELECT provider, content_hash, state, copy, delayed_copy, {until:lease_until} AS lease_left_ms, \
-                     CASE WHEN wake_at <= {after:1000} THEN 1 ELSE 0 END AS is_due \
+                     CASE WHEN wake_at <= {after:1000} THEN 1 ELSE 0 END AS is_due, \
+                     CASE WHEN delayed_until <= created_at THEN delayed_copy END AS left_copy \
                  FROM jobs WHERE id = $1",
+            ),
+            done_with: dialect.sql(
+                "UPDATE jobs SET delayed_copy = NULL, delayed_until = NULL \
+                 WHERE id = $1 AND delayed_copy = $2 AND jobs.state || '' NOT IN ('waiting', 'sending', 'unknown') \
+                 RETURNING id",
             ),
             key_holder: dialect.sql("SELECT id FROM jobs WHERE provider = $1 AND idempotency_key = $2"),
             // A statement of its own, after the claim: a claim that waited for the row does not see an attempt that was begun
@@ -124,6 +131,7 @@ impl Statements {
             UnknownCause::WorkerLost.describe().into(),
             arrived.copy.into(),
             arrived.redelivered.into(),
+            arrived.stays_queued.into(),
         ]);
         for _ in 0..LOOKS_MAX {
             if let Some(row) = self.record.write(engine, record.clone(), may_wait).await? {
@@ -170,6 +178,10 @@ impl Statements {
             return Ok(Some(conflicting("id: recorded before with other content; a changed payment needs a new id")));
         }
         if !matches!(row.text("state")?.as_str(), "waiting" | "sending" | "unknown") {
+            // The message that lay in the queue when the job was settled without it: from now on it doesn't.
+            if !arrived.stays_queued && row.opt_int("left_copy")? == Some(arrived.copy) {
+                engine.query(&self.done_with, Arc::from([job.id.as_str().into(), arrived.copy.into()])).await?;
+            }
             return Ok(Some(Claim::Settled));
         }
         let counts = row.int("copy")? <= arrived.copy || row.opt_int("delayed_copy")? == Some(arrived.copy);

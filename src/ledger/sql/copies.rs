@@ -8,8 +8,9 @@ use crate::ledger::copies::ComesBack;
 /// Columns that [`comes_back`] reads.
 pub const COMES_BACK: &str = "copy, unqueued";
 
-/// A delay queue holds a copy.
-const ON_ITS_WAY: &str = "COALESCE(delayed_until > {now}, false)";
+/// A delay queue holds a copy; or the lane's queue does, and the job was taken up without it. A claim writes that as an
+/// instant at which no copy can have been delayed.
+const ON_ITS_WAY: &str = "COALESCE(delayed_until > {now} OR delayed_until <= created_at, false)";
 
 /// Below this a job gets a second copy rather than none: the sweeper would be late for it.
 const UNQUEUED_FROM_MS: u32 = 60_000;

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use self::waiters::Waiters;
 use super::standing::{Kinds, Standing};
-use super::{GateRefusal, Grant, LinePlace, RefusedBy};
+use super::{Concerns, GateRefusal, Grant, LinePlace, RefusedBy};
 use crate::domain::decision::{BATCH_MAX, CallKind, Subject, Want};
 use crate::domain::job::JobId;
 use crate::domain::limit::{AppliesTo, Scope};
@@ -224,7 +224,7 @@ impl Line {
         if waiter.wait_until >= aside.until {
             self.waiters.set_aside(place, aside);
         } else if let Some(waiter) = self.waiters.remove(place) {
-            refuse(waiter, aside.until.saturating_duration_since(now), aside.exact, &aside.by, true);
+            refuse(waiter, aside.until.saturating_duration_since(now), aside.exact, &aside.by, Concerns::Itself);
         }
     }
 
@@ -276,7 +276,7 @@ impl Line {
             if self.waiters.of(place).is_some_and(|waiter| waiter.cost >= cost)
                 && let Some(waiter) = self.waiters.remove(place)
             {
-                refuse(waiter, until.saturating_duration_since(now), *exact, by, true);
+                refuse(waiter, until.saturating_duration_since(now), *exact, by, Concerns::Itself);
             }
         }
         true
@@ -286,12 +286,17 @@ impl Line {
     /// nothing of the charges, which are what a lane takes.
     pub fn refuse_waiting_for(&mut self, standing: &Standing, kind: Option<CallKind>, now: Instant) {
         let Standing { by, until, exact, .. } = standing;
+        let concerns = match kind {
+            None => Concerns::All,
+            Some(CallKind::Charge) => Concerns::Charges,
+            Some(CallKind::Lookup) => Concerns::Itself,
+        };
         for place in self.waiters.impatient(*until) {
             let concerned = |waiter: &Waiter| kind.is_none_or(|kind| kind == waiter.of.kind());
             if self.waiters.of(place).is_some_and(concerned)
                 && let Some(waiter) = self.waiters.remove(place)
             {
-                refuse(waiter, until.saturating_duration_since(now), *exact, by, kind == Some(CallKind::Lookup));
+                refuse(waiter, until.saturating_duration_since(now), *exact, by, concerns);
             }
         }
     }
@@ -301,7 +306,7 @@ impl Line {
 fn admissible(waiter: Waiter, spec: &QuotaSpec) -> Option<Waiter> {
     let Ok(subjects) = waiter.of.subjects(spec) else {
         let account = waiter.of.account.clone().unwrap_or_default();
-        refuse(waiter, BLOCKED_WAIT, false, &RefusedBy::Blocked { account }, true);
+        refuse(waiter, BLOCKED_WAIT, false, &RefusedBy::Blocked { account }, Concerns::Itself);
         return None;
     };
     // A quota that is closed for now is waited for, and any other admits one.
@@ -310,15 +315,15 @@ fn admissible(waiter: Waiter, spec: &QuotaSpec) -> Option<Waiter> {
         && at_once > 0
         && waiter.cost > at_once
     {
-        refuse(waiter, Duration::ZERO, true, &RefusedBy::TooCostly { limit, at_once }, true);
+        refuse(waiter, Duration::ZERO, true, &RefusedBy::TooCostly { limit, at_once }, Concerns::Itself);
         return None;
     }
     Some(waiter)
 }
 
-fn refuse(waiter: Waiter, wait: Duration, exact: bool, by: &RefusedBy, of_its_own: bool) {
+fn refuse(waiter: Waiter, wait: Duration, exact: bool, by: &RefusedBy, concerns: Concerns) {
     let never = matches!(by, RefusedBy::TooCostly { .. });
     let retry_after = if never { Duration::ZERO } else { wait.max(Duration::from_millis(1)) };
     // Whoever has gone away needs no answer.
-    let _ = waiter.reply.send(Grant::Refused(GateRefusal { retry_after, exact, by: by.clone(), of_its_own }));
+    let _ = waiter.reply.send(Grant::Refused(GateRefusal { retry_after, exact, by: by.clone(), concerns }));
 }

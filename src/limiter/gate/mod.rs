@@ -49,8 +49,17 @@ pub struct GateRefusal {
     /// Whether a permit starts exactly then; otherwise it is the earliest that it can.
     pub exact: bool,
     pub by: RefusedBy,
-    /// Refused by what counts its own account, reference or kind of call alone: others may pass.
-    pub of_its_own: bool,
+    pub concerns: Concerns,
+}
+
+/// Who is refused for the same reason, and as long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Concerns {
+    /// What its own account, reference, cost or kind of call is counted with: a lane's charges may pass.
+    Itself,
+    /// Every charge; look-ups may pass.
+    Charges,
+    All,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -171,7 +180,7 @@ impl Gate {
         let waiter = line::Waiter { job, cost, priority, of, reference, wait_until, reply, aside: None };
         let stopping = || {
             let retry_after = Duration::from_secs(1);
-            Grant::Refused(GateRefusal { retry_after, exact: false, by: RefusedBy::Stopping, of_its_own: false })
+            Grant::Refused(GateRefusal { retry_after, exact: false, by: RefusedBy::Stopping, concerns: Concerns::All })
         };
         if self.messages.send(Message::Want(waiter)).is_err() {
             return stopping();

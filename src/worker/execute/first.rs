@@ -26,7 +26,7 @@ use crate::worker::in_hand::LEASE;
 use crate::worker::intake::End;
 use crate::worker::lane::LaneParts;
 use crate::worker::meter::Returned;
-use crate::worker::pool::Turn;
+use crate::worker::pool::{Pace, Turn};
 
 /// A payment that has no turn by then is recorded, so that people see it wait.
 const UNRECORDED_MAX: Duration = Duration::from_millis(500);
@@ -78,7 +78,7 @@ pub async fn send_new(lane: &LaneParts, decoded: Box<Decoded>, delivered_at: Ins
     // What cannot be built is told of where the payment is claimed.
     let frozen = timeout(UNRECORDED_MAX, settings.client.freeze(&decoded.job)).await;
     let Ok(Ok(request)) = frozen else { return Err((decoded, None)) };
-    let mut turn = lane.pool.turn_for(decoded.job.id.clone(), decoded.job.priority).boxed();
+    let mut turn = lane.pool.turn_for(decoded.job.id.clone(), decoded.job.priority, Pace::Outflow).boxed();
     let mine = tokio::select! {
         mine = timeout_at(delivered_at + UNRECORDED_MAX, &mut turn) => mine,
         () = lane.stop.cancelled() => Ok(None),

@@ -15,7 +15,7 @@ use crate::domain::explain::parked;
 use crate::domain::job::{Job, JobId};
 use crate::domain::provider::{Mode, Provider};
 use crate::fleet::report::By;
-use crate::limiter::gate::{Ask, GateRefusal, Grant, Permit, RefusedBy};
+use crate::limiter::gate::{Ask, Concerns, GateRefusal, Grant, Permit, RefusedBy};
 use crate::queue::DELAY_STEPS;
 use crate::telemetry::spans;
 use crate::worker::intake::End;
@@ -98,9 +98,11 @@ pub(super) async fn refused(lane: &LaneParts, job: &JobInHand, refusal: &GateRef
         RefusedBy::StaleSettings => parked::STALE_SETTINGS.to_owned(),
         RefusedBy::Stopping => return give_back(lane, job).await,
     };
-    // What its own account or reference refuses says nothing of the jobs behind it.
-    if !refusal.of_its_own {
-        lane.pauses.stop_taking(refusal.retry_after, held_by(&refusal.by), &cause);
+    match refusal.concerns {
+        // It says nothing of the jobs behind it.
+        Concerns::Itself => {}
+        Concerns::Charges => lane.pauses.stop_taking_charges(refusal.retry_after, held_by(&refusal.by), &cause),
+        Concerns::All => lane.pauses.stop_taking(refusal.retry_after, held_by(&refusal.by), &cause),
     }
     park(lane, job, refusal.retry_after, (reason_of(&refusal.by), &cause)).await
 }

@@ -14,8 +14,8 @@ use super::rule::{GRACE_BUSY, LaneView, overdue};
 use super::{BATCH, Trouble, Turns};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::faults::{self, Point};
-use crate::ledger::Written;
 use crate::ledger::upkeep::Recorded;
+use crate::ledger::{LedgerError, Written};
 use crate::queue::message::{decode_recorded, encode};
 use crate::queue::{Destination, Outgoing, Properties, headers};
 use crate::worker::Worker;
@@ -28,7 +28,7 @@ const AHEAD: Duration = Duration::from_secs(30);
 /// Publishes under way at once: a broker confirms many together.
 const AT_ONCE: usize = 64;
 
-pub async fn bring_back(worker: &Worker, progress: &Progress, known: &Known) -> Result<(), Trouble> {
+pub(super) async fn bring_back(worker: &Worker, progress: &Progress, known: &Known) -> Result<(), Trouble> {
     let closed = |row: &Provider| progress.lanes.get(&row.name).is_some_and(|pauses| pauses.is_closed_by_broker());
     let takes = |row: &&Arc<Provider>| row.enabled && !row.paused && !closed(row) && !worker.late.holds(&row.name);
     let flowing = known.providers.values().filter(takes);
@@ -90,14 +90,7 @@ async fn publish_all(worker: &Worker, lane: &ProviderName, jobs: Vec<Recorded>) 
 
 /// Publishes one copy. One that fails comes again after its interval: the right to it was used up.
 async fn publish(worker: &Worker, lane: &ProviderName, recorded: Recorded) -> Result<(), Trouble> {
-    let Some(body) = message(&recorded) else {
-        let reason = "its message cannot be made from the ledger: content and hash differ";
-        tracing::error!(job = %recorded.job.id, reason);
-        if worker.engines.upkeep.set_aside(&recorded.job.id, reason).await? == Written::Kept {
-            worker.outbox.left();
-        }
-        return Ok(());
-    };
+    let Some(body) = message_or_review(worker, &recorded).await? else { return Ok(()) };
     let properties = Properties {
         message_id: Some(recorded.job.id.as_str().to_owned()),
         content_type: Some("application/json".to_owned()),
@@ -108,6 +101,22 @@ async fn publish(worker: &Worker, lane: &ProviderName, recorded: Recorded) -> Re
     publish_in_time(worker, lane, message).await?;
     faults::crash(Point::SweeperAfterPublish);
     Ok(())
+}
+
+/// The job's message; one that says something else than was recorded makes it a person's.
+pub(in crate::worker) async fn message_or_review(
+    worker: &Worker,
+    recorded: &Recorded,
+) -> Result<Option<Bytes>, LedgerError> {
+    let message = message(recorded);
+    if message.is_none() {
+        let reason = "its message cannot be made from the ledger: content and hash differ";
+        tracing::error!(job = %recorded.job.id, reason);
+        if worker.engines.upkeep.set_aside(&recorded.job.id, reason).await? == Written::Kept {
+            worker.outbox.left();
+        }
+    }
+    Ok(message)
 }
 
 /// The job's message, if it says what the recorded one said. A payload that was emptied, or a row that somebody changed,

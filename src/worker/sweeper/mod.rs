@@ -19,7 +19,7 @@ use crate::ledger::LedgerError;
 use crate::queue::QueueError;
 
 mod account;
-mod again;
+pub(super) mod again;
 mod dead;
 mod raised;
 pub mod rule;

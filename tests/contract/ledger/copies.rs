@@ -24,7 +24,7 @@ fn waits(wait: Duration) -> JobState {
 }
 
 fn copy(copy: i64) -> Arrived {
-    Arrived { copy, redelivered: false }
+    Arrived::delivered(copy, false)
 }
 
 fn back(copy: i64, unqueued: bool) -> Option<ComesBack> {
@@ -32,7 +32,7 @@ fn back(copy: i64, unqueued: bool) -> Option<ComesBack> {
 }
 
 impl Fixture {
-    async fn arrives(&self, id: &str, arrived: Arrived) -> Claim {
+    pub(super) async fn arrives(&self, id: &str, arrived: Arrived) -> Claim {
         let claimant = Claimant { owner: "worker-a", arrived };
         self.ledger().claim_in_company(&job(id), hash(1), claimant, Timing::at_once(LEASE)).await.unwrap()
     }
@@ -118,7 +118,7 @@ async fn a_redelivered_copy_counts_and_trusts_no_other(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     // Its worker died between the commit and the publish of copy 1.
     assert_eq!(fixture.delayed("p", copy(0), 10 * MINUTE).await, back(1, false));
-    let again = Arrived { copy: 0, redelivered: true };
+    let again = Arrived::delivered(0, true);
     assert_eq!(fixture.delayed("p", again, 10 * MINUTE).await, back(2, false));
     assert_eq!(fixture.arrives("p", copy(1)).await, Claim::Superseded);
 }

@@ -19,7 +19,7 @@ const ROWS_MAX: u64 = 2_000;
 /// Whichever table or index.
 const ANY: &str = "*";
 /// What reads a table, or one of its indexes, from end to end: the work, the index (or the table), and why that is right.
-const READ_IN_FULL: [(&str, &str, &str); 13] = [
+const READ_IN_FULL: [(&str, &str, &str); 14] = [
     ("outcomes are taken", "outcome_events_by_try", "partial: holds what is unpublished, and ends at the limit"),
     ("outcomes are taken", "outcome_events", "SQLite, as long as most are unpublished: by key, and ends at the limit"),
     ("states are counted", "jobs_by_provider_and_state", "counts all jobs, for people and metrics"),
@@ -29,6 +29,7 @@ const READ_IN_FULL: [(&str, &str, &str); 13] = [
         "jobs_by_provider_and_state",
         "min(provider), and counts jobs that may change state",
     ),
+    ("account of the last minutes", "jobs_with_a_message_left", "partial: holds jobs taken up without their messages"),
     ("account of the last minutes", "jobs_open_by_sweep", "counts open jobs; partial: holds no others"),
     ("settled jobs are counted anew", "jobs_by_provider_and_state", "counts all jobs, for a hundredth of the time"),
     ("settled jobs are counted anew", "jobs", "the same, of a small table: PostgreSQL's choice"),

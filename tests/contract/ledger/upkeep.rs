@@ -7,6 +7,7 @@ use sluicegate::ledger::{AttemptEnd, Begun, JobState, Written};
 
 use super::*;
 
+mod lookups;
 mod messages;
 mod settled;
 

@@ -6,7 +6,7 @@ use sluicegate::domain::decision::CallKind;
 use sluicegate::domain::job::Token;
 use sluicegate::domain::limit::{AppliesTo, Scope};
 use sluicegate::domain::quota_spec::{LimitSpec, QuotaSpec};
-use sluicegate::limiter::gate::{Ask, Gate, GateRefusal, Grant, RefusedBy};
+use sluicegate::limiter::gate::{Ask, Concerns, Gate, GateRefusal, Grant, RefusedBy};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -55,8 +55,8 @@ async fn a_limit_on_charges_holds_all_charges_and_no_lookup() {
     let standing = gate.view().borrow().standing.clone();
     assert_eq!(standing.map(|(by, _)| by), Some(RefusedBy::Limit("charges".into())));
     let Grant::Refused(refusal) = gate.permit(ask(1, Instant::now())).await else { panic!("granted") };
-    let GateRefusal { exact, by, of_its_own, .. } = refusal;
-    assert_eq!((exact, by, of_its_own), (true, RefusedBy::Limit("charges".into()), false));
+    let GateRefusal { exact, by, concerns, .. } = refusal;
+    assert_eq!((exact, by, concerns), (true, RefusedBy::Limit("charges".into()), Concerns::Charges));
     let lookup = Ask { kind: CallKind::Lookup, ..ask(1, Instant::now() + Duration::from_millis(10)) };
     assert!(matches!(gate.permit(lookup).await, Grant::Granted(_)));
     assert!(matches!(waiting.await.unwrap(), Grant::Granted(_)));

@@ -7,9 +7,10 @@ use serde_json::{Value, json};
 use sluicegate::domain::lookup::Finding;
 use sluicegate::domain::outcome::{Outcome, UnknownCause};
 use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
+use sluicegate::ledger::upkeep::Checked;
 use sluicegate::worker::pauses::LaneState;
 
-use super::bench::{Bench, limit, row};
+use super::bench::{Bench, limit, name, row};
 use super::script::{Act, timeout};
 
 /// `acme` deduplicates, `bolt` does not; both can be asked, and are given up after so long.
@@ -174,7 +175,59 @@ async fn a_lookup_that_its_limit_refuses_rests_no_lane() {
     bench.pay("bolt", "next").await;
     bench.until_state("next", "succeeded").await;
     let lanes = bench.settings_known().await.lanes;
-    assert_eq!(lanes[&super::bench::name("bolt")].state(), LaneState::Running);
+    assert_eq!(lanes[&name("bolt")].state(), LaneState::Running);
+}
+
+/// A limit on charges that is used up for long, in a lane that rests for it or waits for its outflow: a payment that may have
+/// been charged is asked about meanwhile, though its message lies behind others.
+#[tokio::test]
+async fn a_used_up_limit_on_charges_stops_no_lookup() {
+    // Mode, and what the next charge waits for.
+    for (mode, window_ms, waits_for) in [
+        ("blocking", 3_600_000, "waits for a place in the steady outflow"),
+        ("requeue", 600_000, "waits for limit charges"),
+        ("blocking", 600_000, "waits for limit charges"),
+    ] {
+        let case = format!("{mode}, {waits_for}");
+        let of_charges =
+            LimitRow { name: "charges".to_owned(), applies_to: "charge".to_owned(), ..limit(1, window_ms) };
+        let limits = vec![limit(1_000, 100), of_charges];
+        let leak_per_second = waits_for.contains("limit").then_some(1_000.0);
+        let slow = ProviderRow {
+            mode: mode.to_owned(),
+            max_wait_ms: 500,
+            limits,
+            leak_per_second,
+            ..asked("bolt", json!({}))
+        };
+        let mut bench = Bench::prepared(std::slice::from_ref(&slow)).await;
+        bench.keep_limiter();
+        bench.run();
+        // Two look for what is due.
+        let mut other = bench.beside();
+        if leak_per_second.is_some() {
+            other.run();
+        }
+        bench.script.plan("lost", [Act::ChargeAndLose]);
+        bench.script.plan_lookups("lost", vec![Finding::InProgress; 200]);
+        bench.pay("bolt", "lost").await;
+        bench.until_state("lost", "unknown").await;
+        bench.pay("bolt", "next").await;
+        bench.until_put_down("next", waits_for).await;
+        let known = bench.script.asked_for("lost").len();
+        bench.until("asked thrice more", async || bench.script.asked_for("lost").len() >= known + 3).await;
+        bench.script.plan_lookups("lost", []);
+        bench.until_state("lost", "succeeded").await;
+        assert_eq!((bench.script.sent_for("lost").len(), bench.script.sent_for("next").len()), (1, 0), "{case}");
+        let messages =
+            "SELECT count(*) FROM queue_messages WHERE queue = 'payments.bolt' AND CAST(body AS text) LIKE '%lost%'";
+        assert!(bench.count(messages).await <= 1, "{case}");
+        bench.apply(&[ProviderRow { limits: vec![limit(1_000, 100)], ..slow }]).await;
+        bench.until_state("next", "succeeded").await;
+        bench.until("its message is done with", async || bench.count(messages).await == 0).await;
+        let account = bench.upkeep().conservation(Duration::from_secs(3_600), Checked::All).await.unwrap();
+        assert!(account.iter().all(|account| account.faults().is_empty()), "{case}: {account:?}");
+    }
 }
 
 #[tokio::test]
@@ -196,7 +249,7 @@ async fn a_429_to_a_lookup_pauses_the_quota_and_wrong_credentials_nobody() {
     bench.pay("bolt", "locked-out").await;
     bench.until_put_down("locked-out", "a look-up with 401").await;
     let lanes = bench.settings_known().await.lanes;
-    assert_eq!(lanes[&super::bench::name("bolt")].state(), LaneState::Running);
+    assert_eq!(lanes[&name("bolt")].state(), LaneState::Running);
     bench.pay("bolt", "charged-meanwhile").await;
     bench.until_state("charged-meanwhile", "succeeded").await;
     assert_eq!(bench.job("locked-out").await.unwrap().state, "unknown");

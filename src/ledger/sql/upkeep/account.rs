@@ -22,6 +22,9 @@ const FREE: &str = "(lease_until IS NULL OR lease_until <= {now})";
 const SETTLED_UNSCRUBBED: &str =
     "scrubbed_at IS NULL AND state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled')";
 const IN_REVIEW: &str = "state = 'review'";
+/// The condition of index `jobs_with_a_message_left`, and of a settled job: its message is in the lane's queue still, because
+/// the job was taken up without it.
+const MESSAGE_LEFT: &str = "delayed_until <= created_at AND state NOT IN ('waiting', 'sending', 'unknown')";
 const SETTLED: &str = "state NOT IN ('waiting', 'sending', 'unknown')";
 
 /// What is to wait for its time waits from then on.
@@ -45,6 +48,7 @@ const RETURN_LATE_MS: u32 = 1_000;
 
 /// When the message of a job that no lease holds is in its lane's queue again: when the delay queue lets it go, or since the
 /// job was written last. A job may be due later than that.
+/// A job in hand may have one beside it that returned, which another delivery takes away again.
 const RETURNED_AT: &str = "CASE WHEN delayed_copy = copy THEN delayed_until ELSE updated_at END";
 
 pub struct Statements(Dialect);
@@ -64,11 +68,12 @@ impl Statements {
                      {{aged:min({SINCE})}} AS oldest_ms, {} AS in_hand, {} AS in_flight, count(parked_until) AS parked, \
                      {{until:max(parked_until)}} AS parked_ms, {} AS due, {} AS astray, \
                      {} AS messages_least, \
-                     CAST(coalesce(sum(CASE WHEN returned_at <= {{after:{RETURN_EARLY_MS}}} THEN 1 + sweeps END), 0) AS bigint) \
-                         AS messages_most \
+                     CAST(coalesce(sum(CASE WHEN returned_at <= {{after:{RETURN_EARLY_MS}}} THEN 1 + sweeps \
+                         WHEN beside_at <= {{after:{RETURN_EARLY_MS}}} THEN 1 END), 0) AS bigint) AS messages_most \
                  FROM (SELECT provider, created_at, not_before, expires_at, lease_until, wake_at, state, sweeps, \
                            CASE WHEN {FREE} AND wake_at > {{now}} THEN wake_at END AS parked_until, \
-                           CASE WHEN {FREE} AND NOT unqueued THEN {RETURNED_AT} END AS returned_at \
+                           CASE WHEN {FREE} AND NOT unqueued THEN {RETURNED_AT} END AS returned_at, \
+                           CASE WHEN NOT {FREE} THEN delayed_until END AS beside_at \
                        FROM jobs WHERE {OPEN}) AS open_jobs GROUP BY provider || ''",
                 of("expires_at <= {now}"),
                 of("lease_until > {now}"),
@@ -82,7 +87,8 @@ impl Statements {
             [("without_event", NO_EVENT), ("without_cause", NO_CAUSE)]
                 .map(|(place, fault)| part(place, &format!("{which} AND {fault}")))
         });
-        let parts: Vec<String> = open.into_iter().chain(states).chain(checks).collect();
+        let left = std::iter::once(part("message_left", MESSAGE_LEFT));
+        let parts: Vec<String> = open.into_iter().chain(states).chain(checks).chain(left).collect();
         self.0.sql(&format!("{LANES} {}", parts.join(" UNION ALL ")))
     }
 
@@ -168,8 +174,11 @@ fn enter(account: &mut Account, row: &Row) -> Result<(), LedgerError> {
             (account.parked, account.parked_for) = (count("parked")?, row.opt_ms("parked_ms")?);
             (account.in_hand, account.due, account.astray) = (count("in_hand")?, count("due")?, count("astray")?);
             account.in_flight = count("in_flight")?;
-            (account.messages_least, account.messages_most) = (count("messages_least")?, count("messages_most")?);
+            account.messages_least += count("messages_least")?;
+            account.messages_most += count("messages_most")?;
         }
+        // At most: another delivery may have taken it away for a while.
+        "message_left" => account.messages_most += jobs,
         // Settled and in review are counted apart.
         "without_event" => account.without_event += jobs,
         "without_cause" => account.without_cause += jobs,

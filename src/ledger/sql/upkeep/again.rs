@@ -11,6 +11,7 @@ use super::super::engine::{Args, Engine, Sql, Value};
 use super::super::row::{Row, corrupt};
 use super::super::written;
 use super::OPEN;
+use crate::domain::disposition::RetryPolicy;
 use crate::domain::explain::parked::{LIMIT, PAUSED, THROTTLED};
 use crate::domain::job::{ContentHash, Job, Token};
 use crate::domain::provider::ProviderName;
@@ -33,6 +34,10 @@ const LAST_CHANGE: &str = "SELECT max(sharing.updated_at) FROM providers AS shar
      WHERE COALESCE(sharing.quota, sharing.name) = \
          (SELECT COALESCE(own.quota, own.name) FROM providers AS own WHERE own.name = $1)";
 
+/// Since when a job ages.
+const BORN: &str = "(CASE WHEN not_before > COALESCE(revived_at, created_at) THEN not_before \
+     ELSE COALESCE(revived_at, created_at) END)";
+
 /// `not_before` and `expires_at` are read as epoch milliseconds.
 const RECORDED: &str = "id, provider, idempotency_key, key_given, content_hash, amount, currency, account, reference, \
      cost, priority, {ms:not_before} AS not_before_ms, {ms:expires_at} AS expires_at_ms, payload, sweeps, copy";
@@ -41,6 +46,7 @@ pub struct Statements {
     overdue: Sql,
     keep: Sql,
     unqueued: Sql,
+    lookups: Sql,
     refused: Sql,
     named_wait: Sql,
     standing: Sql,
@@ -75,6 +81,19 @@ impl Statements {
                  ORDER BY wake_at LIMIT $4 {{unlocked}}) \
              RETURNING {RECORDED}"
         );
+        // The condition of index `jobs_unknown_by_wake`, and the rule of `disposition::before_request`: what a provider that
+        // deduplicates is sent again waits for the limits of charges. The message in the lane's queue is the one that came
+        // back last, or the newest one.
+        let lookups = format!(
+            "SELECT {}, COALESCE(delayed_copy, copy) AS copy FROM jobs \
+             WHERE provider = $1 AND state = 'unknown' AND wake_at <= {{now}} \
+                 AND (lease_until IS NULL OR lease_until <= {{now}}) \
+                 AND (delayed_until IS NULL OR delayed_until <= {{now}}) \
+                 AND NOT ($3 AND COALESCE(first_sent_at > {{after:(0 - $4)}}, true) \
+                     AND (attempts < $5 OR COALESCE(resend, '') = 'granted') AND {BORN} >= {{after:(0 - $6)}}) \
+             ORDER BY wake_at LIMIT $2",
+            RECORDED.trim_end_matches(", copy")
+        );
         // The conditions of indexes `jobs_parked_for_limits` and `jobs_parked_for_named_waits`.
         // An unknown outcome that nobody brings is overdue: only what was surely not sent is ever without a queue.
         let refused = |reason: String| {
@@ -99,6 +118,7 @@ impl Statements {
                  WHERE id = $1 AND fence = $2 AND lease_until IS NULL AND state = 'waiting' RETURNING id",
             ),
             unqueued: dialect.sql(&unqueued),
+            lookups: dialect.sql(&lookups),
             refused: dialect.sql(&by_limit),
             named_wait: dialect.sql(&by_named_wait),
             standing: dialect.sql("SELECT provider, content_hash, state, copy, delayed_copy FROM jobs WHERE id = $1"),
@@ -137,6 +157,25 @@ impl Statements {
         let args: [Value; 4] =
             [lane.as_str().into(), ahead.into(), ahead.saturating_add(again_after).into(), at_most.into()];
         self.take(engine, &self.unqueued, Arc::from(args)).await
+    }
+
+    pub async fn due_lookups(
+        &self,
+        engine: &dyn Engine,
+        lane: &ProviderName,
+        policy: &RetryPolicy,
+        at_most: u32,
+    ) -> Result<Vec<Recorded>, LedgerError> {
+        let remembered = policy.idempotency_retention.map(|retention| retention / 2);
+        let args: [Value; 6] = [
+            lane.as_str().into(),
+            at_most.into(),
+            remembered.is_some().into(),
+            remembered.unwrap_or_default().into(),
+            policy.max_attempts.into(),
+            policy.max_age.into(),
+        ];
+        self.take(engine, &self.lookups, Arc::from(args)).await
     }
 
     pub async fn wake_refused(

@@ -53,7 +53,7 @@ impl Statements {
                 returning: Returning::Job("id"),
             }),
             scrub: dialect.sql(
-                "UPDATE jobs SET payload = NULL, scrubbed_at = {now}, \
+                "UPDATE jobs SET payload = NULL, scrubbed_at = {now}, delayed_copy = NULL, delayed_until = NULL, \
                      frozen_body = CASE WHEN frozen_body IS NULL THEN NULL ELSE $3 END \
                  WHERE id IN (\
                      SELECT id FROM jobs \

@@ -11,6 +11,7 @@ use async_trait::async_trait;
 use super::SqlLedger;
 use super::dialect::Dialect;
 use super::engine::{Engine, Sql};
+use crate::domain::disposition::RetryPolicy;
 use crate::domain::job::{ContentHash, Job, JobId};
 use crate::domain::provider::ProviderName;
 use crate::ledger::upkeep::{Account, Checked, Overdue, Recorded, Refused, Standing, Upkeep};
@@ -75,6 +76,15 @@ impl Upkeep for SqlLedger {
         at_most: u32,
     ) -> Result<Vec<Recorded>, LedgerError> {
         self.upkeep.again.take_unqueued(&*self.engine, lane, ahead, again_after, at_most).await
+    }
+
+    async fn due_lookups(
+        &self,
+        lane: &ProviderName,
+        policy: &RetryPolicy,
+        at_most: u32,
+    ) -> Result<Vec<Recorded>, LedgerError> {
+        self.upkeep.again.due_lookups(&*self.engine, lane, policy, at_most).await
     }
 
     async fn wake_refused(&self, lane: &ProviderName, which: &Refused) -> Result<u32, LedgerError> {

@@ -5,7 +5,7 @@ use crate::domain::decision::{ByKind, PastUse};
 use crate::domain::limit::AppliesTo;
 use crate::domain::quota_spec::Lookback;
 use crate::limiter::RecentAttempts;
-use crate::limiter::gate::{Ask, Gate, GateParts, Grant, RefusedBy};
+use crate::limiter::gate::{Ask, Concerns, Gate, GateParts, Grant, RefusedBy};
 use tokio::sync::watch;
 
 const OF_FOUR: StoreDown = StoreDown::Share { of: 4 };
@@ -68,7 +68,7 @@ async fn a_job_that_costs_more_than_a_share_holds_nobody_else() {
         costly.abort();
         // In requeue mode it is told a wait of its own, so that its lane goes on.
         let Grant::Refused(refusal) = gate.permit(charge(30, Duration::ZERO)).await else { panic!("granted") };
-        assert_eq!((refusal.by, refusal.of_its_own), (RefusedBy::Limit("all".to_owned()), true));
+        assert_eq!((refusal.by, refusal.concerns), (RefusedBy::Limit("all".to_owned()), Concerns::Itself));
         use_one(&gate, charge(1, Duration::from_millis(20))).await;
     }
 }

@@ -170,8 +170,13 @@ async fn the_past_is_not_read_for_an_account() {
 }
 
 /// By which the jobs of an account are found.
-const OF_AN_ACCOUNT: [&str; 4] =
-    ["jobs_by_provider_and_state", "jobs_open_by_sweep", "jobs_settled_by_update", "jobs_in_review_by_update"];
+const OF_AN_ACCOUNT: [&str; 5] = [
+    "jobs_by_provider_and_state",
+    "jobs_open_by_sweep",
+    "jobs_settled_by_update",
+    "jobs_in_review_by_update",
+    "jobs_with_a_message_left",
+];
 
 /// Several, because PostgreSQL may plan for any arguments from the sixth on; what the last has read.
 async fn accounts(fixture: &Fixture, log: &mut ServerLog) -> Vec<Access> {

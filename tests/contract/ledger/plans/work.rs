@@ -1,7 +1,9 @@
 //! What a worker, a sweeper and a person make of a ledger, through its faces, one duty after the other.
 
 use futures_util::future::join_all;
+use sluicegate::domain::backoff::BackoffPolicy;
 use sluicegate::domain::clock_witness::{Ahead, Word};
+use sluicegate::domain::disposition::RetryPolicy;
 use sluicegate::domain::limit::Scope;
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::quota_spec::{Lookback, SubjectsAsked};
@@ -16,7 +18,7 @@ use super::filling::LANES;
 use super::{Access, Explained};
 
 /// The duties that must reach a large table by an index.
-pub const ON_THE_WAY: [&str; 21] = [
+pub const ON_THE_WAY: [&str; 22] = [
     "a job comes back",
     "a job is refused",
     "leases are renewed",
@@ -33,6 +35,7 @@ pub const ON_THE_WAY: [&str; 21] = [
     "a quota is rebuilt",
     "uses of an account are told",
     "overdue jobs are taken",
+    "due look-ups are read",
     "jobs that a limit refused are woken",
     "waiting jobs expire",
     "an account's jobs are listed",
@@ -89,6 +92,12 @@ fn wait() -> JobState {
 
 fn unknown() -> JobState {
     JobState::Unknown { wait: MINUTE, reason: "no answer".to_owned() }
+}
+
+fn deduplicates() -> RetryPolicy {
+    let backoff = BackoffPolicy { base: SECOND, max: MINUTE };
+    let idempotency_retention = Some(60 * MINUTE);
+    RetryPolicy { max_attempts: 3, max_age: 60 * MINUTE, backoff, idempotency_retention, lookup: None }
 }
 
 impl<E: Explained> Working<'_, E> {
@@ -299,6 +308,8 @@ impl<E: Explained> Working<'_, E> {
             upkeep.take_turn("sweep", Duration::ZERO).await.unwrap();
             assert_eq!(upkeep.take_overdue(&lane, &which).await.unwrap().len(), 10);
             self.did("overdue jobs are taken").await;
+            upkeep.due_lookups(&lane, &deduplicates(), 10).await.unwrap();
+            self.did("due look-ups are read").await;
             let kept = self.job("kept", round);
             let hold = self.fixture.take(&kept).await.hold;
             self.put_down(std::slice::from_ref(&hold), &wait()).await;
