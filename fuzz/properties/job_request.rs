@@ -8,6 +8,7 @@ use sluicegate::ledger::provider_row::ProviderRow;
 use sluicegate::provider::FreezeError;
 use sluicegate::provider::http::OutboundPolicy;
 use sluicegate::provider::http::expansion::Expansion;
+use sluicegate::provider::secret_grants::SecretGrants;
 use sluicegate::queue::message::{CardNumbers, decode};
 
 use super::{Bytes, lane};
@@ -24,7 +25,8 @@ pub fn holds(bytes: &[u8]) {
 pub fn within_bounds(row: &ProviderRow, message: &[u8]) {
     let Ok(provider) = row.meant(7) else { return };
     let Ok(decoded) = decode(message, &lane(), CardNumbers::Off) else { return };
-    let policy = OutboundPolicy::parse(&["loopback".to_owned()]).unwrap();
+    let grants = SecretGrants::parse(&["env:PATH@127.0.0.1".to_owned()]).unwrap();
+    let policy = OutboundPolicy::parse(&["loopback".to_owned()]).unwrap().granting(&grants, &[]);
     let Ok(expansion) = Expansion::new(&provider, &policy) else { return };
     if provider.headers.values().any(|value| value.contains("${file:")) {
         return;

@@ -32,6 +32,7 @@ use crate::limiter::embedded::EmbeddedLimiter;
 use crate::limiter::redis::client::RedisLimiter;
 use crate::limiter::{Limiter, LimiterError, LinkedLimiter};
 use crate::provider::http::{HttpProvider, OutboundPolicy};
+use crate::provider::secret_grants::SecretUse;
 use crate::provider::{FreezeError, PaymentProvider, ProviderFactory};
 use crate::queue::Queue;
 use crate::queue::embedded::EmbeddedQueue;
@@ -245,7 +246,7 @@ fn redis_limiter(config: &Config) -> Result<RedisLimiter, LimiterError> {
 fn outbound(config: &Config) -> Result<OutboundPolicy, String> {
     let policy = OutboundPolicy::parse(&config.outbound_allow)
         .map_err(|problems| format!("outbound.allow: {}", problems.join("; ")))?;
-    Ok(policy.trusting(&config.authorities))
+    Ok(policy.trusting(&config.authorities).granting(&config.outbound_secrets, &config.own_files))
 }
 
 /// Provider rows over HTTP, within the outbound policy.
@@ -351,6 +352,10 @@ impl Engines for App {
 
     fn usable(&self, provider: &Provider, config: &Config) -> Result<(), String> {
         HttpProvider::new(provider, &outbound(config)?).map(drop).map_err(|error| error.to_string())
+    }
+
+    fn secrets(&self, provider: &Provider, config: &Config) -> Vec<SecretUse> {
+        outbound(config).map(|outbound| HttpProvider::secrets(provider, &outbound)).unwrap_or_default()
     }
 
     async fn unreadable(&self, provider: &Provider, config: &Config) -> Vec<String> {

@@ -17,6 +17,7 @@ use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::{BadRow, Settings};
 use crate::ledger::upkeep::Upkeep;
 use crate::limiter::Limiter;
+use crate::provider::secret_grants::SecretUse;
 use crate::queue::Queue;
 use crate::worker;
 
@@ -89,6 +90,9 @@ pub trait Engines: Send + Sync {
 
     /// Whether a worker of this configuration could call the provider; the error holds no secret.
     fn usable(&self, provider: &Provider, config: &Config) -> Result<(), String>;
+
+    /// Secrets that a provider would send, and where, whether this configuration allows it or not.
+    fn secrets(&self, provider: &Provider, config: &Config) -> Vec<SecretUse>;
 
     /// Secrets of a usable provider that this process cannot read; each names header and place, none holds a value.
     async fn unreadable(&self, provider: &Provider, config: &Config) -> Vec<String>;

@@ -29,6 +29,8 @@ pub struct Layers {
     keys: Keys,
     pub entries: BTreeMap<String, Entry>,
     pub problems: Vec<Problem>,
+    /// The files that were read for it.
+    pub files: Vec<PathBuf>,
 }
 
 impl Layers {
@@ -36,11 +38,12 @@ impl Layers {
     pub fn of_defaults(keys: Keys) -> Self {
         let entries =
             keys.iter().map(|(key, value)| (key.clone(), Entry { value: value.clone(), origin: Origin::Default }));
-        Self { entries: entries.collect(), keys, problems: Vec::new() }
+        Self { entries: entries.collect(), keys, problems: Vec::new(), files: Vec::new() }
     }
 
     /// Lays a TOML file on top.
     pub fn add_file(&mut self, path: &Path) {
+        self.files.push(path.to_owned());
         let at = |line| Origin::File { path: path.to_owned(), line };
         let text = match std::fs::read_to_string(path) {
             Ok(text) => text,
@@ -114,6 +117,7 @@ impl Layers {
 
     fn add_secret_file(&mut self, key: &str, variable: &str, path: PathBuf, variables: &[(String, String)]) {
         let origin = Origin::SecretFile { variable: variable.to_owned(), path: path.clone() };
+        self.files.push(path.clone());
         let direct = variable_of(key);
         if variables.iter().any(|(name, _)| *name == direct) {
             let what = format!("{direct} is set as well");

@@ -4,7 +4,7 @@
 //! among the values that can be meant even when others cannot.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use secrecy::SecretString;
@@ -14,6 +14,7 @@ use super::address::{Bad, DatabaseUrl, LimiterUrl, QueueUrl};
 use super::hazards;
 use super::written::Written;
 use crate::provider::outbound;
+use crate::provider::secret_grants::SecretGrants;
 pub use crate::queue::message::CardNumbers;
 use crate::tls::Authorities;
 
@@ -28,6 +29,10 @@ pub struct Config {
     pub limiter: Limiter,
     /// Entries of `outbound.allow`, as written.
     pub outbound_allow: Vec<String>,
+    /// Of `outbound.secrets`.
+    pub outbound_secrets: SecretGrants,
+    /// The files that keys were read from.
+    pub own_files: Vec<PathBuf>,
     pub ops: Ops,
     pub worker: Worker,
     /// Age at which payload and request body of settled jobs are emptied.
@@ -151,6 +156,7 @@ pub fn translate(written: &Written, purpose: Purpose, complaints: &mut Complaint
             translate_targets(items, complaints);
         }
     }
+    let outbound_secrets = translate_secrets(&written.outbound.secrets, complaints);
     let authorities = translate_authorities(&written.tls.ca_file, complaints);
     let log = translate_log(&written.log, complaints);
     let otlp_endpoint = super::otlp::translate(&written.telemetry, &written.tls.plaintext_hosts, complaints);
@@ -170,6 +176,8 @@ pub fn translate(written: &Written, purpose: Purpose, complaints: &mut Complaint
         queue: Queue { url: queue_url?, prefix: queue_prefix? },
         limiter: Limiter { url: limiter_url?, prefix: limiter_prefix? },
         outbound_allow: written.outbound.allow.clone(),
+        outbound_secrets: outbound_secrets?,
+        own_files: Vec::new(),
         ops: ops?,
         worker: worker?,
         scrub_after: Duration::from_secs(u64::from(days?) * 86_400),
@@ -222,6 +230,13 @@ fn translate_targets(entries: &[String], complaints: &mut Complaints) {
         let mend = "Write each as loopback, host:port, a CIDR like 10.0.0.0/8, or http://host:port";
         complaints.add("outbound.allow", problems.join("; "), mend);
     }
+}
+
+fn translate_secrets(entries: &[String], complaints: &mut Complaints) -> Option<SecretGrants> {
+    let mend = "Write each as env:NAME@HOST or file:/PATH@HOST, like env:STRIPE_KEY@api.stripe.com or file:/run/secrets/adyen@*.adyen.com";
+    let grants = SecretGrants::parse(entries);
+    complaints
+        .keep("outbound.secrets", grants.map_err(|problems| Bad { what: problems.join("; "), mend: mend.to_owned() }))
 }
 
 fn translate_authorities(path: &str, complaints: &mut Complaints) -> Option<Authorities> {

@@ -77,7 +77,7 @@ pub fn load_for(
         problems.push(Problem { key: key.to_owned(), origin, what: bad.what, mend: bad.mend });
     }
     match config {
-        Some(config) if problems.is_empty() => Ok(config),
+        Some(config) if problems.is_empty() => Ok(Config { own_files: layers.files, ..config }),
         _ => Err(Problems(problems)),
     }
 }

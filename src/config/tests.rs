@@ -32,6 +32,7 @@ fn the_defaults_are_those_of_the_contract() {
     assert_eq!((&config.queue.url, config.queue.prefix.as_str()), (&QueueUrl::Embedded, "payments"));
     assert_eq!((&config.limiter.url, config.limiter.prefix.as_str()), (&LimiterUrl::Embedded, "sluicegate"));
     assert_eq!(config.outbound_allow, ["loopback"]);
+    assert!(config.outbound_secrets.iter().next().is_none() && config.own_files.is_empty());
     assert_eq!(config.ops.listen, Some("127.0.0.1:9464".parse().unwrap()));
     assert!(config.ops.token.is_none() && config.plaintext_hosts.is_empty());
     assert_eq!(config.worker.drain_timeout, Duration::from_secs(30));
@@ -194,6 +195,9 @@ fn hazards_stop_the_start() {
         (vec!["outbound.allow=10.0.0.0/99"], "outbound.allow", "`10.0.0.0/99` is not a CIDR"),
         (vec!["outbound.allow=https://x.example:443"], "outbound.allow", "write host:port for https"),
         (vec!["outbound.allow=x.example:99999"], "outbound.allow", "Write each as loopback, host:port"),
+        (vec!["outbound.secrets=env:KEY@x.example,env:KEY"], "outbound.secrets", "entry 2 has no `@`"),
+        (vec!["outbound.secrets=env:KEY@*.com"], "outbound.secrets", "env:STRIPE_KEY@api.stripe.com"),
+        (vec!["outbound.secrets=env:SLUICEGATE_OPS__TOKEN@x.example"], "outbound.secrets", "own configuration"),
         (vec!["tls.ca_file=/nowhere/authorities.pem"], "tls.ca_file", "/nowhere/authorities.pem cannot be read"),
     ] {
         let text = refused(&[], &sets);

@@ -38,6 +38,7 @@ pub struct Named {
 #[serde(deny_unknown_fields)]
 pub struct Outbound {
     pub allow: Vec<String>,
+    pub secrets: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -16,6 +16,7 @@ use crate::domain::provider::Provider;
 
 pub mod http;
 pub mod outbound;
+pub mod secret_grants;
 pub mod simulated;
 
 /// What the first attempt fixes for ever: every later attempt sends these bytes to this address under this key.

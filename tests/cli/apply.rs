@@ -4,6 +4,9 @@ use sluicegate::cli::Exit;
 
 use crate::jobs::{Desk, exit};
 
+/// What rows of this page may send.
+const GRANTED: &str =
+    "outbound.secrets=env:SLUICEGATE_NO_SUCH_VARIABLE@x.example,file:/nowhere/key@x.example,env:PATH@x.example";
 const LIMIT: &str = "[[provider.limit]]\nname = \"per-second\"\nmax_requests = 100\nwindow_ms = 1000\n";
 
 /// A file with one provider `acme` that has these lines too.
@@ -45,15 +48,24 @@ async fn what_the_workers_machine_may_have_is_a_warning() {
     for (lines, words) in [
         ("headers = { A = \"${env:SLUICEGATE_NO_SUCH_VARIABLE}\" }", "`SLUICEGATE_NO_SUCH_VARIABLE` is not set"),
         ("headers = { A = \"${file:/nowhere/key}\" }", "file `/nowhere/key`"),
+        (
+            "headers = { A = \"${env:HOME}\" }",
+            "header `a`: `${env:HOME}` may not be sent to x.example, says outbound.secrets: if it is meant, add \
+             \"env:HOME@x.example\" to outbound.secrets in the workers' configuration",
+        ),
         ("url = \"http://10.0.0.1/c\"", "plain http: use https, or add `http://10.0.0.1:80` to outbound.allow"),
     ] {
-        let ran = desk.run(&["provider", "apply", &acme(&desk, lines)]).await;
+        let ran = desk.run_set(GRANTED, &["provider", "apply", &acme(&desk, lines)]).await;
         assert_eq!(exit(&ran), Exit::Fine, "{lines}: {:?}", ran.result);
         assert!(ran.err.contains("warning: provider `acme`: ") && ran.err.contains(words), "{lines}: {}", ran.err);
         assert!(ran.out.contains("acme: changed ") && !ran.out.contains("warning"), "{lines}: {}", ran.out);
     }
-    let fine = desk.run(&["provider", "apply", &acme(&desk, "headers = { A = \"${env:PATH}\" }")]).await;
+    let path = acme(&desk, "headers = { A = \"${env:PATH}\" }");
+    let fine = desk.run_set(GRANTED, &["provider", "apply", &path]).await;
     assert!(!fine.err.contains("warning"), "{}", fine.err);
+    // Whoever has allowed nothing yet is told the whole line.
+    let none = desk.run(&["provider", "apply", &path]).await;
+    assert!(none.err.contains("write `secrets = [\"env:PATH@x.example\"]` below [outbound]"), "{}", none.err);
 }
 
 #[tokio::test]

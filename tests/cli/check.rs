@@ -217,6 +217,31 @@ async fn a_secret_that_cannot_be_read_here_is_an_error_of_the_lane_and_a_warning
     assert_eq!(engine.run(&["check"]).await.result.unwrap(), Exit::Fine);
 }
 
+#[tokio::test]
+async fn who_may_use_which_secret_is_told_and_what_nobody_uses_is_a_warning() {
+    let engine = Engine::default();
+    let named = |name: &str| Provider {
+        name: ProviderName::new(name).unwrap(),
+        headers: [("authorization".to_owned(), "${env:KEY}".to_owned())].into(),
+        ..provider()
+    };
+    engine.state().meant = vec![named("bolt"), named("acme"), provider()];
+    let set = "outbound.secrets=env:KEY@pay.example.com,env:OLD@pay.example.com,env:KEY@*.example.org";
+    let line = ["check", "--json", "--set", set];
+    let json = engine.run(&line).await.json();
+    let found = finding(&json, "secret env:KEY@pay.example.com");
+    assert_eq!((&found["level"], &found["what"]), (&"ok".into(), &"sent by acme, bolt".into()));
+    for unused in ["secret env:OLD@pay.example.com", "secret env:KEY@*.example.org"] {
+        let found = finding(&json, unused);
+        assert_eq!((&found["level"], &found["what"]), (&"warning".into(), &"no provider's row sends it".into()));
+        assert!(found["mend"].as_str().unwrap().contains("outbound.secrets"), "{found}");
+    }
+    // Nothing is called unused before all rows are known.
+    engine.state().database_away = true;
+    let json = engine.run(&line).await.json();
+    assert_eq!(levels(&json, "secret env:OLD@pay.example.com"), ["ok"]);
+}
+
 const BROKER: &str = "queue.url=amqps://broker.example.com";
 
 fn finding(json: &serde_json::Value, subject: &str) -> serde_json::Value {

@@ -21,6 +21,7 @@ use sluicegate::ledger::settings::{BadRow, Change, Settings, Snapshot, WrittenRa
 use sluicegate::ledger::upkeep::Upkeep;
 use sluicegate::limiter::Limiter;
 use sluicegate::limiter::embedded::EmbeddedLimiter;
+use sluicegate::provider::secret_grants::{SecretReference, SecretUse};
 use sluicegate::queue::{DeadLetter, Lane, Outgoing, Queue, QueueError, Unfit};
 
 #[derive(Clone, Default)]
@@ -179,6 +180,12 @@ impl Engines for Engine {
 
     fn usable(&self, _: &Provider, _: &Config) -> Result<(), String> {
         Ok(())
+    }
+
+    fn secrets(&self, provider: &Provider, _: &Config) -> Vec<SecretUse> {
+        let reference = |value: &String| SecretReference::parse(value.strip_prefix("${")?.strip_suffix('}')?).ok();
+        let to_its_host = |reference| SecretUse { reference, host: "pay.example.com".to_owned() };
+        provider.headers.values().filter_map(reference).map(to_its_host).collect()
     }
 
     async fn unreadable(&self, provider: &Provider, _: &Config) -> Vec<String> {

@@ -6,6 +6,7 @@ mod connections;
 mod expansion;
 mod fake;
 mod raw;
+mod secrets;
 
 use std::time::Duration;
 
@@ -346,7 +347,8 @@ async fn secrets_are_read_late_and_never_printed() {
     let path = dir.path().join("key");
     std::fs::write(&path, "hunter2\n").unwrap();
     let headers = [("authorization".to_owned(), format!("Bearer ${{file:{}}}", path.display()))].into();
-    let provider = provider(&Provider { headers, ..row(&server.url()) });
+    let granted = secrets::granting(&[&format!("file:{}@127.0.0.1", path.display())]);
+    let provider = HttpProvider::new(&Provider { headers, ..row(&server.url()) }, &granted).unwrap();
     let frozen = provider.freeze(&job("pay-1")).await.unwrap();
     let answer = provider.send(&frozen).await;
     std::fs::write(&path, "hunter3\n").unwrap();

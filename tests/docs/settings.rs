@@ -12,7 +12,7 @@ use sluicegate::provider::http::HttpProvider;
 use crate::page::{Page, plain};
 
 /// What producers, operators and scripts may rely on: none of these may go or be renamed.
-const PUBLIC_KEYS: [&str; 14] = [
+const PUBLIC_KEYS: [&str; 15] = [
     "database.url",
     "database.max_connections",
     "queue.url",
@@ -20,6 +20,7 @@ const PUBLIC_KEYS: [&str; 14] = [
     "limiter.url",
     "limiter.prefix",
     "outbound.allow",
+    "outbound.secrets",
     "ops.listen",
     "ops.token",
     "worker.drain_timeout_ms",

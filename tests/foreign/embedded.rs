@@ -34,6 +34,11 @@ impl Embedded {
         embedded
     }
 
+    /// Lets rows send this file's content to this machine.
+    pub fn grant(&mut self, file: &str) {
+        self.environment.push(("SLUICEGATE_OUTBOUND__SECRETS".to_owned(), format!("file:{file}@127.0.0.1")));
+    }
+
     /// Runs a command to its end and expects success.
     pub fn run(&self, args: &[&str]) -> String {
         let output = Command::new(PROGRAM)

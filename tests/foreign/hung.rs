@@ -27,6 +27,7 @@ async fn a_secret_that_hangs_stops_its_own_lane_alone() {
         )
     };
     let secret = format!("headers = {{ Authorization = \"Bearer ${{file:{}}}\" }}", fifo.display());
+    embedded.grant(fifo.to_str().unwrap());
     // This names the file and does not hang either.
     embedded.apply(&format!("{}{}", row("hung", &secret), row("good", "")));
     let payments = |prefix: &str| -> Vec<_> {

@@ -9,6 +9,7 @@ use sluicegate::domain::provider::Provider;
 use sluicegate::ledger::database::Database;
 use sluicegate::ledger::provider_row::parse_provider_file;
 use sluicegate::provider::http::{HttpProvider, OutboundPolicy};
+use sluicegate::provider::secret_grants::SecretGrants;
 
 use crate::embedded::Embedded;
 use crate::page::{Page, plain};
@@ -92,12 +93,28 @@ fn each_file_names_its_sources_and_each_section_what_to_ask() {
     }
 }
 
-/// The rows can be called under the default rules for where requests may go, and name every secret by reference.
+/// The entries of `outbound.secrets` that the comment of a file names.
+fn entries(name: &str) -> Vec<String> {
+    let text = Page::read(&path(name)).text;
+    let named = text.lines().filter_map(|line| line.strip_prefix("#   \"")?.strip_suffix("\","));
+    named.map(str::to_owned).collect()
+}
+
+/// The rows can be called under the default rules for where requests may go, with the entries that their files name and no
+/// fewer, and name every secret by reference.
 #[test]
-fn every_row_makes_a_provider_without_further_permission() {
+fn every_row_makes_a_provider_with_the_entries_that_it_names() {
     for name in PROVIDERS {
-        let provider = meant(name);
-        HttpProvider::new(&provider, &OutboundPolicy::default()).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let (provider, entries) = (meant(name), entries(name));
+        let made = |entries: &[String]| {
+            let grants = SecretGrants::parse(entries).unwrap();
+            HttpProvider::new(&provider, &OutboundPolicy::default().granting(&grants, &[]))
+        };
+        made(&entries).unwrap_or_else(|error| panic!("{name}: {error}"));
+        for entry in &entries {
+            let others: Vec<String> = entries.iter().filter(|other| *other != entry).cloned().collect();
+            made(&others).unwrap_err();
+        }
         let secret = provider.headers.values().any(|value| value.contains("${file:/run/secrets/sluicegate/"));
         assert!(secret && provider.url.starts_with("https://"), "{name}");
     }

@@ -59,7 +59,7 @@ impl Localstripe {
 /// The file as it is, but for where Stripe is and where the key lies.
 fn adapted(port: u16, key_file: &str) -> String {
     let file = Page::read("config/providers/stripe.toml").text;
-    for (old, times) in [("https://api.stripe.com", 2), ("/run/secrets/sluicegate/stripe", 1)] {
+    for (old, times) in [("https://api.stripe.com", 2), ("/run/secrets/sluicegate/stripe", 2)] {
         assert_eq!(file.matches(old).count(), times, "{old}");
     }
     file.replace("https://api.stripe.com", &format!("http://127.0.0.1:{port}"))
@@ -95,6 +95,7 @@ async fn payment_intents_are_made_once_and_read_back() {
 
     let mut embedded = Embedded::new(&[]);
     let key_file = embedded.write("key", &format!("{KEY}\n"));
+    embedded.grant(&key_file);
     embedded.apply(&adapted(wire.port, &key_file));
     // Twice, as a producer that is not sure would.
     embedded.enqueue("stripe", &messages);

@@ -209,6 +209,10 @@ impl Deployment {
             ("SLUICEGATE_LIMITER__URL", format!("rediss://sluicegate:{redis}@localhost:{}", self.redis_tls)),
             ("SLUICEGATE_TLS__CA_FILE", path(self.authority.file())),
             ("SLUICEGATE_OUTBOUND__ALLOW", format!("localhost:{}", self.provider.port)),
+            (
+                "SLUICEGATE_OUTBOUND__SECRETS",
+                format!("env:CANARY_PROVIDER_KEY@localhost,file:{}@localhost", path(self.dir.join("provider-secret"))),
+            ),
             ("SLUICEGATE_OPS__LISTEN", ops.to_owned()),
             ("SLUICEGATE_OPS__TOKEN_FILE", path(self.dir.join("ops-token"))),
             ("SLUICEGATE_LOG__LEVEL", "trace".to_owned()),

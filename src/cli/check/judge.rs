@@ -15,6 +15,7 @@ use crate::domain::limit::{Algorithm, Limit, Scope};
 use crate::domain::provider::{Provider, SlotRelease, StoreDown};
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::Snapshot;
+use crate::provider::secret_grants::{SecretGrant, SecretUse};
 use crate::worker::lane::patience;
 
 /// How long RabbitMQ waits for an acknowledgement before it closes the channel and delivers the message to another.
@@ -27,6 +28,10 @@ const TOKEN_DIFFERENT_MIN: usize = 8;
 /// What a bad row means for workers.
 pub const MEND_ROW: &str =
     "Mend the row: workers go on by its last good one, and one that starts now has no lane for it";
+
+/// What it means if workers of this configuration cannot call what a row names.
+pub const MEND_UNUSABLE: &str = "Mend the row, or this configuration where the workers have it too: workers go on by the row's last \
+                                 good version, and one that starts now has no lane for it";
 
 /// Findings about a configuration that could be meant.
 pub fn configuration(config: &Config) -> Vec<Finding> {
@@ -95,6 +100,24 @@ pub fn written(row: &ProviderRow) -> Vec<Finding> {
         "Mend the row: it goes on working, and the database, its audit and its back-ups show it to whoever reads them";
     let warning = |problem: String| Finding::warning(format!("provider {}", row.name), problem, mend);
     row.literal_credentials().into_iter().map(warning).collect()
+}
+
+/// Who uses each entry of `outbound.secrets`. `sent` is what providers send; of all of them, if `all_senders`.
+pub fn secrets(config: &Config, sent: &[(String, SecretUse)], all_senders: bool) -> Vec<Finding> {
+    let judge = |grant: &SecretGrant| {
+        let users = sent.iter().filter(|(_, used)| grant.covers(&used.reference, &used.host));
+        let users: BTreeSet<&str> = users.map(|(name, _)| name.as_str()).collect();
+        let subject = format!("secret {grant}");
+        if !users.is_empty() {
+            return Finding::ok(subject, format!("sent by {}", users.into_iter().collect::<Vec<_>>().join(", ")));
+        }
+        if !all_senders {
+            return Finding::ok(subject, "may be sent by any provider's row");
+        }
+        let mend = "Remove it from outbound.secrets, unless a row shall use it: whoever writes one could";
+        Finding::warning(subject, "no provider's row sends it", mend)
+    };
+    config.outbound_secrets.iter().map(judge).collect()
 }
 
 /// Findings about one provider.

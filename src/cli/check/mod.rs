@@ -12,6 +12,7 @@ use crate::domain::explain::words::count;
 use crate::domain::provider::Provider;
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::Snapshot;
+use crate::provider::secret_grants::SecretUse;
 
 mod file;
 mod finding;
@@ -71,8 +72,10 @@ pub async fn run(
 ) -> Result<Exit, CommandError> {
     let mut findings = judge::configuration(config);
     let mut misconfigured = false;
+    let (mut senders, mut all_senders) = (Vec::new(), false);
     if let Some(file) = &args.providers {
-        let judged = provider_file(file, config, engines).await;
+        let (judged, of_file) = provider_file(file, config, engines).await;
+        senders.extend(of_file);
         misconfigured = judged.iter().any(|finding| finding.level == Level::Error);
         findings.extend(judged);
     }
@@ -83,10 +86,17 @@ pub async fn run(
             snapshot.iter().flat_map(|snapshot| &snapshot.providers).filter_map(|row| row.as_ref().ok()).collect();
         findings.extend(queue::look(config, engines, &providers).await);
         findings.extend(judge::delivery_timeout(&providers, config));
+        all_senders = snapshot.as_ref().is_some_and(|snapshot| snapshot.providers.iter().all(Result::is_ok));
+        senders.extend(providers.into_iter().cloned());
         for probe in engines.probes(config) {
             findings.extend(in_time(probe.as_ref()).await);
         }
     }
+    let sent: Vec<(String, SecretUse)> = senders
+        .iter()
+        .flat_map(|row| engines.secrets(row, config).into_iter().map(|used| (row.name.to_string(), used)))
+        .collect();
+    findings.extend(judge::secrets(config, &sent, all_senders));
     print(&findings, args.json, console)?;
     let failed = findings.iter().any(|finding| finding.level == Level::Error);
     Ok(match (misconfigured, failed) {
@@ -96,26 +106,28 @@ pub async fn run(
     })
 }
 
-async fn provider_file(file: &std::path::Path, config: &Config, engines: &dyn Engines) -> Vec<Finding> {
+/// Findings, and the providers where they could be read.
+async fn provider_file(file: &Path, config: &Config, engines: &dyn Engines) -> (Vec<Finding>, Vec<Provider>) {
     let subject = format!("file {}", file.display());
     let text = match std::fs::read_to_string(file) {
         Ok(text) => text,
-        Err(error) => return vec![Finding::error(subject, error.to_string(), "Check the path")],
+        Err(error) => return (vec![Finding::error(subject, error.to_string(), "Check the path")], Vec::new()),
     };
     match super::provider::checked_rows(&text, file, engines) {
-        Err(error) => vec![Finding::error(subject, error.to_string(), "Mend the rows that are named")],
+        Err(error) => (vec![Finding::error(subject, error.to_string(), "Mend the rows that are named")], Vec::new()),
         Ok(rows) => {
             let mut findings = vec![Finding::ok(subject, count(rows.len() as u64, "provider"))];
-            for provider in rows.iter().filter_map(|row| engines.meant(row).ok()) {
+            let providers: Vec<Provider> = rows.iter().filter_map(|row| engines.meant(row).ok()).collect();
+            for provider in &providers {
                 // Whoever judges a file before it is deployed need not have what the workers have.
-                let unusable = unusable(&provider, config, engines).map(|(subject, problem)| {
+                let unusable = unusable(provider, config, engines).map(|(subject, problem)| {
                     let mend = "Nothing, if the workers' configuration allows it";
                     Finding::warning(subject, problem, mend)
                 });
-                findings.extend(judge::provider(&provider, config).into_iter().chain(unusable));
-                findings.extend(unreadable(&provider, config, engines, Finding::warning).await);
+                findings.extend(judge::provider(provider, config).into_iter().chain(unusable));
+                findings.extend(unreadable(provider, config, engines, Finding::warning).await);
             }
-            findings
+            (findings, providers)
         }
     }
 }
@@ -179,7 +191,8 @@ async fn database(config: &Config, engines: &dyn Engines) -> (Vec<Finding>, Opti
             let meant = snapshot.providers.iter().filter_map(|row| row.as_ref().ok());
             for provider in meant {
                 let unusable = unusable(provider, config, engines);
-                findings.extend(unusable.map(|(subject, problem)| Finding::error(subject, problem, judge::MEND_ROW)));
+                findings
+                    .extend(unusable.map(|(subject, problem)| Finding::error(subject, problem, judge::MEND_UNUSABLE)));
                 findings.extend(unreadable(provider, config, engines, Finding::error).await);
             }
             (findings, Some(snapshot))

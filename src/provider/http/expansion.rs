@@ -17,6 +17,7 @@ use crate::domain::lookup::LookupUrl;
 use crate::domain::provider::Provider;
 use crate::domain::url_template::UrlTemplate;
 use crate::faults::{self, Bug};
+use crate::provider::secret_grants::{SecretReference, SecretUse};
 use crate::provider::{FreezeError, FrozenRequest};
 
 /// The parts of a provider row that a job's fields are put into, checked.
@@ -45,7 +46,8 @@ impl Expansion {
         let lookup_url = provider.lookup.as_ref().map(|lookup| lookup.url.clone());
         let (headers, content_type) = headers_of(provider);
         let plan = RequestPlan::parse(&provider.request, content_type.as_deref())?;
-        let headers = HeaderTemplates::parse(&headers, &plan.key_header)?;
+        let headers = HeaderTemplates::parse(&headers, &plan.key_header, outbound)?;
+        headers.may_go_to(&hosts(provider, outbound)?)?;
         Ok(Self { policy: outbound.clone(), target, url, lookup_url, plan, headers })
     }
 
@@ -54,8 +56,23 @@ impl Expansion {
         let (headers, content_type) = headers_of(provider);
         let plan = RequestPlan::parse(&provider.request, content_type.as_deref());
         let key_header = plan.as_ref().map_or(HeaderName::from_static(KEY_HEADER), |plan| plan.key_header.clone());
-        let alone = |(name, value)| HeaderTemplates::parse(&BTreeMap::from([(name, value)]), &key_header).err();
+        let alone = |(name, value)| {
+            HeaderTemplates::parse(&BTreeMap::from([(name, value)]), &key_header, &OutboundPolicy::default()).err()
+        };
         plan.as_ref().err().cloned().into_iter().chain(headers.into_iter().filter_map(alone)).collect()
+    }
+
+    /// The secrets that the row would send, and where; none of a row that cannot be used.
+    pub(super) fn secrets(provider: &Provider, outbound: &OutboundPolicy) -> Vec<SecretUse> {
+        let (headers, content_type) = headers_of(provider);
+        let plan = RequestPlan::parse(&provider.request, content_type.as_deref());
+        let templates = plan.and_then(|plan| HeaderTemplates::parse(&headers, &plan.key_header, outbound));
+        let (Ok(templates), Ok(hosts)) = (templates, hosts(provider, outbound)) else { return Vec::new() };
+        let to_each = |(_, reference): (_, &SecretReference)| {
+            let reference = reference.clone();
+            hosts.iter().map(move |host| SecretUse { reference: reference.clone(), host: host.clone() })
+        };
+        templates.references().flat_map(to_each).collect()
     }
 
     /// The request that this job's first attempt would send. Reads secrets, in bounded time.
@@ -76,7 +93,7 @@ impl Expansion {
     }
 
     pub(super) async fn credential_fingerprint(&self, account: Option<&str>) -> Result<String, FreezeError> {
-        Ok(self.headers.resolve(account).await?.fingerprint(&self.plan.key_header))
+        Ok(self.headers.resolve(account, self.target.host()).await?.fingerprint(&self.plan.key_header))
     }
 
     /// The frozen request with today's header values, which are those that it was written down with. Nothing is sent.
@@ -89,7 +106,9 @@ impl Expansion {
         };
         let key = &self.plan.key_header;
         let mut headers = base_headers(Some(header(&CONTENT_TYPE, &request.content_type)?));
-        let resolved = self.headers.resolve(request.account.as_deref()).await?;
+        // An older version of the row may have frozen another host.
+        let target = self.target_of(&request.url)?;
+        let resolved = self.headers.resolve(request.account.as_deref(), target.host()).await?;
         // What was written down is what a re-send after an unknown outcome is compared with.
         if resolved.fingerprint(key) != request.credential_fingerprint {
             return Err(FreezeError::CredentialChanged);
@@ -101,7 +120,6 @@ impl Expansion {
         }
         let method = Method::from_bytes(request.method.as_bytes())
             .map_err(|_| FreezeError::Template("the frozen method is not one".to_owned()))?;
-        let target = self.target_of(&request.url)?;
         Ok(Outgoing { method, target, headers, body: Some(request.body.clone()) })
     }
 
@@ -163,6 +181,15 @@ impl Expansion {
     fn target_of(&self, url: &str) -> Result<Target, FreezeError> {
         if url == self.target.url.as_str() { Ok(self.target.clone()) } else { self.policy.admit(url) }
     }
+}
+
+/// Where the row's requests go, charges and look-ups: the same for every job.
+fn hosts(provider: &Provider, outbound: &OutboundPolicy) -> Result<Vec<String>, FreezeError> {
+    let invalid = |problem| FreezeError::Url { url: printable(&provider.url), problem };
+    let charges = UrlTemplate::parse(&provider.url).map_err(invalid)?.sample();
+    let asks = provider.lookup.as_ref().map(|lookup| lookup.url.sample());
+    let hosts = std::iter::once(charges).chain(asks).map(|url| Ok(outbound.admit(&url)?.host()));
+    hosts.collect()
 }
 
 /// The row's headers, and apart from them the content type, which is frozen with a request.

@@ -84,11 +84,12 @@ impl Inquiry {
 
     async fn outgoing(&self, question: &Question, headers: &HeaderTemplates) -> Result<Outgoing, FreezeError> {
         let mut map = client::base_headers(None);
-        headers.resolve(question.account.as_deref()).await?.insert_into(&mut map)?;
+        let target = self.policy.admit(&question.url)?;
+        headers.resolve(question.account.as_deref(), target.host()).await?.insert_into(&mut map)?;
         let method = if question.method == "POST" { Method::POST } else { Method::GET };
         // A POST without a length is refused by some servers (411).
         let body = (method == Method::POST).then(Vec::new);
-        Ok(Outgoing { method, target: self.policy.admit(&question.url)?, headers: map, body })
+        Ok(Outgoing { method, target, headers: map, body })
     }
 }
 

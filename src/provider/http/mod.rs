@@ -16,6 +16,7 @@ use self::inquiry::Inquiry;
 pub use self::outbound::OutboundPolicy;
 use self::outbound::Target;
 use self::pool::Reuse;
+use super::secret_grants::SecretUse;
 use super::{Answer, FreezeError, FrozenRequest, PaymentProvider, Question};
 use crate::domain::expansion::TooLarge;
 use crate::domain::job::Job;
@@ -81,10 +82,16 @@ impl HttpProvider {
         Expansion::problems(provider)
     }
 
+    /// The secrets that a row would send, and where, whether it may or not; none of a row that cannot be used.
+    #[must_use]
+    pub fn secrets(provider: &Provider, outbound: &OutboundPolicy) -> Vec<SecretUse> {
+        Expansion::secrets(provider, outbound)
+    }
+
     /// What of its secrets this process cannot read now, one error per header, without any value.
     #[must_use]
     pub async fn unreadable(&self) -> Vec<FreezeError> {
-        self.expansion.headers.unreadable().await
+        self.expansion.headers.unreadable(self.expansion.target.host()).await
     }
 
     /// The row's own client, or one for the address that an older version of the row froze.

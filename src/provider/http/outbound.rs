@@ -1,18 +1,21 @@
-//! Where requests may go: the `outbound.allow` list, judged on the URL and again on every resolved address.
+//! Where requests may go: the `outbound.allow` list, judged on the URL and again on every resolved address; and which secrets
+//! they may carry there.
 //!
 //! Public https is always allowed. Everything private, loopback, link-local or plain is refused unless the list says
 //! so: a provider's URL comes from a database row, and must not turn the worker into a door to the network it runs in.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 use reqwest::Url;
 use url::Host;
 
 use super::address::{AddressRule, Network};
 use crate::provider::FreezeError;
+use crate::provider::secret_grants::{SecretGrants, canonical};
 use crate::tls::Authorities;
 
-/// The list `outbound.allow`, as meant.
+/// The lists `outbound.allow` and `outbound.secrets`, as meant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OutboundPolicy {
     loopback: bool,
@@ -20,6 +23,9 @@ pub struct OutboundPolicy {
     https_targets: BTreeSet<(String, u16)>,
     http_targets: BTreeSet<(String, u16)>,
     authorities: Authorities,
+    pub(super) secrets: SecretGrants,
+    /// What this program's own configuration is read from, which no row's secret is.
+    pub(super) own_files: Vec<PathBuf>,
 }
 
 /// A URL that may be called, with the addresses that it may lead to.
@@ -34,6 +40,11 @@ pub(super) struct Target {
 impl Target {
     pub(super) fn is_encrypted(&self) -> bool {
         self.url.scheme() == "https"
+    }
+
+    /// Empty for a URL without one, which is never admitted.
+    pub(super) fn host(&self) -> String {
+        self.url.host().map(|host| canonical(&host)).unwrap_or_default()
     }
 }
 
@@ -53,6 +64,12 @@ impl OutboundPolicy {
     #[must_use]
     pub fn trusting(self, authorities: &Authorities) -> Self {
         Self { authorities: authorities.clone(), ..self }
+    }
+
+    /// Lets rows use these secrets, each for its hosts, and never one of the files of this program's own configuration.
+    #[must_use]
+    pub fn granting(self, secrets: &SecretGrants, own_files: &[PathBuf]) -> Self {
+        Self { secrets: secrets.clone(), own_files: own_files.to_owned(), ..self }
     }
 
     fn add(&mut self, entry: &str) -> Result<(), String> {
@@ -116,13 +133,6 @@ fn host_and_port(text: &str, default_port: Option<u16>) -> Result<(String, u16),
     };
     let host = Host::parse(host).map_err(|_| bad())?;
     Ok((canonical(&host), port))
-}
-
-fn canonical(host: &Host) -> String {
-    match host {
-        Host::Domain(name) => name.trim_end_matches('.').to_ascii_lowercase(),
-        address => address.to_string(),
-    }
 }
 
 /// Names under `localhost` never leave the machine. <https://www.rfc-editor.org/rfc/rfc6761#section-6.3>

@@ -4,17 +4,17 @@
 //! lane that names it and no other. Error texts name the file, never what it held.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, Read as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use secrecy::SecretString;
 
 use super::blocking::BlockingThreads;
 use crate::domain::local_fault::LocalFault;
-use crate::domain::variable;
 
 /// Largest secret file that is read, in bytes.
 const FILE_BYTES_MAX: u64 = 16 * 1024;
@@ -39,33 +39,35 @@ impl From<io::Error> for Unread {
 /// What each file holds, or why that is not known.
 pub(super) type FileContents = BTreeMap<PathBuf, Result<SecretString, Unread>>;
 
-/// Reads one file, and may block.
-pub(super) type ReadFile = fn(&Path) -> Result<SecretString, Unread>;
+/// Reads one file unless it is among the others, and may block.
+pub(super) type ReadFile = fn(&Path, &[PathBuf]) -> Result<SecretString, Unread>;
 
 pub(super) struct SecretFiles {
     threads: BlockingThreads,
     read: ReadFile,
+    /// Files of this program's own configuration.
+    own: Arc<[PathBuf]>,
 }
 
 impl SecretFiles {
-    pub(super) fn new() -> Self {
-        Self { threads: BlockingThreads::new(READ_MAX), read: read_secret }
+    pub(super) fn new(own: &[PathBuf]) -> Self {
+        Self { threads: BlockingThreads::new(READ_MAX), read: read_file, own: own.into() }
     }
 
     /// With another way to read.
     #[cfg(test)]
     pub(super) fn reading(read: ReadFile, within: Duration) -> Self {
-        Self { threads: BlockingThreads::new(within), read }
+        Self { threads: BlockingThreads::new(within), read, own: [].into() }
     }
 
     pub(super) async fn read(&self, paths: Vec<PathBuf>) -> FileContents {
         if paths.is_empty() {
             return FileContents::new();
         }
-        let (read, asked) = (self.read, paths.clone());
+        let (read, own, asked) = (self.read, Arc::clone(&self.own), paths.clone());
         let contents = self.threads.run(move || {
             let contents = |path: PathBuf| {
-                let content = read(&path);
+                let content = read(&path, &own);
                 (path, content)
             };
             asked.into_iter().map(contents).collect()
@@ -83,31 +85,36 @@ impl SecretFiles {
     }
 }
 
-fn read_secret(path: &Path) -> Result<SecretString, Unread> {
-    if is_own_file(path, std::env::vars_os()) {
-        return Err(Unread::Problem("holds a key of this program's own configuration".to_owned()));
-    }
-    read_file(path)
+/// Whether a key of this program's own configuration is read from this file, whatever name led here: whoever writes rows could
+/// have it sent to an address of their own.
+fn is_own(file: &Metadata, own: &[PathBuf]) -> bool {
+    let same = |own: &Metadata| (own.dev(), own.ino()) == (file.dev(), file.ino());
+    own.iter().filter_map(|path| path.metadata().ok()).any(|own| same(&own))
 }
 
-/// Whether a key of this program's own configuration is read from this file: whoever writes rows could have it sent to an
-/// address of their own.
-fn is_own_file(path: &Path, variables: impl Iterator<Item = (OsString, OsString)>) -> bool {
-    let Ok(path) = path.canonicalize() else { return false };
-    let names_file = |name: &str| variable::is_own(name) && name.ends_with(variable::OF_FILE);
-    let own = variables.filter(|(name, _)| names_file(&name.to_string_lossy()));
-    own.map(|(_, file)| Path::new(&file).canonicalize()).any(|own| own.is_ok_and(|own| own == path))
+/// The environment and the memory of processes are files, too.
+fn is_of_a_process(file: &Metadata) -> bool {
+    Path::new("/proc/self").metadata().is_ok_and(|process| process.dev() == file.dev())
 }
 
 /// Mounted secrets mostly end in a line break that is not part of them.
-fn read_file(path: &Path) -> Result<SecretString, Unread> {
+fn read_file(path: &Path, own: &[PathBuf]) -> Result<SecretString, Unread> {
     let unfit = |problem: &str| Err(Unread::Problem(problem.to_owned()));
     // Before it is opened: opening a FIFO waits for a writer.
     if !path.metadata()?.is_file() {
         return unfit("not a regular file");
     }
+    let file = File::open(path)?;
+    // Another file may have the name by now; what is open is judged.
+    let opened = file.metadata()?;
+    if !opened.is_file() || is_of_a_process(&opened) {
+        return unfit("not a regular file");
+    }
+    if is_own(&opened, own) {
+        return unfit("holds a key of this program's own configuration");
+    }
     let mut text = String::new();
-    let bytes = File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
+    let bytes = file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
     if bytes as u64 > FILE_BYTES_MAX {
         return unfit(&format!("longer than {FILE_BYTES_MAX} bytes"));
     }
@@ -121,21 +128,30 @@ mod tests {
 
     use super::*;
 
-    /// Whoever writes rows must not have the worker's own secrets sent anywhere.
+    /// Whoever writes rows must not have the worker's own secrets sent anywhere, by whatever name.
     #[test]
     fn the_programs_own_configuration_is_no_secret_of_a_provider() {
         let dir = tempfile::tempdir().unwrap();
-        let (own, other, link) = (dir.path().join("token"), dir.path().join("acme"), dir.path().join("link"));
+        let at = |name: &str| dir.path().join(name);
+        let (own, other) = (at("token"), at("acme"));
         for path in [&own, &other] {
-            std::fs::write(path, "x").unwrap();
+            std::fs::write(path, "hunter2").unwrap();
         }
-        std::os::unix::fs::symlink(&own, &link).unwrap();
-        let is_own = |path: &Path| {
-            let variable = |name: &str, file: &Path| (OsString::from(name), file.as_os_str().to_owned());
-            let set = [variable("SLUICEGATE_OPS__TOKEN_FILE", &own), variable("ACME_FILE", &other)];
-            is_own_file(path, set.into_iter())
-        };
-        assert_eq!([&own, &link, &other].map(|path| is_own(path)), [true, true, false]);
+        std::os::unix::fs::symlink(&own, at("link")).unwrap();
+        std::fs::hard_link(&own, at("hard")).unwrap();
+        let file = File::open(&own).unwrap();
+        let by_descriptor = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+        let by_root = PathBuf::from(format!("/proc/self/root{}", own.display()));
+        let names = [own.clone(), at("link"), at("hard"), by_descriptor.into(), by_root];
+        let missing = at("missing");
+        for name in names {
+            let refused = Unread::Problem("holds a key of this program's own configuration".to_owned());
+            let read = read_file(&name, &[missing.clone(), own.clone()]);
+            assert_eq!(read.unwrap_err(), refused, "{}", name.display());
+        }
+        read_file(&other, &[missing, own]).unwrap();
+        let environment = read_file(Path::new("/proc/self/environ"), &[]).unwrap_err();
+        assert_eq!(environment, Unread::Problem("not a regular file".to_owned()));
     }
 
     #[test]
@@ -145,14 +161,14 @@ mod tests {
         std::fs::write(&file, "hunter2\n").unwrap();
         assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
         std::os::unix::fs::symlink(&file, &link).unwrap();
-        assert_eq!([&file, &link].map(|path| read_file(path).unwrap().expose_secret().to_owned()), ["hunter2"; 2]);
+        assert_eq!([&file, &link].map(|path| read_file(path, &[]).unwrap().expose_secret().to_owned()), ["hunter2"; 2]);
         for path in [fifo.as_path(), dir.path(), Path::new("/dev/null")] {
             let unfit = Unread::Problem("not a regular file".to_owned());
-            assert_eq!(read_file(path).unwrap_err(), unfit, "{}", path.display());
+            assert_eq!(read_file(path, &[]).unwrap_err(), unfit, "{}", path.display());
         }
     }
 
-    fn hangs_for_one(path: &Path) -> Result<SecretString, Unread> {
+    fn hangs_for_one(path: &Path, _: &[PathBuf]) -> Result<SecretString, Unread> {
         while path.ends_with("hangs") {
             std::thread::park();
         }

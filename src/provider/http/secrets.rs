@@ -5,19 +5,20 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use secrecy::{ExposeSecret as _, SecretString};
 use sha2::{Digest as _, Sha256};
 
+use super::outbound::OutboundPolicy;
 use super::placeholder::{Part, split};
 use super::request;
 use super::secret_files::{FileContents, SecretFiles, Unread};
 use crate::domain::expansion::HEADERS_BYTES_MAX;
 use crate::domain::job::ID_CHARS_MAX;
-use crate::domain::variable;
 use crate::provider::FreezeError;
+use crate::provider::secret_grants::{NoReference, SecretGrants, SecretReference, SecretUse};
 
 /// Hex digits of the fingerprint: enough to notice a change, useless for finding the value.
 const FINGERPRINT_DIGITS: usize = 16;
@@ -52,14 +53,14 @@ pub(super) fn is_reserved(name: &HeaderName) -> bool {
 enum Source {
     /// Written in the row itself; redacted all the same, because somebody will write a secret there.
     Text(SecretString),
-    Env(String),
-    File(PathBuf),
+    Secret(SecretReference),
     JobAccount,
 }
 
 /// The headers of one provider row.
 pub(super) struct HeaderTemplates {
     headers: Vec<(HeaderName, Vec<Source>)>,
+    grants: SecretGrants,
     files: SecretFiles,
 }
 
@@ -67,11 +68,16 @@ pub(super) struct HeaderTemplates {
 pub(super) struct ResolvedHeaders(Vec<(HeaderName, SecretString)>);
 
 impl HeaderTemplates {
-    /// Checks names and references. `key_header` is set by the client and refused here.
+    /// Checks names and references. `key_header` is set by the client and refused here. Whether the secrets may be sent is for
+    /// [`Self::may_go_to`] to say, which knows where.
     ///
     /// # Errors
     /// [`FreezeError::Header`] for the first header that cannot be meant.
-    pub(super) fn parse(written: &BTreeMap<String, String>, key_header: &HeaderName) -> Result<Self, FreezeError> {
+    pub(super) fn parse(
+        written: &BTreeMap<String, String>,
+        key_header: &HeaderName,
+        outbound: &OutboundPolicy,
+    ) -> Result<Self, FreezeError> {
         let mut templates = Vec::with_capacity(written.len());
         for (name, value) in written {
             let refused = |problem: String| FreezeError::Header { header: name.clone(), problem };
@@ -83,15 +89,44 @@ impl HeaderTemplates {
             let sources = parts.into_iter().map(source).collect::<Result<_, _>>().map_err(refused)?;
             templates.push((parsed, sources));
         }
-        Ok(Self { headers: templates, files: SecretFiles::new() })
+        let files = SecretFiles::new(&outbound.own_files);
+        Ok(Self { headers: templates, grants: outbound.secrets.clone(), files })
     }
 
-    /// Reads every reference now, files off the runtime and in bounded time. A header that needs `${job:account}` is left out for a job without an account.
+    /// Each secret with the header that carries it.
+    pub(super) fn references(&self) -> impl Iterator<Item = (&HeaderName, &SecretReference)> {
+        self.headers.iter().flat_map(|(name, sources)| {
+            sources.iter().filter_map(move |source| match source {
+                Source::Secret(reference) => Some((name, reference)),
+                Source::Text(_) | Source::JobAccount => None,
+            })
+        })
+    }
+
+    /// Whether each secret may be sent to each of these hosts.
     ///
     /// # Errors
-    /// [`FreezeError::Header`] when a reference cannot be read or its value cannot stand in a header;
+    /// [`FreezeError::Header`] with the first that may not, and what to write so that all may.
+    pub(super) fn may_go_to(&self, hosts: &[String]) -> Result<(), FreezeError> {
+        let refused = |(name, reference)| {
+            let refused = hosts.iter().filter(move |host| !self.grants.cover(reference, host));
+            refused.map(move |host| (name, SecretUse { reference: reference.clone(), host: host.clone() }))
+        };
+        let refused: Vec<(&HeaderName, SecretUse)> = self.references().flat_map(refused).collect();
+        let Some((header, SecretUse { reference, host })) = refused.first() else { return Ok(()) };
+        let missing: Vec<SecretUse> = refused.iter().map(|(_, used)| used.clone()).collect();
+        let mend = self.grants.mend(&missing);
+        let problem = format!("`${{{reference}}}` may not be sent to {host}, says outbound.secrets: {mend}");
+        Err(FreezeError::Header { header: header.to_string(), problem })
+    }
+
+    /// Reads every reference now, for a request to this host, files off the runtime and in bounded time. A header that needs `${job:account}` is left out for a job without an account.
+    ///
+    /// # Errors
+    /// [`FreezeError::Header`] when a reference may not be sent there, cannot be read or its value cannot stand in a header;
     /// [`FreezeError::Local`] when this process can read no file now.
-    pub(super) async fn resolve(&self, account: Option<&str>) -> Result<ResolvedHeaders, FreezeError> {
+    pub(super) async fn resolve(&self, account: Option<&str>, host: String) -> Result<ResolvedHeaders, FreezeError> {
+        self.may_go_to(&[host])?;
         let needs_account = |sources: &[Source]| sources.iter().any(|source| matches!(source, Source::JobAccount));
         let needed = || self.headers.iter().filter(|(_, sources)| account.is_some() || !needs_account(sources));
         let files = self.files.read(paths(needed())).await;
@@ -122,8 +157,9 @@ impl HeaderTemplates {
 }
 
 impl HeaderTemplates {
-    /// What of the references could not be read by this process now, one error per header; a job's account apart.
-    pub(super) async fn unreadable(&self) -> Vec<FreezeError> {
+    /// What of the references could not be read by this process now, one error per header; a job's account apart. For a host that
+    /// they may be sent to.
+    pub(super) async fn unreadable(&self, host: String) -> Vec<FreezeError> {
         let files = self.files.read(paths(self.headers.iter())).await;
         let unreadable = |(name, sources): &(HeaderName, Vec<Source>)| {
             let unread = sources.iter().filter_map(|source| read(source, "", &files).err());
@@ -139,7 +175,7 @@ impl HeaderTemplates {
         let mut found: Vec<FreezeError> = self.headers.iter().filter_map(unreadable).collect();
         if found.is_empty() {
             // All can be read; a line break within one would be noticed by the first request.
-            let standing = self.resolve(Some("account")).await;
+            let standing = self.resolve(Some("account"), host).await;
             let standing = standing.and_then(|resolved| resolved.insert_into(&mut HeaderMap::new()));
             found.extend(standing.err());
         }
@@ -202,23 +238,23 @@ fn source(part: Part) -> Result<Source, String> {
         Part::Text(text) => return Ok(Source::Text(text.into())),
         Part::Place(place) => place,
     };
-    match place.split_once(':') {
-        Some(("env", name)) if variable::is_own(name) => Err(format!(
-            "`${{env:{name}}}` is a key of this program's own configuration: give the secret a name of its own"
-        )),
-        Some(("env", name)) if !name.is_empty() && !name.contains('=') => Ok(Source::Env(name.to_owned())),
-        Some(("file", path)) if Path::new(path).is_absolute() => Ok(Source::File(path.into())),
-        Some(("file", _)) => Err("`${file:…}` needs an absolute path".to_owned()),
-        Some(("job", "account")) => Ok(Source::JobAccount),
-        _ => Err("only ${env:NAME}, ${file:PATH} and ${job:account} can stand in a header".to_owned()),
+    if place == "job:account" {
+        return Ok(Source::JobAccount);
     }
+    SecretReference::parse(&place).map(Source::Secret).map_err(|error| match error {
+        NoReference::OwnVariable => {
+            format!("`${{{place}}}` is a key of this program's own configuration: give the secret a name of its own")
+        }
+        NoReference::RelativePath => "`${file:…}` needs an absolute path".to_owned(),
+        NoReference::Other => "only ${env:NAME}, ${file:PATH} and ${job:account} can stand in a header".to_owned(),
+    })
 }
 
 /// The files that these headers refer to.
 fn paths<'a>(headers: impl Iterator<Item = &'a (HeaderName, Vec<Source>)>) -> Vec<PathBuf> {
     let path = |source: &Source| match source {
-        Source::File(path) => Some(path.clone()),
-        Source::Text(_) | Source::Env(_) | Source::JobAccount => None,
+        Source::Secret(SecretReference::File(path)) => Some(path.clone()),
+        Source::Secret(SecretReference::Env(_)) | Source::Text(_) | Source::JobAccount => None,
     };
     headers.flat_map(|(_, sources)| sources).filter_map(path).collect()
 }
@@ -229,13 +265,13 @@ fn read(source: &Source, account: &str, files: &FileContents) -> Result<SecretSt
     match source {
         Source::Text(text) => Ok(text.clone()),
         Source::JobAccount => Ok(account.into()),
-        Source::Env(name) => match std::env::var(name) {
+        Source::Secret(SecretReference::Env(name)) => match std::env::var(name) {
             Ok(value) if value.is_empty() => unset(name, "is empty"),
             Ok(value) => Ok(value.into()),
             Err(std::env::VarError::NotPresent) => unset(name, "is not set"),
             Err(std::env::VarError::NotUnicode(_)) => unset(name, "is not UTF-8"),
         },
-        Source::File(path) => {
+        Source::Secret(SecretReference::File(path)) => {
             let content = files.get(path).cloned();
             content.unwrap_or_else(|| Err(Unread::Problem("was not read".to_owned()))).map_err(|unread| match unread {
                 Unread::Problem(problem) => Unread::Problem(format!("file `{}`: {problem}", path.display())),
@@ -251,14 +287,37 @@ mod tests {
 
     const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
+    /// May all be sent to `x.example`.
     fn parse(headers: &[(&str, &str)]) -> Result<HeaderTemplates, FreezeError> {
         let written = headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        HeaderTemplates::parse(&written, &KEY)
+        let mut templates = HeaderTemplates::parse(&written, &KEY, &OutboundPolicy::default())?;
+        let entries: Vec<String> = templates.references().map(|(_, it)| format!("{it}@x.example")).collect();
+        templates.grants = SecretGrants::parse(&entries).unwrap();
+        Ok(templates)
+    }
+
+    async fn resolve(templates: &HeaderTemplates, account: Option<&str>) -> Result<ResolvedHeaders, FreezeError> {
+        templates.resolve(account, "x.example".to_owned()).await
+    }
+
+    async fn unreadable(templates: &HeaderTemplates) -> Vec<FreezeError> {
+        templates.unreadable("x.example".to_owned()).await
+    }
+
+    #[tokio::test]
+    async fn a_secret_is_resolved_for_its_hosts_alone() {
+        let templates = parse(&[("authorization", "Bearer ${env:PATH}"), ("x-a", "${file:/run/a\"b}")]).unwrap();
+        templates.may_go_to(&["x.example".to_owned()]).unwrap();
+        let elsewhere = templates.resolve(None, "evil.example".to_owned()).await.unwrap_err().to_string();
+        let wanted = "header `authorization`: `${env:PATH}` may not be sent to evil.example, says outbound.secrets: if it is \
+                      meant, add \"env:PATH@evil.example\", \"file:/run/a\\\"b@evil.example\" to outbound.secrets in the \
+                      workers' configuration";
+        assert_eq!(elsewhere, wanted);
     }
 
     async fn values(templates: &HeaderTemplates, account: Option<&str>) -> Vec<(String, String)> {
         let mut headers = HeaderMap::new();
-        templates.resolve(account).await.unwrap().insert_into(&mut headers).unwrap();
+        resolve(templates, account).await.unwrap().insert_into(&mut headers).unwrap();
         assert!(headers.values().all(HeaderValue::is_sensitive));
         headers.iter().map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned())).collect()
     }
@@ -281,14 +340,14 @@ mod tests {
         let path_now = std::env::var("PATH").unwrap();
         let wanted = [("authorization", "Bearer hunter2"), ("x-path", &path_now)];
         assert_eq!(values(&templates, None).await, wanted.map(|(n, v)| (n.to_owned(), v.to_owned())));
-        let before = templates.resolve(None).await.unwrap().fingerprint(&KEY);
+        let before = resolve(&templates, None).await.unwrap().fingerprint(&KEY);
         std::fs::write(&path, "hunter3").unwrap();
         assert_eq!(values(&templates, None).await[0].1, "Bearer hunter3");
-        assert!(templates.unreadable().await.is_empty());
-        let after = templates.resolve(None).await.unwrap().fingerprint(&KEY);
+        assert!(unreadable(&templates).await.is_empty());
+        let after = resolve(&templates, None).await.unwrap().fingerprint(&KEY);
         assert!(before != after && before.len() == 16, "{before} {after}");
         let under_another_name = HeaderName::from_static("x-key");
-        assert_ne!(templates.resolve(None).await.unwrap().fingerprint(&under_another_name), after);
+        assert_ne!(resolve(&templates, None).await.unwrap().fingerprint(&under_another_name), after);
     }
 
     #[tokio::test]
@@ -296,7 +355,7 @@ mod tests {
         let templates = parse(&[("stripe-account", "acct_${job:account}"), ("x-fixed", "1")]).unwrap();
         assert_eq!(values(&templates, Some("7")).await[0].1, "acct_7");
         assert_eq!(values(&templates, None).await, [("x-fixed".to_owned(), "1".to_owned())]);
-        let fingerprint = async |account| templates.resolve(account).await.unwrap().fingerprint(&KEY);
+        let fingerprint = async |account| resolve(&templates, account).await.unwrap().fingerprint(&KEY);
         assert_ne!(fingerprint(Some("7")).await, fingerprint(Some("8")).await);
     }
 
@@ -337,15 +396,15 @@ mod tests {
         ];
         for value in broken {
             let templates = parse(&[("authorization", &value), ("x-path", "${env:PATH}")]).unwrap();
-            let error = templates.resolve(None).await.unwrap_err().to_string();
+            let error = resolve(&templates, None).await.unwrap_err().to_string();
             assert!(error.contains("authorization"), "{error}");
-            let found: Vec<String> = templates.unreadable().await.iter().map(ToString::to_string).collect();
+            let found: Vec<String> = unreadable(&templates).await.iter().map(ToString::to_string).collect();
             assert_eq!(found, [error]);
         }
         let two_lines = file("two-lines", b"hunter2\r\nx-injected: 1");
-        let resolved = parse(&[("authorization", &two_lines)]).unwrap().resolve(None).await.unwrap();
+        let resolved = resolve(&parse(&[("authorization", &two_lines)]).unwrap(), None).await.unwrap();
         let error = resolved.insert_into(&mut HeaderMap::new()).unwrap_err().to_string();
-        let found = parse(&[("authorization", &two_lines)]).unwrap().unreadable().await;
+        let found = unreadable(&parse(&[("authorization", &two_lines)]).unwrap()).await;
         assert_eq!(found.iter().map(ToString::to_string).collect::<Vec<_>>(), [error.as_str()]);
         assert!(!error.contains("hunter2"), "{error}");
     }
@@ -353,7 +412,7 @@ mod tests {
     #[tokio::test]
     async fn nothing_prints_a_value() {
         let templates = parse(&[("authorization", "Bearer hunter2")]).unwrap();
-        let resolved = templates.resolve(None).await.unwrap();
+        let resolved = resolve(&templates, None).await.unwrap();
         let mut headers = HeaderMap::new();
         resolved.insert_into(&mut headers).unwrap();
         let printed = format!("{templates:?} {resolved:?} {headers:?} {:?}", templates.headers);

@@ -221,7 +221,7 @@ async fn its_pages_are_not_charges() {
     fake.stop().await;
 }
 
-fn lookup(url: &str) -> Lookup {
+pub(super) fn lookup(url: &str) -> Lookup {
     Lookup {
         url: LookupUrl::parse(&format!("{url}charges?id=${{job:id}}")).unwrap(),
         method: LookupMethod::Get,

@@ -36,6 +36,15 @@ fn rows_refer_to_the_one_folder_that_pods_mount() {
     assert!(object("Secret", "sluicegate")["stringData"]["stripe"].is_string());
 }
 
+/// What the example's Secret has for a shipped row, the example's configuration lets that row send.
+#[test]
+fn the_example_grants_what_it_mounts() {
+    let config = object("ConfigMap", "sluicegate")["data"]["sluicegate.toml"].as_str().unwrap().to_owned();
+    let config: toml::Table = config.parse().unwrap();
+    let [entry] = config["outbound"]["secrets"].as_array().unwrap().as_slice() else { panic!("{config}") };
+    assert!(Page::read("config/providers/stripe.toml").text.contains(&entry.to_string()), "{entry}");
+}
+
 /// The unit's credentials are in a folder of its own, and a link leads there.
 #[test]
 fn a_link_makes_it_so_for_the_unit() {

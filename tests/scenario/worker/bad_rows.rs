@@ -1,8 +1,15 @@
 //! A row that cannot be meant and never could: it may hold limits of its quota that nobody knows.
 
+use std::sync::Arc;
+
 use sluicegate::ledger::provider_row::ProviderRow;
+use sluicegate::provider::http::OutboundPolicy;
+use sluicegate::provider::simulated::{FakeOptions, FakeProvider};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
 
 use super::bench::{Bench, limit, row};
+use super::lookups_over_http::Http;
 use super::script::Act;
 
 #[tokio::test]
@@ -48,6 +55,27 @@ async fn a_secret_that_is_not_there_stops_the_lane_and_not_the_payment() {
     bench.sql("UPDATE queue_messages SET visible_at_ms = 0 WHERE queue LIKE 'payments.%' AND taken = 0").await;
     bench.sql("UPDATE jobs SET wake_at = created_at WHERE id = 'job'").await;
     assert_eq!(bench.until_state("job", "succeeded").await.attempts, 1);
+}
+
+/// Whoever writes rows reads nothing of the worker's that its configuration does not grant.
+#[tokio::test]
+async fn a_row_that_asks_for_a_secret_stops_alone() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let (fake, stop) = (FakeProvider::new(FakeOptions::default()), CancellationToken::new());
+    let (handle, _stop) = (fake.handle(), stop.clone().drop_guard());
+    tokio::spawn(fake.serve(listener, stop));
+    let to_it = |name: &str| ProviderRow { url: url.clone(), ..row(name) };
+    let headers = [("x-a".to_owned(), "${env:PATH}".into())].into_iter().collect();
+    let mut bench = Bench::prepared(&[ProviderRow { headers, ..to_it("acme") }, to_it("bolt")]).await;
+    bench.providers = Some(Arc::new(Http(OutboundPolicy::parse(&["loopback".to_owned()]).unwrap())));
+    bench.run();
+    bench.pay("acme", "asks").await;
+    bench.pay("bolt", "other").await;
+    bench.until_state("other", "succeeded").await;
+    let [problem] = bench.bad_rows(1).await.try_into().unwrap();
+    assert!(problem.contains("header `x-a`") && problem.contains("secrets = [\"env:PATH@127.0.0.1\"]"), "{problem}");
+    assert_eq!(handle.report().requests, 1);
 }
 
 /// Nothing is sent to an address with a hole, and the jobs beside it go on.

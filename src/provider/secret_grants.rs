@@ -1,0 +1,256 @@
+//! Which secrets the headers of provider rows may carry, and to which hosts: the list `outbound.secrets`, as meant.
+//!
+//! A row names its secret, and whoever writes rows need not be trusted with all that a worker can read. Refuses a default:
+//! what no entry names goes nowhere.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use url::Host;
+
+use crate::domain::variable;
+
+/// Where a secret is: `env:NAME` or `file:/PATH`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SecretReference {
+    Env(String),
+    File(PathBuf),
+}
+
+/// Why a text is no reference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoReference {
+    /// A variable that sets a key of this program's own configuration.
+    OwnVariable,
+    RelativePath,
+    Other,
+}
+
+impl SecretReference {
+    /// # Errors
+    /// Why it is none.
+    pub fn parse(text: &str) -> Result<Self, NoReference> {
+        match text.split_once(':') {
+            Some(("env", name)) if variable::is_own(name) => Err(NoReference::OwnVariable),
+            Some(("env", name)) if !name.is_empty() && !name.contains('=') => Ok(Self::Env(name.to_owned())),
+            Some(("file", path)) if Path::new(path).is_absolute() => Ok(Self::File(path.into())),
+            Some(("file", _)) => Err(NoReference::RelativePath),
+            _ => Err(NoReference::Other),
+        }
+    }
+}
+
+impl fmt::Display for SecretReference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Env(name) => write!(f, "env:{name}"),
+            Self::File(path) => write!(f, "file:{}", path.display()),
+        }
+    }
+}
+
+/// A secret that a row sends to a host, written as the entry that allows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SecretUse {
+    pub reference: SecretReference,
+    /// As [`canonical`] writes it.
+    pub host: String,
+}
+
+impl fmt::Display for SecretUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.reference, self.host)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Hosts {
+    Exactly(String),
+    /// With one label more, as in a certificate.
+    OneLabelBelow(String),
+}
+
+impl Hosts {
+    fn parse(text: &str) -> Result<Self, &'static str> {
+        let below = text.strip_prefix("*.");
+        let name = below.unwrap_or(text);
+        if name.contains('*') {
+            return Err("`*` stands for a whole first label alone, as in *.adyen.com");
+        }
+        let host = Host::parse(name).map_err(|_| "ends in no host: name it without scheme, port and path")?;
+        let name = canonical(&host);
+        match (below, &host) {
+            (None, _) => Ok(Self::Exactly(name)),
+            (Some(_), Host::Domain(_)) if name.contains('.') => Ok(Self::OneLabelBelow(name)),
+            (Some(_), _) => Err("needs a domain of at least two labels behind `*.`"),
+        }
+    }
+
+    fn include(&self, host: &str) -> bool {
+        match self {
+            Self::Exactly(name) => name == host,
+            Self::OneLabelBelow(domain) => {
+                host.split_once('.').is_some_and(|(label, rest)| !label.is_empty() && rest == domain)
+            }
+        }
+    }
+}
+
+impl fmt::Display for Hosts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exactly(name) => f.write_str(name),
+            Self::OneLabelBelow(domain) => write!(f, "*.{domain}"),
+        }
+    }
+}
+
+/// One entry of `outbound.secrets`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SecretGrant {
+    reference: SecretReference,
+    hosts: Hosts,
+}
+
+impl SecretGrant {
+    /// `REFERENCE@HOST`. Errors do not quote it: somebody will write a secret there.
+    fn parse(entry: &str) -> Result<Self, &'static str> {
+        let (reference, host) = entry.trim().rsplit_once('@').ok_or("has no `@` with a host behind it")?;
+        let reference = SecretReference::parse(reference).map_err(|error| match error {
+            NoReference::OwnVariable => "names a variable of this program's own configuration",
+            NoReference::RelativePath => "needs an absolute path behind `file:`",
+            NoReference::Other => "begins with neither `env:NAME` nor `file:/PATH`",
+        })?;
+        Ok(Self { reference, hosts: Hosts::parse(host)? })
+    }
+
+    #[must_use]
+    pub fn covers(&self, reference: &SecretReference, host: &str) -> bool {
+        self.reference == *reference && self.hosts.include(host)
+    }
+}
+
+impl fmt::Display for SecretGrant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.reference, self.hosts)
+    }
+}
+
+/// The list `outbound.secrets`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SecretGrants(Vec<SecretGrant>);
+
+impl SecretGrants {
+    /// Reads entries like `env:STRIPE_KEY@api.stripe.com` and `file:/run/secrets/adyen@*.adyen.com`.
+    ///
+    /// # Errors
+    /// One line per entry that is none of these, without the entry itself.
+    pub fn parse(entries: &[String]) -> Result<Self, Vec<String>> {
+        let mut grants = Vec::with_capacity(entries.len());
+        let mut problems = Vec::new();
+        for (number, entry) in (1..).zip(entries) {
+            match SecretGrant::parse(entry) {
+                Ok(grant) => grants.push(grant),
+                Err(problem) => problems.push(format!("entry {number} {problem}")),
+            }
+        }
+        if problems.is_empty() { Ok(Self(grants)) } else { Err(problems) }
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &SecretGrant> {
+        self.0.iter()
+    }
+
+    #[must_use]
+    pub fn cover(&self, reference: &SecretReference, host: &str) -> bool {
+        self.0.iter().any(|grant| grant.covers(reference, host))
+    }
+
+    /// What to write so that these are allowed too.
+    #[must_use]
+    pub fn mend(&self, missing: &[SecretUse]) -> String {
+        let mut entries: Vec<String> = missing.iter().map(|used| format!("{:?}", used.to_string())).collect();
+        entries.sort();
+        entries.dedup();
+        let entries = entries.join(", ");
+        match self.0.is_empty() {
+            true => {
+                format!("if it is meant, write `secrets = [{entries}]` below [outbound] in the workers' configuration")
+            }
+            false => format!("if it is meant, add {entries} to outbound.secrets in the workers' configuration"),
+        }
+    }
+}
+
+/// The form in which hosts are compared: lower case, without the root's dot.
+pub(super) fn canonical<S: AsRef<str>>(host: &Host<S>) -> String
+where
+    Host<S>: fmt::Display,
+{
+    match host {
+        Host::Domain(name) => name.as_ref().trim_end_matches('.').to_ascii_lowercase(),
+        address => address.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grants(entries: &[&str]) -> Result<SecretGrants, Vec<String>> {
+        SecretGrants::parse(&entries.iter().map(|entry| (*entry).to_owned()).collect::<Vec<_>>())
+    }
+
+    fn covered(entry: &str, reference: &str, host: &str) -> bool {
+        let host = canonical(&Host::parse(host).unwrap());
+        grants(&[entry]).unwrap().cover(&SecretReference::parse(reference).unwrap(), &host)
+    }
+
+    #[test]
+    fn a_secret_goes_to_the_hosts_of_its_entry_and_to_no_others() {
+        for (entry, reference, host, wanted) in [
+            ("env:KEY@api.stripe.com", "env:KEY", "api.stripe.com", true),
+            ("env:KEY@API.Stripe.com.", "env:KEY", "api.stripe.COM", true),
+            (" env:KEY@api.stripe.com ", "env:KEY", "api.stripe.com.", true),
+            ("env:KEY@api.stripe.com", "env:key", "api.stripe.com", false),
+            ("env:KEY@api.stripe.com", "file:/KEY", "api.stripe.com", false),
+            ("env:KEY@api.stripe.com", "env:KEY", "api.stripe.com.evil.example", false),
+            ("env:KEY@api.stripe.com", "env:KEY", "x.api.stripe.com", false),
+            ("env:KEY@stripe.com", "env:KEY", "evilstripe.com", false),
+            ("file:/run/secrets/adyen@*.adyen.com", "file:/run/secrets/adyen", "a.adyen.com", true),
+            ("file:/run/secrets/adyen@*.adyen.com", "file:/run/secrets/adyen", "adyen.com", false),
+            ("file:/run/secrets/adyen@*.adyen.com", "file:/run/secrets/adyen", "a.b.adyen.com", false),
+            ("file:/run/secrets/adyen@*.adyen.com", "file:/run/secrets/adyen", "evil-adyen.com", false),
+            ("file:/run/secrets/adyen@*.adyen.com", "file:/run/secrets/x/../adyen", "a.adyen.com", false),
+            ("file:/a@b@127.0.0.1", "file:/a@b", "127.0.0.1", true),
+            ("file:/a@[::1]", "file:/a", "[0:0:0:0:0:0:0:1]", true),
+            ("env:KEY@bücher.example", "env:KEY", "xn--bcher-kva.example", true),
+        ] {
+            assert_eq!(covered(entry, reference, host), wanted, "{entry}: {reference} to {host}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_entry_is_told_without_repeating_it() {
+        let bad = [
+            "sk_live_hunter2",
+            "env:sk_live_hunter2",
+            "env:@x.example",
+            "env:SLUICEGATE_OPS__TOKEN@x.example",
+            "file:hunter2@x.example",
+            "vault:hunter2@x.example",
+            "env:KEY@",
+            "env:KEY@*",
+            "env:KEY@*.com",
+            "env:KEY@*.*.hunter2.com",
+            "env:KEY@api.*.hunter2.com",
+            "env:KEY@*.10.0.0.1",
+            "env:KEY@https://hunter2.example",
+            "env:KEY@hunter2.example:443",
+            "",
+        ];
+        let problems = grants(&bad).unwrap_err();
+        assert_eq!(problems.len(), bad.len(), "{problems:?}");
+        assert!(problems.iter().all(|problem| !problem.contains("hunter2")), "{problems:?}");
+    }
+}

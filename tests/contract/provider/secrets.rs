@@ -1,0 +1,119 @@
+//! Secrets that a row names go where the list of the process's configuration lets them, and nowhere else.
+
+use std::path::PathBuf;
+
+use sluicegate::domain::lookup::Finding;
+use sluicegate::domain::outcome::Outcome;
+use sluicegate::domain::provider::Provider;
+use sluicegate::provider::http::{HttpProvider, OutboundPolicy};
+use sluicegate::provider::secret_grants::SecretGrants;
+use sluicegate::provider::{FreezeError, PaymentProvider as _};
+
+use super::raw::{RawServer, Then};
+use super::{job, policy, row};
+
+/// Loopback, with these secrets.
+pub fn granting(entries: &[&str]) -> OutboundPolicy {
+    let entries: Vec<String> = entries.iter().map(|entry| (*entry).to_owned()).collect();
+    policy().granting(&SecretGrants::parse(&entries).unwrap(), &[])
+}
+
+fn with_key(url: &str) -> Provider {
+    Provider { headers: [("authorization".to_owned(), "Bearer ${env:PATH}".to_owned())].into(), ..row(url) }
+}
+
+fn refusal(row: &Provider, policy: &OutboundPolicy) -> String {
+    match HttpProvider::new(row, policy) {
+        Err(error @ FreezeError::Header { .. }) => error.to_string(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn asked_at(url: &str, row: Provider) -> Provider {
+    Provider { lookup: Some(super::fake::lookup(url)), ..row }
+}
+
+#[tokio::test]
+async fn a_secret_that_no_entry_grants_makes_the_row_unusable() {
+    let server = RawServer::start(vec![Then::ok()]).await;
+    let row = with_key(&server.url());
+    let none = refusal(&row, &policy());
+    let line = "header `authorization`: `${env:PATH}` may not be sent to 127.0.0.1, says outbound.secrets: if it is meant, \
+                write `secrets = [\"env:PATH@127.0.0.1\"]` below [outbound] in the workers' configuration";
+    assert_eq!(none, line);
+    for entries in [
+        &["env:PATH@localhost"][..],
+        &["env:HOME@127.0.0.1"],
+        &["file:/PATH@127.0.0.1"],
+        &["env:PATH@127.0.0.2", "env:PATH@[::1]"],
+    ] {
+        let told = refusal(&row, &granting(entries));
+        assert!(
+            told.ends_with("add \"env:PATH@127.0.0.1\" to outbound.secrets in the workers' configuration"),
+            "{told}"
+        );
+    }
+    let granted = HttpProvider::new(&row, &granting(&["env:PATH@127.0.0.1"])).unwrap();
+    assert!(matches!(
+        granted.send(&granted.freeze(&job("pay-1")).await.unwrap()).await.outcome,
+        Outcome::Accepted { .. }
+    ));
+    assert_eq!(server.requests().len(), 1);
+}
+
+/// The same headers go with a look-up, so its host needs them, too.
+#[tokio::test]
+async fn a_look_up_elsewhere_needs_an_entry_of_its_own() {
+    let server = RawServer::start(vec![Then::answer("404 Not Found", "", "")]).await;
+    let elsewhere = server.url().replace("127.0.0.1", "localhost");
+    let row = asked_at(&elsewhere, with_key(&server.url()));
+    let told = refusal(&row, &granting(&["env:PATH@127.0.0.1"]));
+    assert!(told.contains("may not be sent to localhost") && told.contains("\"env:PATH@localhost\""), "{told}");
+    let both = HttpProvider::new(&row, &granting(&["env:PATH@127.0.0.1", "env:PATH@LOCALHOST"])).unwrap();
+    let mut question = both.question(&job("pay-1")).unwrap();
+    assert_eq!(both.ask(&question).await.outcome, Finding::NotFound);
+    // Whatever was asked for, the host that is called decides.
+    question.url = server.url().replace("127.0.0.1", "127.0.0.2");
+    let elsewhere = both.ask(&question).await.outcome;
+    assert!(
+        matches!(&elsewhere, Finding::LocalFault(fault) if fault.to_string().contains("127.0.0.2")),
+        "{elsewhere:?}"
+    );
+    assert_eq!(server.requests().len(), 1);
+}
+
+/// A row that has moved since has entries for its new host alone.
+#[tokio::test]
+async fn a_request_that_is_frozen_for_another_host_is_not_sent_with_the_secret() {
+    let server = RawServer::start(vec![Then::ok()]).await;
+    let there = HttpProvider::new(&with_key(&server.url()), &granting(&["env:PATH@127.0.0.1"])).unwrap();
+    let frozen = there.freeze(&job("pay-1")).await.unwrap();
+    let moved = with_key(&server.url().replace("127.0.0.1", "localhost"));
+    let moved = HttpProvider::new(&moved, &granting(&["env:PATH@localhost"])).unwrap();
+    match moved.send(&frozen).await.outcome {
+        Outcome::LocalFault(fault) => assert!(fault.to_string().contains("env:PATH@127.0.0.1"), "{fault}"),
+        other => panic!("{other:?}"),
+    }
+    assert!(server.requests().is_empty());
+}
+
+/// An entry does not make the program's own files a provider's.
+#[tokio::test]
+async fn a_file_of_the_programs_own_configuration_is_refused_by_any_name() {
+    let server = RawServer::start(vec![Then::ok()]).await;
+    let dir = tempfile::tempdir().unwrap();
+    let (token, name) = (dir.path().join("ops.token"), dir.path().join("acme"));
+    std::fs::write(&token, "hunter2").unwrap();
+    std::fs::hard_link(&token, &name).unwrap();
+    let reference = format!("file:{}", name.display());
+    let headers = [("authorization".to_owned(), format!("${{{reference}}}"))].into();
+    let row = Provider { headers, ..row(&server.url()) };
+    let grants = SecretGrants::parse(&[format!("{reference}@127.0.0.1")]).unwrap();
+    let own: [PathBuf; 1] = [token];
+    let provider = HttpProvider::new(&row, &policy().granting(&grants, &own)).unwrap();
+    let error = provider.freeze(&job("pay-1")).await.unwrap_err().to_string();
+    assert!(error.contains("holds a key of this program's own configuration") && !error.contains("hunter2"), "{error}");
+    let named: Vec<String> = provider.unreadable().await.iter().map(ToString::to_string).collect();
+    assert_eq!(named, [error]);
+    assert!(server.requests().is_empty());
+}
