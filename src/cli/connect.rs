@@ -26,7 +26,7 @@ use crate::worker;
 pub struct CheckedMessage {
     pub id: JobId,
     /// Names fields, holds no value.
-    pub warnings: Vec<&'static str>,
+    pub warnings: Vec<String>,
 }
 
 /// What becomes of an embedded database that is not there.

@@ -7,7 +7,8 @@ use std::time::Duration;
 use super::expansion::{RequestPart, Unfit};
 use super::job::Job;
 use super::local_fault::LocalFault;
-use super::outcome::{NOT_SENT, UnknownCause, Way};
+use super::outcome::{NOT_SENT, UnknownCause, Way, withhold_reference, withhold_text};
+use super::sensitive::{CardNumbers, Sensitive};
 use super::url_template::UrlTemplate;
 
 /// The `lookup` column, as meant.
@@ -102,6 +103,18 @@ impl Finding {
             Self::NotSent { cause } => cause.clone(),
             Self::LocalFault(fault) => fault.to_string(),
             _ => String::new(),
+        }
+    }
+
+    /// Leaves out what no text may hold that is kept, and says what it was. The finding stays what it is.
+    pub fn withhold(&mut self, cards: CardNumbers) -> Option<Sensitive> {
+        match self {
+            Self::Accepted { reference } => withhold_reference(reference, cards),
+            Self::Declined { reason } | Self::Differs { reason } | Self::Unclear { reason } => {
+                withhold_text(reason, cards)
+            }
+            Self::NotSent { cause } => withhold_text(cause, cards),
+            _ => None,
         }
     }
 

@@ -5,6 +5,7 @@
 //! Time and random fractions are arguments, so each rule can be tested as a table.
 
 pub mod backoff;
+pub mod base64;
 pub mod breaker;
 pub mod clear_time;
 pub mod clock_comparison;
@@ -24,11 +25,12 @@ pub mod local_fault;
 pub mod lookup;
 pub mod outcome;
 pub mod own_share;
+pub mod printable;
 pub mod provider;
 pub mod quota;
 pub mod quota_spec;
 pub mod refusals;
-pub mod secret_text;
+pub mod sensitive;
 pub mod settlement;
 pub mod time;
 pub mod url_template;

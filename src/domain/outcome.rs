@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use super::local_fault::LocalFault;
+use super::sensitive::{CardNumbers, Place, Sensitive, WITHHELD, in_text};
 
 /// The meaning of one request's end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,6 +75,17 @@ impl Outcome {
         }
     }
 
+    /// Leaves out what no text may hold that is kept, and says what it was. The outcome stays what it is.
+    pub fn withhold(&mut self, cards: CardNumbers) -> Option<Sensitive> {
+        match self {
+            Self::Accepted { reference } => withhold_reference(reference, cards),
+            Self::Declined { reason } | Self::Rejected { reason } | Self::NotSent { cause: reason } => {
+                withhold_text(reason, cards)
+            }
+            _ => None,
+        }
+    }
+
     /// Whether the provider's limit surely let the request through. Wrong credentials may be seen before it counts.
     #[must_use]
     pub fn is_let_through(&self) -> bool {
@@ -93,6 +105,25 @@ impl Outcome {
             _ => Way::Answered,
         }
     }
+}
+
+/// Without a reference rather than with a word in its place: each payment that succeeded has a reference of its own.
+pub(super) fn withhold_reference(reference: &mut Option<String>, cards: CardNumbers) -> Option<Sensitive> {
+    let found = in_text(reference.as_deref()?, Place::Identifier, cards)?;
+    *reference = None;
+    Some(found)
+}
+
+pub(super) fn withhold_text(text: &mut String, cards: CardNumbers) -> Option<Sensitive> {
+    let found = in_text(text, Place::Text, cards)?;
+    WITHHELD.clone_into(text);
+    Some(found)
+}
+
+/// What is said of a success without its reference.
+#[must_use]
+pub fn without_reference(what: Sensitive) -> String {
+    format!("its reference is {WITHHELD}: it holds {}", what.describe())
 }
 
 /// Why nobody knows whether the payment was made.

@@ -53,6 +53,8 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0037_final_states",
         "0038_jobs_unknown_by_wake",
         "0039_jobs_with_a_message_left",
+        "0040_references_are_emptied",
+        "0041_attempts_with_a_reference",
     ])
 });
 
@@ -91,6 +93,7 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
         "0035_final_states",
         "0036_jobs_unknown_by_wake",
         "0037_jobs_with_a_message_left",
+        "0038_references_are_emptied",
     ])
 });
 

@@ -3,6 +3,7 @@
 //! Refuses what the ledger would not keep as it was said, so that nothing is cut or dropped.
 
 use super::operator::Verdict;
+use crate::domain::sensitive::{CardNumbers, Place, in_text};
 
 /// Longest reason, in characters: it stands in the audit, the job's reason and its outcome event.
 const BECAUSE_CHARS_MAX: usize = 500;
@@ -12,20 +13,27 @@ const REFERENCE_CHARS_MAX: usize = 255;
 /// A reason as it is kept.
 ///
 /// # Errors
-/// When it is too long.
+/// When it is too long, or holds card data or a secret.
 pub fn because(text: &str) -> Result<String, String> {
     let chars = text.chars().count();
     if chars > BECAUSE_CHARS_MAX {
         return Err(format!("has {chars} characters: write at most {BECAUSE_CHARS_MAX}"));
     }
+    // Nobody needs a card number to say why, whatever `worker.card_numbers` allows in messages.
+    withheld(text, CardNumbers::Refuse)?;
     Ok(text.to_owned())
+}
+
+fn withheld(text: &str, cards: CardNumbers) -> Result<(), String> {
+    let found = in_text(text, Place::Identifier, cards);
+    found.map_or(Ok(()), |what| Err(format!("holds {}, which is not kept: leave it out", what.describe())))
 }
 
 /// The verdict, with the reference that was given beside it.
 ///
 /// # Errors
 /// When the reference cannot be kept, or the verdict has none.
-pub fn with_reference(verdict: Verdict, reference: Option<String>) -> Result<Verdict, String> {
+pub fn with_reference(verdict: Verdict, reference: Option<String>, cards: CardNumbers) -> Result<Verdict, String> {
     let Some(text) = reference else { return Ok(verdict) };
     if !matches!(verdict, Verdict::Succeeded { .. }) {
         return Err("only a payment that `succeeded` has one: leave it out".to_owned());
@@ -39,6 +47,7 @@ pub fn with_reference(verdict: Verdict, reference: Option<String>) -> Result<Ver
     if text.chars().count() > REFERENCE_CHARS_MAX {
         return Err(format!("write at most {REFERENCE_CHARS_MAX} characters"));
     }
+    withheld(&text, cards)?;
     Ok(Verdict::Succeeded { reference: Some(text) })
 }
 
@@ -50,10 +59,15 @@ mod tests {
     fn what_is_said_is_kept_whole_or_not_taken() {
         assert_eq!(because(&"ä".repeat(500)), Ok("ä".repeat(500)));
         assert_eq!(because(&"a".repeat(501)).unwrap_err(), "has 501 characters: write at most 500");
+        let with_reference = |verdict, reference| super::with_reference(verdict, reference, CardNumbers::Refuse);
         let succeeded = |text: &str| with_reference(Verdict::Succeeded { reference: None }, Some(text.to_owned()));
         assert_eq!(succeeded(&"ä".repeat(255)), Ok(Verdict::Succeeded { reference: Some("ä".repeat(255)) }));
         for (text, words) in [(" ", "is empty"), ("ch\n1", "control characters"), (&"x".repeat(256), "at most 255")] {
             assert!(succeeded(text).unwrap_err().contains(words), "{text:?}");
+        }
+        for text in ["4111 1111 1111 1111", "sk_live_4eC39HqLyjWD"] {
+            let refused = [because(&format!("seen: {text}")).unwrap_err(), succeeded(text).unwrap_err()];
+            assert!(refused.iter().all(|why| why.contains("leave it out") && !why.contains(text)), "{refused:?}");
         }
         for verdict in [Verdict::Declined, Verdict::Resend] {
             assert_eq!(with_reference(verdict.clone(), None), Ok(verdict.clone()));

@@ -186,8 +186,12 @@ pub trait Upkeep: Send + Sync {
     /// `copy` is the number of the message.
     async fn standing(&self, job: &Job, hash: ContentHash, copy: i64) -> Result<Standing, LedgerError>;
 
-    /// Empties payload and request body of jobs that settled longer than this ago; returns how many. Id and hash stay.
+    /// Empties payload, reference, and the address and body of the request of jobs that settled longer than this ago;
+    /// returns how many. Id and hash stay.
     async fn scrub(&self, older_than: Duration, at_most: u32) -> Result<u32, LedgerError>;
+
+    /// Empties the references of requests that no limit can count any more; returns how many.
+    async fn forget_references(&self, at_most: u32) -> Result<u32, LedgerError>;
 
     /// Keeps the sum of the jobs that have settled for good, with which an account begins. To be called every few minutes,
     /// by one at a time: an account counts what is not in the sum. Now and then it counts all anew and takes long; it goes on

@@ -22,7 +22,6 @@ pub use caller::Caller;
 use wrong_tokens::TokenCheck;
 pub use wrong_tokens::{AuthenticationFailures, WrongTokens};
 
-mod base64;
 mod caller;
 mod headers;
 mod wrong_tokens;

@@ -66,6 +66,11 @@ pub async fn read(
         Some(rules) => rules.judge(decoded),
         None => Ok(decoded),
     });
+    if let Ok(decoded) = &judged {
+        for warning in &decoded.warnings {
+            tracing::warn!(provider = %lane, job = %decoded.job.id, "let through by worker.card_numbers: {warning}");
+        }
+    }
     let reason = match &judged {
         Err(DecodeError::Invalid { invalid, .. }) if may_have_been_taken(invalid.reason) => invalid.reason,
         _ => return Ok(judged),

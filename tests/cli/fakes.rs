@@ -212,7 +212,7 @@ impl Engines for Engine {
             return Err("wrong_provider: provider must agree with the lane".to_owned());
         }
         let id = Token::new(message["id"].as_str().unwrap_or_default()).map_err(|why| format!("bad_id: {why}"))?;
-        let warnings = message.get("payload").map(|_| "payload was seen");
+        let warnings = message.get("payload").map(|_| "payload was seen".to_owned());
         Ok(CheckedMessage { id, warnings: warnings.into_iter().collect() })
     }
 

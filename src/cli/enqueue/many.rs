@@ -166,7 +166,7 @@ fn refuse(
 
 struct Prepared {
     number: u64,
-    warnings: Vec<&'static str>,
+    warnings: Vec<String>,
     lane: ProviderName,
     message: Outgoing,
 }

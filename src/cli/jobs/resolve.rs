@@ -60,7 +60,7 @@ pub async fn run(
         Finding::Declined => Verdict::Declined,
         Finding::Resend => Verdict::Resend,
     };
-    let verdict = said::with_reference(verdict, args.reference.clone())
+    let verdict = said::with_reference(verdict, args.reference.clone(), config.worker.card_numbers)
         .map_err(|why| CommandError::Usage(format!("--reference: {why}")))?;
     let by = by(args.because.as_deref());
     let operator = engines.operator(config).await?;

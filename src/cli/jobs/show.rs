@@ -55,8 +55,10 @@ fn section(title: &str, header: &[&str], rows: Vec<Vec<String>>, console: &mut C
 fn fields(story: &JobStory) -> Vec<Vec<String>> {
     let line = &story.line;
     let lease = story.lease_owner.as_ref().map(|owner| format!("{owner}, until {}", text(story.lease_until)));
-    let request =
-        story.request.as_ref().map(|r| format!("{} {} ({}, {})", r.method, r.url, r.content_type, digest(&r.body)));
+    let request = story.request.as_ref().map(|r| match r.url.as_str() {
+        "" => format!("{} (emptied)", r.method),
+        url => format!("{} {url} ({}, {})", r.method, r.content_type, digest(&r.body)),
+    });
     let open = ["waiting", "sending", "unknown"].contains(&line.state.as_str());
     // A final state says what came of it.
     let undecided = open || line.state == "review";

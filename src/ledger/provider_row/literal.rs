@@ -6,7 +6,7 @@
 use serde_json::Value;
 
 use super::ProviderRow;
-use crate::domain::secret_text::names_credential;
+use crate::domain::sensitive::secret::names_credential;
 
 /// What a header may hold beside its text.
 const REFERENCES: [&str; 3] = ["${env:", "${file:", "${job:account}"];

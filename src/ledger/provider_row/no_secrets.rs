@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::ProviderRow;
 use super::meant::Check;
-use crate::domain::secret_text::looks_secret;
+use crate::domain::sensitive::secret::looks_secret;
 
 impl Check {
     /// One problem per column that holds a credential.

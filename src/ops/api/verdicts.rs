@@ -91,8 +91,8 @@ pub async fn resolve(
         Finding::Declined => Verdict::Declined,
         Finding::Resend => Verdict::Resend,
     };
-    let verdict =
-        said::with_reference(verdict, reference).map_err(|why| Problem::bad(format!("`reference`: {why}")))?;
+    let verdict = said::with_reference(verdict, reference, ops.desk.card_numbers)
+        .map_err(|why| Problem::bad(format!("`reference`: {why}")))?;
     decide(&ops.desk, id, verdict, by(&caller, because(why)?)).await
 }
 

@@ -4,7 +4,7 @@
 
 use axum::http::{HeaderMap, header};
 
-use super::base64;
+use crate::domain::base64;
 
 /// Longest part of a name that is kept, in characters.
 const CHARS_MAX: usize = 64;

@@ -12,6 +12,7 @@ use super::named_wait::named_wait;
 use super::retry_after::retry_after;
 use crate::domain::outcome::{Outcome, UnknownCause};
 use crate::domain::provider::{CodeIs, HeaderIs, NamedWait, Provider, StatusCase, StatusMeaning, WaitPlace};
+use crate::domain::sensitive::secret::looks_secret;
 
 /// Where the provider's reference stands unless the row names another place.
 const REFERENCE_POINTER: &str = "/id";
@@ -258,7 +259,7 @@ fn token(body: &AnswerJson) -> Option<String> {
 pub(super) fn is_token(text: &str) -> bool {
     let safe = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.');
     let digits = text.bytes().filter(u8::is_ascii_digit).count();
-    (1..=TOKEN_CHARS_MAX).contains(&text.len()) && text.bytes().all(safe) && digits <= DIGITS_MAX
+    (1..=TOKEN_CHARS_MAX).contains(&text.len()) && text.bytes().all(safe) && digits <= DIGITS_MAX && !looks_secret(text)
 }
 
 #[cfg(test)]

@@ -231,6 +231,7 @@ fn reasons_are_short_tokens_and_never_the_body() {
         (r#"{"type":"https://example.com/problem"}"#, ""),
         (r#"{"code":"05"}"#, ": 05"),
         (r#"{"code":"4242424242424242","type":"card_error"}"#, ": card_error"),
+        (r#"{"code":"sk_live_abcdefghijkl","type":"card_error"}"#, ": card_error"),
         (r#"{"code":"has spaces and \u001b[31m"}"#, ""),
         (r#"{"code":17}"#, ""),
         (r#"{"message":"secret"}"#, ""),

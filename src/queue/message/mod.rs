@@ -5,13 +5,13 @@
 
 use crate::domain::job::{BODY_BYTES_MAX, ContentHash, Invalid, InvalidReason, Job, JobId};
 use crate::domain::provider::ProviderName;
-use crate::domain::secret_text::looks_secret;
+pub use crate::domain::sensitive::CardNumbers;
+use crate::domain::sensitive::{Place, in_text};
 
-mod card;
+mod content;
 mod fields;
 mod hash;
 mod json;
-mod secret;
 mod write;
 
 pub use json::flaw;
@@ -23,21 +23,13 @@ use json::{Json, Member};
 /// The version of the message format that this program writes and reads.
 pub const VERSION: u64 = 1;
 
-/// What to do with a payload that holds what looks like a card number (issuer prefix, length and Luhn digit).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CardNumbers {
-    Refuse,
-    Warn,
-    Off,
-}
-
 /// A message that is a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decoded {
     pub job: Job,
     pub hash: ContentHash,
     /// What was let through but should be looked at; names fields, holds no value.
-    pub warnings: Vec<&'static str>,
+    pub warnings: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -81,7 +73,8 @@ fn read(body: &[u8], lane: &ProviderName, rules: Option<CardNumbers>) -> Result<
     };
     let fields = Fields::new(&members);
     // A rejected message's id is written down and shown.
-    let claimed_id = fields.claimed_id().filter(|id| !looks_secret(id.as_str()));
+    let cards = rules.unwrap_or(CardNumbers::Off);
+    let claimed_id = fields.claimed_id().filter(|id| in_text(id.as_str(), Place::Identifier, cards).is_none());
     let with_id = |invalid| DecodeError::Invalid { invalid, claimed_id: claimed_id.clone() };
     // Before all other fields: a newer format may have more of them.
     let version = fields.version().map_err(with_id)?;
@@ -89,35 +82,24 @@ fn read(body: &[u8], lane: &ProviderName, rules: Option<CardNumbers>) -> Result<
         return Err(DecodeError::NewerVersion(version));
     }
     let job = fields.job(lane).map_err(with_id)?;
-    let payload = fields.payload_json();
     let warnings = match rules {
-        Some(card_numbers) => judge_content(&members, payload, card_numbers).map_err(with_id)?,
+        Some(card_numbers) => judge_content(&members, card_numbers).map_err(with_id)?,
         None => Vec::new(),
     };
-    let hash = hash::content_hash(&job, payload);
+    let hash = hash::content_hash(&job, fields.payload_json());
     Ok(Decoded { job, hash, warnings })
 }
 
 /// What is let through but should be looked at.
-fn judge_content(
-    members: &[Member<'_>],
-    payload: Option<&Json<'_>>,
-    card_numbers: CardNumbers,
-) -> Result<Vec<&'static str>, Invalid> {
-    let mut warnings = Vec::new();
-    if card_numbers != CardNumbers::Off && payload.is_some_and(card::found_in) {
-        const FOUND: &str = "payload: holds what looks like a card number; send a token of the provider instead";
-        if card_numbers == CardNumbers::Refuse {
-            return Err(Invalid::new(InvalidReason::CardNumber, FOUND));
+fn judge_content(members: &[Member<'_>], card_numbers: CardNumbers) -> Result<Vec<String>, Invalid> {
+    let content = content::look(members, card_numbers);
+    match (content.card_data, content.secret) {
+        (Some(card), _) if card_numbers == CardNumbers::Refuse => {
+            Err(Invalid::new(InvalidReason::CardNumber, card.detail()))
         }
-        warnings.push(FOUND);
+        (_, Some(secret)) => Err(Invalid::new(InvalidReason::Secret, secret.detail())),
+        (card, None) => Ok(card.map(content::Found::detail).into_iter().collect()),
     }
-    if members.iter().any(secret::found_in) {
-        const FOUND: &str = "holds what is obviously a secret; send a reference, and put the secret's reference into the \
-                             provider row's headers";
-        return Err(Invalid::new(InvalidReason::Secret, FOUND));
-    }
-    Ok(warnings)
 }
 
 fn text_of(body: &[u8]) -> Result<&str, Invalid> {
@@ -137,5 +119,7 @@ fn invalid(invalid: Invalid) -> DecodeError {
     DecodeError::Invalid { invalid, claimed_id: None }
 }
 
+#[cfg(test)]
+mod content_tests;
 #[cfg(test)]
 mod tests;

@@ -179,19 +179,6 @@ fn details_never_repeat_what_was_sent() {
 }
 
 #[test]
-fn card_numbers_are_found_anywhere_in_the_payload() {
-    for payload in
-        [r#"{"a":[{"b":"4111 1111 1111 1111"}]}"#, r#"{"pan":4111111111111111}"#, r#"{"4111111111111111":0}"#]
-    {
-        let message = with("payload", payload);
-        assert_eq!(reason(&message), "card_number");
-        let warned = decode(message.as_bytes(), &lane(), CardNumbers::Warn).unwrap();
-        assert_eq!(warned.warnings.len(), 1);
-        assert!(decode(message.as_bytes(), &lane(), CardNumbers::Off).unwrap().warnings.is_empty());
-    }
-}
-
-#[test]
 fn the_hash_sees_content_and_not_form() {
     let hash = |body: &str| read(body).unwrap().hash;
     let plain = r#"{"id":"p-1","amount":1299,"currency":"EUR","payload":{"a":1,"b":[1.50,"é"]}}"#;
@@ -361,30 +348,6 @@ proptest! {
         }
         if let Ok(decoded) = read(&body) {
             prop_assert_eq!(read(encode(&decoded.job)).unwrap(), decoded);
-        }
-    }
-}
-
-#[test]
-fn obvious_secrets_are_refused_wherever_they_stand_and_never_repeated() {
-    let secret = "sk_live_4eC39HqLyjWDarjtT1zdp7dc";
-    for message in [
-        with("payload", &format!(r#"{{"a":[{{"b":"{secret}"}}]}}"#)),
-        with("payload", &format!(r#"{{"{secret}":0}}"#)),
-        with("payload", r#"{"auth":"Bearer 0123456789abcdefghij"}"#),
-        with("reference", &format!(r#""{secret}""#)),
-        with("account", &format!(r#""{secret}""#)),
-        with("idempotency_key", &format!(r#""{secret}""#)),
-        with("id", &format!(r#""{secret}""#)),
-        with("colour", &format!(r#""{secret}""#)).replace("\"id\"", "\"di\""),
-    ] {
-        for cards in [CardNumbers::Refuse, CardNumbers::Off] {
-            let Err(DecodeError::Invalid { invalid, claimed_id }) = decode(message.as_bytes(), &lane(), cards) else {
-                panic!("{message} was taken");
-            };
-            let told = format!("{invalid} {claimed_id:?}");
-            assert!(!told.contains(secret), "{told}");
-            assert!(message.contains("colour") || invalid.reason == InvalidReason::Secret, "{told}");
         }
     }
 }

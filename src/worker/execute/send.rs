@@ -14,12 +14,13 @@ use crate::domain::breaker::Change;
 use crate::domain::company::before_start;
 use crate::domain::decision::CallKind;
 use crate::domain::disposition::finding::after_finding;
-use crate::domain::disposition::{History, Pause, after_outcome};
+use crate::domain::disposition::{History, Next, Pause, after_outcome};
 use crate::domain::explain::parked;
 use crate::domain::job::{Job, JobField};
 use crate::domain::lookup::Finding;
-use crate::domain::outcome::{Outcome, UnknownCause, Way};
+use crate::domain::outcome::{FinalState, Outcome, UnknownCause, Way, without_reference};
 use crate::domain::provider::Provider;
+use crate::domain::sensitive::Sensitive;
 use crate::faults::{self, Point};
 use crate::fleet::report::By;
 use crate::ledger::{AttemptEnd, Begun, LedgerError, LookupEnd};
@@ -102,26 +103,28 @@ pub(super) async fn written_down(
             let silence = Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None };
             let span = spans::request("charge");
             let sent = faults::on_the_wire(request, settings.client.send(request)).instrument(span.clone());
-            let answer = answered((lane, began), in_flight, sent, (silence, Outcome::way)).await;
+            let mut answer = answered((lane, began), in_flight, sent, (silence, Outcome::way)).await;
             spans::answered(&span, answer.outcome.word(), answer.status);
             drop(started);
             let change = lane.pauses.observe(&job.job.id, &answer.outcome, began, rand::random());
             tell_of_breaker(lane, change, &answer.outcome);
             let round = refusal_round(lane, (CallKind::Charge, began), answer.outcome.is_let_through());
             let history = History { refusal_round: round, probe: turn.is_probe(), ..history(job) };
-            finish_charge(lane, settings, job, (number, history), &answer).await
+            let withheld = withheld(lane, job, answer.outcome.withhold(lane.worker.options.card_numbers));
+            finish_charge(lane, settings, job, (number, history), (&answer, withheld)).await
         }
         Call::Lookup(question) => {
             let silence = Finding::Unknown { cause: UnknownCause::Timeout, retry_after: None };
             let span = spans::request("look-up");
             let asked = settings.client.ask(question).instrument(span.clone());
-            let answer = answered((lane, began), in_flight, asked, (silence, Finding::way)).await;
+            let mut answer = answered((lane, began), in_flight, asked, (silence, Finding::way)).await;
             spans::answered(&span, answer.outcome.word(), answer.status);
             drop(started);
             faults::crash(Point::AfterLookup);
             let round = refusal_round(lane, (CallKind::Lookup, began), answer.outcome.is_let_through());
             let history = History { refusal_round: round, ..history(job) };
-            finish_lookup(lane, settings, job, (number, &history), &answer).await
+            let withheld = withheld(lane, job, answer.outcome.withhold(lane.worker.options.card_numbers));
+            finish_lookup(lane, settings, job, (number, &history), (&answer, withheld)).await
         }
     }
 }
@@ -180,7 +183,7 @@ async fn finish_charge(
     settings: &LaneSettings,
     job: &JobInHand,
     (number, mut history): (u32, History),
-    answer: &Answer<Outcome>,
+    (answer, withheld): (&Answer<Outcome>, Option<Sensitive>),
 ) -> End {
     if matches!(answer.outcome, Outcome::Unknown { .. } | Outcome::InProgress) {
         history.first_sent_age.get_or_insert_default();
@@ -199,7 +202,8 @@ async fn finish_charge(
         detail: answer.outcome.detail(),
         counts: disposition.counts_attempt,
     };
-    write_end(lane, job, &Closing::Charge(end), (disposition.next, answer.outcome.word())).await
+    let next = with_note(disposition.next, withheld);
+    write_end(lane, job, &Closing::Charge(end), (next, answer.outcome.word())).await
 }
 
 async fn finish_lookup(
@@ -207,7 +211,7 @@ async fn finish_lookup(
     settings: &LaneSettings,
     job: &JobInHand,
     (number, history): (u32, &History),
-    answer: &Answer<Finding>,
+    (answer, withheld): (&Answer<Finding>, Option<Sensitive>),
 ) -> End {
     if let Finding::Misconfigured { status } = answer.outcome {
         tracing::error!(provider = %lane.name, job = %job.job.id, status, "a look-up was refused: check the credentials in headers");
@@ -224,7 +228,27 @@ async fn finish_lookup(
         detail: answer.outcome.detail(),
         grants_resend: judged.grants_resend,
     };
-    write_end(lane, job, &Closing::Lookup(end), (judged.next, answer.outcome.word())).await
+    let next = with_note(judged.next, withheld);
+    write_end(lane, job, &Closing::Lookup(end), (next, answer.outcome.word())).await
+}
+
+/// Logs what of an answer is not kept.
+fn withheld(lane: &LaneParts, job: &JobInHand, what: Option<Sensitive>) -> Option<Sensitive> {
+    what.inspect(|what| {
+        let (provider, found) = (&lane.name, what.describe());
+        tracing::warn!(%provider, job = %job.job.id, found, "a text of the provider's answer is not kept");
+    })
+}
+
+/// A success says that its reference was not kept.
+fn with_note(next: Next, withheld: Option<Sensitive>) -> Next {
+    match (next, withheld) {
+        (Next::Settle { state: FinalState::Succeeded, reason, reference }, Some(what)) => {
+            let reason = format!("{reason}; {}", without_reference(what));
+            Next::Settle { state: FinalState::Succeeded, reason, reference }
+        }
+        (next, _) => next,
+    }
 }
 
 /// The round in a row that a refusal of this request belongs to; what was let through ends the row.

@@ -106,8 +106,12 @@ async fn end(worker: &Worker) -> Result<(), Trouble> {
         let scrubbed = upkeep.scrub(worker.options.scrub_after, BATCH).await?;
         batches.done(scrubbed);
         if scrubbed > 0 {
-            tracing::debug!(scrubbed, "payloads and request bodies emptied");
+            tracing::debug!(scrubbed, "payloads, references and requests emptied");
         }
+    }
+    let mut batches = Batches::of(worker);
+    while batches.next().await {
+        batches.done(upkeep.forget_references(BATCH).await?);
     }
     Ok(())
 }

@@ -102,6 +102,7 @@ async fn what_a_payment_is_never_changes(kind: Kind) {
             fixture.refused(&update, "what a payment is never changes").await;
         }
     }
+    fixture.refused("UPDATE attempts SET reference = 'other'", "what a payment is never changes").await;
     // Saying the same again changes nothing.
     fixture.sql("UPDATE jobs SET amount = amount, account = account, payload = payload").await.unwrap();
     let emptied = "account = NULL, reference = NULL, payload = NULL";

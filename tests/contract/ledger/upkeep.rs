@@ -9,6 +9,7 @@ use super::*;
 
 mod lookups;
 mod messages;
+mod retention;
 mod settled;
 
 on_every_database!(
@@ -23,7 +24,6 @@ on_every_database!(
     waiting_jobs_expire_and_nothing_else,
     an_open_job_is_handed_to_a_person,
     a_message_stands_as_the_ledger_knows_it,
-    old_payloads_are_emptied_and_the_id_is_known_for_ever,
     every_job_is_accounted_for,
     what_does_not_add_up_is_found,
 );
@@ -327,42 +327,6 @@ async fn a_message_stands_as_the_ledger_knows_it(kind: Kind) {
     ] {
         assert_eq!(fixture.upkeep().standing(&job, hash, 1).await.unwrap(), standing, "{} {hash:?}", job.id);
     }
-}
-
-async fn old_payloads_are_emptied_and_the_id_is_known_for_ever(kind: Kind) {
-    let fixture = Fixture::migrated(kind).await;
-    let day = Duration::from_secs(86_400);
-    for (id, state) in [
-        ("succeeded", FinalState::Succeeded),
-        ("declined", FinalState::Declined),
-        ("young", FinalState::Succeeded),
-        ("review", FinalState::Review),
-    ] {
-        fixture.settled(id, state).await;
-    }
-    fixture.waiting(&job("open"), MINUTE).await;
-    fixture.waiting(&job("unsent"), MINUTE).await;
-    assert_eq!(fixture.upkeep().set_aside(&Token::new("unsent").unwrap(), "why").await.unwrap(), Written::Kept);
-    fixture.sql("UPDATE jobs SET state = 'cancelled' WHERE id = 'unsent'").await.unwrap();
-    for id in ["succeeded", "declined", "review", "open", "unsent"] {
-        fixture.move_back(id, "updated_at", 90 * 86_400 + 60).await;
-    }
-    assert_eq!(fixture.upkeep().scrub(91 * day, 100).await.unwrap(), 0);
-    assert_eq!(fixture.upkeep().scrub(90 * day, 2).await.unwrap(), 2);
-    assert_eq!(fixture.upkeep().scrub(90 * day, 100).await.unwrap(), 1);
-    assert_eq!(fixture.upkeep().scrub(90 * day, 100).await.unwrap(), 0, "each once");
-    let empty = "SELECT id FROM jobs WHERE payload IS NULL AND coalesce(length(frozen_body), 0) = 0 ORDER BY id";
-    let empty: Vec<String> = fixture.column(empty).await.into_iter().flatten().collect();
-    assert_eq!(empty, ["declined", "succeeded", "unsent"]);
-    // The same message again, after any time, changes nothing; with other content it is a conflict.
-    for id in ["succeeded", "declined", "unsent"] {
-        let claim = async |hash| fixture.ledger().claim(&job(id), hash, "worker-b", LEASE).await.unwrap();
-        assert_eq!(claim(hash(1)).await, Claim::Settled, "{id}");
-        assert!(matches!(claim(hash(2)).await, Claim::Conflict(_)), "{id}");
-        assert_eq!(fixture.upkeep().standing(&job(id), hash(1), 0).await.unwrap(), Standing::Settled);
-    }
-    let reopened = fixture.unruled("UPDATE jobs SET state = 'waiting' WHERE id = 'unsent'").await;
-    assert!(reopened.unwrap_err().contains("open_jobs_are_not_scrubbed"));
 }
 
 async fn every_job_is_accounted_for(kind: Kind) {

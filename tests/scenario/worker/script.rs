@@ -258,9 +258,9 @@ impl PaymentProvider for Scripted {
             Act::Panic => panic!("the script says so"),
         };
         let outcome = match outcome {
-            Outcome::Accepted { .. } => {
+            Outcome::Accepted { reference } => {
                 self.script.charge(&self.row, &request.idempotency_key);
-                Outcome::Accepted { reference: Some(format!("ch_{id}")) }
+                Outcome::Accepted { reference: reference.or_else(|| Some(format!("ch_{id}"))) }
             }
             other => other,
         };

@@ -4,6 +4,8 @@
 use std::time::Duration;
 
 use serde_json::json;
+use sluicegate::domain::lookup::Finding;
+use sluicegate::domain::outcome::Outcome;
 use sluicegate::ledger::provider_row::ProviderRow;
 use sluicegate::queue::message::{CardNumbers, decode, decode_recorded};
 
@@ -92,4 +94,56 @@ async fn whoever_is_new_or_says_something_else_is_still_refused() {
     }
     assert!(bench.job("new").await.is_none());
     assert_eq!((bench.job("waiting").await.unwrap().state.as_str(), bench.script.sent().len()), ("waiting", 3));
+}
+
+/// What a provider calls a charge may be what nobody may keep: the charge counts, the reference is left out.
+#[tokio::test]
+async fn what_an_answer_may_not_tell_is_left_out_and_its_outcome_kept() {
+    let secret = "sk_live_4eC39HqLyjWDarjtT1zdp7dc";
+    let lookup = json!({"url": "https://acme.test/charges?id=${job:id}"}).as_object().cloned();
+    let mut bench = Bench::open(&[ProviderRow { idempotency_retention_s: None, lookup, ..row("acme") }]).await;
+    let accepted = |reference: &str| Outcome::Accepted { reference: Some(reference.to_owned()) };
+    for (id, outcome) in [
+        ("card", accepted(CARD)),
+        ("another-card", accepted("4111 1111 1111 1111")),
+        ("key", accepted(secret)),
+        ("plain", accepted("ch_1")),
+        ("refused", Outcome::Declined { reason: format!("provider answered 402: {secret}") }),
+    ] {
+        bench.script.plan(id, [Act::Answer(outcome)]);
+        bench.pay("acme", id).await;
+    }
+    bench.script.plan("asked", [Act::Answer(timeout())]);
+    bench.script.plan_lookups("asked", [Finding::Accepted { reference: Some(CARD.to_owned()) }]);
+    bench.pay("acme", "asked").await;
+    let of_card = "its reference is (withheld): it holds what looks like a card number";
+    let of_key = "its reference is (withheld): it holds what is obviously a secret";
+    for (id, state, reason, reference) in [
+        ("card", "succeeded", format!("accepted; {of_card}"), None),
+        ("another-card", "succeeded", format!("accepted; {of_card}"), None),
+        ("key", "succeeded", format!("accepted; {of_key}"), None),
+        ("plain", "succeeded", "accepted".to_owned(), Some("ch_1")),
+        ("refused", "declined", "(withheld)".to_owned(), None),
+        ("asked", "succeeded", format!("accepted, as the provider says when asked; {of_card}"), None),
+    ] {
+        let job = bench.until_state(id, state).await;
+        assert_eq!((job.reason, job.reference.as_deref()), (reason, reference), "{id}");
+    }
+    let kept = "SELECT COALESCE(group_concat(COALESCE(detail, '')), '') FROM attempts UNION ALL \
+                SELECT COALESCE(group_concat(COALESCE(reason, '') || COALESCE(provider_reference, '')), '') FROM outcome_events";
+    let kept = bench.texts(kept).await.join(" ");
+    assert!(![CARD, "4111 1111 1111 1111", secret].iter().any(|value| kept.contains(value)), "{kept}");
+    bench.stop().await;
+}
+
+/// `worker.card_numbers = \"off\"` holds for what providers say, too: their references may be numbers like that.
+#[tokio::test]
+async fn a_reference_like_a_card_number_is_kept_where_they_are_allowed() {
+    let mut bench = Bench::prepared(&[row("acme")]).await;
+    bench.card_numbers = CardNumbers::Off;
+    bench.run();
+    bench.script.plan("card", [Act::Answer(Outcome::Accepted { reference: Some(CARD.to_owned()) })]);
+    bench.pay("acme", "card").await;
+    assert_eq!(bench.until_state("card", "succeeded").await.reference.as_deref(), Some(CARD));
+    bench.stop().await;
 }

@@ -17,11 +17,15 @@ use crate::ledger::{LedgerError, Written};
 const EXPIRED: &str = "state = 'waiting' AND expires_at IS NOT NULL AND expires_at <= {now} AND NOT maybe_charged \
      AND (lease_until IS NULL OR lease_until <= {now})";
 
+/// No limit counts a request that began longer ago: a window has at most 31 days (docs/providers.md).
+const COUNTED_MAX: Duration = Duration::from_secs(32 * 86_400);
+
 pub struct Statements {
     expired: Sql,
     expire: Chain,
     set_aside: Chain,
     scrub: Sql,
+    forget: Sql,
 }
 
 impl Statements {
@@ -53,7 +57,9 @@ impl Statements {
                 returning: Returning::Job("id"),
             }),
             scrub: dialect.sql(
-                "UPDATE jobs SET payload = NULL, scrubbed_at = {now}, delayed_copy = NULL, delayed_until = NULL, \
+                // A request's address may hold the reference.
+                "UPDATE jobs SET payload = NULL, reference = NULL, scrubbed_at = {now}, delayed_copy = NULL, \
+                     delayed_until = NULL, \
                      frozen_body = CASE WHEN frozen_body IS NULL THEN NULL ELSE $3 END \
                  WHERE id IN (\
                      SELECT id FROM jobs \
@@ -61,6 +67,14 @@ impl Statements {
                          AND updated_at <= {after:(0 - $1)} \
                      ORDER BY updated_at LIMIT $2 {unlocked}) \
                  RETURNING id",
+            ),
+            // As index `attempts_with_a_reference` has it.
+            forget: dialect.sql(
+                "UPDATE attempts SET reference = NULL \
+                 WHERE (job_id, number) IN (\
+                     SELECT job_id, number FROM attempts \
+                     WHERE (reference || '') IS NOT NULL AND began_at <= {after:(0 - $1)} ORDER BY began_at LIMIT $2 {unlocked}) \
+                 RETURNING job_id",
             ),
         }
     }
@@ -85,6 +99,11 @@ impl Statements {
     pub async fn scrub(&self, engine: &dyn Engine, older_than: Duration, at_most: u32) -> Result<u32, LedgerError> {
         let args: [Value; 3] = [older_than.into(), at_most.into(), Value::Bytes(Vec::new())];
         let rows = engine.query(&self.scrub, Arc::from(args)).await?;
+        Ok(u32::try_from(rows.len()).unwrap_or(u32::MAX))
+    }
+
+    pub async fn forget_references(&self, engine: &dyn Engine, at_most: u32) -> Result<u32, LedgerError> {
+        let rows = engine.query(&self.forget, Arc::from([COUNTED_MAX.into(), at_most.into()])).await?;
         Ok(u32::try_from(rows.len()).unwrap_or(u32::MAX))
     }
 }

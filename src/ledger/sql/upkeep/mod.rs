@@ -107,6 +107,10 @@ impl Upkeep for SqlLedger {
         self.upkeep.ending.scrub(&*self.engine, older_than, at_most).await
     }
 
+    async fn forget_references(&self, at_most: u32) -> Result<u32, LedgerError> {
+        self.upkeep.ending.forget_references(&*self.engine, at_most).await
+    }
+
     async fn sum_up_settled(&self) -> Result<(), LedgerError> {
         self.upkeep.settled.sum_up(&*self.engine).await
     }

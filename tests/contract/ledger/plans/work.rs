@@ -340,6 +340,8 @@ impl<E: Explained> Working<'_, E> {
             self.did("waiting jobs expire").await;
             assert_eq!(upkeep.scrub(MINUTE, 10).await.unwrap(), 10);
             self.did("old jobs are emptied").await;
+            upkeep.forget_references(10).await.unwrap();
+            self.did("old references are forgotten").await;
             self.settled_are_summed_up(round).await;
             upkeep.conservation(MINUTE, Checked::Since(MINUTE)).await.unwrap();
             self.did("account of the last minutes").await;

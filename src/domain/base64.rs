@@ -1,8 +1,9 @@
-//! The decoding half of Base64 (<https://www.rfc-editor.org/rfc/rfc4648#section-4>), for HTTP Basic alone.
+//! Decoding half of Base64 (<https://www.rfc-editor.org/rfc/rfc4648#section-4>), for credentials of HTTP Basic.
 //!
 //! Refuses everything that is not whole: other alphabets, blanks, missing or misplaced padding, bits left over.
 
 /// The bytes, or `None`.
+#[must_use]
 pub fn decoded(text: &[u8]) -> Option<Vec<u8>> {
     if !text.len().is_multiple_of(4) {
         return None;

@@ -1,0 +1,200 @@
+//! Groups of digits in a text, as a reader sees them: digits of every script, joined where nothing visible stands between.
+//!
+//! The digits of a UUID and of an IBAN (ISO 13616; and of a creditor reference, ISO 11649) are no group: their form and
+//! their own check digits tell them apart from card numbers.
+
+use super::digits::ascii_digit;
+use crate::domain::printable::is_invisible;
+
+/// Digits that follow each other.
+#[derive(Clone, Copy, Debug)]
+pub struct Group<'a> {
+    from: usize,
+    to: usize,
+    /// The text between the group before, or the beginning, and this one.
+    pub gap: &'a str,
+    /// What stands before belongs to no number.
+    pub is_apart: bool,
+}
+
+impl Group<'_> {
+    pub fn len(&self) -> usize {
+        self.to - self.from
+    }
+}
+
+/// All groups of a text.
+pub struct Groups<'a> {
+    digits: String,
+    pub all: Vec<Group<'a>>,
+    /// The text behind the last group.
+    pub tail: &'a str,
+}
+
+impl<'a> Groups<'a> {
+    pub fn of(text: &'a str) -> Self {
+        let mut groups = Self { digits: String::new(), all: Vec::new(), tail: text };
+        let (mut at, mut gap_from, mut is_apart) = (0, 0, false);
+        let (mut in_group, mut in_word) = (false, false);
+        while let Some(c) = text[at..].chars().next() {
+            if let Some((length, is_number)) = no_digits(&text[at..], in_word) {
+                gap_from = if in_group { at } else { gap_from };
+                (at, in_group, in_word, is_apart) = (at + length, false, is_number, is_apart || is_number);
+                continue;
+            }
+            match ascii_digit(c) {
+                Some(digit) => {
+                    if !in_group {
+                        let (from, gap) = (groups.digits.len(), &text[gap_from..at]);
+                        groups.all.push(Group { from, to: from, gap, is_apart });
+                    }
+                    groups.digits.push(digit);
+                    if let Some(group) = groups.all.last_mut() {
+                        group.to += 1;
+                    }
+                    (in_group, in_word, is_apart) = (true, true, false);
+                }
+                None if joins(c) => {}
+                None => {
+                    gap_from = if in_group { at } else { gap_from };
+                    (in_group, in_word) = (false, c.is_alphanumeric());
+                }
+            }
+            at += c.len_utf8();
+        }
+        groups.tail = if in_group { "" } else { &text[gap_from..] };
+        groups
+    }
+
+    /// Digits of one group, or of several that follow each other.
+    pub fn digits(&self, first: &Group<'_>, last: &Group<'_>) -> &str {
+        &self.digits[first.from..last.to]
+    }
+
+    pub fn digits_of(&self, group: &Group<'_>) -> &str {
+        self.digits(group, group)
+    }
+
+    /// All digits of the text.
+    pub fn all_digits(&self) -> &str {
+        &self.digits
+    }
+}
+
+/// Marks that change how a digit looks, such as those of a keycap, and what shows nothing.
+fn joins(c: char) -> bool {
+    is_invisible(c) || matches!(c, '\u{300}'..='\u{36f}' | '\u{20d0}'..='\u{20ff}')
+}
+
+/// Length of what a text begins with and whose digits are no group: a separator as a URL has it (`%20`), or else, with
+/// `true`, a UUID or an IBAN.
+fn no_digits(text: &str, in_word: bool) -> Option<(usize, bool)> {
+    let bytes = text.as_bytes();
+    let number = match bytes {
+        [b'%', b'0' | b'2', digit, ..] if digit.is_ascii_hexdigit() => return Some((3, false)),
+        _ if in_word => 0,
+        [b'A'..=b'Z', b'A'..=b'Z', b'0'..=b'9', b'0'..=b'9', ..] => iban(bytes).max(uuid(bytes)),
+        [first, ..] if first.is_ascii_hexdigit() => uuid(bytes),
+        _ => 0,
+    };
+    (number > 0).then_some((number, true))
+}
+
+/// <https://www.rfc-editor.org/rfc/rfc9562>: of a version and the variant of today.
+fn uuid(bytes: &[u8]) -> usize {
+    const LENGTH: usize = 36;
+    let is_uuid = bytes.len() >= LENGTH
+        && bytes.iter().take(LENGTH).enumerate().all(|(at, byte)| match at {
+            8 | 13 | 18 | 23 => *byte == b'-',
+            14 => (b'1'..=b'8').contains(byte),
+            19 => matches!(byte, b'8' | b'9' | b'a' | b'b' | b'A' | b'B'),
+            _ => byte.is_ascii_hexdigit(),
+        });
+    let ends = bytes.get(LENGTH).is_none_or(|next| !next.is_ascii_alphanumeric());
+    if is_uuid && ends { LENGTH } else { 0 }
+}
+
+/// The longest one whose check digits are right: ISO 7064, MOD 97-10, over the text with its first four characters behind
+/// the others.
+fn iban(bytes: &[u8]) -> usize {
+    const HEAD: usize = 4;
+    const CHARS: std::ops::RangeInclusive<usize> = 8..=34;
+    let head = bytes.iter().take(HEAD).fold(0, |remainder, byte| with_char(remainder, *byte));
+    let (mut remainder, mut chars, mut found) = (0, HEAD, 0);
+    for (at, byte) in bytes.iter().enumerate().skip(HEAD) {
+        let next = bytes.get(at + 1);
+        match byte {
+            b'0'..=b'9' | b'A'..=b'Z' if chars < *CHARS.end() => remainder = with_char(remainder, *byte),
+            b' ' | b'-' if next.is_some_and(u8::is_ascii_alphanumeric) => continue,
+            _ => break,
+        }
+        chars += 1;
+        let ends = next.is_none_or(|next| !next.is_ascii_alphanumeric());
+        // Two letters of two digits each, and two digits.
+        if ends && CHARS.contains(&chars) && (remainder * 1_000_000 + head) % 97 == 1 {
+            found = at + 1;
+        }
+    }
+    found
+}
+
+/// The remainder of a number by 97 with one more character: a letter counts as two digits, A as 10.
+fn with_char(remainder: u32, byte: u8) -> u32 {
+    match byte {
+        b'0'..=b'9' => (remainder * 10 + u32::from(byte - b'0')) % 97,
+        letter => (remainder * 100 + u32::from(letter - b'A') + 10) % 97,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn groups(text: &str) -> Vec<String> {
+        let groups = Groups::of(text);
+        groups.all.iter().map(|group| groups.digits_of(group).to_owned()).collect()
+    }
+
+    #[test]
+    fn digits_are_grouped_as_they_are_seen() {
+        for (text, expected) in [
+            ("4111 1111-1111.1111", &["4111", "1111", "1111", "1111"] as &[&str]),
+            ("x41\u{200b}1\u{feff}1y", &["4111"]),
+            ("4\u{fe0f}\u{20e3}1\u{fe0f}\u{20e3}", &["41"]),
+            ("４１\u{3000}١١", &["41", "11"]),
+            ("4111%201111%2d11", &["4111", "1111", "11"]),
+            ("%B4111^", &["4111"]),
+            ("", &[]),
+            ("no digits, ½", &[]),
+        ] {
+            assert_eq!(groups(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn other_numbers_are_no_groups() {
+        for text in [
+            "123e4567-e89b-12d3-a456-426614174000",
+            "12345678-1234-4234-8234-123456789012",
+            "DE89 3704 0044 0532 0130 00",
+            "DE89370400440532013000",
+            "GB29 NWBK 6016 1331 9268 19",
+            "RF18 5390 0754 7034",
+        ] {
+            assert_eq!(groups(text), [""; 0], "{text}");
+            assert_eq!(groups(&format!("7 {text}, 9")), ["7", "9"], "{text}");
+        }
+        // Other check digits, another version, other ends.
+        assert_eq!(groups("GB28 NWBK 6016 1331 9268 19").len(), 5);
+        assert_eq!(groups("12345678-1234-0234-8234-123456789012").len(), 5);
+        assert_eq!(groups("12345678-1234-4234-8234-1234567890123").len(), 5);
+    }
+
+    #[test]
+    fn a_gap_is_what_stands_between() {
+        let groups = Groups::of("a1 - 2b");
+        let gaps: Vec<&str> = groups.all.iter().map(|group| group.gap).collect();
+        assert_eq!((gaps, groups.tail), (vec!["a", " - "], "b"));
+        assert!(Groups::of("1 RF18 5390 0754 7034 2").all[1].is_apart);
+    }
+}

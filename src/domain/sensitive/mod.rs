@@ -1,0 +1,154 @@
+//! What no text that is kept may hold: a card's number or security code, and credentials.
+//!
+//! One scanner for all of them: the fields of a message, the texts of an answer, what a person says with a decision.
+
+mod card;
+mod digits;
+mod groups;
+mod issuers;
+mod key;
+pub mod secret;
+
+pub use key::{Named, are_alike, named};
+
+use groups::Groups;
+use secret::looks_secret;
+
+/// Digits of the shortest thing that is looked for by digits: a security code.
+const DIGITS_MIN: usize = 3;
+/// What stands for a text that was not kept.
+pub const WITHHELD: &str = "(withheld)";
+
+/// What to do with a text that holds what looks like a card's number or security code. A secret is refused always.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CardNumbers {
+    Refuse,
+    Warn,
+    Off,
+}
+
+/// What was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sensitive {
+    CardNumber,
+    SecurityCode,
+    Secret,
+}
+
+impl Sensitive {
+    /// What it is, in words.
+    #[must_use]
+    pub fn describe(self) -> &'static str {
+        match self {
+            Self::CardNumber => "what looks like a card number",
+            Self::SecurityCode => "what looks like a card's security code",
+            Self::Secret => "what is obviously a secret",
+        }
+    }
+}
+
+/// Where a text stands: what its digits are likely to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// An id, an account, a key, a reference: a number by itself is more likely one of its own.
+    Identifier,
+    /// Any other text.
+    Text,
+    /// Under a name that speaks of a card.
+    Card,
+}
+
+/// What a text holds. The first that is found: there is one answer to all of them.
+#[must_use]
+pub fn in_text(text: &str, place: Place, cards: CardNumbers) -> Option<Sensitive> {
+    let card = || (cards != CardNumbers::Off).then(|| card_data(text, place)).flatten();
+    if looks_secret(text) { Some(Sensitive::Secret) } else { card() }
+}
+
+/// A card's number or security code in a text.
+#[must_use]
+pub fn card_data(text: &str, place: Place) -> Option<Sensitive> {
+    // Most texts are names and words: nothing is read twice for them.
+    let possible = text.bytes().filter(u8::is_ascii_digit).count() + text.bytes().filter(|byte| *byte >= 0xc2).count();
+    if possible < DIGITS_MIN {
+        return None;
+    }
+    let groups = (possible >= *issuers::DIGITS.start() || names_code(text)).then(|| Groups::of(text))?;
+    if possible >= *issuers::DIGITS.start() && card::is_in(&groups, place) {
+        return Some(Sensitive::CardNumber);
+    }
+    tells_code(&groups).then_some(Sensitive::SecurityCode)
+}
+
+/// Whether texts that follow each other, each some digits, are one card number.
+#[must_use]
+pub fn is_split_card(parts: &str, place: Place) -> bool {
+    card::is_split(&Groups::of(parts), place)
+}
+
+/// Whether the value of a field that is named as a card's number or security code is one.
+#[must_use]
+pub fn is_value_of(name: Named, value: &str) -> Option<Sensitive> {
+    let groups = Groups::of(value);
+    let (has_letters, digits) = (value.chars().any(char::is_alphabetic), groups.all_digits().len());
+    let is_masked = value.contains(['*', '•', '#']);
+    match name {
+        Named::CardNumber if !has_letters && !is_masked && issuers::DIGITS.contains(&digits) => {
+            Some(Sensitive::CardNumber)
+        }
+        Named::SecurityCode if !has_letters && !is_masked && (3..=4).contains(&digits) => Some(Sensitive::SecurityCode),
+        _ => None,
+    }
+}
+
+/// Whether a text is a part that others may belong to: digits, and no letters.
+#[must_use]
+pub fn is_part(text: &str) -> bool {
+    const PART_BYTES_MAX: usize = 64;
+    let has_digit = text.bytes().any(|byte| byte.is_ascii_digit()) || !text.is_ascii();
+    has_digit
+        && text.len() <= PART_BYTES_MAX
+        && text.chars().all(|c| digits::ascii_digit(c).is_some() || !c.is_alphanumeric())
+        && !Groups::of(text).all.is_empty()
+}
+
+/// Names of a security code as people write them.
+const CODE_NAMES: [&str; 7] = ["cvv", "cvc", "cvv2", "cvc2", "cvn", "csc", "security code"];
+
+fn names_code(text: &str) -> bool {
+    let begins = |text: &[u8], name: &str| {
+        text.get(..name.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(name.as_bytes()))
+    };
+    let bytes = text.as_bytes();
+    bytes.iter().enumerate().any(|(at, byte)| {
+        matches!(byte, b'c' | b'C' | b's' | b'S') && CODE_NAMES.iter().any(|name| begins(&bytes[at..], name))
+    })
+}
+
+/// `cvv: 123`, `"cvc":"1234"`: the name, a separator, three or four digits.
+fn tells_code(groups: &Groups<'_>) -> bool {
+    const SEPARATOR_CHARS_MAX: usize = 5;
+    groups.all.iter().enumerate().any(|(at, group)| {
+        let separator = group.gap.chars().rev().take_while(|c| !c.is_alphanumeric()).count();
+        let is_apart = (1..=SEPARATOR_CHARS_MAX).contains(&separator) && !group.gap.ends_with(['-', '_']);
+        let words = group.gap.trim_end_matches(|c: char| !c.is_alphanumeric());
+        let before = at.checked_sub(1).and_then(|before| groups.all.get(before));
+        // The 2 of CVV2 is a group by itself.
+        let named = match before {
+            Some(two) if words.is_empty() && groups.digits_of(two) == "2" => two.gap,
+            _ => words,
+        };
+        let is_named = CODE_NAMES.iter().any(|name| {
+            let at = named.len().checked_sub(name.len());
+            at.and_then(|at| named.get(at..)).is_some_and(|end| end.eq_ignore_ascii_case(name))
+        });
+        (3..=4).contains(&group.len()) && is_apart && is_named
+    })
+}
+
+#[cfg(test)]
+#[path = "found_tests.rs"]
+mod found_tests;
+#[cfg(test)]
+#[path = "innocent_tests.rs"]
+mod innocent_tests;

@@ -1,0 +1,246 @@
+//! Text that is obviously a credential: by the marks that their issuers gave keys and tokens so that they can be found, or
+//! by the name under which it is sent.
+//!
+//! Refuses to guess by randomness alone: a reference is as random as a key, and a payment must not stop for it.
+
+use crate::domain::base64::decoded;
+
+/// Beginnings that an issuer keeps for secrets, and how many letters and digits follow at least.
+const MARKS: [(&str, usize); 27] = [
+    ("sk_live_", 8), // Stripe, and many who follow it
+    ("sk_test_", 8),
+    ("sk_prod_", 8),
+    ("sk_sbox_", 8), // Checkout.com
+    ("live_sk_", 16),
+    ("rk_live_", 8),
+    ("rk_test_", 8),
+    ("whsec_", 16),
+    ("live_", 30),                   // Mollie
+    ("access_token$production$", 8), // Braintree
+    ("access_token$sandbox$", 8),
+    ("shpat_", 16), // Shopify
+    ("shpca_", 16),
+    ("shppa_", 16),
+    ("shpss_", 16),
+    ("AKIA", 16), // AWS
+    ("ASIA", 16),
+    ("LTAI", 16),    // Alibaba Cloud
+    ("dop_v1_", 32), // DigitalOcean
+    ("ghp_", 30),    // GitHub
+    ("gho_", 30),
+    ("ghu_", 30),
+    ("ghs_", 30),
+    ("ghr_", 30),
+    ("npm_", 30),
+    ("dapi", 32), // Databricks
+    ("AGE-SECRET-KEY-1", 32),
+];
+/// The same, with `_` and `-` among what follows: an id of ours that begins so may have those.
+const MARKS_OF_MORE: [(&str, usize); 26] = [
+    ("sq0atp-", 16), // Square
+    ("sq0csp-", 16),
+    ("EAAA", 56),
+    ("AIza", 35), // Google
+    ("ya29.", 20),
+    ("GOCSPX-", 20),
+    ("AccountKey=", 20), // Azure
+    ("SharedAccessKey=", 20),
+    ("hvs.", 24),        // HashiCorp Vault
+    ("github_pat_", 30), // GitHub
+    ("glpat-", 16),      // GitLab
+    ("gldt-", 16),
+    ("glrt-", 16),
+    ("xoxa-", 16), // Slack
+    ("xoxb-", 16),
+    ("xoxe-", 16),
+    ("xoxe.", 16),
+    ("xoxp-", 16),
+    ("xoxr-", 16),
+    ("xoxs-", 16),
+    ("xapp-", 16),
+    ("SG.", 20),       // SendGrid
+    ("pypi-AgEI", 16), // PyPI
+    ("sk-ant-", 20),   // Anthropic
+    ("sk-proj-", 20),  // OpenAI
+    ("PuTTY-User-Key-File-", 1),
+];
+/// Shortest token behind `Bearer ` that is one; with a digit in it, so that prose is not.
+const BEARER_CHARS_MIN: usize = 16;
+/// Shortest header and claims of a JWT, in characters.
+const JWT_CHARS_MIN: usize = 10;
+/// No shorter text is one: a message has many words, and most are short.
+const SECRET_BYTES_MIN: usize = 16;
+
+/// Last words of the names under which credentials are sent. A key alone may route, partition or tell payments apart.
+const CREDENTIAL_WORDS: [&str; 6] = ["authorization", "apikey", "api-key", "token", "secret", "password"];
+
+/// Whether a header or parameter of this name carries a credential.
+#[must_use]
+pub fn names_credential(name: &str) -> bool {
+    let name = name.to_ascii_lowercase().replace('_', "-");
+    let ends_in = |word: &&str| name.strip_suffix(word).is_some_and(|rest| rest.is_empty() || rest.ends_with('-'));
+    CREDENTIAL_WORDS.iter().any(ends_in)
+}
+
+/// Whether a text holds what is obviously a secret.
+#[must_use]
+pub fn looks_secret(text: &str) -> bool {
+    if text.len() < SECRET_BYTES_MIN {
+        return false;
+    }
+    let bytes = text.as_bytes();
+    let mut before = b' ';
+    bytes.iter().enumerate().any(|(at, byte)| {
+        let begins = !before.is_ascii_alphanumeric();
+        before = *byte;
+        begins && begins_secret(&bytes[at..])
+    })
+}
+
+/// Each of these begins a word.
+fn begins_secret(text: &[u8]) -> bool {
+    match text {
+        [b'-', ..] => is_private_key(text),
+        [b'B' | b'b', b'e' | b'E', ..] if is_bearer(text) => true,
+        [b'B' | b'b', b'a' | b'A', ..] if is_basic(text) => true,
+        [b'e', b'y', b'J', ..] if is_jwt(text) => true,
+        [first, ..] if first.is_ascii_alphabetic() && is_long(text) => has_mark(text),
+        _ => false,
+    }
+}
+
+/// Most words are shorter than any mark with its secret.
+fn is_long(text: &[u8]) -> bool {
+    text.get(..SECRET_BYTES_MIN).is_some_and(|word| !word.iter().any(|byte| matches!(byte, b' ' | b',' | b'"' | b'\n')))
+}
+
+fn has_mark(text: &[u8]) -> bool {
+    let marked = |(mark, least): &(&str, usize), others| {
+        text.strip_prefix(mark.as_bytes()).is_some_and(|rest| run(rest, others) >= *least)
+    };
+    MARKS.iter().any(|mark| marked(mark, b"")) || MARKS_OF_MORE.iter().any(|mark| marked(mark, b"_-"))
+}
+
+/// How many letters, digits and `others` a text begins with.
+fn run(text: &[u8], others: &[u8]) -> usize {
+    text.iter().take_while(|byte| byte.is_ascii_alphanumeric() || others.contains(byte)).count()
+}
+
+/// PEM of RFC 7468, OpenSSH, and the armour of RFC 9580: `-----BEGIN PGP PRIVATE KEY BLOCK-----`.
+fn is_private_key(text: &[u8]) -> bool {
+    const TITLE_BYTES_MAX: usize = 64;
+    let Some(rest) = text.strip_prefix(b"-----BEGIN ") else { return false };
+    let title = rest.get(..TITLE_BYTES_MAX.min(rest.len())).unwrap_or_default();
+    title.windows(11).any(|window| window == b"PRIVATE KEY")
+}
+
+/// What follows the name of a scheme of HTTP, whatever its case.
+fn after_scheme<'a>(text: &'a [u8], scheme: &str) -> Option<&'a [u8]> {
+    let (name, rest) = text.split_at_checked(scheme.len())?;
+    name.eq_ignore_ascii_case(scheme.as_bytes()).then_some(rest)
+}
+
+/// RFC 6750, section 2.1.
+fn is_bearer(text: &[u8]) -> bool {
+    let Some(rest) = after_scheme(text, "bearer ") else { return false };
+    let token = &rest[..run(rest, b"-._~+/=")];
+    token.len() >= BEARER_CHARS_MIN && token.iter().any(u8::is_ascii_digit)
+}
+
+/// RFC 7617, section 2: what is no user and password in Base64 is prose.
+fn is_basic(text: &[u8]) -> bool {
+    let Some(rest) = after_scheme(text, "basic ") else { return false };
+    let token = &rest[..run(rest, b"+/=")];
+    let pair = decoded(token).and_then(|bytes| String::from_utf8(bytes).ok());
+    pair.as_deref().and_then(|pair| pair.split_once(':')).is_some_and(|(user, password)| {
+        let is_text = !user.chars().chain(password.chars()).any(char::is_control);
+        is_text && user.len() + password.len() > 2
+    })
+}
+
+/// RFC 7519 in the compact form of RFC 7515 and RFC 7516: a header in JSON, and more than a signature.
+fn is_jwt(text: &[u8]) -> bool {
+    let header = run(text, b"_-");
+    let Some((b'.', rest)) = text[header..].split_first() else { return false };
+    let claims = run(rest, b"_-");
+    header >= JWT_CHARS_MIN && claims >= JWT_CHARS_MIN && rest.get(claims) == Some(&b'.')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_mark_and_its_secret_are_shorter_than_the_shortest() {
+        let shortest = MARKS.iter().chain(&MARKS_OF_MORE).map(|(mark, least)| mark.len() + least).min();
+        assert_eq!(shortest, Some(SECRET_BYTES_MIN));
+    }
+
+    #[test]
+    fn credentials_are_known_by_their_names() {
+        for name in ["Authorization", "proxy-authorization", "X-API-Key", "apikey", "api_key", "X-Auth-Token"] {
+            assert!(names_credential(name), "{name}");
+        }
+        for name in ["client_secret", "PASSWORD", "x-apikey"] {
+            assert!(names_credential(name), "{name}");
+        }
+        for name in ["Idempotency-Key", "X-Routing-Key", "Stripe-Account", "tokenizer", "Token-Id", "Accept", "", "-"] {
+            assert!(!names_credential(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn credentials_are_found_and_other_texts_left_alone() {
+        for secret in [
+            "sk_live_4eC39HqLyjWDarjtT1zdp7dc",
+            "the key is sk_test_4eC39HqLyjWD, keep it",
+            "whsec_0123456789abcdef0123",
+            "Bearer 0123456789abcdefghij",
+            "authorization: bearer eyJhbGciOiJIUzI1NiJ9.e30.abc",
+            "-----BEGIN RSA PRIVATE KEY-----\nMIIE",
+            "-----BEGIN PRIVATE KEY-----\nMIIE",
+            "AKIAIOSFODNN7EXAMPLE",
+            "x-key=ghp_0123456789abcdefghijABCDEFGHIJ012345",
+            "-----BEGIN PGP PRIVATE KEY BLOCK-----\\n\\nlQ",
+            "-----BEGIN OPENSSH PRIVATE KEY-----",
+            "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.dBjftJeZ4CVP-mB92K27",
+            "token:eyJhbGciOiJub25lIn0.eyJzdWIiOiIxIn0.",
+            "Basic dXNlcjpwYXNz",
+            "authorization: basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==",
+            "xoxp-123456789012-1234567890",
+            "xoxb-123456789012-1234567890",
+            "ya29.a0AfB_byC1234567890abcdef",
+            "AIzaSyA1234567890abcdefghijklmnopqrstuv",
+            "gho_0123456789abcdefghijABCDEFGHIJ012345",
+            "DefaultEndpointsProtocol=https;AccountKey=Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq",
+            "live_0123456789abcdefghijABCDEFGHIJ",
+            "sk_sbox_0123456789abcdef",
+        ] {
+            assert!(looks_secret(secret), "{secret}");
+        }
+        for other in [
+            "",
+            "tok_visa",
+            "pm_1J2k3L4m5N6o7P8q",
+            "pk_live_4eC39HqLyjWDarjtT1zdp7dc",
+            "sk_live_",
+            "task_live_4eC39HqLyjWDarjtT1zdp7dc",
+            "Bearer of good tidings",
+            "the bearer acknowledgements-of-receipt",
+            "BAKIAIOSFODNN7EXAMPLE1",
+            "-----BEGIN CERTIFICATE-----\nMIIE",
+            "123e4567-e89b-12d3-a456-426614174000",
+            "büro Bearer ü",
+            "Basic subscription, renewed each month",
+            "Basic dXNlcg==",
+            "eyJhbGciOiJIUzI1NiJ9..dBjftJeZ4CVP-mB92K27uh",
+            "eyJ0aHJlZURTIjoiMi4xLjAifQ",
+            "-----BEGIN PGP PUBLIC KEY BLOCK-----",
+            "live_order-of-2026-11-21-of-customer-000123",
+            "ASIA-order-of-2026-11-21",
+            "SG.invoice.2026",
+        ] {
+            assert!(!looks_secret(other), "{other}");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! What a new job's texts must not hold: card data and credentials, looked for in every field, key, string and number.
+//!
+//! A problem names the field of the message and never a place in the payload, because a path into a payload is payload.
+//! A card number may be cut into parts: those that follow each other in a list, or under names of one kind, are judged
+//! together too.
+
+use super::json::{Json, Member};
+use crate::domain::decimal::Decimal;
+use crate::domain::sensitive::secret::looks_secret;
+use crate::domain::sensitive::{
+    CardNumbers, Named, Place, Sensitive, are_alike, card_data, is_part, is_split_card, is_value_of, named,
+};
+
+/// Longest number that is looked at, in digits: a longer one is no card's.
+const NUMBER_DIGITS_MAX: usize = 19;
+
+/// Fields of a message that hold a text of the producer's own, and what their names say of it.
+const TEXTS: [(&str, Named); 5] = [
+    ("id", Named::Identifier),
+    ("account", Named::Identifier),
+    ("reference", Named::Identifier),
+    ("idempotency_key", Named::Identifier),
+    ("payload", Named::Other),
+];
+
+/// What was found, and in which field of the message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    pub field: &'static str,
+    pub what: Sensitive,
+}
+
+impl Found {
+    /// What is wrong, and how to fix it; never a value.
+    pub(super) fn detail(self) -> String {
+        let Self { field, what } = self;
+        let mend = match what {
+            Sensitive::CardNumber if field == "payload" => "send a token of the provider instead",
+            Sensitive::CardNumber => "where it is a number of your own, put a 0 before it",
+            Sensitive::SecurityCode => "nobody may keep one: leave it out",
+            Sensitive::Secret => "send a reference, and put the secret's reference into the provider row's headers",
+        };
+        format!("{field}: holds {}; {mend}", what.describe())
+    }
+}
+
+/// The first of each kind.
+#[derive(Default)]
+pub(super) struct Content {
+    pub card_data: Option<Found>,
+    pub secret: Option<Found>,
+}
+
+/// Looks at a message whose fields were read: all others hold a number, a time or a word that is known.
+pub(super) fn look(members: &[Member<'_>], cards: CardNumbers) -> Content {
+    let mut content = Content::default();
+    for member in members {
+        let Some((field, says)) = TEXTS.into_iter().find(|(field, _)| *field == member.key) else { continue };
+        let mut walk = Walk { looks_for_cards: cards != CardNumbers::Off, ..Walk::default() };
+        walk.value(&member.value, ("", says));
+        walk.end_parts();
+        let found = |what: Sensitive| Found { field, what };
+        content.card_data = content.card_data.or(walk.card_data.map(found));
+        content.secret = content.secret.or(walk.is_secret.then(|| found(Sensitive::Secret)));
+    }
+    content
+}
+
+fn place_of(name: Named) -> Place {
+    match name {
+        Named::SecurityCode | Named::CardNumber | Named::Card => Place::Card,
+        Named::Identifier => Place::Identifier,
+        Named::Other => Place::Text,
+    }
+}
+
+/// A way through one value, in its order.
+#[derive(Default)]
+struct Walk<'a> {
+    looks_for_cards: bool,
+    card_data: Option<Sensitive>,
+    is_secret: bool,
+    parts: Parts<'a>,
+}
+
+/// Texts that follow each other and may be one number.
+#[derive(Default)]
+struct Parts<'a> {
+    text: String,
+    count: usize,
+    /// Name of the last one.
+    name: &'a str,
+    of_card: bool,
+}
+
+impl<'a> Walk<'a> {
+    /// `name` is that of the field that the value belongs to.
+    fn value(&mut self, json: &'a Json<'_>, name: (&'a str, Named)) {
+        match json {
+            Json::Null | Json::Bool(_) => self.end_parts(),
+            Json::Number(number) => self.number(number, name),
+            Json::Text(text) => {
+                self.is_secret |= looks_secret(text);
+                self.text(text, name, true);
+            }
+            Json::Array(items) => items.iter().for_each(|item| self.value(item, name)),
+            Json::Object(members) => members.iter().for_each(|member| self.member(member, name.1)),
+        }
+    }
+
+    fn member(&mut self, member: &'a Member<'_>, within: Named) {
+        self.is_secret |= looks_secret(&member.key);
+        if self.looks_for_cards && self.card_data.is_none() {
+            self.card_data = card_data(&member.key, Place::Text);
+        }
+        self.value(&member.value, (&member.key, named(&member.key, within)));
+    }
+
+    /// A whole number is the text of its digits, in whatever notation; of another the digits are no card's.
+    fn number(&mut self, number: &str, name: (&'a str, Named)) {
+        let whole = Decimal::new(number).and_then(|decimal| {
+            let zeros = usize::try_from(decimal.exponent).ok().filter(|zeros| *zeros <= NUMBER_DIGITS_MAX)?;
+            Some(format!("{}{}", decimal.digits, "0".repeat(zeros)))
+        });
+        match whole {
+            // Counts and amounts stand beside each other everywhere: parts of a card are told by its name alone.
+            Some(digits) => self.text(&digits, name, place_of(name.1) == Place::Card),
+            None => self.end_parts(),
+        }
+    }
+
+    fn text(&mut self, text: &str, (name, says): (&'a str, Named), may_be_part: bool) {
+        if !self.looks_for_cards || self.card_data.is_some() {
+            return;
+        }
+        let place = place_of(says);
+        self.card_data = is_value_of(says, text).or_else(|| card_data(text, place));
+        if !may_be_part || !is_part(text) {
+            return self.end_parts();
+        }
+        let of_card = place == Place::Card;
+        let belongs = (of_card && self.parts.of_card) || are_alike(self.parts.name, name);
+        if self.parts.count > 0 && !belongs {
+            self.end_parts();
+        }
+        let parts = &mut self.parts;
+        (parts.name, parts.of_card, parts.count) = (name, parts.of_card || of_card, parts.count + 1);
+        parts.text.push_str(text);
+        parts.text.push(' ');
+    }
+
+    fn end_parts(&mut self) {
+        let parts = std::mem::take(&mut self.parts);
+        let place = if parts.of_card { Place::Card } else { Place::Text };
+        if parts.count > 1 && self.card_data.is_none() && is_split_card(&parts.text, place) {
+            self.card_data = Some(Sensitive::CardNumber);
+        }
+    }
+}

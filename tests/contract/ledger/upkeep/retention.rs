@@ -1,0 +1,67 @@
+//! What the ledger forgets of old payments, and what it knows for ever.
+
+use super::*;
+
+on_every_database!(
+    old_payloads_are_emptied_and_the_id_is_known_for_ever,
+    references_are_forgotten_when_no_limit_counts_them,
+);
+
+async fn old_payloads_are_emptied_and_the_id_is_known_for_ever(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let day = Duration::from_secs(86_400);
+    for (id, state) in [
+        ("succeeded", FinalState::Succeeded),
+        ("declined", FinalState::Declined),
+        ("young", FinalState::Succeeded),
+        ("review", FinalState::Review),
+    ] {
+        fixture.settled(id, state).await;
+    }
+    fixture.waiting(&job("open"), MINUTE).await;
+    fixture.waiting(&job("unsent"), MINUTE).await;
+    assert_eq!(fixture.upkeep().set_aside(&Token::new("unsent").unwrap(), "why").await.unwrap(), Written::Kept);
+    fixture.sql("UPDATE jobs SET state = 'cancelled' WHERE id = 'unsent'").await.unwrap();
+    for id in ["succeeded", "declined", "review", "open", "unsent"] {
+        fixture.move_back(id, "updated_at", 90 * 86_400 + 60).await;
+    }
+    assert_eq!(fixture.upkeep().scrub(91 * day, 100).await.unwrap(), 0);
+    assert_eq!(fixture.upkeep().scrub(90 * day, 2).await.unwrap(), 2);
+    assert_eq!(fixture.upkeep().scrub(90 * day, 100).await.unwrap(), 1);
+    assert_eq!(fixture.upkeep().scrub(90 * day, 100).await.unwrap(), 0, "each once");
+    let empty = "SELECT id FROM jobs WHERE payload IS NULL AND reference IS NULL AND coalesce(frozen_url, '') = '' \
+                 AND coalesce(length(frozen_body), 0) = 0 ORDER BY id";
+    let empty: Vec<String> = fixture.column(empty).await.into_iter().flatten().collect();
+    assert_eq!(empty, ["declined", "succeeded", "unsent"]);
+    // The same message again, after any time, changes nothing; with other content it is a conflict.
+    for id in ["succeeded", "declined", "unsent"] {
+        let claim = async |hash| fixture.ledger().claim(&job(id), hash, "worker-b", LEASE).await.unwrap();
+        assert_eq!(claim(hash(1)).await, Claim::Settled, "{id}");
+        assert!(matches!(claim(hash(2)).await, Claim::Conflict(_)), "{id}");
+        assert_eq!(fixture.upkeep().standing(&job(id), hash(1), 0).await.unwrap(), Standing::Settled);
+    }
+    let reopened = fixture.unruled("UPDATE jobs SET state = 'waiting' WHERE id = 'unsent'").await;
+    assert!(reopened.unwrap_err().contains("open_jobs_are_not_scrubbed"));
+}
+
+/// The ledger keeps a reference for the payment, until that is emptied, and for the windows of limits.
+async fn references_are_forgotten_when_no_limit_counts_them(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    for id in ["long-ago", "lately"] {
+        fixture.settled(id, FinalState::Succeeded).await;
+    }
+    let (moved, day) = match fixture.postgres {
+        Some(_) => ("began_at - interval '32 days 1 minute'", "began_at + interval '1 day'"),
+        None => ("began_at - 32 * 86400000 - 60000", "began_at + 86400000"),
+    };
+    let known = "SELECT job_id FROM attempts WHERE reference = 'invoice 7' ORDER BY job_id";
+    fixture.sql(&format!("UPDATE attempts SET began_at = {moved} WHERE job_id = 'long-ago'")).await.unwrap();
+    fixture.sql(&format!("UPDATE attempts SET began_at = {day} WHERE job_id = 'long-ago'")).await.unwrap();
+    assert_eq!(fixture.upkeep().forget_references(10).await.unwrap(), 0, "a window of 31 days may count it");
+    fixture.sql(&format!("UPDATE attempts SET began_at = {moved} WHERE job_id = 'long-ago'")).await.unwrap();
+    assert_eq!(fixture.upkeep().forget_references(10).await.unwrap(), 1);
+    assert_eq!(fixture.column(known).await, [Some("lately".to_owned())]);
+    assert_eq!(fixture.upkeep().forget_references(10).await.unwrap(), 0, "each once");
+    let of_payments = "SELECT id FROM jobs WHERE reference IS NOT NULL ORDER BY id";
+    assert_eq!(fixture.column(of_payments).await, [Some("lately".to_owned()), Some("long-ago".to_owned())]);
+}
