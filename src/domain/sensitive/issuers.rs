@@ -1,6 +1,6 @@
 //! Ranges of card numbers by issuer (IIN, ISO/IEC 7812-1), with the lengths that each network issues, and the Luhn digit.
 //!
-//! Sources: <https://en.wikipedia.org/wiki/Payment_card_number> (table of 2024-08-17); for Discover, Diners Club, JCB and
+//! Sources: <https://en.wikipedia.org/wiki/Payment_card_number>; for Discover, Diners Club, JCB and
 //! UnionPay the bulletin "IIN Ranges" of the Discover Global Network; for Maestro and the second series of Mastercard
 //! "Transaction Processing Rules" of Mastercard; for Elo, Hipercard and Mir <https://github.com/braintree/credit-card-type>.
 
