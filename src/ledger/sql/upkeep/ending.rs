@@ -59,7 +59,7 @@ impl Statements {
             scrub: dialect.sql(
                 // A request's address may hold the reference.
                 "UPDATE jobs SET payload = NULL, reference = NULL, scrubbed_at = {now}, delayed_copy = NULL, \
-                     delayed_until = NULL, \
+                     delayed_until = NULL, frozen_url = CASE WHEN frozen_url IS NULL THEN NULL ELSE '' END, \
                      frozen_body = CASE WHEN frozen_body IS NULL THEN NULL ELSE $3 END \
                  WHERE id IN (\
                      SELECT id FROM jobs \
