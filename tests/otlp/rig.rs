@@ -48,6 +48,7 @@ impl Rig {
             ("SLUICEGATE_DATABASE__URL", format!("sqlite://{}", dir.join("s.db").display())),
             ("SLUICEGATE_QUEUE__URL", broker.clone()),
             ("SLUICEGATE_TELEMETRY__OTLP_ENDPOINT", endpoint.to_owned()),
+            ("SLUICEGATE_OUTBOUND__SECRETS", "env:ACME_KEY@127.0.0.1".to_owned()),
             ("ACME_KEY", "canary-secret".to_owned()),
         ];
         let rig = Self { broker, dir, environment, _provider: stop.drop_guard() };

@@ -32,6 +32,7 @@ impl Stand {
             ("DATABASE__URL", url.clone()),
             ("OPS__LISTEN", "none".to_owned()),
             ("OUTBOUND__ALLOW", "loopback".to_owned()),
+            ("OUTBOUND__SECRETS", format!("file:{}@127.0.0.1", dir.path().join("key").display())),
         ];
         let environment = environment.map(|(name, value)| (format!("SLUICEGATE_{name}"), value)).to_vec();
         let database = Database::open(&url, 1).unwrap();

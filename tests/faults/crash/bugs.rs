@@ -210,7 +210,7 @@ async fn a_delay_queue_that_is_gone(armed: Armed) -> Verdict {
     worker.says("lane open").await;
     newer.cell.broker.delete_queue(&newer.cell.queue(NEWER)).await;
     newer.publish(3).await;
-    until("all have been looked at", PATIENCE, &worker, async || worker.log().matches("newer format").count() >= 3)
+    until("all have been looked at", PATIENCE, &worker, async || worker.log().matches("intake: delivery").count() >= 3)
         .await;
     newer.dealt_with(&worker).await;
     worker.leaves().await;
@@ -230,7 +230,7 @@ async fn a_delay_queue_that_is_full(armed: Armed) -> Verdict {
     newer.publish(2).await;
     until("it is full", PATIENCE, &worker, async || newer.parked().await >= 2).await;
     newer.publish(4).await;
-    until("all have been looked at", PATIENCE, &worker, async || worker.log().matches("newer format").count() >= 6)
+    until("all have been looked at", PATIENCE, &worker, async || worker.log().matches("intake: delivery").count() >= 6)
         .await;
     newer.dealt_with(&worker).await;
     worker.leaves().await;
