@@ -318,8 +318,8 @@ async fn accounts_and_references_are_told_apart(kind: Kind) {
         ("p9", "adyen", 256, 2_000, Some(1_000), "accepted", Some(200)),
     ];
     fixture.sent(kind, &requests).await;
-    fixture.sql("UPDATE attempts SET account = 'a', reference = 'r' || job_id").await.unwrap();
-    fixture.sql("UPDATE attempts SET account = 'b', reference = 'r' WHERE job_id = 'p8'").await.unwrap();
+    fixture.unruled("UPDATE attempts SET account = 'a', reference = 'r' || job_id").await.unwrap();
+    fixture.unruled("UPDATE attempts SET account = 'b', reference = 'r' WHERE job_id = 'p8'").await.unwrap();
     let uses = uses_of(&fixture, Scope::Account, &["a", "b", "nobody"]).await;
     assert_eq!(uses.keys().collect::<Vec<_>>(), ["a", "b"]);
     assert_eq!(uses["a"].open, ByKind::charges(4 + 8), "{uses:?}");
