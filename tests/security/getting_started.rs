@@ -45,7 +45,9 @@ fn the_steps_to_production_work_as_written_each_with_its_role() {
         let (_, file) = of_role.iter().find(|(known, _)| known == "SLUICEGATE_DATABASE__URL_FILE").unwrap();
         write(name, &std::fs::read_to_string(file).unwrap());
     }
-    // The example as it stands, with what is particular to this machine: authority, target and port.
+    let secrets =
+        ["env:CANARY_PROVIDER_KEY".to_owned(), format!("file:{}", deployment.dir.join("provider-secret").display())];
+    // The example as it stands, with what is particular to this machine: authority, target, port, and the secrets of its rows.
     let example = Page::read("config/example.production.toml").text;
     let example = example
         .replace("# [tls]", "[tls]")
@@ -53,8 +55,14 @@ fn the_steps_to_production_work_as_written_each_with_its_role() {
             "# ca_file = \"/etc/ssl/internal-authority.pem\"",
             &format!("ca_file = {:?}", deployment.authority.file()),
         )
-        .replace("allow = []", &format!("allow = [\"localhost:{}\"]", deployment.provider.port));
-    assert!(example.contains("\n[tls]\n") && example.contains("\nca_file = "), "{example}");
+        .replace("allow = []", &format!("allow = [\"localhost:{}\"]", deployment.provider.port))
+        .replace(
+            "# secrets = [\"file:/run/secrets/sluicegate/stripe@api.stripe.com\"]",
+            &format!("secrets = {:?}", secrets.map(|secret| format!("{secret}@localhost"))),
+        );
+    for line in ["\n[tls]\n", "\nca_file = ", "\nsecrets = "] {
+        assert!(example.contains(line), "{line}: {example}");
+    }
     std::fs::write(dir.path().join("sluicegate.toml"), example).unwrap();
     let row = format!(
         "[[provider]]\nname = \"walked\"\nurl = \"https://localhost:{}/charges\"\nidempotency_retention_s = 86400\n\
