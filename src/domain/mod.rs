@@ -25,7 +25,6 @@ pub mod local_fault;
 pub mod lookup;
 pub mod outcome;
 pub mod own_share;
-pub mod printable;
 pub mod provider;
 pub mod quota;
 pub mod quota_spec;

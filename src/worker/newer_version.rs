@@ -23,11 +23,11 @@ pub enum Newer {
 #[must_use]
 pub fn judge(properties: &Properties, version: u64, max_age: Option<Duration>) -> Newer {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    judge_at(properties, version, (max_age, now))
+    judge_at(properties, version, max_age, now)
 }
 
 /// A time to come was not written by us: the wait begins anew.
-fn judge_at(properties: &Properties, version: u64, (max_age, now): (Option<Duration>, Duration)) -> Newer {
+fn judge_at(properties: &Properties, version: u64, max_age: Option<Duration>, now: Duration) -> Newer {
     let since = headers::waits_since(properties).filter(|since| *since <= now).unwrap_or(now);
     match max_age.filter(|max_age| now - since > *max_age) {
         Some(max_age) => {
@@ -46,14 +46,14 @@ mod tests {
     #[test]
     fn it_waits_from_when_it_was_first_seen_until_it_is_too_old() {
         let at = Duration::from_secs;
-        let judge = |properties: &Properties, now: u64| judge_at(properties, 2, (Some(at(60)), at(now)));
+        let judge = |properties: &Properties, now: u64| judge_at(properties, 2, Some(at(60)), at(now));
         let Newer::Waits(first) = judge(&Properties::default(), 1_000) else { panic!("it has just come") };
         assert_eq!(judge(&first, 1_060), Newer::Waits(first.clone()));
         let Newer::TooOld(invalid) = judge(&first, 1_061) else { panic!("it has waited for 61 s") };
         assert_eq!(invalid.reason, InvalidReason::NewerVersion);
         assert_eq!(invalid.detail, "v: 2 is a newer format, and no newer worker came within max_age_s = 60");
         // Without a row nobody says how old it may be.
-        assert_eq!(judge_at(&first, 2, (None, at(9_000))), Newer::Waits(first.clone()));
+        assert_eq!(judge_at(&first, 2, None, at(9_000)), Newer::Waits(first.clone()));
         for odd in ["99999999999", "soon", "-1"] {
             let mut properties = Properties::default();
             properties.headers.insert(headers::WAITS_SINCE.to_owned(), odd.to_owned());

@@ -141,7 +141,7 @@ impl Expansion {
             return Ok(self.target.url.to_string());
         }
         let written = self.url.of(job, RequestPart::Url).map_err(FreezeError::Job)?;
-        let target = admitted(&self.policy, &written, (RequestPart::Url, job))?;
+        let target = admitted(&self.policy, &written, RequestPart::Url, job)?;
         if target.url.origin() != self.target.url.origin() {
             return Err(FreezeError::Job(Unfit::Field("a field of the job would change the host of url".to_owned())));
         }
@@ -203,11 +203,11 @@ fn headers_of(provider: &Provider) -> (BTreeMap<String, String>, Option<String>)
 /// The address that a look-up of this job asks.
 pub(super) fn lookup_url(policy: &OutboundPolicy, url: &LookupUrl, job: &Job) -> Result<String, FreezeError> {
     let written = url.of(job).map_err(FreezeError::Job)?;
-    Ok(admitted(policy, &written, (RequestPart::LookupUrl, job))?.url.into())
+    Ok(admitted(policy, &written, RequestPart::LookupUrl, job)?.url.into())
 }
 
 /// An address as it is sent, which may be longer than it was written: the parser encodes what a row wrote plainly.
-fn admitted(policy: &OutboundPolicy, url: &str, (part, job): (RequestPart, &Job)) -> Result<Target, FreezeError> {
+fn admitted(policy: &OutboundPolicy, url: &str, part: RequestPart, job: &Job) -> Result<Target, FreezeError> {
     let target = policy.admit(url)?;
     if target.url.as_str().len() > part.bytes_max() {
         return Err(FreezeError::Job(Unfit::TooLarge(TooLarge::new(part, job))));

@@ -57,7 +57,7 @@ pub(super) fn look(members: &[Member<'_>], cards: CardNumbers) -> Content {
     for member in members {
         let Some((field, says)) = TEXTS.into_iter().find(|(field, _)| *field == member.key) else { continue };
         let mut walk = Walk { looks_for_cards: cards != CardNumbers::Off, ..Walk::default() };
-        walk.value(&member.value, ("", says));
+        walk.value(&member.value, Name { text: "", says });
         walk.end_parts();
         let found = |what: Sensitive| Found { field, what };
         content.card_data = content.card_data.or(walk.card_data.map(found));
@@ -72,6 +72,13 @@ fn place_of(name: Named) -> Place {
         Named::Identifier => Place::Identifier,
         Named::Other => Place::Text,
     }
+}
+
+/// The name of the field that a value belongs to, and what it says of the value.
+#[derive(Clone, Copy)]
+struct Name<'a> {
+    text: &'a str,
+    says: Named,
 }
 
 /// A way through one value, in its order.
@@ -94,8 +101,7 @@ struct Parts<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// `name` is that of the field that the value belongs to.
-    fn value(&mut self, json: &'a Json<'_>, name: (&'a str, Named)) {
+    fn value(&mut self, json: &'a Json<'_>, name: Name<'a>) {
         match json {
             Json::Null | Json::Bool(_) => self.end_parts(),
             Json::Number(number) => self.number(number, name),
@@ -104,7 +110,7 @@ impl<'a> Walk<'a> {
                 self.text(text, name, true);
             }
             Json::Array(items) => items.iter().for_each(|item| self.value(item, name)),
-            Json::Object(members) => members.iter().for_each(|member| self.member(member, name.1)),
+            Json::Object(members) => members.iter().for_each(|member| self.member(member, name.says)),
         }
     }
 
@@ -113,38 +119,38 @@ impl<'a> Walk<'a> {
         if self.looks_for_cards && self.card_data.is_none() {
             self.card_data = card_data(&member.key, Place::Text);
         }
-        self.value(&member.value, (&member.key, named(&member.key, within)));
+        self.value(&member.value, Name { text: &member.key, says: named(&member.key, within) });
     }
 
     /// A whole number is the text of its digits, in whatever notation; of another the digits are no card's.
-    fn number(&mut self, number: &str, name: (&'a str, Named)) {
+    fn number(&mut self, number: &str, name: Name<'a>) {
         let whole = Decimal::new(number).and_then(|decimal| {
             let zeros = usize::try_from(decimal.exponent).ok().filter(|zeros| *zeros <= NUMBER_DIGITS_MAX)?;
             Some(format!("{}{}", decimal.digits, "0".repeat(zeros)))
         });
         match whole {
             // Counts and amounts stand beside each other everywhere: parts of a card are told by its name alone.
-            Some(digits) => self.text(&digits, name, place_of(name.1) == Place::Card),
+            Some(digits) => self.text(&digits, name, place_of(name.says) == Place::Card),
             None => self.end_parts(),
         }
     }
 
-    fn text(&mut self, text: &str, (name, says): (&'a str, Named), may_be_part: bool) {
+    fn text(&mut self, text: &str, name: Name<'a>, may_be_part: bool) {
         if !self.looks_for_cards || self.card_data.is_some() {
             return;
         }
-        let place = place_of(says);
-        self.card_data = is_value_of(says, text).or_else(|| card_data(text, place));
+        let place = place_of(name.says);
+        self.card_data = is_value_of(name.says, text).or_else(|| card_data(text, place));
         if !may_be_part || !is_part(text) {
             return self.end_parts();
         }
         let of_card = place == Place::Card;
-        let belongs = (of_card && self.parts.of_card) || are_alike(self.parts.name, name);
+        let belongs = (of_card && self.parts.of_card) || are_alike(self.parts.name, name.text);
         if self.parts.count > 0 && !belongs {
             self.end_parts();
         }
         let parts = &mut self.parts;
-        (parts.name, parts.of_card, parts.count) = (name, parts.of_card || of_card, parts.count + 1);
+        (parts.name, parts.of_card, parts.count) = (name.text, parts.of_card || of_card, parts.count + 1);
         parts.text.push_str(text);
         parts.text.push(' ');
     }
