@@ -44,7 +44,8 @@ impl RunResult {
     /// No window of the provider holds more than the limit.
     pub fn assert_exact(&self, provider: &str) {
         println!("{}", self.text);
-        assert!(self.dropped > 100, "the outage dropped only {} packets", self.dropped);
+        // How many there are depends on the machine's speed: from 70 on a busy one to some hundreds.
+        assert!(self.dropped > 0, "the outage met no packet");
         let record = &self.records.providers[provider];
         let window_us = u64::try_from(WINDOW.as_micros()).unwrap();
         let (largest, breaches) = (record.largest_window(window_us), record.broken_windows(LIMIT, window_us));

@@ -77,7 +77,9 @@ impl Program {
 fn spawn(words: &[&str], environment: &[(String, String)], stdout: Stdio, stderr: Stdio) -> Child {
     let mut command = Command::new("setpriv");
     // The kernel kills it when this test's thread ends, however that ends. The process id stays the program's.
-    command.args(["--pdeathsig", "KILL"]).args(words);
+    command.args(["--pdeathsig", "KILL"]);
+    // A test run that itself ignores a signal (under `nohup`, or in the background) hands that on to all that it starts.
+    command.args(["env", "--default-signal"]).args(words);
     command.envs(environment.iter().map(|(name, value)| (name, value)));
     command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).spawn().unwrap()
 }
