@@ -1,6 +1,6 @@
 import amqp from "amqplib";
 
-const payments = [{ id: "invoice-4712", amount: 1299, currency: "EUR", account: "customer-17" }];
+const payments = [{ id: "invoice-4713", amount: 1299, currency: "EUR", account: "customer-17" }];
 
 const connection = await amqp.connect(process.env.AMQP_URL);
 const channel = await connection.createConfirmChannel();

@@ -3,7 +3,7 @@ import os
 
 import pika
 
-payments = [{"id": "invoice-4711", "amount": 1299, "currency": "EUR", "account": "customer-17"}]
+payments = [{"id": "invoice-4712", "amount": 1299, "currency": "EUR", "account": "customer-17"}]
 
 connection = pika.BlockingConnection(pika.URLParameters(os.environ["AMQP_URL"]))
 channel = connection.channel()

@@ -18,6 +18,7 @@ mod message;
 mod mutations;
 mod page;
 mod producers;
+mod readme;
 mod review;
 mod runbook;
 mod settings;

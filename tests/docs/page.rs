@@ -25,6 +25,7 @@ impl Page {
             "README",
             "api",
             "architecture",
+            "commands",
             "concepts",
             "configuration",
             "deploying",
@@ -49,16 +50,34 @@ impl Page {
         ["README.md".to_owned()].into_iter().chain(docs).map(|path| Self::read(&path)).collect()
     }
 
+    /// The prose, and the blocks. A block of a list item loses the item's indentation.
+    fn parts(&self) -> (String, Vec<Block>) {
+        let (mut prose, mut blocks) = (String::new(), Vec::new());
+        let mut open: Option<(usize, Block)> = None;
+        for line in self.text.lines() {
+            let indent = line.len() - line.trim_start().len();
+            open = match (open, line.trim_start().strip_prefix("```")) {
+                (None, Some(language)) => Some((indent, Block { language: language.to_owned(), text: String::new() })),
+                (None, None) => {
+                    prose.extend([line, "\n"]);
+                    None
+                }
+                (Some((_, block)), Some(_)) => {
+                    blocks.push(Block { text: block.text.trim_end().to_owned(), ..block });
+                    None
+                }
+                (Some((indent, mut block)), None) => {
+                    block.text.extend([line.get(indent..).unwrap_or_default(), "\n"]);
+                    Some((indent, block))
+                }
+            };
+        }
+        assert!(open.is_none(), "{}: a block has no end", self.path);
+        (prose, blocks)
+    }
+
     pub fn blocks(&self) -> Vec<Block> {
-        self.text
-            .split("\n```")
-            .skip(1)
-            .step_by(2)
-            .map(|block| {
-                let (language, text) = block.split_once('\n').unwrap_or((block, ""));
-                Block { language: language.to_owned(), text: text.to_owned() }
-            })
-            .collect()
+        self.parts().1
     }
 
     pub fn blocks_of(&self, language: &str) -> Vec<String> {
@@ -68,8 +87,7 @@ impl Page {
 
     /// Inline code outside of blocks.
     pub fn spans(&self) -> Vec<String> {
-        let prose = self.text.split("\n```").step_by(2);
-        prose.flat_map(|part| part.split('`').skip(1).step_by(2)).map(|span| span.replace('\n', " ")).collect()
+        self.parts().0.split('`').skip(1).step_by(2).map(|span| span.replace('\n', " ")).collect()
     }
 
     /// Rows of the table whose header begins with this cell, below `heading`; cells without their surrounding blanks.
@@ -94,9 +112,10 @@ pub fn plain(cell: &str) -> &str {
 
 #[test]
 fn a_page_is_taken_apart() {
-    let text = "# T\n\na `b\nc` d\n\n```sh\nls `x`\n```\n\n`e`\n\n## H\n\n| k | v |\n|---|---|\n| `a` | 1 |\n\nend";
+    let text = "# T\n\na `b\nc` d\n\n```sh\nls `x`\n```\n\n`e`\n\n- f\n\n  ```sh\n  g\n    h\n  ```\n\n## H\n\n\
+                | k | v |\n|---|---|\n| `a` | 1 |\n\nend";
     let page = Page { path: "p".to_owned(), text: text.to_owned() };
-    assert_eq!(page.blocks_of("sh"), ["ls `x`"]);
+    assert_eq!(page.blocks_of("sh"), ["ls `x`", "g\n  h"]);
     assert_eq!(page.spans(), ["b c", "e", "a"]);
     assert_eq!(page.table("## H", "k"), [["`a`", "1"]]);
 }

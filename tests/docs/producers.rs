@@ -15,11 +15,11 @@ const PYTHON: &str = "/usr/bin/python3";
 const VHOST: &str = "docs";
 
 #[test]
-fn the_readme_shows_the_files() {
-    let readme = Page::read("README.md");
+fn the_page_shows_the_files() {
+    let page = Page::read("docs/message.md");
     for (language, path) in [("python", "docs/producers/publish.py"), ("js", "docs/producers/publish.mjs")] {
         let file = Page::read(path).text;
-        assert_eq!(readme.blocks_of(language), [file.trim_end()], "{path}");
+        assert_eq!(page.blocks_of(language), [file.trim_end()], "{path}");
         for needed in ["onfirm", "mandatory", "ersistent", "AMQP_URL"] {
             assert!(file.contains(needed), "{path}: {needed}");
         }

@@ -102,40 +102,32 @@ fn wrong_keys_are_found() {
     }
 }
 
-#[test]
-fn the_defaults_shown_are_the_defaults() {
-    let defaults = defaults();
-    for row in Page::read("README.md").table("## Configuration", "key") {
-        let (section, key) = plain(&row[0]).split_once('.').unwrap();
-        let value = &defaults[section][key];
-        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        assert_eq!(plain(&row[1]), text, "{section}.{key}");
-    }
-}
-
-/// The provider file and the SQL of the README, on a database of their own.
+/// The provider files and the SQL of the first pages, on a database of their own.
 #[tokio::test]
 async fn the_provider_file_applies_and_the_sql_changes_its_limit() {
-    let readme = Page::read("README.md");
-    let files: Vec<String> = readme.blocks_of("toml");
-    assert_eq!(files.len(), 1);
-    let rows = parse_provider_file(&files[0]).unwrap();
-    rows.iter().for_each(|row| drop(row.meant(0).unwrap()));
+    let first_steps = Page::read("docs/getting-started.md");
     let database = Database::open("sqlite::memory:", 1).unwrap();
     database.migrate().await.unwrap();
     let settings = database.settings();
-    settings.apply(&rows, false).await.unwrap();
+    for (page, changes) in [(&Page::read("README.md"), 2), (&first_steps, 0)] {
+        let files: Vec<String> = page.blocks_of("toml");
+        assert_eq!(files.len(), 1, "{}", page.path);
+        let rows = parse_provider_file(&files[0]).unwrap();
+        rows.iter().for_each(|row| drop(row.meant(0).unwrap()));
+        let changed = settings.apply(&rows, false).await.unwrap();
+        assert_eq!(changed.len(), changes, "{}: {changed:?}", page.path);
+    }
     let rate = async || {
         let snapshot = settings.load().await.unwrap();
         snapshot.providers[0].as_ref().unwrap().limits[0].rate
     };
     assert_eq!(rate().await, "100/1s".parse::<Rate>().unwrap());
-    for statement in readme.blocks_of("sql") {
+    for statement in Page::read("docs/commands.md").blocks_of("sql") {
         let done = sqlx::query(sqlx::AssertSqlSafe(statement)).execute(&database.sqlite_pool().unwrap()).await.unwrap();
         assert_eq!(done.rows_affected(), 1);
     }
     assert_eq!(rate().await, "200/1s".parse::<Rate>().unwrap());
-    let counted = readme.blocks_of("sh").join("\n");
+    let counted = first_steps.blocks_of("sh").join("\n");
     let query = counted.split("sqlite3 sluicegate.db '").nth(1).unwrap().split('\'').next().unwrap().to_owned();
     sqlx::query(sqlx::AssertSqlSafe(query)).fetch_all(&database.sqlite_pool().unwrap()).await.unwrap();
     database.close().await;
