@@ -146,7 +146,7 @@ fn the_fields_are_those_of_the_answer() {
         exact: false,
     };
     let written = serde_json::to_value(stand).unwrap();
-    let table = Page::read("docs/explain.md").table("## Its turn", "in `stands_at`");
+    let table = Page::read("docs/explain.md").table("## The estimate", "in `stands_at`");
     let mut named: Vec<&str> = table.iter().map(|row| plain(&row[0])).collect();
     let mut fields: Vec<&str> = written.as_object().unwrap().keys().map(String::as_str).collect();
     named.sort_unstable();
