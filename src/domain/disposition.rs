@@ -1,7 +1,7 @@
 //! The one decision table: what is done with a job next, and what follows from an outcome, given what it has been through.
 //!
-//! Refuses effects: it returns values, `worker::execute` carries them out. `docs/architecture.md` shows the same tables;
-//! what follows from a look-up is in [`finding`]. Two rules stand above all rows: a job with any attempt of unknown
+//! Refuses effects: it returns values, `worker::execute` carries them out. `docs/decision-tables.md` shows the same
+//! tables; what follows from a look-up is in [`finding`]. Two rules stand above all rows: a job with any attempt of unknown
 //! outcome never becomes `dead` or `expired`, and a provider that does not deduplicate is never sent the same payment
 //! twice unless the first surely never left.
 

@@ -20,34 +20,23 @@ impl Page {
         Self { path: path.to_owned(), text }
     }
 
+    /// Every page for people: those of `docs` with its folders, and the ones beside the code.
     pub fn all() -> Vec<Self> {
-        let docs = [
-            "README",
-            "api",
-            "architecture",
-            "commands",
-            "concepts",
-            "configuration",
-            "deploying",
-            "explain",
-            "failures",
-            "getting-started",
-            "guarantees",
-            "limiter",
-            "message",
-            "page",
-            "metrics",
-            "providers",
-            "recipes",
-            "review",
-            "runbook",
-            "security",
-            "simulate",
-            "topology",
-            "tracing",
-        ]
-        .map(|name| format!("docs/{name}.md"));
-        ["README.md".to_owned()].into_iter().chain(docs).map(|path| Self::read(&path)).collect()
+        let mut paths = ["README.md", "CONTRIBUTING.md", "migrations/README.md"].map(str::to_owned).to_vec();
+        let mut folders = vec!["docs".to_owned()];
+        while let Some(folder) = folders.pop() {
+            let entries = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(&folder)).unwrap();
+            for entry in entries.map(Result::unwrap) {
+                let path = format!("{folder}/{}", entry.file_name().into_string().unwrap());
+                if entry.path().is_dir() {
+                    folders.push(path);
+                } else if path.ends_with(".md") {
+                    paths.push(path);
+                }
+            }
+        }
+        paths.sort();
+        paths.iter().map(|path| Self::read(path)).collect()
     }
 
     /// The prose, and the blocks. A block of a list item loses the item's indentation.

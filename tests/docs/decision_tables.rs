@@ -1,0 +1,316 @@
+//! `docs/decision-tables.md` against the code: every situation has one row, and the row says what the code decides.
+
+use std::time::Duration;
+
+use sluicegate::domain::backoff::BackoffPolicy;
+use sluicegate::domain::disposition::finding::after_finding;
+use sluicegate::domain::disposition::{
+    AskPolicy, Disposition, History, LOST_HOLDERS_MAX, Next, Pause, Resend, RetryPolicy, Step, after_outcome,
+    before_request,
+};
+use sluicegate::domain::local_fault::LocalFault;
+use sluicegate::domain::lookup::Finding;
+use sluicegate::domain::outcome::{Outcome, UnknownCause};
+use sluicegate::worker::sweeper::rule::{AGAIN_MAX, GRACE_BUSY, GRACE_EMPTY, GRACE_MAX};
+
+use crate::page::{Page, plain};
+
+const PAGE: &str = "docs/decision-tables.md";
+const HOUR: Duration = Duration::from_secs(3_600);
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// One situation, in the words of the table's columns.
+struct Situation {
+    outcome: &'static str,
+    unknown: bool,
+    deduplicates: bool,
+    asked: bool,
+    last: bool,
+    too_old: bool,
+}
+
+const OUTCOMES: [&str; 11] = [
+    "accepted",
+    "declined",
+    "rejected",
+    "throttled",
+    "busy",
+    "misconfigured",
+    "not sent",
+    "local fault",
+    "in progress",
+    "unknown",
+    "unknown, wait named",
+];
+
+impl Situation {
+    fn all() -> Vec<Self> {
+        let mut all = Vec::new();
+        for outcome in OUTCOMES {
+            for bits in 0..32_u8 {
+                let bit = |n: u8| bits & (1 << n) != 0;
+                let (unknown, deduplicates, asked, last, too_old) = (bit(0), bit(1), bit(2), bit(3), bit(4));
+                all.push(Self { outcome, unknown, deduplicates, asked, last, too_old });
+            }
+        }
+        all
+    }
+
+    /// The cells of the table that match this situation, beside `·`.
+    fn cells(&self) -> [&'static str; 6] {
+        let word = |which: bool, yes, no| if which { yes } else { no };
+        [
+            self.outcome,
+            word(self.unknown, "yes", "no"),
+            word(self.deduplicates, "yes", "no"),
+            word(self.asked, "yes", "no"),
+            word(self.last, "last", "not last"),
+            word(self.too_old, "too old", "in time"),
+        ]
+    }
+
+    fn decide(&self) -> Disposition {
+        let second = Duration::from_secs(1);
+        let outcome = match self.outcome {
+            "accepted" => Outcome::Accepted { reference: None },
+            "declined" => Outcome::Declined { reason: String::new() },
+            "rejected" => Outcome::Rejected { reason: String::new() },
+            "throttled" => Outcome::Throttled { retry_after: Some(second) },
+            "busy" => Outcome::Busy { retry_after: Some(second) },
+            "misconfigured" => Outcome::Misconfigured { status: 401 },
+            "not sent" => Outcome::NotSent { cause: String::new() },
+            "local fault" => Outcome::LocalFault(LocalFault::ProcessDescriptors),
+            "in progress" => Outcome::InProgress,
+            "unknown" => Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None },
+            _ => Outcome::Unknown { cause: UnknownCause::ServerError(503), retry_after: Some(second) },
+        };
+        let history = History {
+            attempts: if self.last { 2 } else { 0 },
+            requests: 2,
+            lookups: 0,
+            resend: Resend::Never,
+            unknown: self.unknown,
+            age: if self.too_old { HOUR } else { second },
+            first_sent_age: self.unknown.then_some(second),
+            unknown_age: self.unknown.then_some(second),
+            refusal_round: 1,
+            lost_holders: 0,
+            probe: false,
+        };
+        after_outcome(&outcome, &history, &policy(self.deduplicates.then_some(DAY), self.asked), 0.5)
+    }
+}
+
+fn policy(idempotency_retention: Option<Duration>, asked: bool) -> RetryPolicy {
+    let backoff = BackoffPolicy { base: Duration::from_secs(1), max: Duration::from_secs(60) };
+    let lookup = asked.then_some(AskPolicy { give_up_after: HOUR / 2, resend_if_not_found: false });
+    RetryPolicy { max_attempts: 3, max_age: HOUR, backoff, idempotency_retention, lookup }
+}
+
+/// A decision in the words of the table: what the job becomes, whether an attempt counts, who pauses.
+fn words(decided: &Disposition) -> [&'static str; 3] {
+    let pauses = match decided.pause {
+        None => "none",
+        Some(Pause::Quota { .. }) => "quota",
+        Some(Pause::Lane { .. }) => "lane",
+        Some(Pause::Intake { .. }) => "intake",
+    };
+    [becomes(&decided.next), if decided.counts_attempt { "yes" } else { "no" }, pauses]
+}
+
+fn becomes(next: &Next) -> &'static str {
+    match next {
+        Next::Settle { state, .. } => state.name(),
+        Next::Again { unknown: true, .. } => "unknown",
+        Next::Again { unknown: false, .. } => "waiting",
+    }
+}
+
+/// What the table gets wrong; empty when every situation has exactly one row, and that row is what the code decides.
+fn disagreements(table: &[Vec<String>]) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let mut used = vec![false; table.len()];
+    for situation in Situation::all() {
+        let cells = situation.cells();
+        let matches = |row: &[String]| row.iter().zip(cells).all(|(cell, word)| cell == "·" || cell == word);
+        let rows: Vec<usize> = (0..table.len()).filter(|row| matches(&table[*row])).collect();
+        let [row] = rows[..] else {
+            wrong.push(format!("{cells:?}: {} rows", rows.len()));
+            continue;
+        };
+        used[row] = true;
+        let says: Vec<&str> = table[row][6..].iter().map(|cell| plain(cell)).collect();
+        let decides = words(&situation.decide());
+        if says != decides {
+            wrong.push(format!("{cells:?}: the table says {says:?}, the code {decides:?}"));
+        }
+    }
+    wrong.extend(used.iter().zip(table).filter(|(used, _)| !**used).map(|(_, row)| format!("never met: {row:?}")));
+    wrong
+}
+
+fn decision_table() -> Vec<Vec<String>> {
+    Page::read(PAGE).table("## After a charge", "outcome")
+}
+
+#[test]
+fn the_decision_table_is_what_the_code_decides() {
+    let wrong = disagreements(&decision_table());
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_cell_of_the_decision_table_counts() {
+    let table = decision_table();
+    for row in 0..table.len() {
+        for (column, other) in [(0, "accepted?"), (6, "`cancelled`"), (7, "maybe"), (8, "all")] {
+            let mut changed = table.clone();
+            changed[row][column] = other.to_owned();
+            assert!(!disagreements(&changed).is_empty(), "row {row}, column {column}");
+        }
+        let mut fewer = table.clone();
+        fewer.remove(row);
+        assert!(!disagreements(&fewer).is_empty(), "row {row} is not needed");
+    }
+}
+
+#[test]
+fn before_a_request_is_what_is_sent_next() {
+    let table = Page::read(PAGE).table("## Before a request", "situation");
+    let second = Duration::from_secs(1);
+    let mut met = vec![false; table.len()];
+    for unknown in [false, true] {
+        let usual = History {
+            attempts: 1,
+            requests: 1,
+            lookups: 0,
+            resend: Resend::Never,
+            unknown,
+            age: 2 * second,
+            first_sent_age: Some(second),
+            unknown_age: unknown.then_some(second),
+            refusal_round: 1,
+            lost_holders: 0,
+            probe: false,
+        };
+        let forgotten = History { first_sent_age: Some(DAY / 2), ..usual };
+        let exhausted = History { attempts: 3, ..usual };
+        let lost = History { lost_holders: LOST_HOLDERS_MAX, ..usual };
+        let situations = [
+            ("5 workers in a row lost the job before a request began", lost, Some(DAY), true),
+            ("`expires_at` has passed", usual, Some(DAY), true),
+            ("older than `max_age_s`", History { age: HOUR + second, ..usual }, Some(DAY), false),
+            ("`max_attempts` made", exhausted, Some(DAY), false),
+            (
+                "`max_attempts` made, and a look-up allowed one more request",
+                History { resend: Resend::Granted, ..exhausted },
+                Some(DAY),
+                false,
+            ),
+            (
+                "`max_attempts` made, and that one more request may have left",
+                History { resend: Resend::Used, ..exhausted },
+                Some(DAY),
+                false,
+            ),
+            ("sent before, the provider does not deduplicate", usual, None, false),
+            ("sent before, half of the retention has passed", forgotten, Some(DAY), false),
+            (
+                "half of the retention has passed, and a look-up allowed one more request",
+                History { resend: Resend::Granted, ..forgotten },
+                Some(DAY),
+                false,
+            ),
+            ("sent before, less than half of the retention has passed", usual, Some(DAY), false),
+        ];
+        for (situation, history, retention, expired) in situations {
+            // Only a job of unknown outcome is ever looked up.
+            if history.resend != Resend::Never && !unknown {
+                continue;
+            }
+            let word = if unknown { "yes" } else { "no" };
+            let matching = |row: &usize| table[*row][0] == situation && ["·", word].contains(&&*table[*row][1]);
+            let rows: Vec<usize> = (0..table.len()).filter(matching).collect();
+            let [row] = rows[..] else { panic!("{situation}, {word}: {} rows", rows.len()) };
+            met[row] = true;
+            for (asked, column) in [(false, 2), (true, 3)] {
+                let next = match before_request(&history, &policy(retention, asked), expired) {
+                    Step::Charge => "charge",
+                    Step::Ask => "look-up",
+                    Step::Put(next) => becomes(&next),
+                };
+                assert_eq!(plain(&table[row][column]), next, "{situation}, {word}, {asked}");
+            }
+        }
+    }
+    assert!(met.iter().all(|met| *met), "{met:?}");
+}
+
+#[test]
+fn after_a_look_up_is_what_the_code_decides() {
+    let table = Page::read(PAGE).table("## After a look-up", "finding");
+    let second = Some(Duration::from_secs(1));
+    let text = String::new;
+    let unknown = |retry_after| Finding::Unknown { cause: UnknownCause::Timeout, retry_after };
+    let findings = [
+        ("accepted", Finding::Accepted { reference: None }, Resend::Never, false),
+        ("declined", Finding::Declined { reason: text() }, Resend::Never, false),
+        ("differs", Finding::Differs { reason: text() }, Resend::Never, false),
+        ("in progress", Finding::InProgress, Resend::Never, false),
+        ("not found", Finding::NotFound, Resend::Never, false),
+        ("not found, the row says `resend`", Finding::NotFound, Resend::Never, true),
+        ("not found, `resend` was used", Finding::NotFound, Resend::Used, true),
+        ("unclear", Finding::Unclear { reason: text() }, Resend::Never, false),
+        ("unknown", unknown(None), Resend::Never, false),
+        ("unknown, wait named", unknown(second), Resend::Never, false),
+        ("throttled", Finding::Throttled { retry_after: second }, Resend::Never, false),
+        ("busy", Finding::Busy { retry_after: second }, Resend::Never, false),
+        ("misconfigured", Finding::Misconfigured { status: 401 }, Resend::Never, false),
+        ("not sent", Finding::NotSent { cause: text() }, Resend::Never, false),
+        ("local fault", Finding::LocalFault(LocalFault::ProcessDescriptors), Resend::Never, false),
+    ];
+    assert_eq!(table.len(), findings.len());
+    for (row, (name, finding, resend, resend_if_not_found)) in table.iter().zip(findings) {
+        let mut policy = policy(Some(DAY), true);
+        policy.lookup = Some(AskPolicy { give_up_after: HOUR / 2, resend_if_not_found });
+        assert_eq!(row[0], name);
+        let mut pauses = Vec::new();
+        for (column, unknown_age) in [(1, HOUR / 2 - Duration::from_secs(1)), (2, HOUR / 2)] {
+            let history = History {
+                attempts: 3,
+                requests: 3,
+                lookups: 1,
+                resend,
+                unknown: true,
+                age: unknown_age,
+                first_sent_age: Some(unknown_age),
+                unknown_age: Some(unknown_age),
+                refusal_round: 1,
+                lost_holders: 0,
+                probe: false,
+            };
+            let judged = after_finding(&finding, &history, &policy, 0.5);
+            let becomes = becomes(&judged.next);
+            let words =
+                if judged.grants_resend { format!("`{becomes}`, one more request") } else { format!("`{becomes}`") };
+            assert_eq!(row[column], words, "{name}");
+            pauses.push(match judged.pause {
+                None => "none",
+                Some(Pause::Quota { .. }) => "quota",
+                Some(Pause::Lane { .. }) => "lane",
+                Some(Pause::Intake { .. }) => "intake",
+            });
+        }
+        assert!(pauses.iter().all(|pauses| *pauses == row[3]), "{name}: {pauses:?}");
+    }
+}
+
+#[test]
+fn overdue_jobs_have_the_graces_of_the_code() {
+    let table = Page::read(PAGE).table("## Overdue jobs", "the lane's queue");
+    let (minutes, hours) = (|span: Duration| span.as_secs() / 60, |span: Duration| span.as_secs() / 3_600);
+    assert_eq!(table[0][1], format!("{} s overdue", GRACE_EMPTY.as_secs()));
+    let (least, most) = (format!("{} min + ", minutes(GRACE_BUSY)), format!("at most {} h", hours(GRACE_MAX)));
+    assert!(table[1][1].starts_with(&least) && table[1][1].ends_with(&most), "{}", table[1][1]);
+    assert!(table[1][2].contains(&format!("at most {} h and a grace", hours(AGAIN_MAX))), "{}", table[1][2]);
+}
