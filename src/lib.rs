@@ -8,6 +8,7 @@ pub mod cli;
 pub mod config;
 pub mod domain;
 pub mod faults;
+pub mod files;
 pub mod fleet;
 pub mod ledger;
 pub mod limiter;

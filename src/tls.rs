@@ -12,6 +12,8 @@ use rustls::CertificateError;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
+use crate::files::{self, CERTIFICATES_BYTES_MAX};
+
 /// Whether a host may be spoken to in plain text: on this machine, or where `tls.plaintext_hosts` names it.
 #[must_use]
 pub fn may_be_plain(host: &str, plaintext_hosts: &[String]) -> bool {
@@ -36,7 +38,8 @@ impl Authorities {
     /// # Errors
     /// When the file cannot be read, or holds no certificate or something that is none.
     pub fn read(path: &Path) -> Result<Self, String> {
-        let pem = std::fs::read_to_string(path).map_err(|error| format!("cannot be read: {error}"))?;
+        let read = files::read_trusted(path, CERTIFICATES_BYTES_MAX);
+        let pem = read.map_err(|error| format!("cannot be read: {error}"))?.text;
         let certificates = CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
         let mut store = rustls::RootCertStore::empty();
         match certificates {

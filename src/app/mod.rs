@@ -97,7 +97,7 @@ impl App {
                 imagined.migrate().await?;
                 return Ok(imagined);
             }
-            let database = open_database(config)?;
+            let database = open_database_off_runtime(config).await?;
             // Whoever only opens one leaves its schema alone; one in memory begins with this process.
             let migrates = match config.database.url {
                 DatabaseUrl::Sqlite { path: Some(_), .. } => self.missing == MissingDatabase::IsMade,
@@ -138,8 +138,9 @@ impl App {
         let open = || async {
             match &config.queue.url {
                 QueueUrl::Amqp(url) => {
-                    let settings = BrokerSettings::new(&SecretString::from(url.expose()), &config.queue.prefix)?
-                        .trusting(&config.authorities);
+                    let (url, prefix) = (SecretString::from(url.expose()), config.queue.prefix.clone());
+                    let settings = off_runtime(move || BrokerSettings::new(&url, &prefix)).await?;
+                    let settings = settings.trusting(&config.authorities);
                     Ok(OpenQueue::Rabbit(Arc::new(RabbitMq::connect(settings))))
                 }
                 QueueUrl::Embedded => {
@@ -228,6 +229,22 @@ fn is_missing(url: &DatabaseUrl) -> Option<&Path> {
     }
 }
 
+/// For what reads files: a mount that hangs must not hold up the tasks of this thread.
+async fn off_runtime<T, E>(work: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, CommandError>
+where
+    T: Send + 'static,
+    E: Send + 'static,
+    CommandError: From<E>,
+{
+    let done = tokio::task::spawn_blocking(work).await;
+    Ok(done.map_err(|error| CommandError::Failed(error.to_string()))??)
+}
+
+async fn open_database_off_runtime(config: &Config) -> Result<Database, CommandError> {
+    let config = config.clone();
+    off_runtime(move || open_database(&config)).await
+}
+
 fn open_database(config: &Config) -> Result<Database, LedgerError> {
     let Config { database, authorities, .. } = config;
     Database::open_trusting(database.url.expose(), database.max_connections, authorities)
@@ -261,7 +278,7 @@ impl ProviderFactory for HttpProviders {
 #[async_trait]
 impl Engines for App {
     async fn migrate(&self, config: &Config) -> Result<bool, CommandError> {
-        let database = open_database(config)?;
+        let database = open_database_off_runtime(config).await?;
         let behind = database.schema_state().await? == SchemaState::NotMigrated;
         database.migrate().await?;
         database.close().await;

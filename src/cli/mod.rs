@@ -22,6 +22,7 @@ pub mod dlq;
 pub mod enqueue;
 pub mod fake_provider;
 mod hyphens;
+mod input;
 mod job_count;
 pub mod jobs;
 pub mod limits;
@@ -35,7 +36,6 @@ pub mod run;
 mod signals;
 pub mod simulate;
 pub mod status;
-mod stdin;
 
 pub use console::Console;
 
@@ -48,7 +48,7 @@ pub struct Cli {
     /// Configuration file (TOML); also SLUICEGATE_CONFIG.
     #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Sets one configuration key, over file and environment; repeatable. Not for passwords: process lists show it.
+    /// Sets one configuration key, over file and environment; repeatable. Secrets are refused: process lists show them.
     #[arg(long, global = true, value_name = "SECTION.KEY=VALUE")]
     pub set: Vec<String>,
     #[command(subcommand)]
@@ -67,21 +67,29 @@ impl Cli {
         if taken && let Some(problem) = hyphens::taken_for_a_value(&Self::command(), &arguments) {
             return Err(Self::command().error(problem.kind(), problem));
         }
-        let cli = parsed?;
+        let mut cli = parsed?;
         // clap lets a global flag behind the command replace those before it, silently: a database.url would be lost.
-        let written = |flag: &str| {
-            let before_operands = arguments.iter().take_while(|argument| *argument != "--");
-            let texts = before_operands.filter_map(|argument| argument.to_str());
-            texts
-                .filter(|text| text.strip_prefix(flag).is_some_and(|rest| rest.is_empty() || rest.starts_with('=')))
-                .count()
-        };
-        if written("--set") > cli.set.len() || written("--config") > 1 {
-            let message = "--set and --config stand both before and behind the command: write them on one side";
+        cli.set = values_of("--set", &arguments);
+        if values_of("--config", &arguments).len() > 1 {
+            let message = "--config stands both before and behind the command: write it once";
             return Err(Self::command().error(ErrorKind::ArgumentConflict, message));
         }
         Ok(cli)
     }
+}
+
+/// The values of a global flag, wherever it stands in a command line that parses. No other option has taken it for its value.
+fn values_of(flag: &str, arguments: &[OsString]) -> Vec<String> {
+    let mut words = arguments.iter().take_while(|word| *word != "--").filter_map(|word| word.to_str());
+    let mut values = Vec::new();
+    while let Some(word) = words.next() {
+        match word.strip_prefix(flag) {
+            Some("") => values.extend(words.next().map(str::to_owned)),
+            Some(rest) => values.extend(rest.strip_prefix('=').map(str::to_owned)),
+            None => {}
+        }
+    }
+    values
 }
 
 /// Whether a command line asks for JSON, even one that cannot be meant.
@@ -285,6 +293,25 @@ fn fake_provider(args: &fake_provider::FakeProviderArgs, console: &mut Console) 
 /// # Errors
 /// [`CommandError`] when it could not do its work; the caller prints it and exits with [`CommandError::exit`].
 pub async fn execute(
+    command: &Command,
+    config: &Config,
+    engines: &dyn Engines,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
+    // Process 1, as a container's command is, has no default reaction to signals: it would wait for ever for a pipe. `run` has its
+    // own for each.
+    if std::process::id() != 1 || matches!(command, Command::Run(_)) {
+        return dispatch(command, config, engines, console).await;
+    }
+    let mut signals = signals::Signals::watch()?;
+    tokio::select! {
+        biased;
+        ended = dispatch(command, config, engines, console) => ended,
+        signal = signals.stop() => Err(CommandError::Failed(format!("stopped by {signal}"))),
+    }
+}
+
+async fn dispatch(
     command: &Command,
     config: &Config,
     engines: &dyn Engines,

@@ -6,8 +6,9 @@ use std::fmt;
 use std::path::PathBuf;
 
 use secrecy::{ExposeSecret, SecretString};
-use url::Url;
+use url::{Position, Url};
 
+use crate::domain::sensitive::secret::names_credential;
 use crate::ledger::database::sqlite_file;
 
 /// A URL with credentials in it.
@@ -20,6 +21,15 @@ pub struct SecretUrl {
 impl SecretUrl {
     fn new(text: &str, url: &Url) -> Self {
         Self { text: SecretString::from(text), shown: redacted(url) }
+    }
+
+    /// Whether anything in it must not be shown: a password, a user that may be a token, a parameter that is named like one.
+    #[must_use]
+    pub fn holds_secret(&self) -> bool {
+        Url::parse(self.expose()).is_ok_and(|url| {
+            let by_parameter = url.query_pairs().any(|(name, _)| names_credential(&name));
+            !matches!(credentials(&url), Credentials::None | Credentials::User(_)) || by_parameter
+        })
     }
 
     /// The URL with its password, for the driver alone.
@@ -261,7 +271,16 @@ fn parse_url(text: &str, schemes: &[&str], forms: &str) -> Result<Url, Bad> {
         Bad::new(format!("is not a URL ({error})"), format!("{mend}; percent-encode special characters of a password"))
     })?;
     if !schemes.contains(&url.scheme()) {
-        return Err(Bad::new(format!("`{}:` is not a scheme for this key", url.scheme()), mend));
+        // What stands before the first colon may be a user, and what follows a password.
+        return Err(Bad::new("begins with no scheme for this key", mend));
+    }
+    if url[Position::BeforePath..].contains('@') {
+        // `amqps://u:/SECRET@host/` names the host `u`: what looks like a path is the rest of a password.
+        let what = "has an `@` behind the host, as a password with `/`, `?` or `#` in it would make it";
+        return Err(Bad::new(
+            what,
+            "Percent-encode special characters: `/` is %2F, `?` is %3F, `#` is %23, `@` is %40",
+        ));
     }
     Ok(url)
 }
@@ -283,14 +302,31 @@ fn redis_url(text: &str, forms: &str) -> Result<SecretUrl, Bad> {
     Ok(SecretUrl::new(text, &url))
 }
 
+enum Credentials<'a> {
+    None,
+    User(&'a str),
+    /// A user without a password that is not shown: it may well be a token.
+    Hidden,
+    UserAndPassword(&'a str),
+}
+
+fn credentials(url: &Url) -> Credentials<'_> {
+    match (url.username(), url.password()) {
+        ("", None) => Credentials::None,
+        // PostgreSQL's user is no secret, and errors speak of it.
+        (user, None) if url.scheme().starts_with("postgres") => Credentials::User(user),
+        (_, None) => Credentials::Hidden,
+        (user, Some(_)) => Credentials::UserAndPassword(user),
+    }
+}
+
 /// Scheme, user, host, port and path; the password and every parameter's value are left out.
 fn redacted(url: &Url) -> String {
-    let credentials = match (url.username(), url.password()) {
-        ("", None) => String::new(),
-        // PostgreSQL's user is no secret, and errors speak of it. Elsewhere a lone user may well be a token.
-        (user, None) if url.scheme().starts_with("postgres") => format!("{user}@"),
-        (_, None) => "***@".to_owned(),
-        (user, Some(_)) => format!("{user}:***@"),
+    let credentials = match credentials(url) {
+        Credentials::None => String::new(),
+        Credentials::User(user) => format!("{user}@"),
+        Credentials::Hidden => "***@".to_owned(),
+        Credentials::UserAndPassword(user) => format!("{user}:***@"),
     };
     let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
     let parameters = if url.query().is_some() { "?…" } else { "" };

@@ -11,10 +11,23 @@ use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 use super::keys::{Keys, SECRET_KEYS, VARIABLE_PREFIX, typed, variable_of};
 use super::problem::{Origin, Problem};
+use crate::domain::sensitive::repeatable::is_plain_word;
 use crate::domain::variable;
+use crate::files::{self, Unread};
 
 /// Names the configuration file when no flag does.
 pub const FILE_VARIABLE: &str = "SLUICEGATE_CONFIG";
+
+/// Stands for the key of a problem with all of a file.
+const WHOLE_FILE: &str = "(file)";
+/// Largest configuration file, in bytes.
+const CONFIGURATION_BYTES_MAX: u64 = 1024 * 1024;
+/// Names the system's certificates, beside those of the system itself.
+const SYSTEM_CERTIFICATES: &str = "SSL_CERT_FILE";
+/// What is read of them here, in bytes.
+const SYSTEM_BYTES_MAX: u64 = 16 * 1024 * 1024;
+/// Largest file with one secret, in bytes.
+const SECRET_BYTES_MAX: u64 = 16 * 1024;
 
 /// One value and where it was written.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,14 +36,22 @@ pub struct Entry {
     pub origin: Origin,
 }
 
+/// A file that keys are read from.
+#[derive(Debug)]
+pub struct NamedFile {
+    pub path: PathBuf,
+    /// Its permission bits; `None` when it could not be read.
+    pub mode: Option<u32>,
+}
+
 /// What was written, the last word per key, and what was wrong with the writing.
 #[derive(Debug)]
 pub struct Layers {
     keys: Keys,
     pub entries: BTreeMap<String, Entry>,
     pub problems: Vec<Problem>,
-    /// The files that were read for it.
-    pub files: Vec<PathBuf>,
+    /// The files that it names.
+    pub files: Vec<NamedFile>,
 }
 
 impl Layers {
@@ -43,13 +64,12 @@ impl Layers {
 
     /// Lays a TOML file on top.
     pub fn add_file(&mut self, path: &Path) {
-        self.files.push(path.to_owned());
         let at = |line| Origin::File { path: path.to_owned(), line };
-        let text = match std::fs::read_to_string(path) {
+        let text = match self.read(path, CONFIGURATION_BYTES_MAX) {
             Ok(text) => text,
             Err(error) => {
                 let mend = format!("Check --config and {FILE_VARIABLE}");
-                return self.problem("(file)", at(0), format!("cannot be read: {error}"), mend);
+                return self.problem(WHOLE_FILE, at(0), format!("cannot be read: {error}"), mend);
             }
         };
         let line_of = |offset: usize| text[..offset.min(text.len())].matches('\n').count() + 1;
@@ -59,7 +79,7 @@ impl Layers {
                 // The error's own Display quotes the line, which may hold a password.
                 let line = error.span().map_or(0, |span| line_of(span.start));
                 return self.problem(
-                    "(file)",
+                    WHOLE_FILE,
                     at(line),
                     error.message().replace('\n', ", "),
                     "Mend the TOML".to_owned(),
@@ -89,16 +109,28 @@ impl Layers {
     pub fn add_environment(&mut self, variables: &[(String, String)]) {
         for (variable, text) in variables {
             let Some(rest) = variable.strip_prefix(VARIABLE_PREFIX) else { continue };
-            let origin = Origin::Variable(variable.clone());
             if !rest.contains(variable::BETWEEN) {
-                self.refuse_single_underscore(rest, origin);
+                self.refuse_single_underscore(rest, Origin::Variable(variable.clone()));
                 continue;
             }
             let key = rest.replacen(variable::BETWEEN, ".", 1).to_ascii_lowercase();
+            let shown = if is_plain_word(&key) { variable.clone() } else { format!("{VARIABLE_PREFIX}…") };
+            let origin = Origin::Variable(shown);
             match key.strip_suffix("_file").filter(|secret| SECRET_KEYS.contains(secret)) {
                 Some(secret) => self.add_secret_file(secret, variable, PathBuf::from(text), variables),
                 None => self.lay_text(&key, text, origin, variable_of),
             }
+        }
+    }
+
+    /// The system's certificates are read by libraries, which would wait for a FIFO, or read a device to its end.
+    pub fn check_system_certificates(&mut self, variables: &[(String, String)]) {
+        let named = variables.iter().find(|(name, path)| name == SYSTEM_CERTIFICATES && !path.is_empty());
+        let Some((_, path)) = named else { return };
+        if let Err(unread @ (Unread::NotRegular | Unread::Late { .. })) = files::read(Path::new(path), SYSTEM_BYTES_MAX)
+        {
+            let origin = Origin::Variable(SYSTEM_CERTIFICATES.to_owned());
+            self.problem(WHOLE_FILE, origin, format!("cannot be read: {unread}"), "Name a PEM file".to_owned());
         }
     }
 
@@ -117,13 +149,13 @@ impl Layers {
 
     fn add_secret_file(&mut self, key: &str, variable: &str, path: PathBuf, variables: &[(String, String)]) {
         let origin = Origin::SecretFile { variable: variable.to_owned(), path: path.clone() };
-        self.files.push(path.clone());
         let direct = variable_of(key);
+        let read = self.read(&path, SECRET_BYTES_MAX);
         if variables.iter().any(|(name, _)| *name == direct) {
             let what = format!("{direct} is set as well");
             return self.problem(key, origin, what, "Set one of the two".to_owned());
         }
-        match std::fs::read_to_string(&path) {
+        match read {
             // A secret that failed to be written there must not read as none.
             Ok(text) if text.trim().is_empty() => {
                 let mend = "Write the value into it, or unset the variable".to_owned();
@@ -135,6 +167,14 @@ impl Layers {
                 self.problem(key, origin, format!("the file cannot be read: {error}"), mend);
             }
         }
+    }
+
+    /// Reads a file and remembers that it was named.
+    fn read(&mut self, path: &Path, bytes_max: u64) -> Result<String, Unread> {
+        let read = files::read_trusted(path, bytes_max);
+        let mode = read.as_ref().ok().map(|file| file.mode);
+        self.files.push(NamedFile { path: path.to_owned(), mode });
+        read.map(|file| file.text)
     }
 
     fn refuse_single_underscore(&mut self, rest: &str, origin: Origin) {
@@ -172,7 +212,10 @@ impl Layers {
         self.entries.insert(key.to_owned(), Entry { value, origin });
     }
 
+    /// A key that could be a secret, pasted there, is not repeated.
     fn problem(&mut self, key: &str, origin: Origin, what: String, mend: String) {
+        let is_known = self.keys.default_of(key).is_some() || key == WHOLE_FILE;
+        let key = if is_known || is_plain_word(key) { key } else { "(a key that is not shown)" };
         self.problems.push(Problem { key: key.to_owned(), origin, what, mend });
     }
 

@@ -12,7 +12,9 @@ use secrecy::SecretString;
 use super::Purpose;
 use super::address::{Bad, DatabaseUrl, LimiterUrl, QueueUrl};
 use super::hazards;
+use super::problem::Problem;
 use super::written::Written;
+use crate::domain::sensitive::repeatable::{repeated, repeated_path};
 use crate::provider::outbound;
 use crate::provider::secret_grants::SecretGrants;
 pub use crate::queue::message::CardNumbers;
@@ -33,6 +35,8 @@ pub struct Config {
     pub outbound_secrets: SecretGrants,
     /// The files that keys were read from.
     pub own_files: Vec<PathBuf>,
+    /// Secrets in files that others on this machine may read.
+    pub exposed: Vec<Problem>,
     pub ops: Ops,
     pub worker: Worker,
     /// Age at which payload and request body of settled jobs are emptied.
@@ -119,7 +123,7 @@ impl Complaints {
         if !fits {
             self.add(
                 key,
-                format!("`{text}` cannot begin a name"),
+                format!("{} cannot begin a name", repeated(text)),
                 format!("Use 1 to 63 of A-Z a-z 0-9 {marks}, not beginning with amq."),
             );
         }
@@ -130,7 +134,11 @@ impl Complaints {
         let found = words.iter().find(|(word, _)| *word == text).map(|(_, meaning)| *meaning);
         if found.is_none() {
             let words: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
-            self.add(key, format!("`{text}` is none of its words"), format!("Use one of: {}", words.join(", ")));
+            self.add(
+                key,
+                format!("{} is none of its words", repeated(text)),
+                format!("Use one of: {}", words.join(", ")),
+            );
         }
         found
     }
@@ -178,6 +186,7 @@ pub fn translate(written: &Written, purpose: Purpose, complaints: &mut Complaint
         outbound_allow: written.outbound.allow.clone(),
         outbound_secrets: outbound_secrets?,
         own_files: Vec::new(),
+        exposed: Vec::new(),
         ops: ops?,
         worker: worker?,
         scrub_after: Duration::from_secs(u64::from(days?) * 86_400),
@@ -201,7 +210,7 @@ fn translate_ops(written: &super::written::Ops, complaints: &mut Complaints) -> 
         text => text.parse().map(Some).ok(),
     };
     if listen.is_none() {
-        let what = format!("`{}` is not an address", written.listen);
+        let what = format!("{} is not an address", repeated(&written.listen));
         complaints.add("ops.listen", what, "Write IP:PORT, like 127.0.0.1:9464 or [::1]:9464, or `none`");
     }
     let sendable = written.token.bytes().all(|byte| byte.is_ascii_graphic());
@@ -243,10 +252,13 @@ fn translate_authorities(path: &str, complaints: &mut Complaints) -> Option<Auth
     if path.is_empty() {
         return Some(Authorities::default());
     }
-    let read = Authorities::read(Path::new(path));
+    let path = Path::new(path);
+    let read = Authorities::read(path);
     let mend = "Name a PEM file with the certificates of your authorities that this process's user may read";
-    complaints
-        .keep("tls.ca_file", read.map_err(|problem| Bad { what: format!("{path} {problem}"), mend: mend.to_owned() }))
+    complaints.keep(
+        "tls.ca_file",
+        read.map_err(|problem| Bad { what: format!("{} {problem}", repeated_path(path)), mend: mend.to_owned() }),
+    )
 }
 
 fn translate_worker(written: &super::written::Worker, complaints: &mut Complaints) -> Option<Worker> {

@@ -12,12 +12,14 @@ mod layers;
 mod meant;
 mod otlp;
 mod problem;
+mod secrets;
 mod written;
 
 pub use address::{DatabaseUrl, LimiterUrl, QueueUrl, SecretUrl};
 pub use keys::DEFAULTS;
 pub use meant::{CardNumbers, Config, Database, Limiter, Log, LogFormat, Ops, Queue, Worker};
 pub use problem::{Origin, Problem, Problems};
+pub use secrets::CLOSE_TO_OTHERS;
 
 use keys::Keys;
 use layers::{FILE_VARIABLE, Layers};
@@ -66,18 +68,23 @@ pub fn load_for(
         layers.add_file(path);
     }
     layers.add_environment(&variables);
+    layers.check_system_certificates(&variables);
     layers.add_flags(sets);
     let written: Written =
         layers.document().try_into().map_err(|e: toml::de::Error| broken_defaults(e.message().to_owned()))?;
     let mut complaints = Complaints::default();
     let config = meant::translate(&written, purpose, &mut complaints);
     let mut problems = std::mem::take(&mut layers.problems);
+    problems.extend(secrets::in_flags(&layers));
     for (key, bad) in complaints.0 {
         let origin = layers.entries.get(key).map_or(Origin::Default, |entry| entry.origin.clone());
         problems.push(Problem { key: key.to_owned(), origin, what: bad.what, mend: bad.mend });
     }
     match config {
-        Some(config) if problems.is_empty() => Ok(Config { own_files: layers.files, ..config }),
+        Some(config) if problems.is_empty() => {
+            let exposed = secrets::readable_by_others(&layers);
+            Ok(Config { own_files: layers.files.into_iter().map(|file| file.path).collect(), exposed, ..config })
+        }
         _ => Err(Problems(problems)),
     }
 }

@@ -5,6 +5,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use crate::domain::sensitive::repeatable::repeated_path;
+
 /// Where a value was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
@@ -30,7 +32,7 @@ impl fmt::Display for Origin {
             Self::File { path, line: 0 } => write!(f, "{}", path.display()),
             Self::File { path, line } => write!(f, "{}:{line}", path.display()),
             Self::Variable(name) => f.write_str(name),
-            Self::SecretFile { variable, path } => write!(f, "{variable} = {}", path.display()),
+            Self::SecretFile { variable, path } => write!(f, "{variable} = {}", repeated_path(path)),
             Self::Flag => f.write_str("--set"),
         }
     }

@@ -1,6 +1,7 @@
 use std::fs;
 use std::time::Duration;
 
+use super::keys::variable_of;
 use super::*;
 
 /// As `openssl rand -hex 24` writes.
@@ -90,7 +91,7 @@ fn all_problems_are_reported_together_with_key_origin_and_mend() {
         ),
         "queue.preffix (SLUICEGATE_QUEUE__PREFFIX): there is no such key. Did you mean `SLUICEGATE_QUEUE__PREFIX`?"
             .to_owned(),
-        "queue.url (SLUICEGATE_QUEUE__URL): `http:` is not a scheme for this key".to_owned(),
+        "queue.url (SLUICEGATE_QUEUE__URL): begins with no scheme for this key".to_owned(),
         "ledger.scrub_after_days (--set): is 0. Use a number from 1 to 3650".to_owned(),
         "worker.card_numbers (--set): `allow` is none of its words. Use one of: refuse, warn, off".to_owned(),
         "log.level (--set): has no value. Write --set section.key=value".to_owned(),
@@ -103,6 +104,20 @@ fn all_problems_are_reported_together_with_key_origin_and_mend() {
 fn a_file_that_is_no_toml_names_its_line_and_not_its_text() {
     let text = from_file("[database]\nurl = \"postgres://app:hunter2@db/pay\n").unwrap_err().to_string();
     assert!(text.contains("sluicegate.toml:2") && !text.contains("hunter2"), "{text}");
+    for broken in [
+        "hunter2",
+        "[ops]\ntoken = hunter2",
+        "[ops]\ntoken = 12hunter2",
+        "[ops]\ntoken = \"\\hunter2\"",
+        "a.hunter2 = {",
+        "[hunter2",
+        "[ops]\ntoken hunter2 = 1",
+        "[ops]\ntoken = 'hunter2' hunter2",
+        "[ops]\ntoken = +hunter2",
+    ] {
+        let text = from_file(broken).unwrap_err().to_string();
+        assert!(!text.contains("hunter2"), "{broken}: {text}");
+    }
     let text = from_file("url = \"x\"").unwrap_err().to_string();
     assert!(text.contains("url (") && text.contains("outside any section"), "{text}");
     let text = load(Some(Path::new("/nonexistent/x.toml")), [], &[]).unwrap_err().to_string();
@@ -150,6 +165,94 @@ fn secrets_come_from_files_and_are_never_shown() {
         let text = refused(&[("SLUICEGATE_DATABASE__URL", bad)], &[]);
         assert!(!text.contains("hunter2"), "{text}");
     }
+}
+
+/// Permission bits of a file that is made for it.
+fn file_of_mode(dir: &tempfile::TempDir, mode: u32, text: &str) -> String {
+    use std::os::unix::fs::PermissionsExt as _;
+    let path = dir.path().join(format!("{mode:o}"));
+    fs::write(&path, text).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_secret_is_no_flag() {
+    for (set, key) in [
+        ("ops.token=hunter2hunter2", "ops.token"),
+        ("queue.url=amqps://u:hunter2@mq.example.com", "queue.url"),
+        ("limiter.url=rediss://hunter2@cache.example.com", "limiter.url"),
+        ("limiter.url=rediss+cluster://:hunter2@a.example.com,b.example.com", "limiter.url"),
+        ("database.url=postgres://u@localhost/pay?sslmode=verify-full&password=hunter2", "database.url"),
+    ] {
+        let text = refused(&[], &[set]);
+        let variable = format!("{}_FILE", variable_of(key));
+        assert!(text.contains(&format!("{key} (--set): is a secret, and process lists show flags. ")), "{set}: {text}");
+        assert!(text.contains(&variable) && !text.contains("hunter2"), "{text}");
+    }
+    with(&[], &["limiter.url=rediss://cache.example.com", "ops.token="]).unwrap();
+}
+
+#[test]
+fn secrets_in_files_are_judged_by_mode() {
+    let dir = tempfile::tempdir().unwrap();
+    let secret_file = |mode: u32| with(&[("SLUICEGATE_OPS__TOKEN_FILE", &file_of_mode(&dir, mode, TOKEN))], &[]);
+    let configuration = |mode: u32, text: &str| load(Some(Path::new(&file_of_mode(&dir, mode, text))), [], &[]);
+    let token = format!("[ops]\ntoken = \"{TOKEN}\"\n");
+    for (mode, exposed) in [(0o400, 0), (0o440, 0), (0o640, 0), (0o644, 1), (0o444, 1)] {
+        let found = secret_file(mode).unwrap().exposed;
+        assert_eq!(found.len(), exposed, "{mode:o}: {found:?}");
+        assert!(found.iter().all(|it| it.key == "ops.token" && it.what.contains(&format!("{mode:o}"))), "{found:?}");
+    }
+    for (mode, exposed) in [(0o600, 0), (0o640, 1), (0o644, 1)] {
+        assert_eq!(configuration(mode, &token).unwrap().exposed.len(), exposed, "{mode:o}");
+        assert!(configuration(mode, "[limiter]\nurl = \"rediss://a.example\"\n").unwrap().exposed.is_empty());
+    }
+    for problems in [secret_file(0o666).unwrap_err(), configuration(0o602, "").unwrap_err()] {
+        let text = problems.to_string();
+        assert!(text.contains("every user of this machine may write it") && text.contains("chmod o-w"), "{text}");
+    }
+}
+
+#[test]
+fn a_password_that_looks_like_a_path_is_not_shown() {
+    for (key, bad) in [
+        ("QUEUE", "amqps://u:/hunter2@h/"),
+        ("QUEUE", "amqps://u:?hunter2@h/"),
+        ("QUEUE", "amqps://u:#hunter2@h/"),
+        ("DATABASE", "postgres://u:/hunter2@h/d"),
+        ("LIMITER", "rediss://u:/hunter2@h"),
+        ("LIMITER", "rediss+cluster://u:/hunter2@a,b"),
+        ("LIMITER", "hunter2:x"),
+    ] {
+        let text = refused(&[(&format!("SLUICEGATE_{key}__URL"), bad)], &[]);
+        assert!(!text.contains("hunter2"), "{bad}: {text}");
+        assert!(!bad.contains('@') || text.contains("behind the host"), "{bad}: {text}");
+    }
+}
+
+/// A secret is pasted where a key, a word, an address or a path belongs.
+#[test]
+fn what_could_be_a_secret_is_not_repeated() {
+    let url = "postgres://u:hunter2@db/pay?sslmode=verify-full";
+    let dir = tempfile::tempdir().unwrap();
+    let path =
+        file_of_mode(&dir, 0o600, &format!("\"{url}\" = 1\n[\"{url}2\"]\nx = 1\n[ops]\n\"Hunter2 hunter2\" = 1\n"));
+    let variables = [
+        ("SLUICEGATE_CONFIG", path.as_str()),
+        ("SLUICEGATE_DATABASE__URL_FILE", url),
+        ("SLUICEGATE_OPS__TOKEN_FILE", "hunter2/hunter2"),
+        ("SLUICEGATE_OPS__HUNTER2!hunter2", "x"),
+        ("SLUICEGATE_LOG__LEVEL", "hunter2=hunter2"),
+        ("SLUICEGATE_QUEUE__PREFIX", "hunter2@hunter2"),
+    ];
+    let listen = format!("ops.listen={url}");
+    let allow = format!("outbound.allow={url},https://u:hunter2@x.example");
+    let ca_file = format!("tls.ca_file={url}");
+    let text = refused(&variables, &[url, &listen, &allow, &ca_file, "hunter2@hunter2"]);
+    assert!(!text.to_ascii_lowercase().contains("hunter2"), "{text}");
+    assert_eq!(text.matches("(a key that is not shown)").count(), 6, "{text}");
+    assert!(text.contains("entry 1, ") && text.contains("entry 2, "), "{text}");
 }
 
 #[test]
@@ -228,11 +331,12 @@ fn what_is_safe_is_let_through() {
         vec!["database.url=postgres://app@127.0.0.1/pay", "queue.url=amqp://localhost"],
         vec!["database.url=postgres://%2Fvar%2Frun%2Fpostgresql/pay", "queue.url=amqp://[::1]:5672"],
         vec!["database.url=sqlite::memory:", "limiter.url=redis://127.0.0.1"],
-        vec!["ops.listen=0.0.0.0:9464", "ops.token=0123456789abcdef0123456789abcdef"],
-        vec!["ops.listen=[::1]:9464", "ops.token=short"],
         vec!["limiter.url=redis://redis:6379", "tls.plaintext_hosts=redis,rabbitmq", "queue.url=amqp://rabbitmq"],
     ] {
         with(&[], &sets).unwrap_or_else(|problems| panic!("{sets:?}: {problems}"));
+    }
+    for (listen, token) in [("0.0.0.0:9464", "0123456789abcdef0123456789abcdef"), ("[::1]:9464", "short")] {
+        with(&[("SLUICEGATE_OPS__LISTEN", listen), ("SLUICEGATE_OPS__TOKEN", token)], &[]).unwrap();
     }
 }
 

@@ -61,7 +61,7 @@ const LINES: [(i32, &str, &str); 49] = [
     (78, "Check --config and SLUICEGATE_CONFIG", "--config missing.toml provider list"),
     (78, "Check --config and SLUICEGATE_CONFIG", "--config . provider list"),
     (2, "'--config <FILE>'", "--config"),
-    (2, "write them on one side", "--set log.level=warn migrate --set log.format=json"),
+    (2, "write it once", "--config a migrate --config b"),
     (2, "'now'", "migrate now"),
 ];
 

@@ -122,8 +122,8 @@ async fn a_token_that_other_machines_could_guess_is_a_warning() {
         ("0.0.0.0:9464", "0123456789abcdef0123456789abcdef", vec![]),
         ("127.0.0.1:9464", "tr0ub4dor", vec![]),
     ] {
-        let (listen, set) = (format!("ops.listen={listen}"), format!("ops.token={token}"));
-        let ran = engine.run(&["check", "--json", "--set", &listen, "--set", &set]).await;
+        let variables = [("SLUICEGATE_OPS__LISTEN", listen), ("SLUICEGATE_OPS__TOKEN", token)];
+        let ran = engine.run_with(&variables, &["check", "--json"]).await;
         assert_eq!(levels(&ran.json(), "configuration ops.token"), wanted, "{listen} {token}");
         assert!(!ran.out.contains(token));
     }

@@ -114,8 +114,14 @@ impl Engine {
 
     /// Runs a command line, without the program's name, under the default configuration.
     pub async fn run(&self, line: &[&str]) -> Ran {
+        self.run_with(&[], line).await
+    }
+
+    /// The same with variables in its environment.
+    pub async fn run_with(&self, variables: &[(&str, &str)], line: &[&str]) -> Ran {
         let cli = Cli::try_parse_from(["sluicegate"].iter().chain(line)).unwrap();
-        let config = config::load(None, [], &cli.set).unwrap();
+        let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let config = config::load(None, variables, &cli.set).unwrap();
         let (out, err) = (Page::default(), Page::default());
         let mut console = Console::new(Box::new(out.clone()), Box::new(err.clone()), Shape::Plain);
         let result = sluicegate::cli::execute(&cli.command, &config, self, &mut console).await;

@@ -39,7 +39,6 @@ fn usage_errors_exit_with_2_and_help_with_0() {
         vec!["dlq", "replay", "--rate", "0"],
         vec!["limits", "peek", "acme", "--account", "a b"],
         vec!["demo", "--limit", "0/1s"],
-        vec!["--set", "log.level=warn", "migrate", "--set", "log.format=json"],
         vec!["--config=a", "migrate", "--config", "b"],
     ] {
         let output = sluicegate().args(&line).output().unwrap();
@@ -48,6 +47,19 @@ fn usage_errors_exit_with_2_and_help_with_0() {
     let output = sluicegate().arg("--help").output().unwrap();
     assert_eq!(output.status.code(), Some(0));
     assert!(text(&output.stdout).contains("78 bad configuration"));
+}
+
+#[test]
+fn flags_before_and_behind_a_command_add_up() {
+    let words = ["sluicegate", "--set", "a.b=1", "provider", "--set=c.d=2", "show", "--set", "e.f=3", "--", "--set"];
+    let cli = sluicegate::cli::Cli::from_arguments(words.map(Into::into)).unwrap();
+    assert_eq!(cli.set, ["a.b=1", "c.d=2", "e.f=3"]);
+    let output = sluicegate()
+        .args(["--set", "log.level=loud", "check", "--no-connect", "--json", "--set", "log.format=verse"])
+        .output()
+        .unwrap();
+    let told = text(&output.stdout);
+    assert!(told.contains("log.level") && told.contains("log.format"), "{told}");
 }
 
 #[test]

@@ -34,9 +34,10 @@ impl Embedded {
         embedded
     }
 
-    /// Lets rows send this file's content to this machine.
-    pub fn grant(&mut self, file: &str) {
-        self.environment.push(("SLUICEGATE_OUTBOUND__SECRETS".to_owned(), format!("file:{file}@127.0.0.1")));
+    /// Lets rows send the content of these files to this machine.
+    pub fn grant(&mut self, files: &[&Path]) {
+        let entries: Vec<String> = files.iter().map(|file| format!("file:{}@127.0.0.1", file.display())).collect();
+        self.environment.push(("SLUICEGATE_OUTBOUND__SECRETS".to_owned(), entries.join(",")));
     }
 
     /// Runs a command to its end and expects success.

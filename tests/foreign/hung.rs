@@ -1,5 +1,6 @@
-//! A secret that is a FIFO: opening one waits for a writer, for ever.
+//! Secrets that hang or have no end: opening a FIFO waits for a writer, for ever, and so does a terminal's read.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -26,14 +27,20 @@ async fn a_secret_that_hangs_stops_its_own_lane_alone() {
              {headers}\n[[provider.limit]]\nname = \"all\"\nmax_requests = 1000\nwindow_ms = 1000\n"
         )
     };
-    let secret = format!("headers = {{ Authorization = \"Bearer ${{file:{}}}\" }}", fifo.display());
-    embedded.grant(fifo.to_str().unwrap());
-    // This names the file and does not hang either.
-    embedded.apply(&format!("{}{}", row("hung", &secret), row("good", "")));
+    let dir = embedded.dir.clone();
+    let hostile = [fifo.as_path(), Path::new("/dev/ptmx"), Path::new("/dev/zero"), &dir];
+    let hung: Vec<String> = (0..hostile.len()).map(|number| format!("hung-{number}")).collect();
+    let secret = |file: &Path| format!("headers = {{ Authorization = \"Bearer ${{file:{}}}\" }}", file.display());
+    let rows: String = hung.iter().zip(hostile).map(|(name, file)| row(name, &secret(file))).collect();
+    embedded.grant(&hostile);
+    // This names the files and does not hang either.
+    embedded.apply(&format!("{rows}{}", row("good", "")));
     let payments = |prefix: &str| -> Vec<_> {
         (0..20).map(|n| json!({ "id": format!("{prefix}-{n}"), "amount": 1, "currency": "EUR" })).collect()
     };
-    embedded.enqueue("hung", &payments("hung"));
+    for name in &hung {
+        embedded.enqueue(name, &payments(name));
+    }
     embedded.start();
     embedded.enqueue("good", &payments("good"));
     assert_eq!(embedded.settled(20).await["succeeded"], 20);
@@ -41,18 +48,18 @@ async fn a_secret_that_hangs_stops_its_own_lane_alone() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let answer = reqwest::Client::new().get(embedded.ops_url("livez")).timeout(Duration::from_secs(20)).send().await;
     assert_eq!(answer.unwrap().status(), 200);
-    let waiting = "SELECT DISTINCT state, reason FROM jobs WHERE provider = 'hung' AND reason IS NOT NULL";
+    let waiting = "SELECT DISTINCT provider, reason FROM jobs WHERE provider <> 'good' AND state = 'waiting' AND reason IS NOT NULL";
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
-    let waiting: Vec<(String, String)> = loop {
-        let rows = embedded.rows(waiting).await;
-        if !rows.is_empty() {
+    let reasons: Vec<(String, String)> = loop {
+        let rows: Vec<(String, String)> = embedded.rows(waiting).await;
+        if hung.iter().all(|name| rows.iter().any(|(provider, _)| provider == name)) {
             break rows;
         }
-        assert!(std::time::Instant::now() < deadline, "nothing says why the other payments wait");
+        assert!(std::time::Instant::now() < deadline, "nothing says why the other payments wait: {rows:?}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     };
-    for (state, reason) in waiting {
-        assert!(state == "waiting" && reason.contains("not a regular file"), "{state}: {reason}");
+    for (provider, reason) in reasons {
+        assert!(reason.contains("not a regular file"), "{provider}: {reason}");
     }
     embedded.stop();
 }

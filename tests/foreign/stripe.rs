@@ -95,7 +95,7 @@ async fn payment_intents_are_made_once_and_read_back() {
 
     let mut embedded = Embedded::new(&[]);
     let key_file = embedded.write("key", &format!("{KEY}\n"));
-    embedded.grant(&key_file);
+    embedded.grant(&[std::path::Path::new(&key_file)]);
     embedded.apply(&adapted(wire.port, &key_file));
     // Twice, as a producer that is not sure would.
     embedded.enqueue("stripe", &messages);

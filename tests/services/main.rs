@@ -13,6 +13,7 @@ mod deleted;
 mod descriptors;
 mod drain;
 mod fleet;
+mod hostile_files;
 mod huge;
 mod live_limits;
 mod lookups;

@@ -1,13 +1,19 @@
-//! The file of an embedded database: whether this user can make or write it, and who else can read it.
+//! Files: whether this user can make or write that of an embedded database, and who else can read it, or a provider's secret.
 //!
 //! Nothing is created or changed: the operating system is asked what it would allow. So root, too, learns of a file system
 //! that is mounted read-only.
 
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
+
+use super::Finding;
+use crate::config::CLOSE_TO_OTHERS;
+use crate::files;
+use crate::provider::secret_grants::{SecretReference, SecretUse};
 
 /// Bits of a file's mode: group and others.
 const OTHERS: u32 = 0o077;
@@ -41,9 +47,42 @@ pub(super) fn readable_by_others(path: &Path) -> Option<String> {
     (mode & OTHERS != 0).then(|| format!("others on this machine can reach its file: its mode is {:03o}", mode & 0o777))
 }
 
+/// Secrets of provider rows in files that others on this machine may read.
+pub(super) async fn exposed_secrets(sent: &[(String, SecretUse)]) -> Vec<Finding> {
+    let paths = sent.iter().filter_map(|(_, used)| match &used.reference {
+        SecretReference::File(path) => Some(path.clone()),
+        SecretReference::Env(_) => None,
+    });
+    let paths: BTreeSet<PathBuf> = paths.collect();
+    let judge = |path: PathBuf| {
+        let mode = files::mode_of(&path).filter(|mode| files::is_read_by_others(*mode))?;
+        let what = format!("others on this machine may read it: its mode is {mode:03o}");
+        Some(Finding::warning(format!("secret file:{}", path.display()), what, CLOSE_TO_OTHERS))
+    };
+    let judged = tokio::task::spawn_blocking(move || paths.into_iter().filter_map(judge).collect());
+    judged.await.unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_secret_that_others_may_read_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str, mode: u32| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, "hunter2").unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            let reference = SecretReference::File(path);
+            ("acme".to_owned(), SecretUse { reference, host: "x.example".to_owned() })
+        };
+        let found = exposed_secrets(&[at("open", 0o644), at("group", 0o440), at("own", 0o600)]).await;
+        let found: Vec<String> =
+            found.into_iter().map(|finding| format!("{}: {}", finding.subject, finding.what)).collect();
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].contains("/open: others on this machine may read it: its mode is 644"), "{found:?}");
+    }
 
     #[test]
     fn a_folder_that_takes_no_file_is_named() {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use secrecy::ExposeSecret as _;
 
 use super::Finding;
-use crate::config::{CardNumbers, Config, DatabaseUrl, LimiterUrl, QueueUrl};
+use crate::config::{CardNumbers, Config, DatabaseUrl, LimiterUrl, Problem, QueueUrl};
 use crate::domain::explain::words::count;
 use crate::domain::job::JobField;
 use crate::domain::limit::{Algorithm, Limit, Scope};
@@ -62,6 +62,9 @@ pub fn configuration(config: &Config) -> Vec<Finding> {
     if config.worker.card_numbers != CardNumbers::Refuse {
         let what = "card numbers in payloads reach the database, the broker and back-ups";
         warn("worker.card_numbers", what, "Set it to refuse");
+    }
+    for Problem { key, origin, what, mend } in &config.exposed {
+        warn(key, &format!("{what} ({origin})"), mend);
     }
     if findings.is_empty() {
         findings.push(Finding::ok("configuration", "is safe as it stands"));

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::connect::{Engines, Probe};
+use super::input::{self, ROWS_BYTES_MAX};
 use super::{CommandError, Console, Exit};
 use crate::config::{Config, DatabaseUrl, Problems};
 use crate::domain::explain::words::count;
@@ -97,6 +98,7 @@ pub async fn run(
         .flat_map(|row| engines.secrets(row, config).into_iter().map(|used| (row.name.to_string(), used)))
         .collect();
     findings.extend(judge::secrets(config, &sent, all_senders));
+    findings.extend(file::exposed_secrets(&sent).await);
     print(&findings, args.json, console)?;
     let failed = findings.iter().any(|finding| finding.level == Level::Error);
     Ok(match (misconfigured, failed) {
@@ -109,7 +111,7 @@ pub async fn run(
 /// Findings, and the providers where they could be read.
 async fn provider_file(file: &Path, config: &Config, engines: &dyn Engines) -> (Vec<Finding>, Vec<Provider>) {
     let subject = format!("file {}", file.display());
-    let text = match std::fs::read_to_string(file) {
+    let text = match input::text(file, ROWS_BYTES_MAX).await {
         Ok(text) => text,
         Err(error) => return (vec![Finding::error(subject, error.to_string(), "Check the path")], Vec::new()),
     };

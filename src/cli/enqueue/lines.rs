@@ -6,6 +6,9 @@ use std::io;
 
 use tokio::io::{AsyncBufRead, AsyncBufReadExt as _};
 
+/// Longest line that is passed over, in bytes. What goes on longer is no text of lines, and may have no end.
+const PASSED_OVER_MAX: u64 = 64 * 1024 * 1024;
+
 /// One line without its end.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Line {
@@ -20,19 +23,21 @@ pub struct Lines<R> {
     number: u64,
     partial: Vec<u8>,
     too_long: bool,
+    /// Bytes of the current line.
+    line_bytes: u64,
     /// Bytes consumed so far, for progress.
     pub consumed: u64,
 }
 
 impl<R: AsyncBufRead + Unpin> Lines<R> {
     pub fn new(reader: R, max_bytes: usize) -> Self {
-        Self { reader, max_bytes, number: 0, partial: Vec::new(), too_long: false, consumed: 0 }
+        Self { reader, max_bytes, number: 0, partial: Vec::new(), too_long: false, line_bytes: 0, consumed: 0 }
     }
 
     /// The next line; `None` at the end. May be dropped while it waits: what was read so far is kept.
     ///
     /// # Errors
-    /// When the stream cannot be read.
+    /// When the stream cannot be read, or is no text of lines.
     pub async fn next(&mut self) -> io::Result<Option<Line>> {
         loop {
             let chunk = self.reader.fill_buf().await?;
@@ -48,6 +53,11 @@ impl<R: AsyncBufRead + Unpin> Lines<R> {
             let used = taken.len() + usize::from(end.is_some());
             self.reader.consume(used);
             self.consumed += used as u64;
+            self.line_bytes += used as u64;
+            if self.line_bytes > PASSED_OVER_MAX {
+                let problem = format!("line {} is longer than {PASSED_OVER_MAX} bytes", self.number + 1);
+                return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
+            }
             if end.is_none() && !at_end {
                 continue;
             }
@@ -59,6 +69,7 @@ impl<R: AsyncBufRead + Unpin> Lines<R> {
             let number = self.number;
             let line = if self.too_long { Line::TooLong { number } } else { Line::Text { number, bytes } };
             self.too_long = false;
+            self.line_bytes = 0;
             return Ok(Some(line));
         }
     }
@@ -69,6 +80,13 @@ mod tests {
     use tokio::io::BufReader;
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_line_without_end_is_an_error() {
+        let endless = tokio::io::repeat(0);
+        let error = Lines::new(BufReader::with_capacity(1 << 20, endless), 8).next().await.unwrap_err();
+        assert!(error.to_string().contains("line 1 is longer than"), "{error}");
+    }
 
     #[tokio::test]
     async fn numbers_lines_and_keeps_none_that_is_too_long() {

@@ -15,7 +15,7 @@ use serde_json::error::Category;
 use tokio::io::{AsyncBufRead, BufReader};
 
 use super::super::declared::Undeclared;
-use super::super::stdin;
+use super::super::input::{self, Input, Unusable};
 use super::lines::{Line, Lines};
 use super::{CheckedMessage, CommandError, Console, Engines, Exit, outgoing};
 use crate::config::{CardNumbers, QueueUrl};
@@ -88,21 +88,15 @@ pub async fn run(
     queue: &dyn Queue,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    let unreadable = |error: io::Error| CommandError::Failed(format!("{}: {error}", order.file.display()));
-    let (reader, bytes): (Box<dyn AsyncBufRead + Unpin + Send>, Option<u64>) = if order.file == Path::new("-") {
-        (Box::new(BufReader::new(stdin::open().map_err(unreadable)?)), None)
-    } else {
-        let file = tokio::fs::File::open(order.file).await.map_err(unreadable)?;
-        let bytes = file.metadata().await.map_err(unreadable)?.len();
-        (Box::new(BufReader::new(file)), Some(bytes))
-    };
+    let unreadable = |error: Unusable| CommandError::Failed(format!("{}: {error}", order.file.display()));
+    let Input { reader, bytes } = input::open(order.file).await.map_err(unreadable)?;
     let bar = progress(bytes, console.draws_progress);
     // A line may carry a little more than the message: blanks and its end.
-    let mut lines = Lines::new(reader, BODY_BYTES_MAX + 1_024);
+    let mut lines = Lines::new(BufReader::new(reader), BODY_BYTES_MAX + 1_024);
     let mut report = Report::default();
     let read = publish(&mut lines, order, codec, queue, &bar, &mut report, console).await;
     bar.finish_and_clear();
-    read.map_err(unreadable)?;
+    read.map_err(|error| unreadable(error.into()))?;
     conclude(&report, order, console)
 }
 

@@ -3,13 +3,12 @@
 //! Refuses to hold them all: a file is read line by line, the ledger page by page.
 
 use std::collections::VecDeque;
-use std::path::Path;
 
 use tokio::io::{AsyncBufRead, BufReader};
 
 use super::super::CommandError;
 use super::super::enqueue::lines::{Line, Lines};
-use super::super::stdin;
+use super::super::input;
 use super::{Ids, parse_id};
 use crate::domain::job::JobId;
 use crate::ledger::operator::{Filter, LIST_MAX, Operator};
@@ -39,11 +38,8 @@ impl Source<'_> {
     pub async fn of(ids: &Ids) -> Result<Self, CommandError> {
         let Some(path) = &ids.file else { return Ok(Self::Given(ids.id.clone())) };
         let name = path.display().to_string();
-        let opened = async {
-            let file = if path == Path::new("-") { stdin::open()? } else { tokio::fs::File::open(path).await? };
-            Ok::<_, std::io::Error>(Box::new(BufReader::new(file)) as Box<dyn AsyncBufRead + Send + Unpin>)
-        };
-        let reader = opened.await.map_err(|error| CommandError::Failed(format!("{name}: {error}")))?;
+        let opened = input::open(path).await.map_err(|error| CommandError::Failed(format!("{name}: {error}")))?;
+        let reader: Box<dyn AsyncBufRead + Send + Unpin> = Box::new(BufReader::new(opened.reader));
         Ok(Self::File { lines: Box::new(Lines::new(reader, LINE_BYTES_MAX)), name })
     }
 

@@ -5,26 +5,17 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use tokio::io::AsyncReadExt as _;
-
 use super::parse_name;
+use crate::cli::CommandError;
 use crate::cli::connect::Engines;
-use crate::cli::{CommandError, stdin};
+use crate::cli::input::{self, ROWS_BYTES_MAX};
 use crate::config::Config;
 use crate::domain::provider::ProviderName;
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::Settings;
 
 pub(super) async fn read(file: &Path) -> Result<String, CommandError> {
-    let read = async {
-        if file != Path::new("-") {
-            return tokio::fs::read_to_string(file).await;
-        }
-        let mut text = String::new();
-        stdin::open()?.read_to_string(&mut text).await?;
-        Ok(text)
-    };
-    read.await.map_err(|error| CommandError::Configuration(format!("{}: {error}", file.display())))
+    input::text(file, ROWS_BYTES_MAX).await
 }
 
 /// Rows of a file in which every row can be meant.

@@ -12,6 +12,7 @@ use super::Args;
 use super::changes::Setup;
 use crate::cli::CommandError;
 use crate::cli::connect::Engines;
+use crate::cli::input;
 use crate::cli::job_count::job_count;
 use crate::cli::provider::parse_name;
 use crate::config::Config;
@@ -26,6 +27,8 @@ use crate::simulation::{Arrival, Arrivals};
 
 /// Bad lines that are named before the rest is only counted.
 const NAMED_MAX: usize = 10;
+/// Largest trace, in bytes: [`JOBS_MAX`] lines with an account each.
+const TRACE_BYTES_MAX: u64 = 512 * 1024 * 1024;
 const COLUMNS: [&str; 5] = ["at_ms", "account", "cost", "priority", "expires_at_ms"];
 
 #[derive(Debug, clap::Args)]
@@ -77,7 +80,7 @@ pub(super) async fn gather(
         return Ok(Come { arrivals: of_history(from, &past), from: Some(from) });
     }
     let mut arrivals = match &asked.trace {
-        Some(path) => read_trace(path)?,
+        Some(path) => read_trace(path).await?,
         None => Arrivals::default(),
     };
     if let (Some(rate), Some(lasting)) = (asked.rate, asked.lasting) {
@@ -122,9 +125,8 @@ fn of_history(from: Timestamp, past: &[PastArrival]) -> Arrivals {
     arrivals
 }
 
-fn read_trace(path: &Path) -> Result<Arrivals, CommandError> {
-    let said = |problem: String| CommandError::Configuration(format!("{}: {problem}", path.display()));
-    let text = std::fs::read_to_string(path).map_err(|error| said(error.to_string()))?;
+async fn read_trace(path: &Path) -> Result<Arrivals, CommandError> {
+    let text = input::text(path, TRACE_BYTES_MAX).await?;
     trace(&text).map_err(|problems| {
         let lines = problems.iter().map(|problem| format!("{}:{problem}", path.display()));
         CommandError::Configuration(lines.collect::<Vec<_>>().join("\n"))

@@ -2,6 +2,7 @@
 //!
 //! Refuses a change that no row could hold: a changed row is checked like any other.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,10 +14,14 @@ use crate::cli::CommandError;
 use crate::cli::connect::Engines;
 use crate::domain::limit::Rate;
 use crate::domain::time::{millis_up, parse_duration};
+use crate::files;
 use crate::ledger::provider_row::ProviderRow;
 use crate::simulation::{Latency, Model};
 use crate::worker::quotas::quota_spec;
 use crate::worker::settings_watch::Known;
+
+/// Largest recording of latencies, in bytes.
+const LATENCY_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
 #[derive(Clone, Debug)]
 pub(super) struct Setup {
@@ -176,9 +181,9 @@ impl Setup {
 }
 
 fn latency(text: &str) -> Result<Latency, String> {
-    if std::path::Path::new(text).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv")) {
-        let csv = std::fs::read_to_string(text).map_err(|error| format!("{text}: {error}"))?;
-        return Latency::observed(&csv).map_err(|problem| format!("{text}: {problem}"));
+    if Path::new(text).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv")) {
+        let csv = files::read(Path::new(text), LATENCY_BYTES_MAX).map_err(|error| format!("{text}: {error}"))?;
+        return Latency::observed(&csv.text).map_err(|problem| format!("{text}: {problem}"));
     }
     text.parse()
 }

@@ -7,6 +7,7 @@ use std::path::Path;
 use super::Args;
 use crate::cli::CommandError;
 use crate::cli::connect::Engines;
+use crate::cli::input::{self, ROWS_BYTES_MAX};
 use crate::config::Config;
 use crate::ledger::provider_row::ProviderRow;
 use crate::ops::NotChanged;
@@ -19,8 +20,7 @@ pub(super) async fn load(
 ) -> Result<(Vec<ProviderRow>, usize), CommandError> {
     let rows = match &args.providers {
         Some(path) => {
-            let text = std::fs::read_to_string(path)
-                .map_err(|error| CommandError::Configuration(format!("{}: {error}", path.display())))?;
+            let text = input::text(path, ROWS_BYTES_MAX).await?;
             let said = |problems: Vec<String>| {
                 let lines = problems.iter().map(|problem| format!("{}: {problem}", path.display()));
                 CommandError::Configuration(lines.collect::<Vec<_>>().join("\n"))

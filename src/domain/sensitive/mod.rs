@@ -7,6 +7,7 @@ mod digits;
 mod groups;
 mod issuers;
 mod key;
+pub mod repeatable;
 pub mod secret;
 
 pub use key::{Named, are_alike, named};

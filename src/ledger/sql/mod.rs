@@ -28,6 +28,7 @@ mod audit;
 mod authority;
 mod claim;
 mod columns;
+mod connect_options;
 pub(super) mod connection_limits;
 pub(super) mod connections;
 mod copies;

@@ -2,18 +2,16 @@
 //!
 //! Refuses to judge where the server is: `config` refuses plain text off this machine before anything is opened.
 
-use std::str::FromStr;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::TryStreamExt;
-use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection, PgRow};
+use sqlx::postgres::{PgArguments, PgConnection, PgRow};
 use sqlx::query::Query;
-use sqlx::{
-    AssertSqlSafe, Column, ConnectOptions, Connection, Either, Executor, Postgres, Row as _, TypeInfo, ValueRef,
-};
+use sqlx::{AssertSqlSafe, Column, Connection, Either, Executor, Postgres, Row as _, TypeInfo, ValueRef};
 
 use super::columns::{Array, columns, in_order};
+use super::connect_options::connect_options;
 use super::connections::Connections;
 use super::dialect::{Chain, Dialect};
 use super::engine::{Args, Engine, Group, REPEATS_MAX, Sql, Step, Value, to_the_end};
@@ -43,29 +41,6 @@ impl PostgresEngine {
     pub fn connections(&self) -> &Connections {
         &self.connections
     }
-}
-
-fn connect_options(url: &str, trusted: &Authorities) -> Result<PgConnectOptions, LedgerError> {
-    // The parser's own message may quote the URL, which holds a password.
-    let options = PgConnectOptions::from_str(url).map_err(|_| {
-        LedgerError::Refused(
-            "database.url is not a PostgreSQL URL: write postgres://user@host:5432/database".to_owned(),
-        )
-    })?;
-    let options = match trusted.pem() {
-        Some(pem) if !names_authority(url) => options.ssl_root_cert_from_pem(pem.as_bytes().to_vec()),
-        _ => options,
-    };
-    let named = options.get_application_name().is_some();
-    let options = if named { options } else { options.application_name("sluicegate") };
-    // Statements are constants and their timing is a metric; arguments are never logged in any case. The driver's own start
-    // parameter is none that a pooler takes, and newer servers print all digits without it.
-    Ok(options.extra_float_digits(None).disable_statement_logging())
-}
-
-fn names_authority(url: &str) -> bool {
-    let own = ["sslrootcert", "ssl-root-cert", "ssl-ca"];
-    url::Url::parse(url).is_ok_and(|url| url.query_pairs().any(|(key, _)| own.contains(&&*key)))
 }
 
 #[async_trait]
@@ -303,15 +278,4 @@ fn cell(row: &PgRow, at: usize) -> Result<Cell, sqlx::Error> {
         "BYTEA" => Cell::Bytes(row.try_get(at)?),
         _ => Cell::Text(row.try_get(at)?),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_url_that_cannot_be_read_is_not_repeated() {
-        let error = connect_options("postgres://u:secret@db:port/d", &Authorities::default()).unwrap_err().to_string();
-        assert!(error.contains("database.url") && !error.contains("secret"), "{error}");
-    }
 }

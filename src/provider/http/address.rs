@@ -4,6 +4,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use crate::domain::sensitive::repeatable::repeated;
+
 /// Ranges that are never a provider on the public internet.
 /// <https://www.iana.org/assignments/iana-ipv4-special-registry>
 const V4_SPECIAL: [(Ipv4Addr, u8); 15] = [
@@ -48,7 +50,7 @@ impl Network {
     /// # Errors
     /// When the text is not `address/bits`, or the address has bits set beyond the prefix (most likely a slip).
     pub(super) fn parse(text: &str) -> Result<Self, String> {
-        let bad = || format!("`{text}` is not a CIDR: write it like 10.0.0.0/8");
+        let bad = || format!("{} is not a CIDR: write it like 10.0.0.0/8", repeated(text));
         let (base, bits) = text.split_once('/').ok_or_else(bad)?;
         let base: IpAddr = base.parse().map_err(|_| bad())?;
         let prefix_bits: u8 = bits.parse().map_err(|_| bad())?;
@@ -61,7 +63,10 @@ impl Network {
             IpAddr::V6(ip) => u128::from(ip) & !mask_v6(prefix_bits) != 0,
         };
         if beyond {
-            return Err(format!("`{text}` has bits set beyond /{prefix_bits}: write the first address of the range"));
+            return Err(format!(
+                "{} has bits set beyond /{prefix_bits}: write the first address of the range",
+                repeated(text)
+            ));
         }
         Ok(Self { base, prefix_bits })
     }

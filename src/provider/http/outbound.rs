@@ -11,6 +11,7 @@ use reqwest::Url;
 use url::Host;
 
 use super::address::{AddressRule, Network};
+use crate::domain::sensitive::repeatable::repeated;
 use crate::provider::FreezeError;
 use crate::provider::secret_grants::{SecretGrants, canonical};
 use crate::tls::Authorities;
@@ -55,7 +56,10 @@ impl OutboundPolicy {
     /// One line per entry that is none of these.
     pub fn parse(entries: &[String]) -> Result<Self, Vec<String>> {
         let mut policy = Self::default();
-        let problems: Vec<String> = entries.iter().filter_map(|entry| policy.add(entry.trim()).err()).collect();
+        let numbered = (1..).zip(entries);
+        let problem =
+            |(number, entry): (u32, &String)| Some(format!("entry {number}, {}", policy.add(entry.trim()).err()?));
+        let problems: Vec<String> = numbered.filter_map(problem).collect();
         if problems.is_empty() { Ok(policy) } else { Err(problems) }
     }
 
@@ -78,7 +82,8 @@ impl OutboundPolicy {
         } else if let Some(target) = entry.strip_prefix("http://") {
             self.http_targets.insert(host_and_port(target.trim_end_matches('/'), Some(80))?);
         } else if entry.contains("://") {
-            return Err(format!("`{entry}`: write host:port for https, or http://host:port for plain http"));
+            let entry = repeated(entry);
+            return Err(format!("{entry}: write host:port for https, or http://host:port for plain http"));
         } else if entry.contains('/') {
             self.networks.push(Network::parse(entry)?);
         } else {
@@ -126,7 +131,7 @@ impl OutboundPolicy {
 
 /// `host:port`, the form in which targets are compared.
 fn host_and_port(text: &str, default_port: Option<u16>) -> Result<(String, u16), String> {
-    let bad = || format!("`{text}` is neither `loopback`, host:port, a CIDR nor http://host:port");
+    let bad = || format!("{} is neither `loopback`, host:port, a CIDR nor http://host:port", repeated(text));
     let (host, port) = match text.rsplit_once(':').filter(|(_, port)| port.bytes().all(|b| b.is_ascii_digit())) {
         Some((host, port)) => (host, port.parse().map_err(|_| bad())?),
         None => (text, default_port.ok_or_else(bad)?),

@@ -4,9 +4,9 @@
 //! lane that names it and no other. Error texts name the file, never what it held.
 
 use std::collections::BTreeMap;
-use std::fs::{File, Metadata};
-use std::io::{self, Read as _};
-use std::os::unix::fs::MetadataExt as _;
+use std::fs::Metadata;
+use std::io;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +15,7 @@ use secrecy::SecretString;
 
 use super::blocking::BlockingThreads;
 use crate::domain::local_fault::LocalFault;
+use crate::files;
 
 /// Largest secret file that is read, in bytes.
 const FILE_BYTES_MAX: u64 = 16 * 1024;
@@ -30,9 +31,17 @@ pub(super) enum Unread {
 }
 
 impl From<io::Error> for Unread {
-    /// The error's own text could quote the content if that is not UTF-8; its kind does not.
     fn from(error: io::Error) -> Self {
         LocalFault::of(&error).map_or_else(|| Self::Problem(error.kind().to_string()), Self::Local)
+    }
+}
+
+impl From<files::Unread> for Unread {
+    fn from(unread: files::Unread) -> Self {
+        match unread {
+            files::Unread::Io(error) => error.into(),
+            other => Self::Problem(other.to_string()),
+        }
     }
 }
 
@@ -74,10 +83,8 @@ impl SecretFiles {
         });
         contents.await.unwrap_or_else(|error| {
             let within = self.threads.answer_within();
-            let unread = match error.kind() {
-                io::ErrorKind::TimedOut => {
-                    Unread::Problem(format!("not read within {} s: its mount may hang", within.as_secs_f64()))
-                }
+            let unread: Unread = match error.kind() {
+                io::ErrorKind::TimedOut => files::Unread::Late { within }.into(),
                 _ => error.into(),
             };
             paths.into_iter().map(|path| (path, Err(unread.clone()))).collect()
@@ -100,24 +107,15 @@ fn is_of_a_process(file: &Metadata) -> bool {
 /// Mounted secrets mostly end in a line break that is not part of them.
 fn read_file(path: &Path, own: &[PathBuf]) -> Result<SecretString, Unread> {
     let unfit = |problem: &str| Err(Unread::Problem(problem.to_owned()));
-    // Before it is opened: opening a FIFO waits for a writer.
-    if !path.metadata()?.is_file() {
-        return unfit("not a regular file");
-    }
-    let file = File::open(path)?;
-    // Another file may have the name by now; what is open is judged.
-    let opened = file.metadata()?;
-    if !opened.is_file() || is_of_a_process(&opened) {
-        return unfit("not a regular file");
+    let (file, opened) = files::open_regular(path)?;
+    if is_of_a_process(&opened) {
+        return Err(files::Unread::NotRegular.into());
     }
     if is_own(&opened, own) {
         return unfit("holds a key of this program's own configuration");
     }
-    let mut text = String::new();
-    let bytes = file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
-    if bytes as u64 > FILE_BYTES_MAX {
-        return unfit(&format!("longer than {FILE_BYTES_MAX} bytes"));
-    }
+    files::refuse_writable_by_others(opened.permissions().mode())?;
+    let text = files::read_text(file, FILE_BYTES_MAX)?;
     let value = text.trim_end_matches(['\r', '\n']);
     if value.is_empty() { unfit("empty") } else { Ok(value.into()) }
 }
@@ -139,7 +137,7 @@ mod tests {
         }
         std::os::unix::fs::symlink(&own, at("link")).unwrap();
         std::fs::hard_link(&own, at("hard")).unwrap();
-        let file = File::open(&own).unwrap();
+        let file = std::fs::File::open(&own).unwrap();
         let by_descriptor = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
         let by_root = PathBuf::from(format!("/proc/self/root{}", own.display()));
         let names = [own.clone(), at("link"), at("hard"), by_descriptor.into(), by_root];
@@ -166,6 +164,16 @@ mod tests {
             let unfit = Unread::Problem("not a regular file".to_owned());
             assert_eq!(read_file(path, &[]).unwrap_err(), unfit, "{}", path.display());
         }
+    }
+
+    #[test]
+    fn a_file_that_every_user_may_write_is_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        std::fs::write(&path, "hunter2").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
+        let Unread::Problem(problem) = read_file(&path, &[]).unwrap_err() else { panic!("no problem of the file") };
+        assert!(problem.contains("its mode is 666"), "{problem}");
     }
 
     fn hangs_for_one(path: &Path, _: &[PathBuf]) -> Result<SecretString, Unread> {

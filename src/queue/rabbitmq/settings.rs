@@ -3,6 +3,7 @@
 //! Never repeats the URL in an error, because it holds the password. Whether plain text may be spoken to that host is
 //! judged by `config`, before anything is opened.
 
+use std::path::Path;
 use std::time::Duration;
 
 use lapin::tcp::OwnedTLSConfig;
@@ -10,6 +11,7 @@ use lapin::uri::AMQPUri;
 use secrecy::{ExposeSecret, SecretString};
 use url::{Host, Url};
 
+use crate::files::{self, CERTIFICATES_BYTES_MAX};
 use crate::queue::QueueError;
 use crate::tls::Authorities;
 
@@ -79,9 +81,9 @@ fn tls(url: &Url) -> Result<OwnedTLSConfig, QueueError> {
     let Some((_, path)) = url.query_pairs().find(|(key, _)| key == "cacertfile") else {
         return Ok(OwnedTLSConfig::default());
     };
-    let pem = std::fs::read_to_string(path.as_ref())
-        .map_err(|error| refused(format!("queue.url: cacertfile `{path}`: {error}")))?;
-    Ok(OwnedTLSConfig { identity: None, cert_chain: Some(pem) })
+    let read = files::read_trusted(Path::new(path.as_ref()), CERTIFICATES_BYTES_MAX);
+    let pem = read.map_err(|error| refused(format!("queue.url: cacertfile `{path}` cannot be read: {error}")))?;
+    Ok(OwnedTLSConfig { identity: None, cert_chain: Some(pem.text) })
 }
 
 fn refused(text: impl Into<String>) -> QueueError {

@@ -1,0 +1,231 @@
+//! Small files that settings name, read whole: regular files only, bounded in size, and bounded in time.
+//!
+//! Opening or reading a FIFO, a terminal or a mount that hangs may block for ever, and a device without end fills the memory.
+//! Errors say why a file was not read, never what it holds.
+
+use std::fs::{File, Metadata};
+use std::io::{self, Read as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use rustix::fs::{Mode, OFlags};
+
+/// Longest time that reading one file may take.
+pub const READ_MAX: Duration = Duration::from_secs(5);
+/// Largest file with certificates, in bytes. The public authorities together are a fifth of it.
+pub const CERTIFICATES_BYTES_MAX: u64 = 1024 * 1024;
+
+/// Permissions of every user of the machine. A group is given a file on purpose, as by `fsGroup` of Kubernetes.
+const WRITE_BY_OTHERS: u32 = 0o002;
+const READ_BY_OTHERS: u32 = 0o004;
+
+/// Why a file was not read.
+#[derive(Debug, thiserror::Error)]
+pub enum Unread {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// A folder, FIFO, socket or device.
+    #[error("not a regular file")]
+    NotRegular,
+    #[error("longer than {bytes_max} bytes")]
+    TooLong { bytes_max: u64 },
+    #[error("not text in UTF-8")]
+    NotText,
+    #[error("every user of this machine may write it (its mode is {mode:03o}): `chmod o-w` it")]
+    WritableByOthers { mode: u32 },
+    #[error("not read within {} s: its mount may hang", within.as_secs_f64())]
+    Late { within: Duration },
+}
+
+/// A file's text, and who may do what with the file.
+#[derive(Debug)]
+pub struct SmallFile {
+    pub text: String,
+    /// The permission bits, as `chmod` takes them.
+    pub mode: u32,
+}
+
+/// Opens a regular file, and may block: its mount can hang.
+///
+/// # Errors
+/// [`Unread::NotRegular`] without opening what it is.
+pub fn open_regular(path: &Path) -> Result<(File, Metadata), Unread> {
+    // Looked at before it is opened, which is an action of its own for some devices.
+    if !path.metadata()?.is_file() {
+        return Err(Unread::NotRegular);
+    }
+    // The name may lead to something else by now: this neither waits for a writer nor takes a terminal.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty()).map_err(io::Error::from)?);
+    let opened = file.metadata()?;
+    if opened.is_file() { Ok((file, opened)) } else { Err(Unread::NotRegular) }
+}
+
+/// Reads the text of an open file, and may block.
+///
+/// # Errors
+/// When it cannot be read, is longer than `bytes_max`, or is not UTF-8.
+pub fn read_text(file: impl io::Read, bytes_max: u64) -> Result<String, Unread> {
+    let mut bytes = Vec::new();
+    let read = file.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
+    if read as u64 > bytes_max {
+        return Err(Unread::TooLong { bytes_max });
+    }
+    String::from_utf8(bytes).map_err(|_| Unread::NotText)
+}
+
+/// Reads a file on a thread of its own, and waits at most [`READ_MAX`] for it.
+///
+/// # Errors
+/// Why it was not read.
+pub fn read(path: &Path, bytes_max: u64) -> Result<SmallFile, Unread> {
+    let path = path.to_owned();
+    let read = move || {
+        let (file, opened) = open_regular(&path)?;
+        Ok(SmallFile { text: read_text(file, bytes_max)?, mode: opened.permissions().mode() & 0o777 })
+    };
+    within(READ_MAX, read).flatten()
+}
+
+/// Reads a file that this process trusts: a configuration, a secret, the certificates of authorities. What every user of the
+/// machine may write is not trusted.
+///
+/// # Errors
+/// Why it was not read.
+pub fn read_trusted(path: &Path, bytes_max: u64) -> Result<SmallFile, Unread> {
+    let file = read(path, bytes_max)?;
+    refuse_writable_by_others(file.mode)?;
+    Ok(file)
+}
+
+/// # Errors
+/// [`Unread::WritableByOthers`] for a mode that says so.
+pub fn refuse_writable_by_others(mode: u32) -> Result<(), Unread> {
+    if mode & WRITE_BY_OTHERS == 0 { Ok(()) } else { Err(Unread::WritableByOthers { mode: mode & 0o777 }) }
+}
+
+/// Whether every user of the machine may read a file of this mode.
+#[must_use]
+pub fn is_read_by_others(mode: u32) -> bool {
+    mode & READ_BY_OTHERS != 0
+}
+
+/// The permission bits of a regular file; `None` for anything else, and for what cannot be looked at in time.
+#[must_use]
+pub fn mode_of(path: &Path) -> Option<u32> {
+    let path = path.to_owned();
+    let found = within(READ_MAX, move || path.metadata()).ok()?.ok()?;
+    found.is_file().then(|| found.permissions().mode() & 0o777)
+}
+
+/// Runs work that may block for ever on a thread of its own. Work that is late goes on, and nobody hears of it; it does not
+/// hold up the end of the process.
+///
+/// # Errors
+/// [`Unread::Late`], or when there is no thread for it.
+pub fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Unread> {
+    let (reply, answer) = channel();
+    // A caller that waits no longer need not know.
+    let work = move || drop(reply.send(work()));
+    std::thread::Builder::new().name("file-reader".to_owned()).spawn(work)?;
+    answer.recv_timeout(limit).map_err(|error| match error {
+        RecvTimeoutError::Timeout => Unread::Late { within: limit },
+        RecvTimeoutError::Disconnected => io::Error::other("the thread ended early").into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::process::Command;
+
+    use super::*;
+
+    fn fifo(dir: &tempfile::TempDir) -> PathBuf {
+        let path = dir.path().join("fifo");
+        assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+        path
+    }
+
+    #[test]
+    fn only_regular_files_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+        std::fs::write(&file, "text").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        for path in [&file, &link] {
+            assert_eq!(read(path, 4).unwrap().text, "text");
+        }
+        let fifo = fifo(&dir);
+        for path in [fifo.as_path(), dir.path(), Path::new("/dev/zero"), Path::new("/dev/ptmx")] {
+            assert!(matches!(read(path, 4), Err(Unread::NotRegular)), "{}", path.display());
+        }
+    }
+
+    /// A FIFO that takes a file's name after the first look.
+    #[test]
+    fn opening_never_waits_for_a_writer() {
+        let dir = tempfile::tempdir().unwrap();
+        let (fifo, name) = (fifo(&dir), dir.path().join("name"));
+        std::fs::write(&name, "text").unwrap();
+        let (stop, stopped) = channel::<()>();
+        let swapped = name.clone();
+        let (file, other) = (dir.path().join("file"), dir.path().join("other"));
+        std::fs::write(&file, "text").unwrap();
+        let swapper = std::thread::spawn(move || {
+            while stopped.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
+                for from in [&fifo, &file] {
+                    let _ = std::fs::remove_file(&other);
+                    std::fs::hard_link(from, &other).unwrap();
+                    std::fs::rename(&other, &swapped).unwrap();
+                }
+            }
+        });
+        for _ in 0..2_000 {
+            match read(&name, 4) {
+                Ok(file) => assert_eq!(file.text, "text"),
+                Err(error) => assert!(matches!(error, Unread::NotRegular), "{error}"),
+            }
+        }
+        drop(stop);
+        swapper.join().unwrap();
+    }
+
+    #[test]
+    fn size_and_coding_are_bounded() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, "12345").unwrap();
+        assert_eq!(read(&path, 4).unwrap_err().to_string(), "longer than 4 bytes");
+        assert!(matches!(read_text(io::repeat(0), 1_000), Err(Unread::TooLong { bytes_max: 1_000 })));
+        std::fs::write(&path, [0xff]).unwrap();
+        assert_eq!(read(&path, 4).unwrap_err().to_string(), "not text in UTF-8");
+    }
+
+    #[test]
+    fn what_every_user_may_write_is_not_trusted() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, "text").unwrap();
+        for (mode, trusted) in
+            [(0o400, true), (0o440, true), (0o644, true), (0o660, true), (0o666, false), (0o602, false)]
+        {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(read_trusted(&path, 4).is_ok(), trusted, "{mode:o}");
+        }
+        assert_eq!(
+            read_trusted(&path, 4).unwrap_err().to_string(),
+            "every user of this machine may write it (its mode is 602): `chmod o-w` it"
+        );
+    }
+
+    #[test]
+    fn work_that_hangs_is_late() {
+        let (let_go, held) = channel::<()>();
+        let late = within(Duration::from_millis(20), move || held.recv().is_ok()).unwrap_err();
+        assert_eq!(late.to_string(), "not read within 0.02 s: its mount may hang");
+        drop(let_go);
+    }
+}
