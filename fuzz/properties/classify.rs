@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use reqwest::header::{HeaderMap, HeaderValue, RETRY_AFTER};
 use sluicegate::domain::outcome::{Outcome, UnknownCause};
-use sluicegate::domain::provider::{CodeIs, HeaderIs, NamedWait, StatusCase, StatusMeaning, WaitPlace, WaitUnit};
+use sluicegate::domain::provider::{AnswerPlace, CodeIs, HeaderIs, NamedWait, StatusCase, StatusMeaning, WaitUnit};
 use sluicegate::provider::http::classify::{Body, Meanings, Reading, classify};
 use sluicegate::provider::http::retry_after::RETRY_AFTER_MAX;
 
@@ -32,7 +32,7 @@ pub fn holds(bytes: &[u8]) {
     let body = match end % 4 {
         0 | 1 => Body::Whole(bytes.0.to_vec()),
         2 => Body::TooLarge,
-        _ if end >= 128 => Body::TwoLengths,
+        _ if end >= 128 => Body::Ambiguous,
         _ => Body::Broken(UnknownCause::ConnectionLost),
     };
     let reading = Reading { status, headers, body };
@@ -62,9 +62,9 @@ pub fn holds(bytes: &[u8]) {
 
 fn wait(choice: u8) -> Option<NamedWait> {
     let place = match choice % 4 {
-        0 => WaitPlace::Header(NAMES[0].to_owned()),
-        1 => WaitPlace::Header("retry-after".to_owned()),
-        2 => WaitPlace::Body("/code".to_owned()),
+        0 => AnswerPlace::Header(NAMES[0].to_owned()),
+        1 => AnswerPlace::Header("retry-after".to_owned()),
+        2 => AnswerPlace::Body("/code".to_owned()),
         _ => return None,
     };
     Some(NamedWait { place, unit: WaitUnit::ALL[usize::from(choice >> 2) % WaitUnit::ALL.len()] })
@@ -86,10 +86,10 @@ fn by_the_table(reading: &Reading, outcome: &Outcome) {
     let status = reading.status;
     let readable = match &reading.body {
         Body::Whole(body) => serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(body).is_ok(),
-        Body::TooLarge | Body::Broken(_) | Body::TwoLengths => false,
+        Body::TooLarge | Body::Broken(_) | Body::Ambiguous => false,
     };
     let is_unknown = matches!(outcome, Outcome::Unknown { .. });
-    assert!(reading.body != Body::TwoLengths || is_unknown, "{status} is no {outcome:?}");
+    assert!(reading.body != Body::Ambiguous || is_unknown, "{status} is no {outcome:?}");
     let fits = match outcome {
         Outcome::Accepted { .. } => (200..300).contains(&status) && readable,
         Outcome::Declined { .. } => status == 402,
@@ -100,7 +100,7 @@ fn by_the_table(reading: &Reading, outcome: &Outcome) {
         Outcome::Unknown { retry_after, .. } => {
             let unread = (200..300).contains(&status) && (!readable || may_be_ambiguous(reading));
             let named = reading.headers.contains_key(RETRY_AFTER) && status == 503;
-            let of_any_status = reading.body == Body::TwoLengths;
+            let of_any_status = reading.body == Body::Ambiguous;
             (unread || of_any_status || status == 408 || !(200..500).contains(&status))
                 && (retry_after.is_none() || named)
         }

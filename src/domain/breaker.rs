@@ -51,7 +51,9 @@ impl Sign {
                 | UnknownCause::ConnectionLost
                 | UnknownCause::WorkerLost
                 | UnknownCause::ServerError(502..=504) => Self::Down,
-                UnknownCause::ServerError(_) | UnknownCause::UnreadableAnswer(_) => Self::DownOrTheJob,
+                UnknownCause::ServerError(_) | UnknownCause::UnreadableAnswer(_) | UnknownCause::NotEchoed(_) => {
+                    Self::DownOrTheJob
+                }
             },
         })
     }

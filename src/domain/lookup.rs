@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use super::echo::Echo;
 use super::expansion::{RequestPart, Unfit};
 use super::job::Job;
 use super::local_fault::LocalFault;
@@ -27,6 +28,7 @@ pub struct Lookup {
     pub amount: Option<String>,
     /// JSON pointer to the currency's ISO 4217 code, in any case of letters; `None`: not compared.
     pub currency: Option<String>,
+    pub echo: Echo,
     pub not_found: WhenNotFound,
     /// Since the last charge of unknown outcome was begun: a payment that is then still undecided goes to a person.
     pub give_up_after: Duration,

@@ -15,6 +15,7 @@ pub mod decimal;
 pub mod decision;
 pub mod delay;
 pub mod disposition;
+pub mod echo;
 pub mod expansion;
 pub mod explain;
 pub mod job;

@@ -133,15 +133,17 @@ pub enum UnknownCause {
     ConnectionLost,
     ServerError(u16),
     UnreadableAnswer(u16),
+    /// The answer does not repeat what the row's `echo` names: it may be about another payment.
+    NotEchoed(u16),
     /// A worker died between `sending` and the outcome.
     WorkerLost,
 }
 
 impl UnknownCause {
-    /// Nothing came back at all.
+    /// Nothing came back that is known to answer this request, so the provider may count it later.
     #[must_use]
     pub fn is_silence(self) -> bool {
-        matches!(self, Self::Timeout | Self::ConnectionLost)
+        matches!(self, Self::Timeout | Self::ConnectionLost | Self::NotEchoed(_))
     }
 
     /// Stable text for `reason` columns, events and logs.
@@ -152,6 +154,9 @@ impl UnknownCause {
             Self::ConnectionLost => "connection lost after the request was begun".to_owned(),
             Self::ServerError(status) => format!("provider answered {status}"),
             Self::UnreadableAnswer(status) => format!("provider answered {status} with a body that cannot be read"),
+            Self::NotEchoed(status) => {
+                format!("provider answered {status} without what echo names of this payment, perhaps about another one")
+            }
             Self::WorkerLost => "a worker was lost while the request was on the wire".to_owned(),
         }
     }

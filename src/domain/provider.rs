@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use super::backoff::BackoffPolicy;
 use super::disposition::{AskPolicy, RetryPolicy};
+use super::echo::Echo;
 use super::job::JobField;
 use super::limit::{AccountRule, AppliesTo, Limit, Rate, Scope};
 use super::lookup::{Lookup, WhenNotFound};
@@ -102,24 +103,26 @@ pub struct RequestShape {
     pub reference_pointer: Option<String>,
     /// `None`: `Retry-After` alone names a wait.
     pub wait: Option<NamedWait>,
+    pub echo: Echo,
 }
 
 /// Where an answer names its wait that has no `Retry-After`: one that is throttled, or, in its body, busy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedWait {
-    pub place: WaitPlace,
+    pub place: AnswerPlace,
     pub unit: WaitUnit,
 }
 
+/// Where an answer holds a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum WaitPlace {
+pub enum AnswerPlace {
     /// In any case of letters.
     Header(String),
     /// JSON pointer into the body. <https://www.rfc-editor.org/rfc/rfc6901>
     Body(String),
 }
 
-impl WaitPlace {
+impl AnswerPlace {
     /// Whether the row gives `Retry-After` itself another unit than the standard's.
     #[must_use]
     pub fn is_retry_after(&self) -> bool {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use crate::domain::echo::PaymentIdentity;
 use crate::domain::expansion::{REQUEST_BODY_BYTES_MAX, TooLarge, URL_BYTES_MAX, Unfit};
 use crate::domain::job::Job;
 use crate::domain::local_fault::LocalFault;
@@ -50,8 +51,7 @@ pub struct Question {
     pub url: String,
     /// For `${job:account}` in header values.
     pub account: Option<String>,
-    /// Minor units.
-    pub amount: i64,
+    pub payment: PaymentIdentity,
     /// ISO 4217 code.
     pub currency: String,
 }
@@ -110,10 +110,11 @@ pub trait PaymentProvider: Send + Sync {
     /// [`FreezeError::Header`] when a reference cannot be resolved.
     async fn credential_fingerprint(&self, account: Option<&str>) -> Result<String, FreezeError>;
 
-    /// Sends exactly one request and reads its answer, within the row's total timeout.
+    /// Sends exactly one request and reads its answer, within the row's total timeout. An answer about another payment than
+    /// the job's is no answer to it.
     ///
     /// Never fails: whatever goes wrong is an [`Outcome`].
-    async fn send(&self, request: &FrozenRequest) -> Answer;
+    async fn send(&self, job: &Job, request: &FrozenRequest) -> Answer;
 
     /// Whether each part of this job's requests is within its bound, as the row is now. Resolves no secret.
     ///

@@ -7,16 +7,18 @@ mod expansion;
 mod fake;
 mod raw;
 mod secrets;
+mod strays;
 
 use std::time::Duration;
 
 use sluicegate::domain::backoff::BackoffPolicy;
+use sluicegate::domain::echo::Echo;
 use sluicegate::domain::job::{Job, Token};
 use sluicegate::domain::limit::{Algorithm, AppliesTo, Limit, Scope};
 use sluicegate::domain::outcome::{Outcome, UnknownCause};
 use sluicegate::domain::provider::{
-    Mode, NamedWait, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StatusCase, StatusMeaning, StoreDown,
-    WaitPlace, WaitUnit,
+    AnswerPlace, Mode, NamedWait, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StatusCase, StatusMeaning,
+    StoreDown, WaitUnit,
 };
 use sluicegate::provider::http::{HttpProvider, OutboundPolicy};
 use sluicegate::provider::{Answer, FreezeError, PaymentProvider};
@@ -97,9 +99,13 @@ fn provider(row: &Provider) -> HttpProvider {
     HttpProvider::new(row, &policy()).unwrap()
 }
 
+/// A first attempt.
+async fn charge(provider: &HttpProvider, job: &Job) -> Answer {
+    provider.send(job, &provider.freeze(job).await.unwrap()).await
+}
+
 async fn send_one(row: &Provider) -> Answer {
-    let provider = provider(row);
-    provider.send(&provider.freeze(&job("pay-1")).await.unwrap()).await
+    charge(&provider(row), &job("pay-1")).await
 }
 
 fn unknown(cause: UnknownCause) -> Outcome {
@@ -117,7 +123,10 @@ async fn an_address_with_the_jobs_fields_is_frozen_and_called() {
     let frozen = provider.freeze(&paid("a/../b?x=1#é")).await.unwrap();
     let path = "payments/a%2F..%2Fb%3Fx%3D1%23%C3%A9/captures?a=a_1";
     assert_eq!(frozen.url, format!("{}{path}", server.url()));
-    assert_eq!(provider.send(&frozen).await.outcome, Outcome::Accepted { reference: Some("ch_1".to_owned()) });
+    assert_eq!(
+        provider.send(&job("pay-1"), &frozen).await.outcome,
+        Outcome::Accepted { reference: Some("ch_1".to_owned()) }
+    );
     let requests = server.requests();
     let line = String::from_utf8_lossy(&requests[0]).lines().next().unwrap().to_owned();
     assert_eq!(line, format!("POST /{path} HTTP/1.1"));
@@ -169,7 +178,7 @@ async fn a_refused_connection_was_surely_not_sent() {
 async fn a_name_that_does_not_resolve_was_surely_not_sent() {
     let allow = OutboundPolicy::parse(&["http://no-such-host.invalid:80".to_owned()]).unwrap();
     let provider = HttpProvider::new(&row("http://no-such-host.invalid/?key=hunter2"), &allow).unwrap();
-    let answer = provider.send(&provider.freeze(&job("pay-1")).await.unwrap()).await;
+    let answer = charge(&provider, &job("pay-1")).await;
     let Outcome::NotSent { cause } = answer.outcome else { panic!("{answer:?}") };
     assert!(!cause.contains("hunter2") && !cause.is_empty(), "{cause}");
 }
@@ -206,10 +215,11 @@ async fn a_request_without_an_answer_ends_in_a_reset() {
     let timeout = Duration::from_millis(300);
     let silent = provider(&Provider { timeout, ..row.clone() });
     let patient = provider(&row);
-    let frozen = patient.freeze(&job("pay-1")).await.unwrap();
+    let job = job("pay-1");
+    let frozen = patient.freeze(&job).await.unwrap();
     // Its own timeout, and a caller that gives up earlier, as a worker does.
     for (provider, patience) in [(&silent, Duration::from_secs(60)), (&patient, timeout)] {
-        let sending = tokio::time::timeout(patience, provider.send(&frozen));
+        let sending = tokio::time::timeout(patience, provider.send(&job, &frozen));
         let ending = async {
             let (mut stream, _) = listener.accept().await.unwrap();
             stream.read_to_end(&mut Vec::new()).await.unwrap_err().kind()
@@ -253,7 +263,7 @@ async fn a_pooled_connection_that_dies_carries_no_request_twice() {
     let (mut accepted, mut unknown) = (0, 0);
     for n in 0..300 {
         let frozen = provider.freeze(&job(&format!("pay-{n}"))).await.unwrap();
-        match provider.send(&frozen).await.outcome {
+        match provider.send(&job("pay-1"), &frozen).await.outcome {
             Outcome::Accepted { .. } => accepted += 1,
             Outcome::Unknown { cause: UnknownCause::ConnectionLost, .. } => unknown += 1,
             other => panic!("{other:?}"),
@@ -274,7 +284,7 @@ async fn a_pooled_connection_cut_after_the_request_is_unknown() {
     let provider = provider(&row(&server.url()));
     let mut outcomes = Vec::new();
     for n in 0..3 {
-        outcomes.push(provider.send(&provider.freeze(&job(&format!("pay-{n}"))).await.unwrap()).await.outcome);
+        outcomes.push(charge(&provider, &job(&format!("pay-{n}"))).await.outcome);
     }
     let accepted = Outcome::Accepted { reference: Some("ch_1".to_owned()) };
     assert_eq!(outcomes, [accepted.clone(), unknown(UnknownCause::ConnectionLost), accepted]);
@@ -288,7 +298,7 @@ async fn the_same_bytes_are_sent_every_time() {
     let frozen =
         provider.freeze(&Job { idempotency_key: Some(Token::new("key-9").unwrap()), ..job("pay-1") }).await.unwrap();
     for _ in 0..3 {
-        provider.send(&frozen).await;
+        provider.send(&job("pay-1"), &frozen).await;
     }
     let requests = server.requests();
     assert!(requests.len() == 3 && requests.iter().all(|bytes| *bytes == requests[0]));
@@ -310,6 +320,7 @@ async fn the_row_shapes_the_request_and_reads_the_answer() {
         template: Some(r#"{"amount":"${amount}","source":"${payload.card}","metadata":{"job":"${id}"}}"#.to_owned()),
         reference_pointer: Some("/data/ref".to_owned()),
         wait: None,
+        echo: Echo::default(),
     };
     let row = Provider {
         request,
@@ -333,7 +344,7 @@ async fn a_named_wait_comes_through() {
 async fn a_wait_that_stands_where_the_row_says_comes_through() {
     let then = Then::answer("429 Slow", "retry-after: 0\r\n", r#"{"error":{"retry_in_ms":12500}}"#);
     let server = RawServer::start(vec![then]).await;
-    let place = WaitPlace::Body("/error/retry_in_ms".to_owned());
+    let place = AnswerPlace::Body("/error/retry_in_ms".to_owned());
     let wait = Some(NamedWait { place, unit: WaitUnit::Milliseconds });
     let request = RequestShape { wait, ..RequestShape::default() };
     let answer = send_one(&Provider { request, ..row(&server.url()) }).await;
@@ -350,20 +361,20 @@ async fn secrets_are_read_late_and_never_printed() {
     let granted = secrets::granting(&[&format!("file:{}@127.0.0.1", path.display())]);
     let provider = HttpProvider::new(&Provider { headers, ..row(&server.url()) }, &granted).unwrap();
     let frozen = provider.freeze(&job("pay-1")).await.unwrap();
-    let answer = provider.send(&frozen).await;
+    let answer = provider.send(&job("pay-1"), &frozen).await;
     std::fs::write(&path, "hunter3\n").unwrap();
-    let changed = provider.send(&frozen).await;
+    let changed = provider.send(&job("pay-1"), &frozen).await;
     let fault = |answer: &Answer| match &answer.outcome {
         Outcome::LocalFault(fault) => fault.to_string(),
         other => panic!("{other:?}"),
     };
     assert!(fault(&changed).contains("credential"), "{changed:?}");
-    provider.send(&provider.freeze(&job("pay-1")).await.unwrap()).await;
+    charge(&provider, &job("pay-1")).await;
     let sent: Vec<String> = server.requests().into_iter().map(|bytes| String::from_utf8(bytes).unwrap()).collect();
     assert!(sent[0].contains("Bearer hunter2\r\n") && sent[1].contains("Bearer hunter3\r\n"), "{sent:?}");
     assert_ne!(provider.credential_fingerprint(None).await.unwrap(), frozen.credential_fingerprint);
     std::fs::remove_file(&path).unwrap();
-    let unresolved = provider.send(&frozen).await;
+    let unresolved = provider.send(&job("pay-1"), &frozen).await;
     assert!(fault(&unresolved).contains("authorization"), "{unresolved:?}");
     assert!(matches!(provider.freeze(&job("pay-2")).await, Err(FreezeError::Header { .. })));
     let printed = format!("{provider:?} {frozen:?} {answer:?} {unresolved:?}");
@@ -376,10 +387,10 @@ async fn a_frozen_address_outlives_a_change_of_the_row_but_not_of_the_policy() {
     let (old, new) = (RawServer::start(vec![Then::ok()]).await, RawServer::start(vec![Then::ok()]).await);
     let frozen = provider(&row(&old.url())).freeze(&job("pay-1")).await.unwrap();
     let moved = provider(&row(&new.url()));
-    assert!(matches!(moved.send(&frozen).await.outcome, Outcome::Accepted { .. }));
+    assert!(matches!(moved.send(&job("pay-1"), &frozen).await.outcome, Outcome::Accepted { .. }));
     let strict = OutboundPolicy::parse(&[new.url()]).unwrap();
     let strict = HttpProvider::new(&row(&new.url()), &strict).unwrap();
-    assert!(matches!(strict.send(&frozen).await.outcome, Outcome::LocalFault(_)));
+    assert!(matches!(strict.send(&job("pay-1"), &frozen).await.outcome, Outcome::LocalFault(_)));
     assert_eq!((old.requests().len(), new.requests().len()), (1, 0));
 }
 

@@ -137,12 +137,12 @@ async fn the_provider_file_applies_and_the_sql_changes_its_limit() {
 #[test]
 fn every_provider_file_shown_can_be_meant() {
     let shown = Page::read("docs/providers.md").blocks_of("toml");
-    assert_eq!(shown.len(), 3);
+    assert_eq!(shown.len(), 4);
     let files = ["config/providers.example.toml", "config/compose.providers.toml"];
     let texts = files.map(|path| Page::read(path).text).into_iter().chain(shown);
     let rows: Vec<_> = texts.flat_map(|text| parse_provider_file(&text).unwrap()).collect();
     let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
-    assert_eq!(names, ["acme", "bolt", "acme", "bolt", "issuer", "stripe", "adyen", "vipps", "bank"]);
+    assert_eq!(names, ["acme", "bolt", "acme", "bolt", "issuer", "gateway", "stripe", "adyen", "vipps", "bank"]);
     for row in rows {
         let problems = HttpProvider::problems(&row.meant(0).unwrap());
         assert!(problems.is_empty(), "{}: {problems:?}", row.name);

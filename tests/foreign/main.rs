@@ -21,6 +21,7 @@ mod nginx;
 mod python;
 mod recipes;
 mod sender;
+mod strays;
 mod stripe;
 mod whole;
 mod wiretap;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
 
+use sluicegate::domain::echo::{Echo, EchoField, EchoedField};
 use sluicegate::domain::limit::{AppliesTo, Scope};
 use sluicegate::domain::provider::Provider;
 use sluicegate::ledger::database::Database;
@@ -51,8 +52,8 @@ fn the_figures_of_the_page_are_those_of_the_files() {
     }
 }
 
-/// Limits, key header, retention, look-up.
-fn cells(provider: &Provider) -> [String; 4] {
+/// Limits, key header, retention, what answers repeat, look-up.
+fn cells(provider: &Provider) -> [String; 5] {
     let limits: Vec<String> = provider
         .limits
         .iter()
@@ -75,8 +76,22 @@ fn cells(provider: &Provider) -> [String; 4] {
         days if days % 86_400 == 0 && days > 86_400 => format!("{} d", days / 86_400),
         hours => format!("{} h", hours / 3_600),
     });
+    let repeated = echoed(&provider.request.echo);
     let lookup = if provider.lookup.is_some() { "yes" } else { "no" };
-    [limits.join(", "), format!("`{header}`"), kept, lookup.to_owned()]
+    // An answer to a look-up tells its payment as well as one to a charge.
+    assert!(provider.lookup.iter().all(|lookup| echoed(&lookup.echo) == repeated), "{}", provider.name);
+    [limits.join(", "), format!("`{header}`"), kept, repeated, lookup.to_owned()]
+}
+
+fn echoed(echo: &Echo) -> String {
+    let name = |echoed: &EchoedField| match echoed.field {
+        EchoField::Id => "`id`",
+        EchoField::IdempotencyKey => "`idempotency_key`",
+        EchoField::Reference => "`reference`",
+        EchoField::Amount => "`amount`",
+    };
+    let except: Vec<String> = echo.except.iter().map(|status| format!(", but with {status}")).collect();
+    format!("{}{}", echo.fields.iter().map(name).collect::<Vec<_>>().join(", "), except.join(""))
 }
 
 /// Every source of a file stands in it with its day, and every section of the page has what to ask.

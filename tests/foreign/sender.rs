@@ -140,7 +140,7 @@ async fn pay(provider: &HttpProvider, gate: &Gate, job: &Job) -> Outcome {
         };
         sleep_until(permit.start_at).await;
         let Ok(in_flight) = permit.begin() else { continue };
-        let answer = provider.send(&request).await;
+        let answer = provider.send(job, &request).await;
         if answer.status.is_some() {
             in_flight.answered(Instant::now() - answer.answer_age);
         } else {

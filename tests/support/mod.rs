@@ -5,6 +5,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 pub mod clock;
+pub mod doubling;
 pub mod pgbouncer;
 pub mod postgres;
 pub mod process;

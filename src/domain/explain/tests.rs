@@ -378,6 +378,7 @@ fn an_unknown_outcome_says_what_is_done_next() {
             reference: "/id".to_owned(),
             amount: None,
             currency: None,
+            echo: Default::default(),
             not_found: WhenNotFound::Review,
             give_up_after: Duration::from_secs(600),
         });

@@ -24,6 +24,7 @@ struct LookupRow {
     reference: Option<String>,
     amount: Option<String>,
     currency: Option<String>,
+    echo: Option<Object>,
     not_found: Option<String>,
     give_up_after_s: Option<i64>,
 }
@@ -54,6 +55,7 @@ impl Check {
         let state = self.pointer("state", row.state).unwrap_or_else(|| "/state".to_owned());
         let reference = self.pointer("reference", row.reference).unwrap_or_else(|| "/id".to_owned());
         let (amount, currency) = (self.pointer("amount", row.amount), self.pointer("currency", row.currency));
+        let echo = self.echo("lookup.echo", row.echo.as_ref());
         let give_up_after: Duration =
             self.seconds("lookup.give_up_after_s", row.give_up_after_s.unwrap_or(GIVE_UP_AFTER_S));
         if let (Some(WhenNotFound::Resend), Some(retention)) = (not_found, retention) {
@@ -69,6 +71,7 @@ impl Check {
             reference,
             amount,
             currency,
+            echo,
             not_found: not_found?,
             give_up_after,
         })
@@ -140,6 +143,7 @@ mod tests {
 
     use super::super::tests::with;
     use super::*;
+    use crate::domain::echo::Echo;
 
     const URL: &str = "https://api.example.com/charges?id=${job:id}";
 
@@ -161,6 +165,7 @@ mod tests {
             reference: "/id".to_owned(),
             amount: None,
             currency: None,
+            echo: Echo::default(),
             not_found: WhenNotFound::Review,
             give_up_after: Duration::from_secs(3_600),
         };

@@ -36,6 +36,7 @@ impl ProviderRow {
         let provider = self.read(version, &mut check);
         if let Some(provider) = &provider {
             check.reserve(provider);
+            check.echoed_reference(provider);
         }
         match provider {
             Some(provider) if check.0.is_empty() => Ok(provider),

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 mod accounts;
+mod echo;
 mod file;
 mod file_lines;
 mod limits;

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::Object;
 use super::meant::{Check, is_header_name};
 use crate::domain::expansion::TEMPLATE_BYTES_MAX;
-use crate::domain::provider::{NamedWait, RequestShape, WaitPlace, WaitUnit};
+use crate::domain::provider::{AnswerPlace, NamedWait, RequestShape, WaitUnit};
 
 /// What the column holds; an absent key has the contract's default.
 #[derive(Deserialize)]
@@ -20,6 +20,7 @@ struct RequestRow {
     template: Option<Object>,
     reference: Option<String>,
     wait: Option<Object>,
+    echo: Option<Object>,
 }
 
 #[derive(Deserialize)]
@@ -56,6 +57,7 @@ impl Check {
             template,
             reference_pointer: row.reference,
             wait: row.wait.and_then(|wait| self.wait(&wait)),
+            echo: self.echo("request.echo", row.echo.as_ref()),
         }
     }
 
@@ -71,8 +73,8 @@ impl Check {
             }
         };
         let place = match (row.header, row.at) {
-            (Some(header), None) if is_header_name(&header) => WaitPlace::Header(header),
-            (None, Some(at)) if at.starts_with('/') => WaitPlace::Body(at),
+            (Some(header), None) if is_header_name(&header) => AnswerPlace::Header(header),
+            (None, Some(at)) if at.starts_with('/') => AnswerPlace::Body(at),
             (Some(_), None) => {
                 self.problem("request.wait.header is no header name".to_owned());
                 return None;
@@ -102,9 +104,9 @@ mod tests {
         for unit in WaitUnit::ALL {
             let wait = |wait| with(json!({"request": {"wait": wait}})).meant(1).unwrap().request.wait.unwrap();
             let header = wait(json!({"header": "X-Reset", "unit": unit.name()}));
-            assert_eq!(header, NamedWait { place: WaitPlace::Header("X-Reset".to_owned()), unit });
+            assert_eq!(header, NamedWait { place: AnswerPlace::Header("X-Reset".to_owned()), unit });
             let body = wait(json!({"at": "/error/reset", "unit": unit.name()}));
-            assert_eq!(body, NamedWait { place: WaitPlace::Body("/error/reset".to_owned()), unit });
+            assert_eq!(body, NamedWait { place: AnswerPlace::Body("/error/reset".to_owned()), unit });
         }
     }
 

@@ -11,7 +11,7 @@ use super::answer_json::{Ambiguous, AnswerJson, Field};
 use super::named_wait::named_wait;
 use super::retry_after::retry_after;
 use crate::domain::outcome::{Outcome, UnknownCause};
-use crate::domain::provider::{CodeIs, HeaderIs, NamedWait, Provider, StatusCase, StatusMeaning, WaitPlace};
+use crate::domain::provider::{AnswerPlace, CodeIs, HeaderIs, NamedWait, Provider, StatusCase, StatusMeaning};
 use crate::domain::sensitive::secret::looks_secret;
 
 /// Where the provider's reference stands unless the row names another place.
@@ -38,9 +38,10 @@ pub enum Body {
     TooLarge,
     /// It ended before it was whole.
     Broken(UnknownCause),
-    /// The head names a length and a transfer coding: by one of them another answer begins within the body. It is not read.
-    /// <https://www.rfc-editor.org/rfc/rfc9112#section-6.3>
-    TwoLengths,
+    /// It cannot be told which bytes are the answer. Either the head names a length and a transfer coding: by one of them
+    /// another answer begins within the body (<https://www.rfc-editor.org/rfc/rfc9112#section-6.3>). Or another answer follows
+    /// on a connection that was used before: one of the two may be a second answer to an earlier request.
+    Ambiguous,
 }
 
 /// An answer as far as it could be read.
@@ -57,7 +58,7 @@ impl Reading {
         let content_type = self.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         match &self.body {
             Body::Whole(bytes) if !self.is_encoded() => AnswerJson::read(bytes, content_type),
-            Body::Whole(_) | Body::TooLarge | Body::Broken(_) | Body::TwoLengths => None,
+            Body::Whole(_) | Body::TooLarge | Body::Broken(_) | Body::Ambiguous => None,
         }
     }
 
@@ -112,7 +113,7 @@ impl Meanings {
     /// every answer and says nothing of a lock; what the body says is said of this answer.
     pub(super) fn busy_for(&self, reading: &Reading, now: SystemTime) -> Option<Duration> {
         match self.wait.as_ref().map(|wait| &wait.place) {
-            Some(WaitPlace::Body(_)) => self.throttled_for(reading, now),
+            Some(AnswerPlace::Body(_)) => self.throttled_for(reading, now),
             _ => self.retry_after(reading, now),
         }
     }
@@ -158,7 +159,7 @@ pub(super) fn said_by_row(
     reading: &Reading,
     statuses: &BTreeMap<u16, Vec<StatusCase>>,
 ) -> Result<Option<StatusMeaning>, Ambiguous> {
-    if reading.body == Body::TwoLengths {
+    if reading.body == Body::Ambiguous {
         return Err(Ambiguous);
     }
     let Some(cases) = statuses.get(&reading.status) else { return Ok(None) };

@@ -5,7 +5,7 @@ use reqwest::header::CONTENT_TYPE;
 type Headers<'a> = &'a [(&'static str, &'a str)];
 
 use super::*;
-use crate::domain::provider::{WaitPlace, WaitUnit};
+use crate::domain::provider::{AnswerPlace, WaitUnit};
 use std::collections::BTreeMap;
 
 fn reading(status: u16, body: &str) -> Reading {
@@ -194,8 +194,8 @@ fn the_wait_is_found_where_the_row_says_too() {
         classify(&answer, &row, SystemTime::UNIX_EPOCH)
     };
     let seconds = |seconds| Some(Duration::from_secs(seconds));
-    let header = || wait(WaitPlace::Header("X-Reset-After".to_owned()));
-    let body = || wait(WaitPlace::Body("/retry_in".to_owned()));
+    let header = || wait(AnswerPlace::Header("X-Reset-After".to_owned()));
+    let body = || wait(AnswerPlace::Body("/retry_in".to_owned()));
     let throttled = |retry_after| Outcome::Throttled { retry_after };
     assert_eq!(read(header(), 429, &[("x-reset-after", "20")], ""), throttled(seconds(20)));
     assert_eq!(read(body(), 429, &[], r#"{"retry_in":20}"#), throttled(seconds(20)));
@@ -214,7 +214,7 @@ fn the_wait_is_found_where_the_row_says_too() {
     assert_eq!(read(header(), 418, &both, ""), Outcome::Busy { retry_after: seconds(9) });
     assert_eq!(read(body(), 418, &both, r#"{"retry_in":20}"#), Outcome::Busy { retry_after: seconds(9) });
     // A row may say that `Retry-After` counts something else.
-    let ms = Some(NamedWait { place: WaitPlace::Header("RETRY-AFTER".to_owned()), unit: WaitUnit::Milliseconds });
+    let ms = Some(NamedWait { place: AnswerPlace::Header("RETRY-AFTER".to_owned()), unit: WaitUnit::Milliseconds });
     let said = [("retry-after", "9000")];
     assert_eq!(read(ms.clone(), 429, &said, ""), throttled(seconds(9)));
     assert_eq!(read(ms.clone(), 418, &said, ""), Outcome::Busy { retry_after: seconds(9) });

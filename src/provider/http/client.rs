@@ -13,14 +13,15 @@ use hyper::{Method, Request};
 use tokio::time::Instant;
 use url::{Position, Url};
 
-use super::classify::Reading;
-use super::connection::Exchange;
+use super::connection::{Answered, Exchange};
 use super::connector::Connector;
 use super::failure::Failure;
 use super::outbound::Target;
 use super::pool::{Pool, Reuse};
 use super::resolver::GuardedResolver;
+use super::strays::{Stray, StrayLog};
 use crate::domain::local_fault::LocalFault;
+use crate::domain::outcome::UnknownCause;
 use crate::provider::FreezeError;
 
 pub(super) struct Client {
@@ -28,6 +29,7 @@ pub(super) struct Client {
     pool: Arc<Pool>,
     /// Total: from the call to the last byte of the answer.
     timeout: Duration,
+    strays: Arc<StrayLog>,
 }
 
 /// Everything that goes on the wire.
@@ -50,8 +52,13 @@ pub(super) fn base_headers(content_type: Option<HeaderValue>) -> HeaderMap {
 impl Client {
     /// # Errors
     /// [`FreezeError::Url`] when TLS cannot be set up, most likely because the machine has no CA certificates.
-    pub(super) fn new(target: &Target, timeout: Duration, reuse: Reuse) -> Result<Self, FreezeError> {
-        Self::with_resolver(target, GuardedResolver::of_system(target.addresses.clone()), timeout, reuse)
+    pub(super) fn new(
+        target: &Target,
+        timeout: Duration,
+        reuse: Reuse,
+        strays: Arc<StrayLog>,
+    ) -> Result<Self, FreezeError> {
+        Self::with_resolver(target, GuardedResolver::of_system(target.addresses.clone()), timeout, reuse, strays)
     }
 
     /// # Errors
@@ -61,41 +68,50 @@ impl Client {
         resolver: GuardedResolver,
         timeout: Duration,
         reuse: Reuse,
+        strays: Arc<StrayLog>,
     ) -> Result<Self, FreezeError> {
-        Ok(Self { connector: Connector::new(target, resolver, timeout)?, pool: Pool::new(reuse), timeout })
+        Ok(Self { connector: Connector::new(target, resolver, timeout)?, pool: Pool::new(reuse), timeout, strays })
     }
 
-    /// Sends one request to the client's target and reads its answer; with the instant of the last byte that was read.
+    /// Sends one request to the client's target and reads its answer. The caller tells with [`Client::conclude`] what the
+    /// answer was worth.
     ///
     /// # Errors
     /// [`Failure`] when there was no answer at all.
-    pub(super) async fn exchange(&self, outgoing: Outgoing) -> Result<(Reading, Instant), Failure> {
+    pub(super) async fn exchange(&self, outgoing: Outgoing) -> Result<Box<Answered>, Failure> {
         let deadline = Instant::now() + self.timeout;
         let mut request = request_of(outgoing)?;
         if !self.pool.keeps() {
             request.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        while let Some(connection) = self.pool.take().await {
-            match connection.exchange(request, deadline).await {
+        while let Some(connection) = self.pool.take() {
+            match connection.exchange(request, deadline, &self.strays).await {
                 Exchange::NotTaken(untouched) => request = *untouched,
-                ended => return self.ended(ended),
+                ended => return answer_of(ended),
             }
         }
         let connection = self.connector.connect(deadline).await?;
-        self.ended(connection.exchange(request, deadline).await)
+        answer_of(connection.exchange(request, deadline, &self.strays).await)
     }
 
-    fn ended(&self, exchange: Exchange) -> Result<(Reading, Instant), Failure> {
-        match exchange {
-            Exchange::Answered(answered) => {
-                if let Some(connection) = answered.connection {
-                    self.pool.put(connection, &answered.reading.headers);
-                }
-                Ok((answered.reading, answered.read_at))
-            }
-            Exchange::NotTaken(_) => Err(Failure::NotSent("the connection was closed at once".to_owned())),
-            Exchange::Failed(failure) => Err(failure),
+    /// Keeps the connection for the next request, unless it is in doubt whether the answer was this request's.
+    pub(super) fn conclude(&self, answered: Answered, doubt: Option<UnknownCause>) {
+        if let Some(UnknownCause::NotEchoed(_)) = doubt {
+            self.strays.note(Stray::NotEchoed);
         }
+        if let (Some(connection), None) = (answered.connection, doubt) {
+            self.pool.put(connection, &answered.reading.headers);
+        }
+    }
+}
+
+fn answer_of(exchange: Exchange) -> Result<Box<Answered>, Failure> {
+    match exchange {
+        Exchange::Answered(answered) => Ok(answered),
+        Exchange::NotTaken(_) => {
+            Err(Failure::NotSent("the connection was closed, or spoken on, before the request".to_owned()))
+        }
+        Exchange::Failed(failure) => Err(failure),
     }
 }
 

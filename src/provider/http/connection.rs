@@ -20,8 +20,10 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::classify::{Body, Reading};
-use super::failure::{Failure, failure_of};
-use super::socket::{Received, Socket};
+use super::failure::{Failure, failure_of, is_early_answer};
+use super::half_duplex::HalfDuplex;
+use super::socket::Socket;
+use super::strays::{Stray, StrayLog};
 use crate::domain::outcome::UnknownCause;
 
 /// Most of a body that is read, in bytes: no payment answer needs more, and memory stays bounded.
@@ -43,10 +45,14 @@ pub(super) struct Connection {
     socket: Arc<Socket>,
     sender: SendRequest<Full<Bytes>>,
     driver: State,
+    /// An answer was read on it.
+    was_used: bool,
+    /// It received bytes that are part of no answer, at the latest when its driver ended.
+    has_unread: bool,
 }
 
 enum State {
-    Running(Box<Driver<TokioIo<Transport>, Full<Bytes>>>),
+    Running(Box<Driver<TokioIo<HalfDuplex<Transport>>, Full<Bytes>>>),
     /// The request was written to its end and the answer was read to its end.
     Complete,
     Broken,
@@ -55,7 +61,7 @@ enum State {
 /// How one request on a connection ended.
 pub(super) enum Exchange {
     Answered(Box<Answered>),
-    /// The connection had ended before it took the request, so the request can go on another one.
+    /// The connection had ended, or received something, before it took the request, which can go on another one.
     NotTaken(Box<Outgoing>),
     Failed(Failure),
 }
@@ -70,22 +76,14 @@ pub(super) struct Answered {
 
 impl Connection {
     pub(super) async fn open(socket: Arc<Socket>, transport: Transport) -> hyper::Result<Self> {
-        let (sender, driver) = Builder::new().max_headers(HEADERS_MAX).handshake(TokioIo::new(transport)).await?;
-        Ok(Self { socket, sender, driver: State::Running(Box::new(driver)) })
+        let io = TokioIo::new(HalfDuplex::new(transport));
+        let (sender, driver) = Builder::new().max_headers(HEADERS_MAX).handshake(io).await?;
+        let driver = State::Running(Box::new(driver));
+        Ok(Self { socket, sender, driver, was_used: false, has_unread: false })
     }
 
     pub(super) fn opened(&self) -> Instant {
         self.socket.opened()
-    }
-
-    /// Whether an idle connection can carry another request as far as this machine knows.
-    pub(super) async fn is_alive(&mut self) -> bool {
-        match self.socket.received() {
-            Received::Nothing => true,
-            Received::End => false,
-            // A TLS session ticket, or an end of the connection that TLS announces.
-            Received::Bytes => self.is_ready().await,
-        }
     }
 
     /// Lets the connection do what it can do at once, and tells whether it wants another request.
@@ -95,7 +93,9 @@ impl Connection {
     }
 
     /// Sends one request and reads its answer. Dropping the future resets the connection.
-    pub(super) async fn exchange(mut self, request: Outgoing, deadline: Instant) -> Exchange {
+    ///
+    /// The connection reads before it writes: bytes that are there already answer no request of ours, so none is written.
+    pub(super) async fn exchange(mut self, request: Outgoing, deadline: Instant, strays: &StrayLog) -> Exchange {
         if let Err(error) = self.socket.begin_request(deadline) {
             return Exchange::Failed(failure_of(&error, &self.socket));
         }
@@ -104,8 +104,18 @@ impl Connection {
             Ok(Ok(response)) => response,
             Ok(Err(mut refused)) => {
                 return match refused.take_message() {
-                    Some(request) => Exchange::NotTaken(Box::new(request)),
-                    None => Exchange::Failed(failure_of(refused.error(), &self.socket)),
+                    Some(request) => {
+                        if self.has_unread {
+                            strays.note(Stray::BeforeRequest);
+                        }
+                        Exchange::NotTaken(Box::new(request))
+                    }
+                    None => {
+                        if is_early_answer(refused.error()) {
+                            strays.note(Stray::WhileWriting);
+                        }
+                        Exchange::Failed(failure_of(refused.error(), &self.socket))
+                    }
                 };
             }
             Err(_) if self.socket.wrote_nothing() => {
@@ -114,7 +124,7 @@ impl Connection {
             Err(_) => return Exchange::Failed(Failure::Unknown(UnknownCause::Timeout)),
         };
         let (body, read_at) = if has_two_lengths(response.headers()) {
-            (Body::TwoLengths, Instant::now())
+            (Body::Ambiguous, Instant::now())
         } else {
             self.read_body(&mut response, deadline).await
         };
@@ -125,13 +135,25 @@ impl Connection {
             // A server that floods us is cut off, and so is one whose next answer nobody could find.
             return Exchange::Answered(Box::new(Answered { reading, read_at, connection: None }));
         }
+        self.end_exchange(reading, read_at, strays).await
+    }
+
+    /// What follows on an answer that was read to its end.
+    async fn end_exchange(mut self, mut reading: Reading, read_at: Instant, strays: &StrayLog) -> Exchange {
         let reusable = self.is_ready().await;
+        if self.has_unread {
+            strays.note(Stray::BehindAnswer);
+            if self.was_used {
+                reading.body = Body::Ambiguous;
+            }
+        }
         if reusable || matches!(self.driver, State::Complete) {
             self.socket.end_request();
         }
         if matches!(self.driver, State::Complete) {
             tokio::spawn(close_behind_peer(Arc::clone(&self.socket)));
         }
+        self.was_used = true;
         let connection = reusable.then_some(self);
         Exchange::Answered(Box::new(Answered { reading, read_at, connection }))
     }
@@ -164,7 +186,10 @@ impl Connection {
                 && let Poll::Ready(ended) = driver.poll_without_shutdown(cx)
             {
                 // The future ends with the connection's error, if there was one.
-                self.driver = if ended.is_ok() { State::Complete } else { State::Broken };
+                let ended = if ended.is_ok() { State::Complete } else { State::Broken };
+                if let State::Running(driver) = std::mem::replace(&mut self.driver, ended) {
+                    self.has_unread = !driver.into_parts().read_buf.is_empty();
+                }
             }
             future.as_mut().poll(cx)
         })

@@ -6,6 +6,7 @@ use std::error::Error;
 use std::io;
 use std::iter::successors;
 
+use super::half_duplex::EarlyAnswer;
 use super::resolver::{AddressRefused, NameUnresolved};
 use super::socket::Socket;
 use crate::domain::local_fault::LocalFault;
@@ -64,6 +65,12 @@ pub(super) fn failure_of(error: &(dyn Error + 'static), socket: &Socket) -> Fail
 fn is_timeout(error: &(dyn Error + 'static)) -> bool {
     let timed_out = |io: &io::Error| io.kind() == io::ErrorKind::TimedOut;
     successors(Some(error), |&link| link.source()).any(|link| link.downcast_ref().is_some_and(timed_out))
+}
+
+/// Whether the connection was ended because bytes came while the request was being written.
+pub(super) fn is_early_answer(error: &(dyn Error + 'static)) -> bool {
+    let early = |io: &io::Error| io.get_ref().is_some_and(|inner| inner.is::<EarlyAnswer>());
+    successors(Some(error), |&link| link.source()).any(|link| link.downcast_ref().is_some_and(early))
 }
 
 /// The meaning of an error before any byte of the request left. A cause is a short text without URL, header or body.

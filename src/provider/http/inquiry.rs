@@ -4,6 +4,7 @@
 //! wants compared is not accepted until they are. Refuses the row's `statuses` where they would judge a payment: those
 //! are a charge's; what they say of limits and locks holds here too.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use reqwest::Method;
@@ -11,11 +12,13 @@ use reqwest::Method;
 use super::answer_json::{Ambiguous, AnswerJson, Field};
 use super::classify::{Body, Meanings, Reading, is_token, reference, said_by_row};
 use super::client::{self, Client, Outgoing};
+use super::echo::{doubt, minor_units};
 use super::expansion::lookup_url;
 use super::outbound::OutboundPolicy;
 use super::pool::Reuse;
 use super::secrets::HeaderTemplates;
-use crate::domain::decimal::Decimal;
+use super::strays::StrayLog;
+use crate::domain::echo::PaymentIdentity;
 use crate::domain::job::Job;
 use crate::domain::lookup::{Finding, Lookup, LookupMethod};
 use crate::domain::outcome::UnknownCause;
@@ -36,12 +39,18 @@ impl Inquiry {
     ///
     /// # Errors
     /// [`FreezeError::Url`] when the address is not allowed.
-    pub(super) fn new(lookup: &Lookup, provider: &Provider, outbound: &OutboundPolicy) -> Result<Self, FreezeError> {
+    pub(super) fn new(
+        lookup: &Lookup,
+        provider: &Provider,
+        outbound: &OutboundPolicy,
+        strays: Arc<StrayLog>,
+    ) -> Result<Self, FreezeError> {
         let target = outbound.admit(&lookup.url.sample())?;
         // A question may be asked again, so a lost one costs nothing but time.
-        let reuse = Reuse { is_allowed: true, max_age: provider.connection_max_age };
+        let is_allowed = provider.reuse_connections.unwrap_or(true);
+        let reuse = Reuse { is_allowed, max_age: provider.connection_max_age };
         Ok(Self {
-            client: Client::new(&target, provider.timeout, reuse)?,
+            client: Client::new(&target, provider.timeout, reuse, strays)?,
             policy: outbound.clone(),
             lookup: lookup.clone(),
             meanings: Meanings::of(provider),
@@ -56,7 +65,7 @@ impl Inquiry {
             },
             url: lookup_url(&self.policy, &self.lookup.url, job).map_err(|error| error.to_string())?,
             account: job.account.as_ref().map(|account| account.as_str().to_owned()),
-            amount: job.amount,
+            payment: PaymentIdentity::from(job),
             currency: job.currency.clone(),
         })
     }
@@ -73,11 +82,19 @@ impl Inquiry {
             Err(error) => return unanswered(Finding::LocalFault(error.into())),
         };
         match self.client.exchange(outgoing).await {
-            Ok((reading, read_at)) => Answer {
-                outcome: meaning(&reading, question, &self.lookup, &self.meanings, now()),
-                status: Some(reading.status),
-                answer_age: read_at.elapsed(),
-            },
+            Ok(answered) => {
+                let reading = &answered.reading;
+                let mut finding = meaning(reading, question, &self.lookup, &self.meanings, now());
+                let settles =
+                    matches!(finding, Finding::Accepted { .. } | Finding::Declined { .. } | Finding::Differs { .. });
+                let doubt = doubt(reading, &self.lookup.echo, &question.payment, settles);
+                if let Some(cause) = doubt {
+                    finding = Finding::Unknown { cause, retry_after: None };
+                }
+                let (status, read_at) = (reading.status, answered.read_at);
+                self.client.conclude(*answered, doubt);
+                Answer { outcome: finding, status: Some(status), answer_age: read_at.elapsed() }
+            }
             Err(failure) => unanswered(failure.finding()),
         }
     }
@@ -175,24 +192,15 @@ fn compared(body: &AnswerJson, question: &Question, lookup: &Lookup) -> Result<C
     if currency == Some(None) {
         return Ok(Compared::Unreadable("currency"));
     }
-    let theirs = (amount.flatten().unwrap_or(question.amount), currency.flatten());
+    let theirs = (amount.flatten().unwrap_or(question.payment.amount), currency.flatten());
     let theirs = (theirs.0, theirs.1.unwrap_or_else(|| question.currency.clone()));
-    if theirs == (question.amount, question.currency.clone()) {
+    if theirs == (question.payment.amount, question.currency.clone()) {
         return Ok(Compared::Same);
     }
     Ok(Compared::Differs(format!(
         "the provider has {} {} for this payment, we have {} {}: see it at the provider",
-        theirs.0, theirs.1, question.amount, question.currency
+        theirs.0, theirs.1, question.payment.amount, question.currency
     )))
-}
-
-/// A whole number in any notation, exactly; or its digits as text, where a point would rather mean units of the currency.
-fn minor_units(field: &Field) -> Option<i64> {
-    match field {
-        Field::Number(digits) => Decimal::new(digits)?.to_i64(),
-        Field::Text(text) => text.parse().ok(),
-        Field::Bool(_) | Field::Null | Field::List(_) | Field::Object | Field::Unreadable => None,
-    }
 }
 
 #[cfg(test)]

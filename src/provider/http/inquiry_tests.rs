@@ -7,8 +7,9 @@ use serde_json::{Value, json};
 
 use super::super::tests::job;
 use super::*;
+use crate::domain::echo::Echo;
 use crate::domain::lookup::{LookupUrl, WhenNotFound};
-use crate::domain::provider::{NamedWait, StatusCase, WaitPlace, WaitUnit};
+use crate::domain::provider::{AnswerPlace, NamedWait, StatusCase, WaitUnit};
 
 fn lookup() -> Lookup {
     Lookup {
@@ -21,6 +22,7 @@ fn lookup() -> Lookup {
         reference: "/id".to_owned(),
         amount: None,
         currency: None,
+        echo: Echo::default(),
         not_found: WhenNotFound::Review,
         give_up_after: Duration::from_secs(60),
     }
@@ -28,7 +30,8 @@ fn lookup() -> Lookup {
 
 fn question() -> Question {
     let job = job("pay-1");
-    Question { method: "GET", url: String::new(), account: None, amount: job.amount, currency: job.currency }
+    let payment = PaymentIdentity::from(&job);
+    Question { method: "GET", url: String::new(), account: None, payment, currency: job.currency }
 }
 
 fn read(status: u16, headers: HeaderMap, body: &str, lookup: &Lookup) -> Finding {
@@ -39,7 +42,7 @@ fn read(status: u16, headers: HeaderMap, body: &str, lookup: &Lookup) -> Finding
     ]);
     let reading = Reading { status, headers, body: Body::Whole(body.as_bytes().to_vec()) };
     let statuses = if status != 429 || body == "busy" { locks } else { BTreeMap::new() };
-    let wait = NamedWait { place: WaitPlace::Header("x-reset-ms".to_owned()), unit: WaitUnit::Milliseconds };
+    let wait = NamedWait { place: AnswerPlace::Header("x-reset-ms".to_owned()), unit: WaitUnit::Milliseconds };
     let charge = Meanings { statuses, reference_pointer: "/charge".to_owned(), wait: Some(wait) };
     meaning(&reading, &question(), lookup, &charge, SystemTime::now())
 }

@@ -11,13 +11,16 @@ use async_trait::async_trait;
 
 use self::classify::{Meanings, classify};
 use self::client::Client;
+use self::echo::doubt;
 use self::expansion::Expansion;
 use self::inquiry::Inquiry;
 pub use self::outbound::OutboundPolicy;
 use self::outbound::Target;
 use self::pool::Reuse;
+use self::strays::StrayLog;
 use super::secret_grants::SecretUse;
 use super::{Answer, FreezeError, FrozenRequest, PaymentProvider, Question};
+use crate::domain::echo::{Echo, PaymentIdentity};
 use crate::domain::expansion::TooLarge;
 use crate::domain::job::Job;
 use crate::domain::local_fault::LocalFault;
@@ -32,9 +35,11 @@ pub mod classify;
 mod client;
 mod connection;
 mod connector;
+mod echo;
 pub mod expansion;
 mod failure;
 mod form;
+mod half_duplex;
 mod inquiry;
 mod named_wait;
 mod outbound;
@@ -46,6 +51,7 @@ pub mod retry_after;
 mod secret_files;
 mod secrets;
 mod socket;
+mod strays;
 mod template;
 
 /// One provider row of kind `http`, ready to be called. Keeps its own connections.
@@ -55,6 +61,8 @@ pub struct HttpProvider {
     inquiry: Option<Inquiry>,
     timeout: Duration,
     reuse: Reuse,
+    echo: Echo,
+    strays: Arc<StrayLog>,
     client: Arc<Client>,
 }
 
@@ -70,10 +78,13 @@ impl HttpProvider {
         if !pointer.is_empty() && !pointer.starts_with('/') {
             return Err(FreezeError::Template(format!("reference `{pointer}`: write a JSON pointer like /id")));
         }
-        let inquiry = provider.lookup.as_ref().map(|lookup| Inquiry::new(lookup, provider, outbound)).transpose()?;
+        let strays = Arc::new(StrayLog::new(provider.name.clone()));
+        let inquiry = |lookup| Inquiry::new(lookup, provider, outbound, Arc::clone(&strays));
+        let inquiry = provider.lookup.as_ref().map(inquiry).transpose()?;
         let reuse = Reuse { is_allowed: provider.reuses_connections(), max_age: provider.connection_max_age };
-        let client = Client::new(&expansion.target, provider.timeout, reuse)?;
-        Ok(Self { expansion, meanings, inquiry, timeout: provider.timeout, reuse, client: Arc::new(client) })
+        let client = Client::new(&expansion.target, provider.timeout, reuse, Arc::clone(&strays))?;
+        let (timeout, echo) = (provider.timeout, provider.request.echo.clone());
+        Ok(Self { expansion, meanings, inquiry, timeout, reuse, echo, strays, client: Arc::new(client) })
     }
 
     /// What no worker could use of a row, wherever its requests may go: one error per header, and one of the request.
@@ -101,7 +112,8 @@ impl HttpProvider {
             return Ok(Arc::clone(&self.client));
         }
         // A client for one request keeps nothing.
-        Client::new(target, self.timeout, Reuse { is_allowed: false, ..self.reuse }).map(Arc::new)
+        let reuse = Reuse { is_allowed: false, ..self.reuse };
+        Client::new(target, self.timeout, reuse, Arc::clone(&self.strays)).map(Arc::new)
     }
 }
 
@@ -115,16 +127,24 @@ impl PaymentProvider for HttpProvider {
         self.expansion.credential_fingerprint(account).await
     }
 
-    async fn send(&self, request: &FrozenRequest) -> Answer {
+    async fn send(&self, job: &Job, request: &FrozenRequest) -> Answer {
         let prepared = self.expansion.outgoing(request).await.and_then(|out| Ok((self.client_for(&out.target)?, out)));
         let (client, outgoing) = match prepared {
             Ok(prepared) => prepared,
             Err(error) => return unanswered(Outcome::LocalFault(error.into())),
         };
         match client.exchange(outgoing).await {
-            Ok((reading, read_at)) => {
-                let outcome = classify(&reading, &self.meanings, SystemTime::now());
-                Answer { outcome, status: Some(reading.status), answer_age: read_at.elapsed() }
+            Ok(answered) => {
+                let reading = &answered.reading;
+                let mut outcome = classify(reading, &self.meanings, SystemTime::now());
+                let settles = matches!(outcome, Outcome::Accepted { .. } | Outcome::Declined { .. });
+                let doubt = doubt(reading, &self.echo, &PaymentIdentity::from(job), settles);
+                if let Some(cause) = doubt {
+                    outcome = Outcome::Unknown { cause, retry_after: None };
+                }
+                let (status, read_at) = (reading.status, answered.read_at);
+                client.conclude(*answered, doubt);
+                Answer { outcome, status: Some(status), answer_age: read_at.elapsed() }
             }
             Err(failure) => unanswered(failure.outcome()),
         }

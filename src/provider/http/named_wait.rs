@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::answer_json::Field;
 use super::classify::Reading;
 use super::retry_after::{RETRY_AFTER_MAX, made_at};
-use crate::domain::provider::{NamedWait, WaitPlace, WaitUnit};
+use crate::domain::provider::{AnswerPlace, NamedWait, WaitUnit};
 
 /// The wait from the moment the answer was made, at most [`RETRY_AFTER_MAX`]; the longest of several headers, zero for an
 /// end that has gone by.
@@ -16,11 +16,11 @@ use crate::domain::provider::{NamedWait, WaitPlace, WaitUnit};
 #[must_use]
 pub fn named_wait(reading: &Reading, wait: &NamedWait, now: SystemTime) -> Option<Duration> {
     let number = match &wait.place {
-        WaitPlace::Header(name) => {
+        AnswerPlace::Header(name) => {
             let values = reading.headers.get_all(name.as_str());
             values.iter().filter_map(|value| number(value.to_str().ok()?)).reduce(f64::max)
         }
-        WaitPlace::Body(pointer) => match reading.json()?.field(pointer) {
+        AnswerPlace::Body(pointer) => match reading.json()?.field(pointer) {
             Ok(Some(Field::Number(digits))) => digits.parse().ok(),
             Ok(Some(Field::Text(text))) => number(&text),
             _ => None,
@@ -58,7 +58,7 @@ mod tests {
         date: Option<&'static str>,
         headers: &[&'static str],
         body: &str,
-        place: WaitPlace,
+        place: AnswerPlace,
         unit: WaitUnit,
     ) -> Option<Duration> {
         let mut map = HeaderMap::new();
@@ -95,10 +95,10 @@ mod tests {
             (&["1-2"], WaitUnit::Seconds, None),
         ];
         for (headers, unit, wait) in table {
-            let read = read(Some(DATE_TEXT), headers, "", WaitPlace::Header("x-reset".to_owned()), unit);
+            let read = read(Some(DATE_TEXT), headers, "", AnswerPlace::Header("x-reset".to_owned()), unit);
             assert_eq!(read, wait, "{headers:?} {unit:?}");
         }
-        let place = WaitPlace::Header("x-reset".to_owned());
+        let place = AnswerPlace::Header("x-reset".to_owned());
         assert_eq!(read(None, &["784111777"], "", place, WaitUnit::EpochSeconds), ms(7_000), "by our own clock");
     }
 
@@ -118,7 +118,7 @@ mod tests {
             ("", None),
         ];
         for (body, wait) in table {
-            let place = WaitPlace::Body("/error/retry_in".to_owned());
+            let place = AnswerPlace::Body("/error/retry_in".to_owned());
             assert_eq!(read(None, &[], body, place, WaitUnit::Milliseconds), wait, "{body}");
         }
     }

@@ -72,11 +72,11 @@ impl Pool {
         self.reuse.is_allowed
     }
 
-    /// A connection that is open as far as this machine knows: the one that was used last.
-    pub(super) async fn take(&self) -> Option<Connection> {
+    /// The connection that was used last. Its server may have closed it, or said something on it, meanwhile.
+    pub(super) fn take(&self) -> Option<Connection> {
         loop {
-            let mut idle = self.shelf().idle.pop()?;
-            if Instant::now() < idle.until && idle.connection.is_alive().await {
+            let idle = self.shelf().idle.pop()?;
+            if Instant::now() < idle.until {
                 return Some(idle.connection);
             }
         }

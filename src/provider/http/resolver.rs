@@ -157,12 +157,14 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
 
+    use crate::domain::provider::ProviderName;
     use crate::provider::http::address::Network;
-    use crate::provider::http::classify::{Body, Reading};
+    use crate::provider::http::classify::Body;
     use crate::provider::http::client::{Client, Outgoing};
     use crate::provider::http::failure::Failure;
     use crate::provider::http::outbound::{OutboundPolicy, Target};
     use crate::provider::http::pool::Reuse;
+    use crate::provider::http::strays::StrayLog;
 
     /// A name whose answers change from one question to the next.
     struct Changing(Mutex<VecDeque<Vec<&'static str>>>);
@@ -202,7 +204,8 @@ mod tests {
         let target = allow.admit(&format!("http://pay.example:{port}/")).unwrap();
         let reuse = Reuse { is_allowed: true, max_age: Duration::from_millis(300) };
         let resolver = GuardedResolver { rule, lookup };
-        (Client::with_resolver(&target, resolver, Duration::from_secs(5), reuse).unwrap(), target)
+        let strays = Arc::new(StrayLog::new(ProviderName::new("acme").unwrap()));
+        (Client::with_resolver(&target, resolver, Duration::from_secs(5), reuse, strays).unwrap(), target)
     }
 
     /// The address that a request came to, or why it was not sent.
@@ -210,9 +213,13 @@ mod tests {
         let (method, headers) = (hyper::Method::GET, hyper::HeaderMap::new());
         let outgoing = Outgoing { method, target: target.clone(), headers, body: None };
         match client.exchange(outgoing).await {
-            Ok((Reading { body: Body::Whole(body), .. }, _)) => String::from_utf8(body).unwrap(),
+            Ok(answered) => {
+                let Body::Whole(body) = answered.reading.body.clone() else { panic!("{:?}", answered.reading) };
+                client.conclude(*answered, None);
+                String::from_utf8(body).unwrap()
+            }
             Err(Failure::NotSent(cause)) => cause,
-            other => panic!("{other:?}"),
+            Err(other) => panic!("{other:?}"),
         }
     }
 

@@ -7,8 +7,7 @@
 //!    unsent and unacknowledged bytes. A killed process drops its sockets too.
 //! 3. `TCP_USER_TIMEOUT` ends with the request. A stopped process drops nothing, but its kernel gives up by then.
 
-use std::io;
-use std::mem::MaybeUninit;
+use std::io::{self, Read as _};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -80,16 +79,6 @@ impl Socket {
         self.written.load(Ordering::Relaxed) == 0
     }
 
-    /// What an idle connection has received. Asks the kernel, because the runtime learns of it later.
-    pub(super) fn received(&self) -> Received {
-        match SockRef::from(&self.stream).peek(&mut [MaybeUninit::uninit()]) {
-            Ok(0) => Received::End,
-            Ok(_) => Received::Bytes,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Received::Nothing,
-            Err(_) => Received::End,
-        }
-    }
-
     /// Waits until the peer has closed or reset the connection; what it still says is read and dropped.
     pub(super) async fn ended(&self) {
         while self.stream.readable().await.is_ok() {
@@ -98,6 +87,18 @@ impl Socket {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Ok(0) | Err(_) => return,
             }
+        }
+    }
+
+    /// Reads what the kernel has, because the runtime learns of it later: a request must not meet bytes that are there already.
+    fn read_now(&self, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match (&*SockRef::from(&self.stream)).read(buffer.initialize_unfilled()) {
+            Ok(read) => {
+                buffer.advance(read);
+                Poll::Ready(Ok(()))
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Pending,
+            Err(error) => Poll::Ready(Err(error)),
         }
     }
 
@@ -119,15 +120,6 @@ impl Socket {
     }
 }
 
-/// What lies in an idle socket's receive buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Received {
-    Nothing,
-    Bytes,
-    /// The peer closed or reset the connection.
-    End,
-}
-
 /// The byte stream of a [`Socket`], for TLS and HTTP.
 #[derive(Debug)]
 pub(super) struct SocketStream(pub(super) Arc<Socket>);
@@ -136,7 +128,10 @@ impl AsyncRead for SocketStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let stream = &self.0.stream;
         loop {
-            ready!(stream.poll_read_ready(cx))?;
+            let is_ready = stream.poll_read_ready(cx)?.is_ready();
+            if !is_ready {
+                return self.0.read_now(buffer);
+            }
             match stream.try_read(buffer.initialize_unfilled()) {
                 Ok(read) => {
                     buffer.advance(read);

@@ -67,19 +67,21 @@ async fn each_write_renews_the_kernels_time_to_give_up() {
     assert!(given() <= Duration::from_secs(1), "{:?}", given());
 }
 
+/// The runtime asks the kernel for events when no task can go on, so it cannot know of these bytes.
 #[tokio::test]
-async fn an_idle_socket_knows_what_it_received() {
-    let (socket, mut peer) = pair(in_10_s()).await;
-    assert_eq!(socket.received(), Received::Nothing);
-    peer.write_all(b"x").await.unwrap();
-    socket.stream.readable().await.unwrap();
-    assert_eq!(socket.received(), Received::Bytes);
-    assert_eq!(socket.stream.try_read(&mut [0; 8]).unwrap(), 1);
-    drop(peer);
-    let ended = async {
-        while socket.received() != Received::End {
-            tokio::task::yield_now().await;
-        }
+async fn bytes_are_read_before_the_runtime_knows_of_them() {
+    let (socket, peer) = pair(in_10_s()).await;
+    let mut stream = SocketStream(Arc::clone(&socket));
+    let mut bytes = [0; 8];
+    let mut read_once = || {
+        let mut buffer = ReadBuf::new(&mut bytes);
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        Pin::new(&mut stream).poll_read(&mut cx, &mut buffer).map(|read| read.map(|()| buffer.filled().len()).unwrap())
     };
-    tokio::time::timeout(Duration::from_secs(10), ended).await.unwrap();
+    assert_eq!(read_once(), Poll::Pending);
+    assert_eq!(peer.try_write(b"stray").unwrap(), 5);
+    assert_eq!(read_once(), Poll::Ready(5));
+    assert_eq!(read_once(), Poll::Pending);
+    drop(peer);
+    assert_eq!(read_once(), Poll::Ready(0));
 }

@@ -102,7 +102,7 @@ pub(super) async fn written_down(
         Call::Charge(request) => {
             let silence = Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None };
             let span = spans::request("charge");
-            let sent = faults::on_the_wire(request, settings.client.send(request)).instrument(span.clone());
+            let sent = faults::on_the_wire(request, settings.client.send(&job.job, request)).instrument(span.clone());
             let mut answer = answered((lane, began), in_flight, sent, (silence, Outcome::way)).await;
             spans::answered(&span, answer.outcome.word(), answer.status);
             drop(started);

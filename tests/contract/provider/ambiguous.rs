@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use sluicegate::domain::echo::Echo;
 use sluicegate::domain::lookup::{Finding, Lookup, LookupMethod, LookupUrl, WhenNotFound};
 use sluicegate::domain::outcome::{Outcome, UnknownCause};
 use sluicegate::domain::provider::{CodeIs, HeaderIs, Provider, StatusCase, StatusMeaning};
@@ -109,7 +110,7 @@ async fn a_length_beside_chunks_is_unknown_and_ends_the_connection() {
             let provider = provider(&row(&server.url()));
             for connections in 1..=2 {
                 let frozen = provider.freeze(&job("pay-1")).await.unwrap();
-                let answer = provider.send(&frozen).await;
+                let answer = provider.send(&job("pay-1"), &frozen).await;
                 assert_eq!((answer.outcome, answer.status), (unreadable(read), Some(read)), "{head}");
                 assert_eq!((server.requests().len(), server.connections()), (connections, connections), "{head}");
             }
@@ -155,6 +156,7 @@ async fn an_ambiguous_answer_to_a_look_up_is_unknown() {
             reference: "/id".to_owned(),
             amount: Some("/amount".to_owned()),
             currency: Some("/currency".to_owned()),
+            echo: Echo::default(),
             not_found: WhenNotFound::Resend,
             give_up_after: Duration::from_secs(60),
         };

@@ -6,18 +6,17 @@ use std::time::Duration;
 
 use sluicegate::domain::outcome::{Outcome, UnknownCause};
 use sluicegate::domain::provider::Provider;
-use sluicegate::provider::PaymentProvider as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
 use super::raw::{RawServer, Then};
-use super::{job, provider, row, unknown};
+use super::{charge, job, provider, row, unknown};
 
 async fn outcomes(row: &Provider, payments: usize) -> Vec<Outcome> {
     let provider = provider(row);
     let mut outcomes = Vec::new();
     for number in 0..payments {
-        outcomes.push(provider.send(&provider.freeze(&job(&format!("pay-{number}"))).await.unwrap()).await.outcome);
+        outcomes.push(charge(&provider, &job(&format!("pay-{number}"))).await.outcome);
     }
     outcomes
 }

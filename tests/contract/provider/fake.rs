@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use sluicegate::domain::echo::{Echo, PaymentIdentity};
 use sluicegate::domain::limit::Rate;
 use sluicegate::domain::lookup::{Finding, Lookup, LookupMethod, LookupUrl, WhenNotFound};
 use sluicegate::domain::outcome::{Outcome, UnknownCause};
@@ -14,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::raw::{RawServer, Then};
-use super::{job, policy, provider, row};
+use super::{charge, job, policy, provider, row};
 
 struct Fake {
     url: String,
@@ -77,7 +78,7 @@ async fn its_report_agrees_with_an_independent_recount() {
                 let mut outcomes = Vec::new();
                 for n in 0..50 {
                     let frozen = provider.freeze(&job(&format!("pay-{lane}-{n}"))).await.unwrap();
-                    outcomes.push(provider.send(&frozen).await.outcome);
+                    outcomes.push(provider.send(&job("pay-1"), &frozen).await.outcome);
                 }
                 outcomes
             });
@@ -120,7 +121,7 @@ async fn it_deduplicates_unless_told_not_to() {
         let frozen = provider.freeze(&job("pay-1")).await.unwrap();
         let mut references = Vec::new();
         for _ in 0..3 {
-            let Outcome::Accepted { reference } = provider.send(&frozen).await.outcome else { panic!() };
+            let Outcome::Accepted { reference } = provider.send(&job("pay-1"), &frozen).await.outcome else { panic!() };
             references.push(reference.unwrap());
         }
         references.dedup();
@@ -142,7 +143,7 @@ async fn a_lost_answer_has_had_its_effect() {
     let provider = provider(&row(&fake.url));
     let frozen = provider.freeze(&job("pay-1")).await.unwrap();
     for _ in 0..2 {
-        let answer = provider.send(&frozen).await;
+        let answer = provider.send(&job("pay-1"), &frozen).await;
         let lost = Outcome::Unknown { cause: UnknownCause::ConnectionLost, retry_after: None };
         assert_eq!((answer.outcome, answer.status), (lost, None));
     }
@@ -170,7 +171,7 @@ async fn declines_faults_and_refusals_reach_the_client_as_meant() {
     for (options, meant) in cases {
         let fake = Fake::start(options).await;
         let provider = provider(&row(&fake.url));
-        let outcome = provider.send(&provider.freeze(&job("pay-1")).await.unwrap()).await.outcome;
+        let outcome = charge(&provider, &job("pay-1")).await.outcome;
         assert!(meant(&outcome), "{outcome:?}");
         assert_eq!(fake.handle.report().charges, 0);
         fake.stop().await;
@@ -195,7 +196,7 @@ async fn a_lock_and_a_limit_are_told_apart() {
         let fake = Fake::start(options).await;
         let row = Provider { statuses: [(429, vec![locked.clone()])].into(), ..row(&fake.url) };
         let provider = provider(&row);
-        let outcome = provider.send(&provider.freeze(&job("pay-1")).await.unwrap()).await.outcome;
+        let outcome = charge(&provider, &job("pay-1")).await.outcome;
         assert_eq!(outcome, wanted);
         assert_eq!(fake.handle.report().charges, 0);
         fake.stop().await;
@@ -232,6 +233,7 @@ pub(super) fn lookup(url: &str) -> Lookup {
         reference: "/id".to_owned(),
         amount: Some("/amount".to_owned()),
         currency: Some("/currency".to_owned()),
+        echo: Echo::default(),
         not_found: WhenNotFound::Review,
         give_up_after: Duration::from_secs(60),
     }
@@ -246,14 +248,13 @@ async fn what_was_charged_can_be_asked_for() {
     let provider = provider(&row);
     let question = provider.question(&job("pay-1")).unwrap();
     assert_eq!(provider.ask(&question).await.outcome, Finding::NotFound);
-    let Outcome::Accepted { reference } = provider.send(&provider.freeze(&job("pay-1")).await.unwrap()).await.outcome
-    else {
+    let Outcome::Accepted { reference } = charge(&provider, &job("pay-1")).await.outcome else {
         panic!("not accepted")
     };
     assert!(reference.is_some());
     let answer = provider.ask(&question).await;
     assert_eq!((answer.outcome, answer.status), (Finding::Accepted { reference }, Some(200)));
-    let other = Question { amount: 1, ..question };
+    let other = Question { payment: PaymentIdentity { amount: 1, ..question.payment.clone() }, ..question };
     assert!(matches!(provider.ask(&other).await.outcome, Finding::Differs { .. }));
     let report: Report = fake.get("_report").await;
     assert_eq!((report.requests, report.lookups, report.charges), (4, 3, 1));

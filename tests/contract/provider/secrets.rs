@@ -10,7 +10,7 @@ use sluicegate::provider::secret_grants::SecretGrants;
 use sluicegate::provider::{FreezeError, PaymentProvider as _};
 
 use super::raw::{RawServer, Then};
-use super::{job, policy, row};
+use super::{charge, job, policy, row};
 
 /// Loopback, with these secrets.
 pub fn granting(entries: &[&str]) -> OutboundPolicy {
@@ -54,10 +54,7 @@ async fn a_secret_that_no_entry_grants_makes_the_row_unusable() {
         );
     }
     let granted = HttpProvider::new(&row, &granting(&["env:PATH@127.0.0.1"])).unwrap();
-    assert!(matches!(
-        granted.send(&granted.freeze(&job("pay-1")).await.unwrap()).await.outcome,
-        Outcome::Accepted { .. }
-    ));
+    assert!(matches!(charge(&granted, &job("pay-1")).await.outcome, Outcome::Accepted { .. }));
     assert_eq!(server.requests().len(), 1);
 }
 
@@ -90,7 +87,7 @@ async fn a_request_that_is_frozen_for_another_host_is_not_sent_with_the_secret()
     let frozen = there.freeze(&job("pay-1")).await.unwrap();
     let moved = with_key(&server.url().replace("127.0.0.1", "localhost"));
     let moved = HttpProvider::new(&moved, &granting(&["env:PATH@localhost"])).unwrap();
-    match moved.send(&frozen).await.outcome {
+    match moved.send(&job("pay-1"), &frozen).await.outcome {
         Outcome::LocalFault(fault) => assert!(fault.to_string().contains("env:PATH@127.0.0.1"), "{fault}"),
         other => panic!("{other:?}"),
     }

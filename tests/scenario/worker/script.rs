@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
+use sluicegate::domain::echo::PaymentIdentity;
 use sluicegate::domain::expansion::{RequestPart, TooLarge, Unfit};
 use sluicegate::domain::job::Job;
 use sluicegate::domain::local_fault::LocalFault;
@@ -242,7 +243,7 @@ impl PaymentProvider for Scripted {
         if is_too_large { Err(TooLarge::new(RequestPart::Body, job)) } else { Ok(()) }
     }
 
-    async fn send(&self, request: &FrozenRequest) -> Answer {
+    async fn send(&self, _: &Job, request: &FrozenRequest) -> Answer {
         let (id, act) = self.script.arrive(&self.row, request);
         let outcome = match act {
             Act::Answer(outcome) => outcome,
@@ -277,7 +278,7 @@ impl PaymentProvider for Scripted {
             method: "GET",
             url: self.row.url.clone(),
             account: Some(job.id.as_str().to_owned()),
-            amount: job.amount,
+            payment: PaymentIdentity::from(job),
             currency: job.currency.clone(),
         })
     }

@@ -1,0 +1,180 @@
+//! The `echo` of the columns `request` and `lookup`: what an answer must repeat of its payment, and where.
+//!
+//! A place that no answer has would send every payment to review, so a text is a JSON pointer and nothing else; a header is
+//! named as one.
+
+use std::collections::BTreeSet;
+
+use serde::Deserialize;
+
+use super::Object;
+use super::meant::{Check, is_header_name};
+use crate::domain::echo::{Echo, EchoField, EchoedField};
+use crate::domain::job::JobField;
+use crate::domain::provider::{AnswerPlace, Provider};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EchoRow {
+    id: Option<PlacesRow>,
+    idempotency_key: Option<PlacesRow>,
+    reference: Option<PlacesRow>,
+    amount: Option<PlacesRow>,
+    except: Option<Vec<u16>>,
+}
+
+#[derive(Deserialize)]
+#[serde(
+    untagged,
+    expecting = "write a JSON pointer such as \"/metadata/id\", { header = \"Name\" }, or a list of these"
+)]
+enum PlacesRow {
+    One(PlaceRow),
+    Any(Vec<PlaceRow>),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum PlaceRow {
+    Pointer(String),
+    Header(HeaderRow),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HeaderRow {
+    header: String,
+}
+
+impl Check {
+    /// `column` is `request.echo` or `lookup.echo`.
+    pub(super) fn echo(&mut self, column: &str, object: Option<&Object>) -> Echo {
+        let row: Option<EchoRow> = object.and_then(|object| self.keys(column, object));
+        let Some(row) = row else { return Echo::default() };
+        let fields = [
+            (EchoField::Id, "id", row.id),
+            (EchoField::IdempotencyKey, "idempotency_key", row.idempotency_key),
+            (EchoField::Reference, "reference", row.reference),
+            (EchoField::Amount, "amount", row.amount),
+        ];
+        let fields: Vec<EchoedField> = fields
+            .into_iter()
+            .filter_map(|(field, key, places)| {
+                Some(EchoedField { field, places: self.places(&format!("{column}.{key}"), places?) })
+            })
+            .collect();
+        if fields.is_empty() {
+            self.problem(format!("{column} compares nothing: name id, idempotency_key, reference or amount"));
+        }
+        let except: BTreeSet<u16> = row.except.unwrap_or_default().into_iter().collect();
+        if let Some(status) = except.iter().find(|status| !(100..=599).contains(*status)) {
+            self.problem(format!("{column}.except: {status} is no HTTP status between 100 and 599"));
+        }
+        Echo { fields, except }
+    }
+
+    fn places(&mut self, key: &str, places: PlacesRow) -> Vec<AnswerPlace> {
+        let places = match places {
+            PlacesRow::One(place) => vec![place],
+            PlacesRow::Any(places) => places,
+        };
+        if places.is_empty() {
+            self.problem(format!("{key} has no place: write a JSON pointer such as /metadata/id"));
+        }
+        let mut validated = Vec::new();
+        for place in places {
+            match place {
+                PlaceRow::Pointer(pointer) if pointer.starts_with('/') => validated.push(AnswerPlace::Body(pointer)),
+                PlaceRow::Pointer(_) => {
+                    self.problem(format!("{key} is no JSON pointer: write /metadata/id, or {{ header = \"Name\" }}"));
+                }
+                PlaceRow::Header(HeaderRow { header }) if is_header_name(&header) => {
+                    validated.push(AnswerPlace::Header(header));
+                }
+                PlaceRow::Header(_) => self.problem(format!("{key}.header is no header name")),
+            }
+        }
+        validated
+    }
+
+    /// A payment without a reference could not be told from another one.
+    pub(super) fn echoed_reference(&mut self, provider: &Provider) {
+        let echoes = [("request", Some(&provider.request.echo)), ("lookup", provider.lookup.as_ref().map(|l| &l.echo))];
+        for (column, echo) in echoes {
+            let has_reference = echo.is_some_and(|echo| echo.fields.iter().any(|it| it.field == EchoField::Reference));
+            if has_reference && !provider.require.contains(&JobField::Reference) {
+                self.problem(format!(
+                    "{column}.echo.reference: a payment without a reference could not be told from another one; add \
+                     \"reference\" to `require`, or compare the id"
+                ));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::super::tests::with;
+    use super::*;
+
+    fn problems(row: Value) -> Vec<String> {
+        with(row).meant(1).map_or_else(|bad| bad.problems, |_| Vec::new())
+    }
+
+    #[test]
+    fn an_answer_may_repeat_it_in_its_body_or_a_header() {
+        let echo = json!({
+            "id": ["/metadata/id", "/error/metadata/id"], "idempotency_key": {"header": "X-Key"}, "reference": "/reference",
+            "amount": ["/amount", {"header": "X-Amount"}], "except": [422, 404],
+        });
+        let lookup = json!({"url": "https://api.example.com/${job:id}", "echo": {"id": "/0/id"}});
+        let row =
+            with(json!({"request": {"echo": echo}, "lookup": lookup, "require": ["reference"]})).meant(1).unwrap();
+        let body = |pointer: &str| AnswerPlace::Body(pointer.to_owned());
+        let header = |name: &str| AnswerPlace::Header(name.to_owned());
+        let field = |field, places: &[AnswerPlace]| EchoedField { field, places: places.to_vec() };
+        let fields = vec![
+            field(EchoField::Id, &[body("/metadata/id"), body("/error/metadata/id")]),
+            field(EchoField::IdempotencyKey, &[header("X-Key")]),
+            field(EchoField::Reference, &[body("/reference")]),
+            field(EchoField::Amount, &[body("/amount"), header("X-Amount")]),
+        ];
+        assert_eq!(row.request.echo, Echo { fields, except: [404, 422].into() });
+        assert_eq!(row.lookup.unwrap().echo.fields, [field(EchoField::Id, &[body("/0/id")])]);
+        assert_eq!(with(json!({})).meant(1).unwrap().request.echo, Echo::default());
+    }
+
+    #[test]
+    fn an_invalid_echo_is_named_with_its_fix() {
+        for (echo, problem) in [
+            (json!({}), "request.echo compares nothing: name id, idempotency_key, reference or amount"),
+            (json!({"except": [422]}), "request.echo compares nothing"),
+            (json!({"ID": "/id"}), "request.echo: unknown field `ID`, expected one of `id`, `idempotency_key`"),
+            (
+                json!({"id": "metadata/id"}),
+                "request.echo.id is no JSON pointer: write /metadata/id, or { header = \"Name\" }",
+            ),
+            (json!({"id": "reference"}), "request.echo.id is no JSON pointer"),
+            (json!({"id": ""}), "request.echo.id is no JSON pointer"),
+            (json!({"id": []}), "request.echo.id has no place"),
+            (
+                json!({"id": 5}),
+                "request.echo.id: write a JSON pointer such as \"/metadata/id\", { header = \"Name\" }, or",
+            ),
+            (json!({"id": {"headr": "X"}}), "request.echo.id: write a JSON pointer such as"),
+            (json!({"id": {"header": "a b"}}), "request.echo.id.header is no header name"),
+            (json!({"id": "/id", "except": [99]}), "request.echo.except: 99 is no HTTP status"),
+            (json!({"id": "/id", "except": 422}), "request.echo.except: invalid type"),
+            (json!({"reference": "/r"}), "request.echo.reference: a payment without a reference could not be told"),
+            (json!("/id"), "request.echo: invalid type"),
+        ] {
+            let said = problems(json!({"request": {"echo": echo}}));
+            assert!(said.len() == 1 && said[0].starts_with(problem), "{echo}: {said:#?}");
+        }
+        let lookup = json!({"url": "https://api.example.com/${job:id}", "echo": {"id": "id", "amount": 1}});
+        let said = problems(json!({ "lookup": lookup }));
+        assert!(said.len() == 1 && said[0].starts_with("lookup.echo.amount: write a JSON pointer"), "{said:#?}");
+    }
+}

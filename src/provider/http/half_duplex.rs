@@ -1,0 +1,79 @@
+//! Byte stream on which nothing may be read between the first and the last byte of what is written.
+//!
+//! An answer that begins before its request was written to its end is a stray one, of an earlier request, or says nothing of
+//! all of the request. Works above TLS, so that the bytes are HTTP's own.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// Bytes came while a request was being written.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("an answer began before the request was written to its end")]
+pub(super) struct EarlyAnswer;
+
+pub(super) struct HalfDuplex<S> {
+    stream: S,
+    /// Something was written since the last flush that came to its end.
+    is_writing: bool,
+}
+
+impl<S> HalfDuplex<S> {
+    pub(super) fn new(stream: S) -> Self {
+        Self { stream, is_writing: false }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for HalfDuplex<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
+        if self.is_writing && buffer.filled().len() > before {
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, EarlyAnswer)));
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for HalfDuplex<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.is_writing = true;
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    /// hyper flushes when it has handed over all of a request.
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
+        self.is_writing = false;
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_answer_waits_for_the_end_of_its_request() {
+        let (ours, mut peer) = duplex(64);
+        let mut ours = HalfDuplex::new(ours);
+        for _ in 0..2 {
+            ours.write_all(b"request").await.unwrap();
+            ours.flush().await.unwrap();
+            peer.write_all(b"answer").await.unwrap();
+            assert_eq!(ours.read(&mut [0; 64]).await.unwrap(), 6);
+        }
+        ours.write_all(b"requ").await.unwrap();
+        peer.write_all(b"answer").await.unwrap();
+        let early = ours.read(&mut [0; 64]).await.unwrap_err();
+        assert!(early.get_ref().is_some_and(|error| error.is::<EarlyAnswer>()), "{early}");
+    }
+}
