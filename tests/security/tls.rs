@@ -56,7 +56,8 @@ async fn provider(port: u16, allow: &str, trusted: &Authorities) -> Told {
     let url = format!("https://localhost:{port}/charges");
     let row = ProviderRow { name: "acme".to_owned(), url, limits: vec![limit], ..ProviderRow::default() };
     let provider = HttpProvider::new(&row.meant(1).unwrap(), &policy).unwrap();
-    let answer = provider.send(&provider.freeze(&job()).await.unwrap()).await;
+    let job = job();
+    let answer = provider.send(&job, &provider.freeze(&job).await.unwrap()).await;
     match answer.outcome {
         Outcome::Accepted { .. } => Ok(()),
         Outcome::NotSent { cause } => Err(cause),
