@@ -22,7 +22,8 @@ const FLUSH_MAX: Duration = Duration::from_secs(1);
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     let json = cli::asks_for_json(&arguments);
-    let cli = Cli::from_arguments(arguments).unwrap_or_else(|error| {
+    let cli = Cli::from_arguments(arguments.clone()).unwrap_or_else(|error| {
+        let error = cli::printable_usage_error(&arguments, error);
         if json && error.use_stderr() {
             // With stdout closed nobody reads it.
             Console::of_process().json_error(&cli::usage_problem(&error)).unwrap_or_default();
@@ -52,7 +53,7 @@ fn execute(cli: &Cli, json: bool, console: &mut Console) -> Exit {
                 console.json_error(&error.to_string()).unwrap_or_default();
             }
             // With stderr closed as well, the exit code is all that is left to say.
-            console.message(&format!("error: {error}")).unwrap_or_default();
+            console.error(&error).unwrap_or_default();
         }
         exit
     })
@@ -72,7 +73,7 @@ fn run(cli: &Cli, console: &mut Console) -> Result<Exit, CommandError> {
     let config = match (config::load_for(purpose, cli.config.as_deref(), environment, &cli.set), &cli.command) {
         (Ok(config), _) => config,
         (Err(problems), Command::Check(args)) => return cli::check::misconfigured(args, &problems, console),
-        (Err(problems), _) => return Err(CommandError::Configuration(problems.to_string())),
+        (Err(problems), _) => return Err(problems.into()),
     };
     let telemetry = telemetry::init(cli.command.log(config.log), config.otlp_endpoint.as_deref(), &config.authorities);
     let _until_the_end = telemetry.map_err(CommandError::Failed)?;

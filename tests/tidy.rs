@@ -17,13 +17,14 @@ pub type Offence = String;
 
 type Rule = fn(&Source) -> Vec<Offence>;
 
-const RULES: [(&str, Rule); 8] = [
+const RULES: [(&str, Rule); 9] = [
     ("arrows", arrows::parts),
     ("drivers", arrows::drivers),
     ("module docs", bans::module_docs),
     ("clocks", bans::clocks),
     ("panics", bans::panics),
     ("spawns and prints", bans::spawns_and_prints),
+    ("hidden characters", bans::hidden_characters),
     ("loose ends", bans::loose_ends),
     ("length", bans::length),
 ];
@@ -49,6 +50,7 @@ fn every_rule_can_fail() {
         "clocks" => Source::of("src/worker/lane.rs", "fn f() { let t = Instant::now(); }"),
         "panics" => Source::of("src/worker/lane.rs", "fn f() { g().unwrap(); }"),
         "spawns and prints" => Source::of("src/worker/lane.rs", "fn f() { tokio::spawn(g()); }"),
+        "hidden characters" => Source::of("src/ops/mod.rs", "use axum::Json;"),
         "loose ends" => Source::of("src/worker/lane.rs", concat!("// TO", "DO: more")),
         "length" => Source::of("src/worker/lane.rs", &"\n".repeat(451)),
         other => panic!("rule `{other}` has no snippet that breaks it"),

@@ -1,11 +1,16 @@
 //! Where a command writes: data on stdout, messages on stderr, tables that fit the terminal and are plain in a pipe.
 //!
-//! Refuses colour in data, so NO_COLOR has nothing to switch off there.
+//! Every text passes [`printable`] here, so no command can show a hidden character; in JSON they are escaped. There is no
+//! colour in data, so NO_COLOR has nothing to switch off there.
 
+use std::borrow::Cow;
 use std::io::{self, BufRead, IsTerminal as _, Write};
 
 use comfy_table::{ColumnConstraint, ContentArrangement, Table, presets};
 use serde::Serialize;
+
+use super::CommandError;
+use crate::domain::printable::{printable, printable_json};
 
 /// Longest cell that is never broken where there is room, in characters.
 const WHOLE_MAX: usize = 24;
@@ -70,12 +75,20 @@ impl Console {
         &mut self.out
     }
 
-    /// One line of data.
+    /// One line of data, whatever it holds.
     ///
     /// # Errors
     /// When stdout is closed.
     pub fn line(&mut self, text: &str) -> io::Result<()> {
-        writeln!(self.out, "{text}")
+        writeln!(self.out, "{}", printable(text))
+    }
+
+    /// Data that is laid out in lines already. A text from elsewhere in it must be [`printable`], or it adds lines.
+    ///
+    /// # Errors
+    /// When stdout is closed.
+    pub fn lines(&mut self, text: &str) -> io::Result<()> {
+        text.split('\n').try_for_each(|line| self.line(line))
     }
 
     /// One JSON document of data.
@@ -84,8 +97,7 @@ impl Console {
     /// When stdout is closed.
     pub fn json(&mut self, value: &impl Serialize) -> io::Result<()> {
         self.has_document = true;
-        serde_json::to_writer_pretty(&mut self.out, value)?;
-        writeln!(self.out)
+        writeln!(self.out, "{}", printable_json(&serde_json::to_string_pretty(value)?))
     }
 
     /// The error of a failed command as JSON, unless the command has written its document already: stdout holds one document.
@@ -105,8 +117,7 @@ impl Console {
     /// # Errors
     /// When stdout is closed.
     pub fn json_line(&mut self, value: &impl Serialize) -> io::Result<()> {
-        serde_json::to_writer(&mut self.out, value)?;
-        writeln!(self.out)
+        writeln!(self.out, "{}", printable_json(&serde_json::to_string(value)?))
     }
 
     /// A table of data.
@@ -115,7 +126,7 @@ impl Console {
     /// When stdout is closed.
     pub fn table(&mut self, header: &[&str], rows: &[Vec<String>]) -> io::Result<()> {
         let text = render_table(header, rows, self.shape);
-        self.line(&text)
+        self.lines(&text)
     }
 
     #[must_use]
@@ -141,13 +152,22 @@ impl Console {
         self.out.flush()
     }
 
-    /// One message for people, on stderr.
+    /// One message for people, on stderr, on one line whatever it holds.
     ///
     /// # Errors
     /// When stderr is closed.
     pub fn message(&mut self, text: &str) -> io::Result<()> {
         // In one write: what is written whole is dropped whole, and not mixed with log lines.
-        self.err.write_all(format!("{text}\n").as_bytes())
+        self.err.write_all(format!("{}\n", printable(text)).as_bytes())
+    }
+
+    /// Why a command failed, on stderr: `error: …`.
+    ///
+    /// # Errors
+    /// When stderr is closed.
+    pub fn error(&mut self, error: &CommandError) -> io::Result<()> {
+        let lines: Vec<_> = error.lines().iter().map(|line| printable(line).into_owned()).collect();
+        self.err.write_all(format!("error: {}\n", lines.join("\n")).as_bytes())
     }
 
     /// Asks on stderr whether to go on: only `y` or `yes` says so. `None`: nobody can be asked.
@@ -156,7 +176,7 @@ impl Console {
     /// When the terminal is gone.
     pub fn confirm(&mut self, question: &str) -> io::Result<Option<bool>> {
         let Some(answers) = &mut self.answers else { return Ok(None) };
-        write!(self.err, "{question} [y/N] ")?;
+        write!(self.err, "{} [y/N] ", printable(question))?;
         self.err.flush()?;
         let mut answer = String::new();
         answers.read_line(&mut answer)?;
@@ -191,7 +211,7 @@ fn columns(width: Option<u16>) -> Option<u16> {
 /// Breaks a line between words so that it fits; what follows stands under its text.
 #[must_use]
 pub fn wrapped(indent: &str, text: &str, width: Option<usize>) -> String {
-    let text: String = text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect();
+    let text = printable(text);
     let under = " ".repeat(indent.chars().count());
     let (mut lines, mut line) = (Vec::new(), indent.to_owned());
     let mut chars = indent.chars().count();
@@ -212,9 +232,11 @@ pub fn wrapped(indent: &str, text: &str, width: Option<usize>) -> String {
 /// Lays out a table.
 #[must_use]
 pub fn render_table(header: &[&str], rows: &[Vec<String>], shape: Shape) -> String {
+    let rows: Vec<Vec<Cow<'_, str>>> =
+        rows.iter().map(|row| row.iter().map(|cell| printable(cell)).collect()).collect();
     let mut table = Table::new();
     table.set_header(header.iter().copied());
-    table.add_rows(rows.iter().map(|row| row.iter().map(|cell| printable(cell))));
+    table.add_rows(&rows);
     match shape {
         Shape::Plain => {
             table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
@@ -225,7 +247,7 @@ pub fn render_table(header: &[&str], rows: &[Vec<String>], shape: Shape) -> Stri
             table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(arrangement);
             if let Some(width) = width {
                 table.set_width(width);
-                keep_whole(&mut table, header, rows, usize::from(width));
+                keep_whole(&mut table, header, &rows, usize::from(width));
             }
         }
     }
@@ -234,8 +256,8 @@ pub fn render_table(header: &[&str], rows: &[Vec<String>], shape: Shape) -> Stri
 
 /// Keeps short cells on one line, the shortest columns first, as long as every other column has some room left: a name or a
 /// time that is broken in the middle cannot be read.
-fn keep_whole(table: &mut Table, header: &[&str], rows: &[Vec<String>], width: usize) {
-    let length = |text: &str| text.lines().map(|line| line.chars().count()).max().unwrap_or(0);
+fn keep_whole(table: &mut Table, header: &[&str], rows: &[Vec<Cow<'_, str>>], width: usize) {
+    let length = |text: &str| text.chars().count();
     let widest =
         |index: usize| rows.iter().filter_map(|row| row.get(index)).map(|cell| length(cell)).max().unwrap_or(0);
     let mut columns: Vec<(usize, usize)> =
@@ -254,11 +276,6 @@ fn keep_whole(table: &mut Table, header: &[&str], rows: &[Vec<String>], width: u
     }
 }
 
-/// What providers and producers wrote must not steer the terminal.
-fn printable(cell: &str) -> String {
-    cell.chars().map(|c| if c.is_control() && c != '\n' { char::REPLACEMENT_CHARACTER } else { c }).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -270,8 +287,10 @@ mod tests {
         let words: Vec<Vec<&str>> = plain.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(words, [vec!["name", "url"], vec!["acme", "https://pay.example.com/a/rather/long/path"]]);
         let narrow = render_table(&["name", "url"], &rows, Shape::Terminal { width: Some(30) });
-        let hostile = vec![vec!["\u{1b}]0;owned\u{7}".to_owned(), "a\tb".to_owned()]];
-        assert!(!render_table(&["name", "url"], &hostile, Shape::Plain).contains(['\u{1b}', '\u{7}', '\t']));
+        let hostile = vec![vec!["\u{1b}]0;owned\u{7}".to_owned(), "a\nb\tc\u{202e}".to_owned()]];
+        let hostile = render_table(&["name", "url"], &hostile, Shape::Plain);
+        assert!(hostile.lines().count() == 2 && hostile.contains("\\u{1b}]0;owned\\u{7}"), "{hostile}");
+        assert!(hostile.contains("a\\nb\\tc\\u{202e}"), "{hostile}");
         assert!(narrow.lines().all(|line| line.chars().count() <= 30), "{narrow}");
     }
 

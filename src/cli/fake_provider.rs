@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::signals::Signals;
 use super::{CommandError, Console};
 use crate::domain::limit::Rate;
+use crate::domain::printable::printable_json;
 use crate::domain::time::parse_duration;
 use crate::provider::simulated::{FakeOptions, FakeProvider, OnLimit, Report};
 
@@ -110,7 +111,7 @@ pub async fn run(args: FakeProviderArgs, console: &mut Console) -> Result<(), Co
         signals.stop().await;
     });
     let report = serde_json::to_string_pretty(&report.await?).map_err(failed)?;
-    let printed = tokio::task::spawn_blocking(move || writeln!(std::io::stdout(), "{report}"));
+    let printed = tokio::task::spawn_blocking(move || writeln!(std::io::stdout(), "{}", printable_json(&report)));
     tokio::select! {
         printed = printed => Ok(printed.map_err(failed)??),
         signal = signals.stop() => Err(CommandError::Failed(format!("{signal}: the report was not read"))),

@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-use crate::config::{Config, Log};
+use crate::config::{Config, Log, Problems};
+use crate::domain::printable::{is_hidden, printable};
 use crate::worker::patience::Passing;
 
 pub mod bench;
@@ -90,6 +91,20 @@ fn values_of(flag: &str, arguments: &[OsString]) -> Vec<String> {
         }
     }
     values
+}
+
+/// A usage error whose arguments are printable: they may come from a script, and hold anything.
+#[must_use]
+pub fn printable_usage_error(arguments: &[OsString], error: clap::Error) -> clap::Error {
+    let texts: Vec<String> = arguments.iter().map(|argument| argument.to_string_lossy().into_owned()).collect();
+    if !texts.iter().any(|text| text.chars().any(is_hidden)) {
+        return error;
+    }
+    let shown = Cli::from_arguments(texts.iter().map(|text| OsString::from(printable(text).into_owned())));
+    shown.err().unwrap_or_else(|| {
+        Cli::command()
+            .error(ErrorKind::InvalidValue, "an argument holds a control character, or one that shows nothing")
+    })
 }
 
 /// Whether a command line asks for JSON, even one that cannot be meant.
@@ -180,6 +195,9 @@ pub enum CommandError {
     Usage(String),
     #[error("{0}")]
     Failed(String),
+    /// Several problems of a configuration, a file or arguments, a line each; nothing was changed.
+    #[error("{}", .lines.join("\n"))]
+    Problems { exit: Exit, lines: Vec<String> },
     /// What an embedded deployment starts with; only `run`, `migrate` and `provider apply` make a database.
     #[error(
         "no deployment here: there is no database {} (database.url). Run this where it lies or set database.url; `sluicegate \
@@ -203,6 +221,7 @@ impl CommandError {
         match self {
             Self::Configuration(_) => Exit::BadConfiguration,
             Self::Usage(_) => Exit::Usage,
+            Self::Problems { exit, .. } => *exit,
             // Whoever reads our output has seen enough (`sluicegate provider list | head -1`).
             Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Exit::Fine,
             Self::Failed(_)
@@ -210,6 +229,17 @@ impl CommandError {
             | Self::OtherDeployment(_)
             | Self::EngineAway(_)
             | Self::Output(_) => Exit::Failed,
+        }
+    }
+}
+
+impl CommandError {
+    /// What it says, line by line. A text within a line may hold anything.
+    #[must_use]
+    pub fn lines(&self) -> Vec<String> {
+        match self {
+            Self::Problems { lines, .. } => lines.clone(),
+            error => vec![error.to_string()],
         }
     }
 }
@@ -226,6 +256,12 @@ impl From<crate::ledger::LedgerError> for CommandError {
 impl Passing for CommandError {
     fn passes(&self) -> bool {
         matches!(self, Self::EngineAway(_))
+    }
+}
+
+impl From<Problems> for CommandError {
+    fn from(problems: Problems) -> Self {
+        Self::Problems { exit: Exit::BadConfiguration, lines: problems.lines() }
     }
 }
 

@@ -100,7 +100,7 @@ pub async fn get<T: DeserializeOwned>(
         .tls_certs_only([])
         .timeout(ANSWER_TIME_MAX)
         .build()
-        .map_err(|error| no_answer(address, &error))?;
+        .map_err(|error| no_answer(address, error))?;
     let unnamed = client.get(format!("http://{address}/api/v1/deployment"));
     let (configured, listening) = tokio::join!(configured(config, engines), listening(unnamed, address));
     let addresses = Addresses { ops: address, database: config.database.url.location() };
@@ -110,7 +110,7 @@ pub async fn get<T: DeserializeOwned>(
     if let Some(token) = &config.ops.token {
         request = request.bearer_auth(token.expose_secret());
     }
-    let answer = request.send().await.map_err(|error| no_answer(address, &error))?;
+    let answer = request.send().await.map_err(|error| no_answer(address, error))?;
     // Another process may have taken the port meanwhile.
     compare(&configured, &named(&answer, None), &addresses)?;
     let value = read(answer, address).await?;
@@ -124,10 +124,11 @@ async fn read<T: DeserializeOwned>(answer: Response, address: SocketAddr) -> Res
         let reason = body["error"].as_str().unwrap_or_default();
         return Err(CommandError::Failed(format!("the ops server answered {status}: {reason}")));
     }
-    answer.json().await.map_err(|error| no_answer(address, &error))
+    answer.json().await.map_err(|error| no_answer(address, error))
 }
 
-fn no_answer(address: SocketAddr, error: &reqwest::Error) -> CommandError {
+fn no_answer(address: SocketAddr, error: reqwest::Error) -> CommandError {
+    let error = error.without_url();
     CommandError::Failed(format!("no answer from the ops server on {address}; is `sluicegate run` up? ({error})"))
 }
 
@@ -145,7 +146,7 @@ async fn configured(config: &Config, engines: &dyn Engines) -> Result<Configured
 }
 
 async fn listening(request: RequestBuilder, address: SocketAddr) -> Result<Listening, CommandError> {
-    let answer = request.send().await.map_err(|error| no_answer(address, &error))?;
+    let answer = request.send().await.map_err(|error| no_answer(address, error))?;
     let without_body = named(&answer, None);
     if !answer.status().is_success() {
         return Ok(without_body);

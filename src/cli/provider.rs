@@ -5,7 +5,6 @@
 use std::path::PathBuf;
 
 use clap::Subcommand;
-use serde::Serialize;
 use serde_json::json;
 
 use super::connect::{Engines, MissingDatabase};
@@ -14,12 +13,13 @@ use super::rows::{PROVIDER_HEADER, provider_cells};
 use super::{CommandError, Console, Exit, declared};
 use crate::config::Config;
 use crate::domain::provider::ProviderName;
-use crate::ledger::provider_row::ProviderRow;
+use crate::ledger::provider_row::{ProviderRow, ShownRow};
 use crate::ledger::said;
 use crate::ledger::settings::{Change, Settings};
 use crate::ops::{NotChanged, change};
 pub(super) use crate::worker::send_again::lanes as names;
 
+mod as_file;
 mod file;
 
 pub(super) use file::checked_rows;
@@ -67,6 +67,9 @@ enum Action {
     /// One provider with everything that hangs on it, in the form that `apply` reads.
     Show {
         name: String,
+        /// Print the values of the addresses' parameters (`?sig=…`) too: what `apply` reads must hold them.
+        #[arg(long)]
+        reveal: bool,
         /// Print JSON.
         #[arg(long)]
         json: bool,
@@ -122,9 +125,16 @@ pub async fn run(
             Ok(Exit::Fine)
         }
         Action::List { json } => list(engines.settings(config).await?.as_ref(), *json, console).await,
-        Action::Show { name, json } => {
+        Action::Show { name, reveal, json } => {
             let name = parse_name(name)?;
-            show(engines.settings(config).await?.as_ref(), &name, *json, console).await
+            let row = row(engines.settings(config).await?.as_ref(), &name).await?;
+            let row = if *reveal { ShownRow::revealed(&row) } else { ShownRow::from(&row) };
+            if *json {
+                console.json(&row)?;
+            } else {
+                console.lines(&as_file::as_file(&row)?)?;
+            }
+            Ok(Exit::Fine)
         }
         Action::Pause(which) => set_paused(engines.settings(config).await?.as_ref(), which, true, console).await,
         Action::Resume(which) => set_paused(engines.settings(config).await?.as_ref(), which, false, console).await,
@@ -175,7 +185,7 @@ async fn declare(config: &Config, engines: &dyn Engines, settings: &dyn Settings
 async fn list(settings: &dyn Settings, json: bool, console: &mut Console) -> Result<Exit, CommandError> {
     let (rows, exit) = readable(settings, console).await?;
     if json {
-        console.json(&rows)?;
+        console.json(&rows.iter().map(ShownRow::from).collect::<Vec<_>>())?;
     } else if !rows.is_empty() {
         console.table(&PROVIDER_HEADER, &rows.iter().map(provider_cells).collect::<Vec<_>>())?;
     } else if exit == Exit::Fine {
@@ -202,26 +212,8 @@ pub(super) async fn readable(
     Ok((rows, exit))
 }
 
-async fn show(
-    settings: &dyn Settings,
-    name: &ProviderName,
-    json: bool,
-    console: &mut Console,
-) -> Result<Exit, CommandError> {
-    #[derive(Serialize)]
-    struct File<'a> {
-        provider: &'a [ProviderRow],
-    }
-    let rows = settings.rows(Some(name)).await?;
-    let Some(row) = rows.first() else { return Err(unknown(name.as_str())) };
-    if json {
-        console.json(row)?;
-        return Ok(Exit::Fine);
-    }
-    let text = toml::to_string_pretty(&File { provider: &rows })
-        .map_err(|error| CommandError::Failed(format!("provider `{name}` cannot be shown as TOML: {error}")))?;
-    console.line(text.trim_end())?;
-    Ok(Exit::Fine)
+async fn row(settings: &dyn Settings, name: &ProviderName) -> Result<ProviderRow, CommandError> {
+    settings.rows(Some(name)).await?.into_iter().next().ok_or_else(|| unknown(name.as_str()))
 }
 
 async fn set_paused(

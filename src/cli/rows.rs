@@ -2,6 +2,7 @@
 //!
 //! Refuses to judge: what cannot be meant is shown as written.
 
+use crate::domain::shown_url::shown_url;
 use crate::ledger::provider_row::{LimitLine, LimitRow, ProviderRow};
 
 /// Titles of [`provider_cells`].
@@ -16,7 +17,7 @@ pub fn provider_cells(row: &ProviderRow) -> Vec<String> {
         (true, false) => "enabled",
     };
     let limits: Vec<String> = row.limits.iter().filter(|limit| limit.enabled).map(LimitRow::in_words).collect();
-    vec![row.name.clone(), state.to_owned(), row.mode.clone(), limits.join("; "), row.url.clone()]
+    vec![row.name.clone(), state.to_owned(), row.mode.clone(), limits.join("; "), shown_url(&row.url)]
 }
 
 /// Titles of [`limit_cells`].

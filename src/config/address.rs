@@ -9,6 +9,7 @@ use secrecy::{ExposeSecret, SecretString};
 use url::{Position, Url};
 
 use crate::domain::sensitive::secret::names_credential;
+use crate::domain::shown_url::shown_url;
 use crate::ledger::database::sqlite_file;
 
 /// A URL with credentials in it.
@@ -149,7 +150,7 @@ impl DatabaseUrl {
 impl fmt::Display for DatabaseUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Sqlite { url, .. } => f.write_str(url),
+            Self::Sqlite { url, .. } => f.write_str(&shown_url(url)),
             Self::Postgres(url) => url.fmt(f),
         }
     }

@@ -57,13 +57,20 @@ impl fmt::Display for Problem {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Problems(pub Vec<Problem>);
 
+impl Problems {
+    /// A title, and one line per problem.
+    #[must_use]
+    pub fn lines(&self) -> Vec<String> {
+        let title = match self.0.len() {
+            1 => "the configuration has a problem:".to_owned(),
+            n => format!("the configuration has {n} problems:"),
+        };
+        [title].into_iter().chain(self.0.iter().map(|problem| format!("  {problem}"))).collect()
+    }
+}
+
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.len() {
-            1 => writeln!(f, "the configuration has a problem:")?,
-            n => writeln!(f, "the configuration has {n} problems:")?,
-        }
-        let lines: Vec<String> = self.0.iter().map(|problem| format!("  {problem}")).collect();
-        f.write_str(&lines.join("\n"))
+        f.write_str(&self.lines().join("\n"))
     }
 }

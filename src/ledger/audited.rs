@@ -1,7 +1,7 @@
 //! Changes of settings as the audit's triggers wrote them down, in words for a person.
 //!
-//! Refuses to show values of headers and templates: a row that was written by SQL may hold a secret there. That they
-//! changed is told.
+//! Values of headers, templates and parameters of addresses are left out: a row that was written by SQL may hold a secret
+//! there. That they changed is told.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,10 +10,13 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::operator::At;
+use crate::domain::shown_url::{shown_url, shown_url_change};
 use crate::domain::time::format_duration;
 
 /// Columns that hold JSON, and whatever somebody wrote into it.
 const UNSHOWN: [&str; 4] = ["headers", "request", "lookup", "statuses"];
+/// Shown without the values of its parameters.
+const URL: &str = "url";
 /// SQLite keeps them as 0 and 1.
 const BOOLEANS: [&str; 5] = ["enabled", "paused", "shadow", "only_row", "reuse_connections"];
 
@@ -72,6 +75,9 @@ impl From<Written> for AuditedChange {
         }
         for row in [&mut old, &mut new].into_iter().flatten() {
             row.retain(|column, _| !UNSHOWN.contains(&column.as_str()));
+            if let Some(Value::String(url)) = row.get_mut(URL) {
+                *url = shown_url(url);
+            }
             for (_, value) in row.iter_mut().filter(|(column, _)| BOOLEANS.contains(&column.as_str())) {
                 if let Some(number) = value.as_i64() {
                     *value = Value::Bool(number != 0);
@@ -126,7 +132,11 @@ fn difference(column: &str, old: Option<&Value>, new: Option<&Value>) -> String 
     if UNSHOWN.contains(&column) {
         return format!("{column} changed");
     }
-    format!("{column} {} → {}", shown(column, old), shown(column, new))
+    let (old, new) = (shown(column, old), shown(column, new));
+    if column == URL {
+        return format!("{column} {}", shown_url_change(&old, &new));
+    }
+    format!("{column} {old} → {new}")
 }
 
 fn shown(column: &str, value: Option<&Value>) -> String {
@@ -182,6 +192,10 @@ mod tests {
         let row = |secret: &str| json!({ "headers": { "Authorization": secret }, "request": { "t": secret } });
         let set = change("providers", "acme", row("hunter1"), row("hunter2"));
         assert_eq!(set.what, "headers changed, request changed");
+        assert!(!serde_json::to_string(&set).unwrap().contains("hunter"), "{set:?}");
+        let url = |secret: &str| json!({ "url": format!("https://pay.example/?sig={secret}") });
+        let set = change("providers", "acme", url("hunter1"), url("hunter2"));
+        assert_eq!(set.what, "url https://pay.example/?sig=… (another value of a parameter)");
         assert!(!serde_json::to_string(&set).unwrap().contains("hunter"), "{set:?}");
     }
 }

@@ -182,6 +182,7 @@ pub struct Digest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct RequestLine {
     pub method: String,
+    /// Without the values of its parameters: `https://pay.example/charges?sig=…`.
     pub url: String,
     pub content_type: String,
     pub body: Digest,

@@ -2,7 +2,6 @@
 //!
 //! Refuses to read the whole ledger: settled jobs are held against their events only if they settled lately.
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -10,6 +9,7 @@ use serde_json::json;
 
 use super::OpsState;
 use super::api::problem::ErrorBody;
+use super::json::Json;
 pub use crate::fleet::Conserved;
 use crate::worker::sweeper::{ASTRAY_AFTER, CHECKED};
 

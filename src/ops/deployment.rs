@@ -3,7 +3,6 @@
 //! A command compares it with the database of its own configuration, because another deployment's process may listen on
 //! the same address.
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderValue;
 use axum::response::Response;
@@ -11,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::OpsState;
+use super::json::Json;
 use crate::ledger::deployment::DeploymentId;
 
 /// Header with the deployment's id; also in refusals, so that it is known without the token.

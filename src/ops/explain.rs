@@ -5,7 +5,6 @@
 
 use std::time::Duration;
 
-use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -15,6 +14,7 @@ use utoipa::ToSchema;
 
 use super::OpsState;
 use super::api::problem::ErrorBody;
+use super::json::Json;
 use crate::domain::explain::facts::Facts;
 use crate::domain::explain::{Explanation, explain};
 use crate::domain::job::JobId;

@@ -7,7 +7,6 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use axum::Json;
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
@@ -17,6 +16,7 @@ use serde_json::json;
 use subtle::ConstantTimeEq;
 
 use super::connections::{Client, NoPlace, RequestKind};
+use super::json::Json;
 use super::{LIVEZ, OpsState, READYZ};
 pub use caller::Caller;
 use wrong_tokens::TokenCheck;

@@ -5,13 +5,13 @@
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use axum::Router;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, Request, State};
 use axum::http::StatusCode;
 use axum::middleware::{from_fn, from_fn_with_state, map_response_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::{Json, Router};
 use secrecy::SecretString;
 use serde::Deserialize;
 use tokio::net::TcpListener;
@@ -25,8 +25,10 @@ pub use self::change::NotChanged;
 use self::connections::{BoundedListener, Client};
 pub use self::conservation::Conserved;
 pub use self::guard::WrongTokens;
+use self::json::Json;
 pub use self::overview::{Lookout, Sources, named, pausers, unix_ms};
 pub use self::peek::{LimitUsed, PeekError, peek};
+use crate::domain::printable::printable;
 use crate::domain::provider::ProviderName;
 use crate::ledger::upkeep::Upkeep;
 use crate::limiter::Limiter;
@@ -40,6 +42,7 @@ mod conservation;
 pub mod deployment;
 pub mod explain;
 mod guard;
+mod json;
 mod lanes;
 pub mod metrics;
 mod openapi;
@@ -98,7 +101,7 @@ impl Front {
 
     fn starting(&self) -> String {
         let cause = self.cause.lock().unwrap_or_else(PoisonError::into_inner);
-        cause.as_ref().map_or_else(|| STARTING.to_owned(), |cause| format!("starting: {cause}\n"))
+        cause.as_ref().map_or_else(|| STARTING.to_owned(), |cause| format!("starting: {}\n", printable(cause)))
     }
 }
 

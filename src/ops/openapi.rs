@@ -3,10 +3,11 @@
 //! Refuses to be written by hand: whoever adds a route under `/api/v1` gives its handler `#[utoipa::path]` and a line in
 //! the one list here. Tests hold the list to the router, and real answers to their schemas.
 
-use axum::Json;
 use utoipa::openapi::OpenApi as Description;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 use utoipa::{Modify, OpenApi};
+
+use super::json::Json;
 
 /// Every described route.
 #[derive(OpenApi)]

@@ -14,9 +14,12 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use tracing_subscriber::registry;
 
+use self::lines::{JsonLine, TextFields};
 use crate::config::{Log, LogFormat};
+use crate::domain::printable::printable;
 use crate::tls::Authorities;
 
+mod lines;
 mod non_blocking;
 #[cfg(feature = "otlp")]
 pub mod otlp;
@@ -59,7 +62,7 @@ pub fn non_blocking_stderr() -> std::io::Result<NonBlocking> {
         if tracing::dispatcher::has_been_set() {
             tracing::error!("{text}");
         } else {
-            stderr.clone().write_all(format!("{text}\n").as_bytes()).unwrap_or_default();
+            stderr.clone().write_all(format!("{}\n", printable(&text)).as_bytes()).unwrap_or_default();
         }
     }));
     Ok(stderr.clone())
@@ -130,9 +133,12 @@ where
     let base = registry().with(spans);
     let filter = targets(log.level);
     match log.format {
-        LogFormat::Text => Box::new(base.with(lines.with_filter(filter))),
+        LogFormat::Text => Box::new(base.with(lines.fmt_fields(TextFields).with_filter(filter))),
         // Fields beside the message instead of below "fields", as collectors expect.
-        LogFormat::Json => Box::new(base.with(lines.json().flatten_event(true).with_filter(filter))),
+        LogFormat::Json => {
+            let lines = lines.json().flatten_event(true).map_event_format(JsonLine);
+            Box::new(base.with(lines.with_filter(filter)))
+        }
     }
 }
 
@@ -144,6 +150,7 @@ mod tests {
     use tracing::Level;
 
     use super::*;
+    use crate::domain::printable::is_hidden;
 
     #[derive(Clone, Default)]
     struct Page(Arc<Mutex<Vec<u8>>>);
@@ -187,6 +194,32 @@ mod tests {
             tracing::error!(target: "lapin::channel", "no queue of that name");
         });
         assert_eq!(alone, "", "a command tells for itself");
+    }
+
+    #[test]
+    fn an_event_is_one_line_whatever_its_texts_hold() {
+        const HOSTILE: &str =
+            "x\ny 0\r\u{1b}[2J\u{9b}1m\u{85}\u{202e}\u{2066}\u{200b}\u{feff}\u{ad}\u{2028}\t\u{7f}\u{e0041}z";
+        let error = std::io::Error::other(HOSTILE);
+        let source: &(dyn std::error::Error + 'static) = &error;
+        let events: [&dyn Fn(); 6] = [
+            &|| tracing::warn!(target: "sluicegate", "{HOSTILE}"),
+            &|| tracing::warn!(target: "sluicegate", text = HOSTILE, "said"),
+            &|| tracing::warn!(target: "sluicegate", text = %HOSTILE, "said"),
+            &|| tracing::warn!(target: "sluicegate", text = ?HOSTILE, "said"),
+            &|| tracing::warn!(target: "sluicegate", text = ?format_args!("{HOSTILE}"), "said"),
+            &|| tracing::warn!(target: "sluicegate", error = source, "said"),
+        ];
+        let hidden = |line: &str| line.trim_end_matches('\n').chars().any(is_hidden);
+        for event in events {
+            let text = written(Log { level: Level::INFO, format: LogFormat::Text }, false, event);
+            assert!(!hidden(&text) && text.contains("\\u{202e}"), "{text:?}");
+            let coloured = written(Log { level: Level::INFO, format: LogFormat::Text }, true, event);
+            assert!(!coloured.contains("\u{1b}[2J") && coloured.lines().count() == 1, "{coloured:?}");
+            let json = written(Log { level: Level::INFO, format: LogFormat::Json }, false, event);
+            assert!(!hidden(&json) && json.contains("\\u"), "{json:?}");
+            serde_json::from_str::<serde_json::Value>(&json).unwrap();
+        }
     }
 
     #[test]

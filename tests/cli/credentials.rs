@@ -85,3 +85,24 @@ async fn a_credential_that_is_there_is_named_and_goes_on_working() {
         "{told}"
     );
 }
+
+/// What `provider show` printed is not whole, and what it printed with `--reveal` is.
+#[test]
+fn an_address_that_is_not_whole_is_applied_nowhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = file("").replace("/charges", "/charges?version=3");
+    assert_eq!(judged(&dir, &whole)[0].0, Some(0));
+    let shown = |more: &[&str]| {
+        let mut command = sluicegate(&dir);
+        let output = command.args(["provider", "show", "acme"]).args(more).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let copied = shown(&[]);
+    assert!(copied.contains("/charges?version=…"), "{copied}");
+    for (exit, told) in judged(&dir, &copied) {
+        assert_eq!(exit, Some(78), "{told}");
+        assert!(told.contains("provider `acme`: url holds `…`") && told.contains("--reveal"), "{told}");
+    }
+    let (exit, told) = judged(&dir, &shown(&["--reveal"]))[0].clone();
+    assert!(exit == Some(0) && told.contains("nothing to change"), "{told}");
+}

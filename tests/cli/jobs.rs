@@ -8,7 +8,7 @@ use serde_json::Value;
 use sluicegate::app::App;
 use sluicegate::cli::connect::Engines as _;
 use sluicegate::cli::console::Shape;
-use sluicegate::cli::{Cli, Console, Exit};
+use sluicegate::cli::{Cli, CommandError, Console, Exit};
 use sluicegate::config;
 use sluicegate::domain::job::{Job, Token};
 use sluicegate::domain::outcome::FinalState;
@@ -20,7 +20,7 @@ use sluicegate::queue::message::{CardNumbers, decode, encode};
 use sqlx::{AssertSqlSafe, Row as _};
 
 use crate::fakes::{Page, Ran};
-use crate::support::unruled;
+use crate::support::{hostile, unruled};
 
 const LEASE: Duration = Duration::from_secs(60);
 
@@ -50,6 +50,11 @@ impl Desk {
     pub async fn sql(&self, sql: &str) {
         let pool = self.database.sqlite_pool().unwrap();
         sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&pool).await.unwrap();
+    }
+
+    /// Every text in the ledger that somebody else decides, made hostile.
+    pub async fn fill_with(&self, text: &str) {
+        hostile::fill(&self.database.sqlite_pool().unwrap(), text).await;
     }
 
     /// The same against the database's own rules.
@@ -135,6 +140,14 @@ impl Desk {
         let shown = format!("{out}{err}").replace("outbound.secrets", "").replace("secrets = [", "");
         assert!(!shown.contains("secret"), "{line:?}: {out}{err}");
         Ran { result, out, err }
+    }
+
+    /// What the program prints of a command's error.
+    pub fn error_of(&self, error: &CommandError) -> String {
+        let err = Page::default();
+        let mut console = Console::new(Box::new(Page::default()), Box::new(err.clone()), Shape::Plain);
+        console.error(error).unwrap();
+        err.text()
     }
 
     pub async fn state(&self, id: &str) -> String {

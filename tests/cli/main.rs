@@ -21,5 +21,6 @@ mod ops_port;
 mod other_deployment;
 mod process;
 mod providers;
+mod shown;
 mod simulate;
 mod walk;

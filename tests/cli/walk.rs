@@ -28,7 +28,7 @@ const NOT_WALKED: [(&str, &str); 9] = [
 const NO_DATA: [&str; 4] = ["run", "fake-provider", "completions", "man"];
 
 /// In an order in which each finds what it needs. `FILE`: a provider file.
-const WALK: [(&[&str], Exit); 32] = [
+pub const WALK: [(&[&str], Exit); 32] = [
     (&["migrate"], Exit::Fine),
     (&["check"], Exit::Fine),
     (&["provider", "apply", "FILE", "--dry-run"], Exit::Fine),
@@ -80,19 +80,19 @@ fn all() -> BTreeSet<String> {
 }
 
 /// The command that a line is about.
-fn leaf(line: &[&str]) -> String {
+pub fn leaf(line: &[&str]) -> String {
     let all = all();
     let two = line.iter().take(2).copied().collect::<Vec<_>>().join(" ");
     if all.contains(&two) { two } else { line[0].to_owned() }
 }
 
-fn has_json(path: &str) -> bool {
+pub fn has_json(path: &str) -> bool {
     let root = Cli::command();
     let found = path.split(' ').try_fold(&root, |command, name| command.find_subcommand(name));
     found.is_some_and(|command| command.get_arguments().any(|argument| argument.get_id() == "json"))
 }
 
-async fn desk() -> (Desk, String) {
+pub async fn desk() -> (Desk, String) {
     let desk = Desk::open().await;
     for (id, state) in [("in-review", "review"), ("waits", "waiting"), ("dead-1", "dead"), ("dead-2", "dead")] {
         desk.payment(id, "acme", state).await;

@@ -16,7 +16,7 @@ use crate::stand::Stand;
 use crate::webdriver::PATIENCE;
 
 /// What somebody may have written into a reason, an id or a row.
-pub const HOSTILE: &str = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>";
+pub const HOSTILE: &str = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>\n\r\t\u{1b}[2J\u{9b}\u{85}\u{202e}\u{2066}\u{200b}\u{feff}\u{ad}\u{2028}\u{7f}\u{e0041}";
 /// The instant of everything here.
 pub const NOW: &str = "2026-03-01T12:00:00.000Z";
 const EARLIER: &str = "2026-03-01T11:57:55.000Z";

@@ -3,6 +3,7 @@
 
 use iso_currency::Currency;
 use serde_json::{Value, json};
+use sluicegate::domain::printable::{is_hidden, printable};
 
 use crate::audit::{CONTRAST, STRUCTURE};
 use crate::browser::Browser;
@@ -106,6 +107,56 @@ async fn text_from_elsewhere_stays_text() {
     browser.click("dialog button.danger").await;
     browser.await_text("dialog .problem", "<img src=x").await;
     browser.nothing_went_wrong(&["404 (Not Found)"]).await;
+}
+
+/// Returns every text and attribute that holds a hidden character.
+const HIDDEN: &str = r"
+const hidden = /[\u0000-\u001f\u007f-\u009f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\u{e0000}-\u{e007f}]/u;
+const wrong = [];
+for (const node of document.querySelectorAll('header *, main, main *, dialog *, #messages *')) {
+  const attributes = [...node.attributes].map((attribute) => attribute.value);
+  const texts = [...node.childNodes].filter((child) => child.nodeType === Node.TEXT_NODE).map((child) => child.nodeValue);
+  for (const text of [...attributes, ...texts]) if (hidden.test(text)) wrong.push(text);
+}
+if (hidden.test(document.title)) wrong.push(document.title);
+return wrong";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_view_shows_hidden_characters() {
+    let canned = Canned::start(false).await;
+    let browser = Browser::open(&canned.origin, "").await;
+    each_view(&browser, HIDDEN).await;
+    browser.visit("#/jobs/dead").await;
+    browser.await_text("main", "\\n\\r\\t\\u{1b}[2J\\u{9b}\\u{85}\\u{202e}").await;
+    browser.click(".view-head button.danger").await;
+    browser.click("dialog button.danger").await;
+    browser.await_text("dialog .problem", "\\u{202e}").await;
+    assert_eq!(browser.run(HIDDEN).await, json!([]));
+    browser.nothing_went_wrong(&["404 (Not Found)"]).await;
+}
+
+/// The page escapes what the commands escape, and in the same form.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_knows_the_same_hidden_characters() {
+    let canned = Canned::start(false).await;
+    let browser = Browser::open(&canned.origin, "").await;
+    let script = "const own = document.querySelector('script[type=module]').src;
+        return import(new URL('printable.js', own)).then(({ printable }) => {
+          const escaped = [];
+          for (let code = 0; code <= 0x10ffff; code++) {
+            if (code >= 0xd800 && code <= 0xdfff) continue;
+            const shown = printable(String.fromCodePoint(code));
+            if (shown !== String.fromCodePoint(code)) escaped.push(shown);
+          }
+          return escaped;
+        })";
+    let escaped: Vec<String> = (0..=0x0010_ffff)
+        .filter_map(char::from_u32)
+        .filter(|c| is_hidden(*c))
+        .map(|c| printable(&c.to_string()).into_owned())
+        .collect();
+    assert_eq!(browser.run(script).await, json!(escaped));
+    browser.nothing_went_wrong(&[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

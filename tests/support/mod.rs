@@ -6,6 +6,7 @@
 
 pub mod clock;
 pub mod doubling;
+pub mod hostile;
 pub mod pgbouncer;
 pub mod postgres;
 pub mod process;

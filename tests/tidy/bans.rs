@@ -41,10 +41,20 @@ const SPAWNERS: [(&str, &str); 11] = [
     ("src/queue/rabbitmq/supervisor.rs", "the supervisor ends when its owner is dropped"),
 ];
 
+/// Who writes past `Console::line` and its like, which escape hidden characters.
+const WRITERS: [(&str, &str); 5] = [
+    ("src/cli/console.rs", "is where texts are escaped"),
+    ("src/cli/fake_provider.rs", "prints its report from a thread, as printable JSON"),
+    ("src/cli/status/mod.rs", "steers the terminal, and writes printable lines there"),
+    ("src/cli/man.rs", "writes the manual, which no text from elsewhere is in"),
+    ("src/cli/completions.rs", "writes a script, which no text from elsewhere is in"),
+];
+
 /// The wall clocks, and the monotonic clock that a test cannot stand still.
 const CLOCKS: [&str; 4] = ["Instant::now(", "SystemTime::now(", "Timestamp::now(", "Zoned::now("];
 /// Tokio's clock is the process's one monotonic clock: a test pauses and moves it, so the edges may read it.
 const TOKIO_CLOCK: [&str; 2] = ["tokio::time::Instant::now(", "Instant::now("];
+const WRITES: [&str; 5] = ["io::stdout(", "io::stderr(", "print!(", ".raw(", ".data()"];
 const SPAWNS: [&str; 2] = ["tokio::spawn(", "task::spawn("];
 
 fn excepted(source: &Source, list: &[(&str, &str)]) -> bool {
@@ -104,6 +114,19 @@ pub fn spawns_and_prints(source: &Source) -> Vec<Offence> {
     offences
 }
 
+pub fn hidden_characters(source: &Source) -> Vec<Offence> {
+    let mut offences = Vec::new();
+    if source.path.starts_with("src/cli/") && !excepted(source, &WRITERS) {
+        let rule = "texts go through the console, which escapes hidden characters, or the file is among WRITERS";
+        offences.extend(ban(source, &source.production, &WRITES, rule));
+    }
+    if source.path.starts_with("src/ops/") {
+        let rule = "answers go through ops::json::Json, which escapes hidden characters";
+        offences.extend(ban(source, &source.production, &["axum::Json", "Json};", "{Json,"], rule));
+    }
+    offences
+}
+
 pub fn loose_ends(source: &Source) -> Vec<Offence> {
     let words = [concat!("TO", "DO"), concat!("FIX", "ME")];
     let macros = [concat!("unimpl", "emented!"), concat!("to", "do!(")];
@@ -123,7 +146,11 @@ pub fn length(source: &Source) -> Vec<Offence> {
 
 /// Exceptions that nobody needs any more.
 pub fn stale_exceptions(sources: &[Source]) -> Vec<Offence> {
-    let lists = [(CLOCK_READERS.as_slice(), CLOCKS.as_slice()), (SPAWNERS.as_slice(), SPAWNS.as_slice())];
+    let lists = [
+        (CLOCK_READERS.as_slice(), CLOCKS.as_slice()),
+        (SPAWNERS.as_slice(), SPAWNS.as_slice()),
+        (WRITERS.as_slice(), WRITES.as_slice()),
+    ];
     let mut stale = Vec::new();
     for (list, needles) in lists {
         for (path, reason) in list {
@@ -152,6 +179,9 @@ fn bans_see_code_and_no_more() {
         ("src/a.rs", "fn f() { println!(\"x\"); }", spawns_and_prints, 1),
         ("src/a.rs", "fn f() { eprintln!(\"x\"); tokio::task::spawn(g()); }", spawns_and_prints, 2),
         ("src/cli/a.rs", "fn f() { println!(\"x\"); }", spawns_and_prints, 0),
+        ("src/cli/a.rs", "fn f() { print!(\"x\"); console.raw(x); io::stdout(); }", hidden_characters, 3),
+        ("src/ops/a.rs", "use axum::Json;\nuse axum::{Extension, Json};", hidden_characters, 2),
+        ("src/ops/a.rs", "use super::json::Json;", hidden_characters, 0),
         ("src/a.rs", "fn f() { tracker.spawn(g()); }", spawns_and_prints, 0),
         ("tests/a.rs", concat!("#[ig", "nore = \"slow\"]\nfn f() { unimpl", "emented!() }"), loose_ends, 2),
         (
@@ -167,5 +197,5 @@ fn bans_see_code_and_no_more() {
     }
     let placed = panics(&Source::of("src/a.rs", "\n\nfn f() { x.unwrap() }"));
     assert!(placed[0].starts_with("src/a.rs:3: "), "{placed:?}");
-    assert_eq!(stale_exceptions(&[]).len(), CLOCK_READERS.len() + SPAWNERS.len());
+    assert_eq!(stale_exceptions(&[]).len(), CLOCK_READERS.len() + SPAWNERS.len() + WRITERS.len());
 }

@@ -27,14 +27,14 @@ pub fn tables(report: &Report, console: &mut Console) -> std::io::Result<()> {
     }
     console.line(LEGEND)?;
     for table in Section::ALL.iter().map(|section| lay_out(report, *section)) {
-        console.line(&format!("\n{}", table.title))?;
+        console.lines(&format!("\n{}", table.title))?;
         console.table(&table.header, &table.rows)?;
         for target in &table.targets {
             console.line(&format!("target: {target}"))?;
         }
     }
     let missed = missed(report);
-    console.line(if missed.is_empty() { "\nevery target met" } else { "\nnot met:" })?;
+    console.lines(if missed.is_empty() { "\nevery target met" } else { "\nnot met:" })?;
     missed.iter().try_for_each(|line| console.line(line))
 }
 
@@ -43,7 +43,7 @@ pub fn tables(report: &Report, console: &mut Console) -> std::io::Result<()> {
 /// # Errors
 /// When stdout is closed.
 pub fn markdown(report: &Report, console: &mut Console) -> std::io::Result<()> {
-    console.line(&format!(
+    console.lines(&format!(
         "# Benchmarks\n\nWritten by `{}`. Every figure is the median of its rounds, all in one run on one\n\
          redis-server. Absolute figures drift from machine to machine; read the ratios ({LEGEND}).\n",
         report.command
@@ -51,19 +51,19 @@ pub fn markdown(report: &Report, console: &mut Console) -> std::io::Result<()> {
     for line in conditions(report) {
         console.line(&format!("- {line}"))?;
     }
-    console.line(&format!("\n{}", HOW.trim()))?;
+    console.lines(&format!("\n{}", HOW.trim()))?;
     for table in Section::ALL.iter().map(|section| lay_out(report, *section)) {
-        console.line(&format!("\n## {}\n\n| {} |", table.title, table.header.join(" | ")))?;
+        console.lines(&format!("\n## {}\n\n| {} |", table.title, table.header.join(" | ")))?;
         console.line(&format!("|{}", "---|".repeat(table.header.len())))?;
         for row in &table.rows {
             console.line(&format!("| {} |", row.join(" | ")))?;
         }
         if !table.targets.is_empty() {
-            console.line(&format!("\nTargets: {}.", table.targets.join("; ")))?;
+            console.lines(&format!("\nTargets: {}.", table.targets.join("; ")))?;
         }
     }
     let missed = missed(report);
-    console.line(if missed.is_empty() { "\n## Every target met" } else { "\n## Not met\n" })?;
+    console.lines(if missed.is_empty() { "\n## Every target met" } else { "\n## Not met\n" })?;
     missed.iter().try_for_each(|line| console.line(&format!("- {line}")))
 }
 

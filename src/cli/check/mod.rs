@@ -116,7 +116,13 @@ async fn provider_file(file: &Path, config: &Config, engines: &dyn Engines) -> (
         Err(error) => return (vec![Finding::error(subject, error.to_string(), "Check the path")], Vec::new()),
     };
     match super::provider::checked_rows(&text, file, engines) {
-        Err(error) => (vec![Finding::error(subject, error.to_string(), "Mend the rows that are named")], Vec::new()),
+        Err(error) => {
+            let lines = error.lines();
+            // Behind a title each line is a problem of its own.
+            let problems = if lines.len() > 1 { &lines[1..] } else { &lines };
+            let finding = |problem: &String| Finding::error(&subject, problem.trim(), "Mend the rows that are named");
+            (problems.iter().map(finding).collect(), Vec::new())
+        }
         Ok(rows) => {
             let mut findings = vec![Finding::ok(subject, count(rows.len() as u64, "provider"))];
             let providers: Vec<Provider> = rows.iter().filter_map(|row| engines.meant(row).ok()).collect();

@@ -68,7 +68,7 @@ fn print(answer: &Explained, console: &mut Console) -> Result<(), CommandError> 
     let here = answer.stands_at.as_ref().map(|at| at.gate.as_str());
     let provider = answer.provider.as_deref().map(|provider| format!(" of {provider}")).unwrap_or_default();
     let sentence = format!("{}{provider} is `{}`: {}", answer.id, answer.state, answer.summary);
-    console.line(&wrapped("", &sentence, width(console.shape())))?;
+    console.lines(&wrapped("", &sentence, width(console.shape())))?;
     if answer.gates.is_empty() {
         return Ok(());
     }

@@ -48,7 +48,8 @@ fn section(title: &str, header: &[&str], rows: Vec<Vec<String>>, console: &mut C
     if rows.is_empty() {
         return Ok(());
     }
-    console.line(&format!("\n{title}"))?;
+    console.line("")?;
+    console.line(title)?;
     Ok(console.table(header, &rows)?)
 }
 

@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::parse_name;
-use crate::cli::CommandError;
 use crate::cli::connect::Engines;
 use crate::cli::input::{self, ROWS_BYTES_MAX};
+use crate::cli::{CommandError, Exit};
 use crate::config::Config;
 use crate::domain::provider::ProviderName;
 use crate::ledger::provider_row::ProviderRow;
@@ -28,7 +28,7 @@ pub fn checked_rows(text: &str, file: &Path, engines: &dyn Engines) -> Result<Ve
             problems.push(format!("provider `{}`: stands in the file twice", row.name));
         }
         let found = engines.meant(row).map_or_else(|bad| bad.problems, |provider| engines.problems(&provider));
-        let found = row.literal_credentials().into_iter().chain(found);
+        let found = row.literal_credentials().into_iter().chain(row.left_out_values()).chain(found);
         problems.extend(found.map(|problem| format!("provider `{}`: {problem}", row.name)));
     }
     if rows.is_empty() {
@@ -68,6 +68,7 @@ pub(super) async fn warnings(rows: &[ProviderRow], config: &Config, engines: &dy
 }
 
 fn unmeant(file: &Path, problems: &[String]) -> CommandError {
-    let lines: Vec<String> = problems.iter().map(|problem| format!("  {problem}")).collect();
-    CommandError::Configuration(format!("{}: nothing was applied:\n{}", file.display(), lines.join("\n")))
+    let title = format!("{}: nothing was applied:", file.display());
+    let lines = [title].into_iter().chain(problems.iter().map(|problem| format!("  {problem}"))).collect();
+    CommandError::Problems { exit: Exit::BadConfiguration, lines }
 }

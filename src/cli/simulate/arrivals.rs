@@ -10,11 +10,11 @@ use rand::rngs::StdRng;
 
 use super::Args;
 use super::changes::Setup;
-use crate::cli::CommandError;
 use crate::cli::connect::Engines;
 use crate::cli::input;
 use crate::cli::job_count::job_count;
 use crate::cli::provider::parse_name;
+use crate::cli::{CommandError, Exit};
 use crate::config::Config;
 use crate::domain::explain::words::count;
 use crate::domain::job::{COST_MAX, Token};
@@ -128,8 +128,8 @@ fn of_history(from: Timestamp, past: &[PastArrival]) -> Arrivals {
 async fn read_trace(path: &Path) -> Result<Arrivals, CommandError> {
     let text = input::text(path, TRACE_BYTES_MAX).await?;
     trace(&text).map_err(|problems| {
-        let lines = problems.iter().map(|problem| format!("{}:{problem}", path.display()));
-        CommandError::Configuration(lines.collect::<Vec<_>>().join("\n"))
+        let lines = problems.iter().map(|problem| format!("{}:{problem}", path.display())).collect();
+        CommandError::Problems { exit: Exit::BadConfiguration, lines }
     })
 }
 

@@ -109,7 +109,7 @@ pub async fn run(
         .filter_map(|change| Some(format!("--with {change}: {}", setup.change(change).err()?)))
         .collect();
     if !wrong.is_empty() {
-        return Err(CommandError::Usage(wrong.join("\n")));
+        return Err(CommandError::Problems { exit: Exit::Usage, lines: wrong });
     }
     let mut rng = StdRng::seed_from_u64(args.seed);
     let come = arrivals::gather(args, &setup, config, engines, &mut rng).await?;

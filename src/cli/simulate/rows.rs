@@ -5,9 +5,9 @@
 use std::path::Path;
 
 use super::Args;
-use crate::cli::CommandError;
 use crate::cli::connect::Engines;
 use crate::cli::input::{self, ROWS_BYTES_MAX};
+use crate::cli::{CommandError, Exit};
 use crate::config::Config;
 use crate::ledger::provider_row::ProviderRow;
 use crate::ops::NotChanged;
@@ -22,8 +22,8 @@ pub(super) async fn load(
         Some(path) => {
             let text = input::text(path, ROWS_BYTES_MAX).await?;
             let said = |problems: Vec<String>| {
-                let lines = problems.iter().map(|problem| format!("{}: {problem}", path.display()));
-                CommandError::Configuration(lines.collect::<Vec<_>>().join("\n"))
+                let lines = problems.iter().map(|problem| format!("{}: {problem}", path.display())).collect();
+                CommandError::Problems { exit: Exit::BadConfiguration, lines }
             };
             engines.parse_provider_file(&text).map_err(said)?
         }

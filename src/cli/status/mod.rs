@@ -13,6 +13,7 @@ use super::connect::Engines;
 use super::console::Shape;
 use super::{CommandError, Console, Exit, ops_client};
 use crate::config::Config;
+use crate::domain::printable::printable;
 use crate::domain::provider::ProviderName;
 use crate::fleet::workers::present;
 use crate::fleet::{Conserved, Evidence, Overview, by_provider, overview};
@@ -113,7 +114,7 @@ async fn watch(args: &Args, looking: &Looking<'_>, draws: bool, console: &mut Co
                 print(args, &overview, console)?;
             }
             // Whoever watches through an outage wants to see its end.
-            Err(error) if draws => console.raw(&frame(&format!("error: {error}")))?,
+            Err(error) if draws => console.raw(&frame(&printable(&format!("error: {error}"))))?,
             Err(error) => return Err(error),
         }
         console.flush()?;
@@ -132,7 +133,7 @@ fn print(args: &Args, overview: &Overview, console: &mut Console) -> Result<Exit
     } else if overview.providers.is_empty() {
         console.message("no providers yet: `sluicegate provider apply FILE` adds some")?;
     } else {
-        console.line(&text::overview(overview, console.shape(), None))?;
+        console.lines(&text::overview(overview, console.shape(), None))?;
         if args.watch {
             console.line("")?;
         }
@@ -143,7 +144,7 @@ fn print(args: &Args, overview: &Overview, console: &mut Console) -> Result<Exit
 fn draw(overview: &Overview, fallback: Option<&str>, console: &mut Console) -> std::io::Result<()> {
     let mut page = format!("sluicegate {}  {}\n\n", overview.version, overview.at);
     if let Some(why) = fallback {
-        page.push_str(&format!("{why}\n\n"));
+        page.push_str(&format!("{}\n\n", printable(why)));
     }
     // The end of the last line takes one more.
     let left = console.height().map(|height| height.saturating_sub(page.lines().count() + FOOT.lines().count() + 1));
@@ -154,7 +155,7 @@ fn draw(overview: &Overview, fallback: Option<&str>, console: &mut Console) -> s
 
 /// One page over the one before it.
 fn frame(page: &str) -> String {
-    let lines: String = page.lines().map(|line| format!("{line}{CLEAR_LINE_REST}\r\n")).collect();
+    let lines: String = page.lines().map(|line| format!("{}{CLEAR_LINE_REST}\r\n", printable(line))).collect();
     format!("{HOME}{lines}{CLEAR_BELOW}")
 }
 
@@ -171,7 +172,7 @@ impl Looking<'_> {
             Err(error @ (CommandError::NoDatabaseYet { .. } | CommandError::OtherDeployment(_))) => Err(error),
             Err(error) => {
                 let overview = overview(&self.evidence().await?);
-                Ok((overview, Some(format!("{error}\nshown is what database and queue alone tell"))))
+                Ok((overview, Some(format!("{error}; shown is what database and queue alone tell"))))
             }
         }
     }

@@ -2,6 +2,8 @@
 //!
 //! Refuses to be wider than the terminal: columns are spared, then the first is cut, and at last the lines.
 
+use crate::domain::printable::printable;
+
 /// Columns that a narrow terminal does without, the first first; `--json` has them all.
 const SPARED: [&str; 3] = ["in flight", "parked", "rate"];
 /// Blanks between two cells.
@@ -30,6 +32,9 @@ impl Column {
 
 /// The head and one line per row.
 pub(super) fn lines(mut columns: Vec<Column>, width: Option<usize>) -> Vec<String> {
+    for cell in columns.iter_mut().flat_map(|column| &mut column.cells) {
+        *cell = printable(cell).into_owned();
+    }
     if let Some(width) = width {
         fit(&mut columns, width);
     }

@@ -1,4 +1,4 @@
-//! What a character stands for when text is read as digits: its value in any script, and whether it shows at all.
+//! What a character stands for when text is read as digits: its value in any script, whatever it looks like.
 
 /// First of ten digits that stand together (general category Nd, Unicode 16).
 const ZEROS: [u32; 74] = [
@@ -50,17 +50,6 @@ pub fn ascii_digit(c: char) -> Option<char> {
     let run = RUNS[..RUNS.partition_point(|(first, _, _)| *first <= code)].last();
     let of_run = run.filter(|(first, _, count)| code - first < *count).map(|(first, value, _)| value + code - first);
     zero.filter(|value| *value < 10).or(of_run).and_then(|value| char::from_digit(value, 10))
-}
-
-/// Characters that show nothing, or turn the order of what stands around them.
-///
-/// Property `Default_Ignorable_Code_Point` of Unicode 16, and the interlinear annotations.
-pub fn is_invisible(c: char) -> bool {
-    matches!(c,
-        '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'
-        | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}'
-        | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{1bca0}'..='\u{1bca3}'
-        | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
 
 #[cfg(test)]

@@ -3,7 +3,8 @@
 //! The digits of a UUID and of an IBAN (ISO 13616; and of a creditor reference, ISO 11649) are no group: their form and
 //! their own check digits tell them apart from card numbers.
 
-use super::digits::{ascii_digit, is_invisible};
+use super::digits::ascii_digit;
+use crate::domain::printable::is_invisible;
 
 /// Digits that follow each other.
 #[derive(Clone, Copy, Debug)]

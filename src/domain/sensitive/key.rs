@@ -2,7 +2,7 @@
 //!
 //! Names are compared by their letters and digits alone, so `cardNumber`, `Card-Number` and `CARD_NUMBER` are one.
 
-use super::digits::is_invisible;
+use crate::domain::printable::is_invisible;
 
 /// What the value of a field is by the field's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,7 +21,7 @@ impl ProviderRow {
             is_literal.then(|| {
                 let mend = "put it into a variable or a file, replace it at its issuer, and refer to the new one by \
                             ${env:NAME} or ${file:PATH}";
-                format!("headers: the value of `{}` is a credential in the row itself: {mend}", name.escape_debug())
+                format!("headers: the value of `{name}` is a credential in the row itself: {mend}")
             })
         });
         let lookup = self.lookup.as_ref().and_then(|lookup| lookup.get("url")).and_then(Value::as_str);
@@ -30,7 +30,7 @@ impl ProviderRow {
             let found = url.into_iter().flat_map(credential_parameters);
             found.map(move |name| {
                 let mend = "send it in `headers` by ${env:NAME} or ${file:PATH}, and replace it at its issuer";
-                format!("{column}: the parameter `{}` is a credential in the row itself: {mend}", name.escape_debug())
+                format!("{column}: the parameter `{name}` is a credential in the row itself: {mend}")
             })
         });
         headers.chain(parameters).collect()

@@ -275,7 +275,7 @@ impl Check {
         }
         for (name, value) in headers {
             if !is_header_name(name) {
-                self.problem(format!("headers: `{}` is no header name", name.escape_debug()));
+                self.problem(format!("headers: `{name}` is no header name"));
             }
             match value.as_str() {
                 Some(value) if !value.chars().any(char::is_control) => {

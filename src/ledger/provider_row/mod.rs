@@ -20,12 +20,14 @@ mod meant;
 mod no_secrets;
 mod pause;
 mod request;
+mod shown;
 mod statuses;
 mod words;
 
 pub use file::{ReadFile, parse_provider_file, read_provider_file};
 pub use line::LimitLine;
 pub use pause::note_unsaid_pauses;
+pub use shown::ShownRow;
 
 /// Of a limit's numbers, for which the contract has no default: outside the allowed range, so that one which is left out is a
 /// problem.

@@ -16,7 +16,7 @@ impl Check {
                        `headers` by ${env:NAME} or ${file:PATH}";
         for (name, value) in &row.headers {
             if is_in(value) {
-                self.problem(format!("headers: the value of `{}` {problem}", name.escape_debug()));
+                self.problem(format!("headers: the value of `{name}` {problem}"));
             }
         }
         if looks_secret(&row.url) {

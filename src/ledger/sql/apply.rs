@@ -9,6 +9,7 @@ use serde_json::Value as Json;
 
 use super::dialect::Dialect;
 use super::engine::{Args, Sql, Step, Value};
+use crate::domain::shown_url::shown_url_change;
 use crate::ledger::LedgerError;
 use crate::ledger::provider_row::{AccountRow, LimitRow, Object, ProviderRow};
 use crate::ledger::settings::Change;
@@ -157,8 +158,11 @@ impl Statements {
         };
         let columns = differing(old, new, &["limit", "account"]);
         for (column, was, is) in &columns {
-            let known = !JSON_COLUMNS.contains(&column.as_str());
-            let what = if known { format!("changed {column} {was} → {is}") } else { format!("changed {column}") };
+            let what = match column.as_str() {
+                "url" => format!("changed url {}", shown_url_change(was, is)),
+                column if JSON_COLUMNS.contains(&column) => format!("changed {column}"),
+                column => format!("changed {column} {was} → {is}"),
+            };
             plan.says(&new.name, what);
         }
         if !columns.is_empty() {

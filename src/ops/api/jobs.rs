@@ -2,7 +2,6 @@
 //!
 //! Refuses to show payloads and request bodies, and to return more than a page.
 
-use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use serde::Deserialize;
@@ -13,6 +12,7 @@ use crate::domain::job::{JobId, Token};
 use crate::domain::provider::ProviderName;
 use crate::ledger::operator::{Filter, JobPage, JobStory, LIST_MAX, Refusal, STATES};
 use crate::ops::OpsState;
+use crate::ops::json::Json;
 
 const PAGE: u32 = 50;
 const DEAD: &str = "dead";
@@ -165,7 +165,7 @@ pub async fn list_dead(
 )]
 pub async fn show_dead(ops: State<OpsState>, id: Path<String>) -> Result<Json<JobStory>, Problem> {
     let story = show(ops, id).await?;
-    match story.line.state.as_str() {
+    match story.0.line.state.as_str() {
         DEAD => Ok(story),
         state => Err(Problem::unknown(format!("it is `{state}`, not `{DEAD}`"))),
     }

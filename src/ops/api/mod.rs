@@ -23,6 +23,8 @@ pub mod refused;
 mod repeated_tests;
 pub mod settings;
 #[cfg(test)]
+mod shown_tests;
+#[cfg(test)]
 mod tests;
 pub mod verdicts;
 

@@ -2,7 +2,6 @@
 //!
 //! Refuses to say more than the commands would: no statement, no address, no value of a header.
 
-use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -12,6 +11,7 @@ use utoipa::ToSchema;
 use crate::ledger::LedgerError;
 use crate::ledger::operator::Refusal;
 use crate::ops::change::NotChanged;
+use crate::ops::json::Json;
 use crate::queue::QueueError;
 use crate::worker::send_again::NotSent;
 

@@ -3,8 +3,8 @@
 //!
 //! Refuses to add or remove limits, and has no word for "unlimited": a rate is N/DURATION, and zero requests close it.
 
+use axum::Extension;
 use axum::extract::{Path, State};
-use axum::{Extension, Json};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -19,6 +19,7 @@ use crate::ledger::settings::BadRow;
 use crate::ops::OpsState;
 use crate::ops::change::{NotChanged, set_paused, set_rate};
 use crate::ops::guard::Caller;
+use crate::ops::json::Json;
 
 /// The limits of all providers.
 #[derive(Debug, Serialize, ToSchema)]

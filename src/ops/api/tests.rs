@@ -21,7 +21,7 @@ use crate::queue::message::{decode, encode};
 
 pub(super) struct Stand {
     pub(super) address: String,
-    database: Database,
+    pub(super) database: Database,
     queue: Arc<dyn Queue>,
     published: Published,
     stop: CancellationToken,

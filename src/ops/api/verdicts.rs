@@ -3,10 +3,10 @@
 //! Refuses what the commands refuse, with their words. Many payments are decided one by one by whoever asks, at the rate
 //! that was chosen there.
 
+use axum::Extension;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
-use axum::{Extension, Json};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -19,6 +19,7 @@ use crate::ledger::operator::{By, Verdict};
 use crate::ledger::said;
 use crate::ops::OpsState;
 use crate::ops::guard::Caller;
+use crate::ops::json::Json;
 use crate::worker::send_again::{NotSent, SendAgain, lanes};
 
 /// What the provider's own records say of a payment in `review`.

@@ -5,6 +5,7 @@
 use axum::http::{HeaderMap, header};
 
 use crate::domain::base64;
+use crate::domain::printable::printable;
 
 /// Longest part of a name that is kept, in characters.
 const CHARS_MAX: usize = 64;
@@ -30,7 +31,7 @@ pub fn given(headers: &HeaderMap) -> Given {
     let decoded = if scheme.eq_ignore_ascii_case(b"basic") { base64::decoded(rest) } else { None };
     let Some(pair) = decoded else { return Given::default() };
     let Some(colon) = pair.iter().position(|byte| *byte == b':') else { return Given::default() };
-    let user = printable(&String::from_utf8_lossy(&pair[..colon]));
+    let user = kept(&String::from_utf8_lossy(&pair[..colon]));
     Given { user: (!user.is_empty()).then_some(user), secret: pair[colon + 1..].to_vec() }
 }
 
@@ -48,7 +49,7 @@ impl Caller {
         // Browsers say so of our own page's requests, and let no page say it itself; over plain http by the origin alone,
         // which of a change is ours, or it was refused before.
         let ours = text("sec-fetch-site").map_or_else(|| text("origin").is_some(), |site| site == "same-origin");
-        let program = text("user-agent").and_then(|agent| agent.split_whitespace().next()).map(printable);
+        let program = text("user-agent").and_then(|agent| agent.split_whitespace().next()).map(kept);
         let client = if ours { "page".to_owned() } else { program.unwrap_or_else(|| "api".to_owned()) };
         Self { user: given.user.clone(), client }
     }
@@ -63,8 +64,9 @@ impl Caller {
     }
 }
 
-fn printable(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(CHARS_MAX).collect()
+/// A name as the audit keeps it.
+fn kept(text: &str) -> String {
+    printable(text).chars().take(CHARS_MAX).collect()
 }
 
 #[cfg(test)]
@@ -104,6 +106,7 @@ mod tests {
         assert_eq!(name(&[alice, ("sec-fetch-site", "same-origin")]), "alice@page");
         assert_eq!(name(&[alice, ("origin", "http://ops.internal"), ("user-agent", "Mozilla/5.0")]), "alice@page");
         assert_eq!(name(&[alice, ("user-agent", "curl/8.5.0")]), "alice@curl/8.5.0");
+        assert_eq!(name(&[("authorization", "Basic YQpiADo=")]), "a\\nb\\u{0}@api");
         assert_eq!(name(&[]), "api");
     }
 }

@@ -3,15 +3,16 @@
 //! Refuses to work per page: what is asked is gathered once for everybody who asks within two seconds ([`Lookout`]), and an
 //! engine that is away leaves its numbers out and says so, instead of an error.
 
+use axum::Router;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::response::{IntoResponse, Response};
-use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::OpsState;
 use super::api::problem::{ErrorBody, Problem};
+use super::json::Json;
 use crate::domain::provider::ProviderName;
 use crate::fleet::lately::{DecisionLine, decisions, waits};
 use crate::fleet::overview::{Overview, ProviderOverview};
@@ -19,7 +20,7 @@ use crate::fleet::report::Waits;
 use crate::fleet::workers::WorkerLine;
 use crate::ledger::audited::AuditedChange;
 use crate::ledger::operator::At;
-use crate::ledger::provider_row::ProviderRow;
+use crate::ledger::provider_row::ShownRow;
 
 mod asked;
 mod cached;
@@ -46,7 +47,7 @@ pub(super) struct Page {
     /// As `provider show --json` prints it; absent when the provider has no row any more.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
-    row: Option<ProviderRow>,
+    row: Option<ShownRow>,
     waits: Waits,
     decisions: Vec<DecisionLine>,
     /// The last changes of its rows, newest first; absent when the database does not say.
@@ -125,7 +126,7 @@ pub(super) async fn provider(State(state): State<OpsState>, Path(name): Path<Str
     let page = Page {
         audit: audit.map(|changes| changes.into_iter().map(ChangeLine::from).collect()),
         overview: found.clone(),
-        row: evidence.rows.iter().find(|row| row.name == name).cloned(),
+        row: evidence.rows.iter().find(|row| row.name == name).map(ShownRow::from),
         waits: waits(&evidence.workers, &name),
         decisions: decisions(&evidence.workers, &name),
     };

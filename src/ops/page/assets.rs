@@ -36,6 +36,7 @@ pub(super) static ASSETS: &[Asset] = &[
     file!("js/main.js", JS),
     file!("js/parts.js", JS),
     file!("js/poll.js", JS),
+    file!("js/printable.js", JS),
     file!("js/shell.js", JS),
     file!("js/theme.js", JS),
     file!("js/views/attention.js", JS),

@@ -20,9 +20,10 @@ use url::{Host, Url};
 
 use super::connection::{Connection, Transport};
 use super::failure::{Failure, not_sent};
-use super::outbound::{Target, printable};
+use super::outbound::Target;
 use super::resolver::GuardedResolver;
 use super::socket::{Socket, SocketStream};
+use crate::domain::shown_url::shown_url;
 use crate::provider::FreezeError;
 
 /// Longest time that making a connection may take.
@@ -45,7 +46,7 @@ impl Connector {
     /// [`FreezeError::Url`] when TLS cannot be set up, most likely because the machine has no CA certificates.
     pub(super) fn new(target: &Target, resolver: GuardedResolver, timeout: Duration) -> Result<Self, FreezeError> {
         let failed = |problem: &dyn std::fmt::Display| FreezeError::Url {
-            url: printable(target.url.as_str()),
+            url: shown_url(target.url.as_str()),
             problem: format!("the client cannot be set up: {problem}"),
         };
         // Less than the total, so that a request whose connection cannot be made has time left to say so.

@@ -8,13 +8,14 @@ use reqwest::Method;
 use reqwest::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 
 use super::client::{Outgoing, base_headers};
-use super::outbound::{OutboundPolicy, Target, printable};
+use super::outbound::{OutboundPolicy, Target};
 use super::request::{KEY_HEADER, RequestPlan};
 use super::secrets::{HeaderTemplates, SEPARATORS};
 use crate::domain::expansion::{RequestPart, TooLarge, URL_BYTES_MAX, Unfit};
 use crate::domain::job::Job;
 use crate::domain::lookup::LookupUrl;
 use crate::domain::provider::Provider;
+use crate::domain::shown_url::shown_url;
 use crate::domain::url_template::UrlTemplate;
 use crate::faults::{self, Bug};
 use crate::provider::secret_grants::{SecretReference, SecretUse};
@@ -37,7 +38,7 @@ impl Expansion {
     /// # Errors
     /// [`FreezeError`] naming what is invalid, and how to fix it.
     pub fn new(provider: &Provider, outbound: &OutboundPolicy) -> Result<Self, FreezeError> {
-        let invalid = |problem| FreezeError::Url { url: printable(&provider.url), problem };
+        let invalid = |problem| FreezeError::Url { url: shown_url(&provider.url), problem };
         let url = UrlTemplate::parse(&provider.url).map_err(invalid)?;
         let target = outbound.admit(&url.sample())?;
         if target.url.as_str().len() > URL_BYTES_MAX {
@@ -185,7 +186,7 @@ impl Expansion {
 
 /// Where the row's requests go, charges and look-ups: the same for every job.
 fn hosts(provider: &Provider, outbound: &OutboundPolicy) -> Result<Vec<String>, FreezeError> {
-    let invalid = |problem| FreezeError::Url { url: printable(&provider.url), problem };
+    let invalid = |problem| FreezeError::Url { url: shown_url(&provider.url), problem };
     let charges = UrlTemplate::parse(&provider.url).map_err(invalid)?.sample();
     let asks = provider.lookup.as_ref().map(|lookup| lookup.url.sample());
     let hosts = std::iter::once(charges).chain(asks).map(|url| Ok(outbound.admit(&url)?.host()));

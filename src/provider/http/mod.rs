@@ -27,6 +27,7 @@ use crate::domain::local_fault::LocalFault;
 use crate::domain::lookup::Finding;
 use crate::domain::outcome::Outcome;
 use crate::domain::provider::Provider;
+use crate::domain::shown_url::shown_url;
 
 mod address;
 mod answer_json;
@@ -176,7 +177,7 @@ fn unanswered<T>(outcome: T) -> Answer<T> {
 impl fmt::Debug for HttpProvider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HttpProvider")
-            .field("url", &outbound::printable(self.expansion.target.url.as_str()))
+            .field("url", &shown_url(self.expansion.target.url.as_str()))
             .field("headers", &self.expansion.headers)
             .finish_non_exhaustive()
     }

@@ -12,6 +12,7 @@ use url::Host;
 
 use super::address::{AddressRule, Network};
 use crate::domain::sensitive::repeatable::repeated;
+use crate::domain::shown_url::shown_url;
 use crate::provider::FreezeError;
 use crate::provider::secret_grants::{SecretGrants, canonical};
 use crate::tls::Authorities;
@@ -97,7 +98,7 @@ impl OutboundPolicy {
     /// # Errors
     /// [`FreezeError::Url`] with the reason and the mend; the query and any credentials are left out of it.
     pub(super) fn admit(&self, text: &str) -> Result<Target, FreezeError> {
-        let refused = |problem: &str| FreezeError::Url { url: printable(text), problem: problem.to_owned() };
+        let refused = |problem: &str| FreezeError::Url { url: shown_url(text), problem: problem.to_owned() };
         let url = Url::parse(text).map_err(|error| refused(&error.to_string()))?;
         if !url.username().is_empty() || url.password().is_some() {
             return Err(refused("credentials in a URL end up in logs: use `headers` with ${env:NAME}"));
@@ -158,21 +159,6 @@ fn may_be_permitted(host: &Host, rule: &AddressRule) -> bool {
         Host::Domain(_) => !is_this_machine(host) || rule.permits(std::net::Ipv4Addr::LOCALHOST.into()),
         Host::Ipv4(ip) => rule.permits((*ip).into()),
         Host::Ipv6(ip) => rule.permits((*ip).into()),
-    }
-}
-
-/// A URL without what could be a secret: scheme, host, port and path.
-pub(super) fn printable(text: &str) -> String {
-    match Url::parse(text) {
-        Ok(mut url) => {
-            url.set_query(None);
-            url.set_fragment(None);
-            if url.username().is_empty() && url.password().is_none() {
-                return url.to_string();
-            }
-            format!("{}://…@{}{}", url.scheme(), url.host_str().unwrap_or_default(), url.path())
-        }
-        Err(_) => "(unreadable)".to_owned(),
     }
 }
 

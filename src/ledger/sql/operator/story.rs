@@ -1,11 +1,13 @@
 //! One payment's whole story: the job, its requests, its events and who changed it by hand.
 //!
-//! Refuses to hand out what a person need not see: of payload and request body it tells size and digest.
+//! What a person need not see is left out: of payload and request body it tells size and digest, of the address no value of
+//! a parameter.
 
 use sha2::{Digest as _, Sha256};
 
 use super::list::{LINE_COLUMNS, at, line, of, opt_at};
 use crate::domain::job::JobId;
+use crate::domain::shown_url::shown_url;
 use crate::ledger::LedgerError;
 use crate::ledger::operator::{AttemptLine, AuditLine, Digest, EventLine, JobStory, RequestLine, WaitLine};
 use crate::ledger::sql::dialect::Dialect;
@@ -88,7 +90,7 @@ fn request(row: &Row) -> Result<Option<RequestLine>, LedgerError> {
     let Some(method) = row.opt_text("frozen_method")? else { return Ok(None) };
     Ok(Some(RequestLine {
         method,
-        url: row.text("frozen_url")?,
+        url: shown_url(&row.text("frozen_url")?),
         content_type: row.text("frozen_content_type")?,
         body: digest(&row.bytes("frozen_body")?),
     }))

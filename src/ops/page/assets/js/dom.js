@@ -1,5 +1,7 @@
 // Elements described as values, and the document brought to what they say by the smallest change: whoever types, reads
-// or has scrolled is not disturbed. Text is always text; there is no way to write markup.
+// or has scrolled is not disturbed. Text is always text; there is no way to write markup, and no hidden character is shown.
+
+import { printable } from "./printable.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const SVG_TAGS = new Set(["svg", "path", "rect", "line", "circle", "g", "title"]);
@@ -15,7 +17,7 @@ function flat(children) {
   const all = [];
   for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false || child === true) continue;
-    all.push(typeof child === "object" ? child : { tag: "#text", text: String(child), props: {}, children: [] });
+    all.push(typeof child === "object" ? child : { tag: "#text", text: printable(String(child)), props: {}, children: [] });
   }
   return all;
 }
@@ -87,7 +89,7 @@ function set(node, name, value, old) {
   if (value === old) return;
   if (PROPERTIES.has(name) && !(node instanceof SVGElement)) node[name] = value ?? (name === "value" ? "" : false);
   else if (value === undefined || value === null || value === false) node.removeAttribute(name);
-  else node.setAttribute(name, value === true ? "" : String(value));
+  else node.setAttribute(name, value === true ? "" : printable(String(value)));
 }
 
 function listen(node, type, handler) {

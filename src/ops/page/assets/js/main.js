@@ -5,6 +5,7 @@ import { announce } from "./announce.js";
 import { heard } from "./clock.js";
 import { h, patch } from "./dom.js";
 import { Poll } from "./poll.js";
+import { printable } from "./printable.js";
 import { drawShell } from "./shell.js";
 import { attention } from "./views/attention.js";
 import { job } from "./views/job.js";
@@ -123,7 +124,7 @@ async function askOverview(context, signal) {
 
 function draw() {
   const { page, context } = shown;
-  document.title = `${page.title} · Sluicegate`;
+  document.title = `${printable(page.title)} · Sluicegate`;
   document.documentElement.classList.toggle("stale", link.problem !== null);
   drawShell(page.place, context.overview);
   const headed = document.activeElement?.matches("main h1");

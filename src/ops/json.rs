@@ -1,0 +1,25 @@
+//! A JSON answer of the server: hidden characters in its texts are escaped, so that no client shows them by mistake.
+//!
+//! Every handler answers through this type; axum's own leaves marks of direction and invisible characters as they are.
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+
+use crate::domain::printable::printable_json;
+
+/// A body of `application/json`.
+#[derive(Debug)]
+pub struct Json<T>(pub T);
+
+impl<T: Serialize> IntoResponse for Json<T> {
+    fn into_response(self) -> Response {
+        match serde_json::to_string(&self.0) {
+            Ok(text) => {
+                let json = HeaderValue::from_static("application/json");
+                ([(header::CONTENT_TYPE, json)], printable_json(&text).into_owned()).into_response()
+            }
+            Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+        }
+    }
+}
