@@ -28,6 +28,19 @@ impl Micros {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EpochMs(pub i64);
 
+impl EpochMs {
+    /// 0001-01-01T00:00:00Z, the first instant that RFC 3339 and both databases can write.
+    pub const FIRST: Self = Self(-62_135_596_800_000);
+    /// The last before 9999-12-30T22:00:00Z, the second that jiff reads and cannot make of milliseconds.
+    pub const LAST: Self = Self(253_402_207_199_999);
+
+    /// Whether it can be kept and written again. Constraint `instants_are_finite` of the database says the same.
+    #[must_use]
+    pub fn is_writable(self) -> bool {
+        (Self::FIRST..=Self::LAST).contains(&self)
+    }
+}
+
 /// Whole microseconds, rounded up.
 #[must_use]
 pub fn micros_up(duration: Duration) -> u64 {

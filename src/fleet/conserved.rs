@@ -32,6 +32,8 @@ pub struct Conserved {
     pub oldest_open_ms: Option<u64>,
     pub without_event: u64,
     pub without_cause: u64,
+    /// Open, and a field of its row cannot be read.
+    pub unreadable: u64,
     /// What does not add up, in words; empty when everything does.
     pub faults: Vec<String>,
 }
@@ -55,6 +57,7 @@ impl From<Account> for Conserved {
             oldest_open_ms: account.oldest_open.map(ms),
             without_event: account.without_event,
             without_cause: account.without_cause,
+            unreadable: account.unreadable,
         }
     }
 }

@@ -55,6 +55,11 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0039_jobs_with_a_message_left",
         "0040_references_are_emptied",
         "0041_attempts_with_a_reference",
+        "0042_finite_instants_of_jobs",
+        "0043_finite_instants_of_attempts",
+        "0044_finite_instants_of_outcome_events",
+        "0045_finite_instants_of_other_tables",
+        "0046_infinite_instants_are_repaired",
     ])
 });
 
@@ -94,6 +99,7 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
         "0036_jobs_unknown_by_wake",
         "0037_jobs_with_a_message_left",
         "0038_references_are_emptied",
+        "0039_finite_instants",
     ])
 });
 

@@ -131,6 +131,8 @@ pub enum Claim {
     },
     /// Same id with other content, or an idempotency key that another payment of this provider uses.
     Conflict(Invalid),
+    /// Its row holds what it never should: a person must repair it. Which column, and why.
+    Unreadable(String),
 }
 
 /// Of a write that takes something, and that others may be committed with.

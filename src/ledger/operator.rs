@@ -138,17 +138,34 @@ impl Filter {
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct JobPage {
     pub jobs: Vec<JobLine>,
+    /// Payments of this page that are left out, because a field of their row holds what it never should.
+    pub unreadable: Vec<UnreadableRow>,
     /// The next page begins behind this id; `null` on the last.
     pub next: Option<String>,
 }
 
-impl JobPage {
-    /// A page that holds as many as were asked for may have a next one.
+/// A row that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct UnreadableRow {
+    pub id: String,
+    /// Which field, and why; never what it holds.
+    pub problem: String,
+}
+
+impl UnreadableRow {
     #[must_use]
-    pub fn of(jobs: Vec<JobLine>, at_most: u32) -> Self {
-        let full = jobs.len() == at_most as usize;
-        let next = jobs.last().filter(|_| full).map(|job| job.id.clone());
-        Self { jobs, next }
+    pub fn new(id: String, error: &LedgerError) -> Self {
+        let problem = match error {
+            LedgerError::Corrupt(problem) => problem.clone(),
+            other => other.to_string(),
+        };
+        Self { id, problem }
+    }
+}
+
+impl std::fmt::Display for UnreadableRow {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the row of payment {} cannot be read: {}; repair it by SQL", self.id, self.problem)
     }
 }
 
@@ -321,7 +338,7 @@ pub trait Operator: Send + Sync {
 
     /// Jobs by id, beginning behind `after`; at most `at_most`, and never more than [`LIST_MAX`]. Those of a provider, when
     /// nothing else is given, by idempotency key.
-    async fn list(&self, filter: &Filter, after: Option<&JobId>, at_most: u32) -> Result<Vec<JobLine>, LedgerError>;
+    async fn list(&self, filter: &Filter, after: Option<&JobId>, at_most: u32) -> Result<JobPage, LedgerError>;
 
     /// Jobs of a provider that the ledger first saw from `from` until before `to`, in any order; at most `at_most` of them.
     async fn arrivals(

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use super::operator::STATES;
 use super::{Hold, LedgerError, Written};
 use crate::domain::disposition::RetryPolicy;
 use crate::domain::explain::words::count;
@@ -112,6 +113,9 @@ pub struct Account {
     pub without_event: u64,
     /// Jobs that succeeded by an accepted attempt, and have none.
     pub without_cause: u64,
+    /// Open jobs whose rows lists and sweeps leave out, because an instant or a count in them is none. They are counted where
+    /// they are, like the others.
+    pub unreadable: u64,
 }
 
 impl Account {
@@ -136,6 +140,13 @@ impl Account {
         }
         if self.without_cause > 0 {
             faults.push(format!("{} succeeded without an accepted attempt", count(self.without_cause, "job")));
+        }
+        if self.unreadable > 0 {
+            faults
+                .push(format!("{} whose row cannot be read: `jobs list` names it", count(self.unreadable, "open job")));
+        }
+        for (state, jobs) in self.states.iter().filter(|(state, _)| !STATES.contains(&state.as_str())) {
+            faults.push(format!("{} in state `{state}`, which this program does not know", count(*jobs, "job")));
         }
         faults
     }

@@ -34,6 +34,8 @@ const NO_JOB: &str = "message is no job";
 /// A job that waits longer than this is in the ledger alone, and the sweeper publishes it when it is due: a message would
 /// go round the longest delay queue for all that time.
 const UNQUEUED_FROM: Duration = Duration::from_secs(24 * 60 * 60);
+/// After so long the message of a job whose row cannot be read is looked at once more.
+const UNREADABLE_AGAIN: Duration = Duration::from_secs(30 * 60);
 /// Pause before a message goes back after a fault that is its own, so that it does not come round at once.
 const FAULT_PAUSE: Duration = Duration::from_secs(1);
 
@@ -188,6 +190,14 @@ async fn steps(lane: &LaneParts, copy: &Copy, (delivered_at, redelivered): (Inst
             given_up(lane, place);
             return reject(lane, copy, &invalid, Some(decoded.job.id.clone())).await;
         }
+        Some(Claim::Unreadable(problem)) => {
+            tracing::error!(
+                provider = %lane.name, job = %decoded.job.id, problem,
+                "a job's row cannot be read: repair it by SQL. Its message is delayed"
+            );
+            lane.meter.parked("unreadable", "its row cannot be read");
+            End::Park { wait: UNREADABLE_AGAIN, number: None }
+        }
         None if lane.worker.stop.is_cancelled() => End::HandBack,
         None => End::Refused,
     };
@@ -210,7 +220,14 @@ pub(super) async fn claim(lane: &LaneParts, decoded: &Decoded, arrived: Arrived,
         let claimant = Claimant { owner: &worker.options.owner, arrived };
         ledger.claim_in_company(&decoded.job, decoded.hash, claimant, timing)
     });
-    claimed.await.map_err(|error| tracing::warn!(job = %decoded.job.id, ?error, "not claimed")).ok()
+    match claimed.await {
+        Ok(claim) => Some(claim),
+        Err(GivenUp::Failed(LedgerError::Corrupt(problem))) => Some(Claim::Unreadable(problem)),
+        Err(error) => {
+            tracing::warn!(job = %decoded.job.id, ?error, "not claimed");
+            None
+        }
+    }
 }
 
 /// A claimed job whose time has come is executed; one that must wait is put down for that long.

@@ -25,6 +25,7 @@ mod few_connections;
 mod first;
 mod fleet;
 mod groups;
+mod instants;
 mod live;
 mod lookups;
 mod migrating;

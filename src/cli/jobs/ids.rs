@@ -11,7 +11,7 @@ use super::super::enqueue::lines::{Line, Lines};
 use super::super::input;
 use super::{Ids, parse_id};
 use crate::domain::job::JobId;
-use crate::ledger::operator::{Filter, LIST_MAX, Operator};
+use crate::ledger::operator::{Filter, JobPage, LIST_MAX, Operator};
 
 /// Longer than any id with its blanks; longer lines are none.
 const LINE_BYTES_MAX: usize = 1_024;
@@ -27,7 +27,7 @@ type FileLines = Lines<Box<dyn AsyncBufRead + Send + Unpin>>;
 pub enum Source<'a> {
     Given(Option<JobId>),
     File { lines: Box<FileLines>, name: String },
-    Listed { operator: &'a dyn Operator, filter: Filter, page: VecDeque<JobId>, after: Option<JobId>, more: bool },
+    Listed { operator: &'a dyn Operator, filter: Filter, page: VecDeque<Entry>, after: Option<JobId>, more: bool },
 }
 
 impl Source<'_> {
@@ -60,13 +60,14 @@ impl Source<'_> {
             },
             Self::Listed { operator, filter, page, after, more } => {
                 if page.is_empty() && *more {
-                    let jobs = operator.list(filter, after.as_ref(), LIST_MAX).await?;
-                    *more = jobs.len() == LIST_MAX as usize;
-                    let ids: Result<VecDeque<JobId>, String> = jobs.into_iter().map(|job| JobId::new(job.id)).collect();
-                    *page = ids.map_err(CommandError::Failed)?;
-                    *after = page.back().cloned();
+                    let JobPage { jobs, unreadable, next } = operator.list(filter, after.as_ref(), LIST_MAX).await?;
+                    *after = next.map(JobId::new).transpose().map_err(CommandError::Failed)?;
+                    *more = after.is_some();
+                    let ids = jobs.into_iter().map(|job| JobId::new(job.id));
+                    let unreadable = unreadable.into_iter().map(|row| Err(row.to_string()));
+                    *page = ids.chain(unreadable).map(|id| Entry { line: None, id }).collect();
                 }
-                Ok(page.pop_front().map(|id| Entry { line: None, id: Ok(id) }))
+                Ok(page.pop_front())
             }
         }
     }

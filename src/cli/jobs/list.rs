@@ -67,22 +67,27 @@ pub async fn page(
 ) -> Result<Exit, CommandError> {
     let provider = page.provider.as_deref().map(parse_name).transpose()?;
     let filter = Filter { state, provider: provider.clone(), account: page.account.clone(), id: None };
-    let jobs = engines.operator(config).await?.list(&filter, page.after.as_ref(), page.limit).await?;
-    if jobs.is_empty() {
+    let listed = engines.operator(config).await?.list(&filter, page.after.as_ref(), page.limit).await?;
+    if listed.jobs.is_empty() && listed.unreadable.is_empty() {
         known(provider.as_ref(), config, engines).await?;
     }
-    let JobPage { jobs, next } = JobPage::of(jobs, page.limit);
+    for row in &listed.unreadable {
+        console.message(&format!("warning: {row}"))?;
+    }
     if page.json {
-        console.json(&JobPage { jobs, next })?;
+        console.json(&listed)?;
         return Ok(Exit::Fine);
     }
-    if jobs.is_empty() {
+    let JobPage { jobs, unreadable, next } = listed;
+    if jobs.is_empty() && unreadable.is_empty() {
         console.message("no such payments")?;
         return Ok(Exit::Fine);
     }
     let header = ["id", "provider", "state", "amount", "attempts", "wake at", "reason"];
     let (now, shape) = (At(unix_ms()), console.shape());
-    console.table(&header, &jobs.iter().map(|job| cells(job, now, shape)).collect::<Vec<_>>())?;
+    if !jobs.is_empty() {
+        console.table(&header, &jobs.iter().map(|job| cells(job, now, shape)).collect::<Vec<_>>())?;
+    }
     if let Some(next) = next {
         console.message(&format!("more behind `--after {next}`"))?;
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::dialect::Dialect;
 use super::engine::{Args, Engine, Sql, Step};
-use super::row::{Row, corrupt};
+use super::row::{Row, corrupt, read_or_log};
 use super::storable;
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
@@ -65,7 +65,7 @@ impl Statements {
     ) -> Result<Vec<AuditedChange>, LedgerError> {
         let args: Args = Arc::from([provider.map(ProviderName::as_str).into(), at_most.into()]);
         let rows = engine.query(&self.read, args).await?;
-        rows.iter().map(|row| written(row).map(AuditedChange::from)).collect()
+        Ok(read_or_log(&rows, "settings_audit", "row_key", |row| written(row).map(AuditedChange::from)))
     }
 }
 
@@ -78,7 +78,7 @@ fn written(row: &Row) -> Result<Written, LedgerError> {
         serde_json::from_str(&text).map(Some).map_err(|_| corrupt(column, "is no JSON object"))
     };
     Ok(Written {
-        at: At(row.int("at_ms")?),
+        at: At(row.instant("at_ms")?.0),
         who: row.text("who")?,
         os_user: row.opt_text("os_user")?,
         program: row.opt_text("program")?,

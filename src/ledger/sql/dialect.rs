@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
 use super::engine::{Args, Sql, Step, Value};
+use crate::domain::time::EpochMs;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
@@ -104,7 +105,8 @@ fn with_arguments(sql: &str, mut name: impl FnMut(&str) -> String) -> String {
 impl Dialect {
     /// Renders a template. Places: `{now}`; `{now_ms}`; `{ms:T}` instant to epoch ms; `{at:MS}` the reverse; `{after:MS}` now plus
     /// that; `{until:T}` and `{since:T}` ms from and to now, `until` rounded up;
-    /// `{aged:T}` like `since`, never more than the true age and never negative; `{json:X}` text to JSON; `{text:X}`
+    /// `{aged:T}` like `since`, never more than the true age and never negative; `{readable:T}` whether it is an instant that
+    /// [`EpochMs`] can hold; `{json:X}` text to JSON; `{text:X}`
     /// JSON to text; `{among:X}` is one of a JSON array of integers; `{texts:X}` rows of one of texts; `{held:X}` rows
     /// (id, fence) of a JSON array; `{who}` and `{program}` as the audit's triggers name them; `{version}` of the
     /// database; `{unlocked}` rows that nobody else is taking; `{join}` the left rows first, one by one; `{job}`.
@@ -174,15 +176,23 @@ impl Dialect {
                 "who" => "session_user".to_owned(),
                 "version" => "split_part(current_setting('server_version'), ' ', 1)".to_owned(),
                 "program" => "nullif(current_setting('application_name'), '')".to_owned(),
-                "now_ms" => self.place("ms", "statement_timestamp()"),
-                "ms" => format!("floor(extract(epoch FROM {x}) * 1000)::bigint"),
+                "now_ms" => "floor(extract(epoch FROM statement_timestamp()) * 1000)::bigint".to_owned(),
+                "ms" => unless_infinite(x, "floor(extract(epoch FROM {x}) * 1000)::bigint", [i64::MAX, -i64::MAX]),
                 "at" => format!("(timestamptz 'epoch' + {x} * interval '1 millisecond')"),
                 "after" => format!("(statement_timestamp() + {x} * interval '1 millisecond')"),
-                "until" => format!("ceil(extract(epoch FROM ({x}) - statement_timestamp()) * 1000)::bigint"),
-                "since" => format!("floor(extract(epoch FROM statement_timestamp() - ({x})) * 1000)::bigint"),
-                "aged" => {
-                    format!("greatest(0, floor(extract(epoch FROM statement_timestamp() - ({x})) * 1000)::bigint)")
+                "until" => {
+                    let until = "ceil(extract(epoch FROM ({x}) - statement_timestamp()) * 1000)::bigint";
+                    unless_infinite(x, until, [i64::MAX, -i64::MAX])
                 }
+                "since" => {
+                    let since = "floor(extract(epoch FROM statement_timestamp() - ({x})) * 1000)::bigint";
+                    unless_infinite(x, since, [-i64::MAX, i64::MAX])
+                }
+                "aged" => {
+                    let since = "greatest(0, floor(extract(epoch FROM statement_timestamp() - ({x})) * 1000)::bigint)";
+                    unless_infinite(x, since, [0, 0])
+                }
+                "readable" => format!("({x} >= '{FIRST_INSTANT}' AND {x} < '{END_OF_INSTANTS}')"),
                 "unlocked" => "FOR UPDATE SKIP LOCKED".to_owned(),
                 "join" => "JOIN".to_owned(),
                 "json" => format!("{x}::jsonb"),
@@ -213,6 +223,7 @@ impl Dialect {
                 "since" => format!("({SQLITE_NOW} - ({x}))"),
                 // Both instants were cut to milliseconds, so their difference may be one too many.
                 "aged" => format!("max(0, {SQLITE_NOW} - ({x}) - 1)"),
+                "readable" => format!("({x} BETWEEN {} AND {})", EpochMs::FIRST.0, EpochMs::LAST.0),
                 "among" => format!("IN (SELECT value FROM json_each({x}))"),
                 "texts" => format!("SELECT value FROM json_each({x})"),
                 "held" => format!(
@@ -223,6 +234,17 @@ impl Dialect {
             },
         }
     }
+}
+
+/// [`EpochMs::FIRST`] and the end of the millisecond [`EpochMs::LAST`], as PostgreSQL reads them.
+const FIRST_INSTANT: &str = "0001-01-01 00:00:00+00";
+const END_OF_INSTANTS: &str = "9999-12-30 22:00:00+00";
+
+/// PostgreSQL fails the whole statement for one row whose instant is `infinity`. So it is a number that no finite instant
+/// has, and whoever reads that row says so.
+fn unless_infinite(x: &str, otherwise: &str, [late, early]: [i64; 2]) -> String {
+    let otherwise = otherwise.replace("{x}", x);
+    format!("CASE {x} WHEN 'infinity' THEN {late} WHEN '-infinity' THEN {early} ELSE {otherwise} END")
 }
 
 /// `subsec` has milliseconds; the product is rounded because 1.001 * 1000 is not 1001 in binary.

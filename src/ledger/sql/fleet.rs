@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use super::SqlLedger;
 use super::dialect::Dialect;
 use super::engine::{Args, Sql};
-use super::row::{Row, corrupt};
+use super::row::{Row, corrupt, read_or_log};
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 use crate::ledger::deployment::DeploymentId;
@@ -45,8 +45,9 @@ impl Statements {
             // Condition and order are those of index `jobs_open_by_sweep`, word for word.
             oldest: dialect.sql(
                 "SELECT names.value AS provider, (\
-                     SELECT {ms:min(CASE WHEN not_before > created_at THEN not_before ELSE created_at END)} FROM (\
-                         SELECT not_before, created_at FROM jobs \
+                     SELECT {ms:min(since)} FROM (\
+                         SELECT CASE WHEN not_before > created_at AND {readable:not_before} THEN not_before \
+                             WHEN {readable:created_at} THEN created_at END AS since FROM jobs \
                          WHERE provider = names.value AND state IN ('waiting', 'sending', 'unknown') \
                          ORDER BY CASE WHEN sweep_after > wake_at THEN sweep_after ELSE wake_at END LIMIT 100) AS longest\
                  ) AS since_ms FROM ({texts:$1}) AS names",
@@ -81,7 +82,8 @@ impl Fleet for SqlLedger {
     }
 
     async fn reports(&self) -> Result<Vec<Reported>, LedgerError> {
-        self.engine.query(&self.fleet.reports, Arc::from([])).await?.iter().map(reported).collect()
+        let rows = self.engine.query(&self.fleet.reports, Arc::from([])).await?;
+        Ok(read_or_log(&rows, "worker_reports", "id", reported))
     }
 
     async fn leave(&self, id: &str) -> Result<(), LedgerError> {
@@ -116,8 +118,8 @@ fn reported(row: &Row) -> Result<Reported, LedgerError> {
         host: row.text("host")?,
         pid: row.count("pid")?,
         version: row.text("version")?,
-        started_at_ms: row.int("started_at_ms")?,
-        reported_at_ms: row.int("reported_at_ms")?,
+        started_at_ms: row.instant("started_at_ms")?.0,
+        reported_at_ms: row.instant("reported_at_ms")?.0,
         age: row.ms("age_ms")?,
         format: row.count("format")?,
         body: row.text("report")?,

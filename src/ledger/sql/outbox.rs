@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::dialect::Dialect;
 use super::engine::{Engine, Sql, Value};
-use super::row::{Row, corrupt};
+use super::row::{Row, corrupt, read_or_log};
 use super::storable;
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::ProviderName;
@@ -62,9 +62,10 @@ impl Statements {
                 next_try()
             )),
             waiting: dialect.sql(
-                "SELECT count(*) AS events, {since:min(at)} AS oldest_ms, \
+                "SELECT count(*) AS events, {since:min(since)} AS oldest_ms, \
                      COALESCE(sum(CASE WHEN tries > 0 THEN 1 ELSE 0 END), 0) AS rejected \
-                 FROM outcome_events WHERE published_at IS NULL",
+                 FROM (SELECT CASE WHEN {readable:at} THEN at END AS since, tries FROM outcome_events \
+                     WHERE published_at IS NULL) AS waiting",
             ),
             published: dialect.sql(
                 "UPDATE outcome_events SET published_at = {now} \
@@ -89,7 +90,12 @@ impl Statements {
             Events::RejectedBefore => &self.again,
         };
         let rows = engine.query(sql, Arc::from([at_most.into(), lease.into()])).await?;
-        let mut events: Vec<OutcomeEvent> = rows.iter().map(event).collect::<Result<_, _>>()?;
+        let mut events = read_or_log(&rows, "outcome_events", "sequence", event);
+        if events.len() < rows.len() {
+            // Left at the head of the order they would be taken before all others for ever.
+            let unread = |row: &Row| row.int("sequence").ok().filter(|it| events.iter().all(|one| one.sequence != *it));
+            self.rejected(engine, &rows.iter().filter_map(unread).collect::<Vec<_>>()).await?;
+        }
         // RETURNING promises no order.
         events.sort_by_key(|event| event.sequence);
         Ok(events)
@@ -153,7 +159,7 @@ pub(super) fn event(row: &Row) -> Result<OutcomeEvent, LedgerError> {
         provider_reference: row.opt_text("provider_reference")?,
         reason: row.opt_text("reason")?,
         attempts: row.count("attempts")?,
-        at_ms: row.int("at_ms")?,
+        at_ms: row.instant("at_ms")?.0,
     })
 }
 

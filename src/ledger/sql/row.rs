@@ -6,7 +6,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::domain::time::EpochMs;
 use crate::ledger::LedgerError;
+use crate::ledger::operator::UnreadableRow;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Cell {
@@ -91,6 +93,15 @@ impl Row {
         self.opt_text(column)?.ok_or_else(|| corrupt(column, "is NULL"))
     }
 
+    /// What the row is called in a message.
+    fn name(&self, column: &str) -> String {
+        match self.cell(column) {
+            Ok(Cell::Text(text)) => text.clone(),
+            Ok(Cell::Int(number)) => number.to_string(),
+            _ => "?".to_owned(),
+        }
+    }
+
     pub fn bytes(&self, column: &str) -> Result<Vec<u8>, LedgerError> {
         match self.cell(column)? {
             Cell::Bytes(value) => Ok(value.clone()),
@@ -98,14 +109,67 @@ impl Row {
         }
     }
 
+    /// Milliseconds since the epoch, of a column whose name ends in `_ms`.
+    pub fn opt_instant(&self, column: &str) -> Result<Option<EpochMs>, LedgerError> {
+        let at = self.opt_int(column)?.map(EpochMs);
+        match at.is_none_or(EpochMs::is_writable) {
+            true => Ok(at),
+            false => Err(corrupt(column.trim_end_matches("_ms"), "is no instant of the years 1 to 9999")),
+        }
+    }
+
+    pub fn instant(&self, column: &str) -> Result<EpochMs, LedgerError> {
+        self.opt_instant(column)?.ok_or_else(|| corrupt(column, "is NULL"))
+    }
+
     /// Milliseconds as a duration; a negative number (the database's clock was set back) is zero.
     pub fn opt_ms(&self, column: &str) -> Result<Option<Duration>, LedgerError> {
-        Ok(self.opt_int(column)?.map(|ms| Duration::from_millis(u64::try_from(ms).unwrap_or(0))))
+        let Some(ms) = self.opt_int(column)? else { return Ok(None) };
+        if ms.unsigned_abs() > SPAN_MAX_MS {
+            return Err(corrupt(column, "is reckoned from an instant that is not finite"));
+        }
+        Ok(Some(Duration::from_millis(u64::try_from(ms).unwrap_or(0))))
     }
 
     pub fn ms(&self, column: &str) -> Result<Duration, LedgerError> {
         self.opt_ms(column)?.ok_or_else(|| corrupt(column, "is NULL"))
     }
+}
+
+/// More than lies between any two instants.
+const SPAN_MAX_MS: u64 = 1_000_000_000_000_000;
+
+/// Rows of a list, read one by one.
+#[derive(Debug)]
+pub struct ReadRows<T> {
+    pub rows: Vec<T>,
+    pub unreadable: Vec<UnreadableRow>,
+}
+
+/// Reads each row by itself: one that cannot be read is named by its column `key`, and the others are read all the same.
+pub fn read_each<T>(rows: &[Row], key: &str, read: impl Fn(&Row) -> Result<T, LedgerError>) -> ReadRows<T> {
+    let mut all = ReadRows { rows: Vec::with_capacity(rows.len()), unreadable: Vec::new() };
+    for row in rows {
+        match read(row) {
+            Ok(value) => all.rows.push(value),
+            Err(error) => all.unreadable.push(UnreadableRow::new(row.name(key), &error)),
+        }
+    }
+    all
+}
+
+/// The same where nobody is told of what cannot be read but the log.
+pub fn read_or_log<T>(
+    rows: &[Row],
+    table: &'static str,
+    key: &str,
+    read: impl Fn(&Row) -> Result<T, LedgerError>,
+) -> Vec<T> {
+    let ReadRows { rows, unreadable } = read_each(rows, key, read);
+    for UnreadableRow { id, problem } in unreadable {
+        tracing::error!(table, row = id, problem, "a row cannot be read and is left out; repair it by SQL");
+    }
+    rows
 }
 
 #[must_use]

@@ -304,7 +304,7 @@ fn provider_row(row: &Row, limits: &[&Row], accounts: &[&Row]) -> Result<(Provid
         lookup: object(row, "lookup")?,
         statuses: object(row, "statuses")?,
         require: list(row, "require")?,
-        resumed_at: row.opt_int("resumed_at")?,
+        resumed_at: row.opt_instant("resumed_at")?.map(|at| at.0),
         limits: limits.iter().map(|row| limit_row(row)).collect::<Result<_, _>>()?,
         accounts: accounts.iter().map(|row| account_row(row)).collect::<Result<_, _>>()?,
     };

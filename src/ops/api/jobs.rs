@@ -111,8 +111,7 @@ pub async fn list(
 
 async fn page(ops: &OpsState, which: Which) -> Result<Json<JobPage>, Problem> {
     let (filter, after, at_most) = which.meant()?;
-    let jobs = ops.desk.operator.list(&filter, after.as_ref(), at_most).await?;
-    Ok(Json(JobPage::of(jobs, at_most)))
+    Ok(Json(ops.desk.operator.list(&filter, after.as_ref(), at_most).await?))
 }
 
 /// One payment: its state, its requests, its events, and who changed it by hand.

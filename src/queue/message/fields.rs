@@ -27,9 +27,6 @@ const KNOWN: [&str; 13] = [
     "payload",
 ];
 
-/// 0001-01-01T00:00:00Z, the first instant that RFC 3339 and both databases can write.
-pub(super) const FIRST_INSTANT: EpochMs = EpochMs(-62_135_596_800_000);
-
 pub(super) struct Fields<'a>(&'a [Member<'a>]);
 
 impl<'a> Fields<'a> {
@@ -163,11 +160,9 @@ impl<'a> Fields<'a> {
         }
         let at: Timestamp = text.parse().map_err(|_| bad())?;
         let rounded = at.round(TimestampRound::new().smallest(Unit::Millisecond).mode(mode)).map_err(|_| bad())?;
-        // An offset can lead into the year before. At the other end jiff reads a second that it cannot make of milliseconds,
-        // and a job must be writable again.
+        // An offset can lead into the year before, and a job must be writable again.
         let at = EpochMs(rounded.as_millisecond());
-        let writable = at >= FIRST_INSTANT && Timestamp::from_millisecond(at.0).is_ok();
-        if writable { Ok(Some(at)) } else { Err(bad()) }
+        if at.is_writable() { Ok(Some(at)) } else { Err(bad()) }
     }
 
     fn payload(&self) -> Result<Option<String>, Invalid> {

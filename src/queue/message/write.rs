@@ -6,7 +6,6 @@ use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
 use super::VERSION;
-use super::fields::FIRST_INSTANT;
 use crate::domain::job::{BODY_BYTES_MAX, Job};
 use crate::domain::time::EpochMs;
 use crate::ledger::OutcomeEvent;
@@ -73,5 +72,5 @@ fn rfc3339(at: EpochMs) -> String {
 
 /// An instant beyond the years that RFC 3339 can write becomes the last (or first) that it can.
 fn timestamp(at: EpochMs) -> Timestamp {
-    Timestamp::from_millisecond(at.max(FIRST_INSTANT).0).unwrap_or(Timestamp::MAX)
+    Timestamp::from_millisecond(at.max(EpochMs::FIRST).0).unwrap_or(Timestamp::MAX)
 }

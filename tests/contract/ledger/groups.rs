@@ -119,6 +119,7 @@ async fn each_claim_is_answered_for_itself(kind: Kind) {
             Claim::Superseded => "superseded",
             Claim::InHand { .. } => "in hand",
             Claim::Conflict(_) => "conflict",
+            Claim::Unreadable(_) => "unreadable",
         })
         .collect();
     let expected = [("settled", 10), ("again", 10), ("new", 20), ("conflict", 2)];

@@ -324,7 +324,7 @@ async fn a_job_is_recalled_as_it_was_recorded(kind: Kind) {
 async fn pages_go_by_id_and_leave_nothing_out(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let operator = fixture.operator();
-    assert_eq!(operator.list(&Filter { state: Some("dead"), ..Filter::default() }, None, 5).await.unwrap(), []);
+    assert_eq!(operator.list(&Filter { state: Some("dead"), ..Filter::default() }, None, 5).await.unwrap().jobs, []);
     for number in 0..14 {
         let provider = ["adyen", "stripe", "wise"][number % 3];
         let account = Some(id(["acct_1", "acct_2"][number / 7]));
@@ -336,7 +336,7 @@ async fn pages_go_by_id_and_leave_nothing_out(kind: Kind) {
     let all = async |filter: Filter, at_most: u32| {
         let (mut found, mut after) = (Vec::new(), None);
         loop {
-            let page = operator.list(&filter, after.as_ref(), at_most).await.unwrap();
+            let page = operator.list(&filter, after.as_ref(), at_most).await.unwrap().jobs;
             assert!(page.len() <= at_most as usize);
             let Some(last) = page.last() else { return found };
             after = Some(id(&last.id));
@@ -374,7 +374,7 @@ async fn a_providers_pages_go_by_key_and_leave_nothing_out(kind: Kind) {
     let filter = Filter { provider: Some(name("stripe")), ..Filter::default() };
     let behind = async |after: &str, at_most| -> Vec<String> {
         let after = (!after.is_empty()).then(|| id(after));
-        let page = fixture.operator().list(&filter, after.as_ref(), at_most).await.unwrap();
+        let page = fixture.operator().list(&filter, after.as_ref(), at_most).await.unwrap().jobs;
         page.into_iter().map(|line| line.id).collect()
     };
     assert_eq!(behind("", 100).await, ["c", "b", "e", "d", "a"]);

@@ -35,6 +35,24 @@ async fn a_panic_on_the_wire_does_not_lose_the_job() {
     assert_eq!(bench.script.sent_for("once").len(), 1, "a provider that forgets is not sent it twice");
 }
 
+/// A row that nobody can read is a person's to repair, and no reason to rest for its lane.
+#[tokio::test]
+async fn an_unreadable_row_holds_up_no_other_job() {
+    let bench = Bench::open(&[row("acme")]).await;
+    let body = r#"{"id":"bad","amount":1299,"currency":"EUR","not_before":"2100-01-01T00:00:00Z"}"#;
+    bench.publish("acme", body).await;
+    let put_down = "SELECT count(*) FROM jobs WHERE id = 'bad' AND lease_until IS NULL";
+    bench.until("it is put down", async || bench.count(put_down).await == 1 && bench.in_hand().await == 0).await;
+    let parked = bench.parked("acme").await;
+    bench.sql("DROP TRIGGER instants_are_finite_of_jobs").await;
+    bench.sql("UPDATE jobs SET created_at = 9000000000000000000, wake_at = 0").await;
+    bench.publish("acme", body).await;
+    bench.pay("acme", "next").await;
+    bench.until_state("next", "succeeded").await;
+    bench.until("its message is delayed", async || bench.parked("acme").await == parked + 1).await;
+    assert!(bench.script.sent_for("bad").is_empty());
+}
+
 /// A format that this program does not know waits for one that does: it is neither a job nor invalid.
 #[tokio::test]
 async fn a_message_of_a_newer_format_waits() {

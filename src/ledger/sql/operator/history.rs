@@ -10,7 +10,7 @@ use crate::ledger::LedgerError;
 use crate::ledger::operator::{At, PastArrival};
 use crate::ledger::sql::dialect::Dialect;
 use crate::ledger::sql::engine::{Args, Engine, Sql};
-use crate::ledger::sql::row::Row;
+use crate::ledger::sql::row::{Row, read_or_log};
 
 pub struct Statements {
     page: Sql,
@@ -43,11 +43,11 @@ impl Statements {
         while found.len() < at_most {
             let args = vec![provider.as_str().into(), after.as_str().into(), from.0.into(), to.0.into()];
             let rows = engine.query(&self.page, Args::from(args)).await?;
-            for row in &rows {
-                if row.bool("wanted")? {
-                    found.push(arrival(row)?);
-                }
-            }
+            let wanted = read_or_log(&rows, "jobs", "idempotency_key", |row| match row.bool("wanted")? {
+                true => arrival(row).map(Some),
+                false => Ok(None),
+            });
+            found.extend(wanted.into_iter().flatten());
             // Whether a page was full its answer does not say: only one without a row is the end.
             let Some(last) = rows.last() else { break };
             after = last.text("idempotency_key")?;

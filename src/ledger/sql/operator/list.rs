@@ -10,11 +10,11 @@ use std::sync::Arc;
 use crate::domain::job::{JobId, Token};
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
-use crate::ledger::operator::{At, Filter, JobLine, LIST_MAX};
+use crate::ledger::operator::{At, Filter, JobLine, JobPage, LIST_MAX};
 use crate::ledger::sql::dialect::Dialect;
 use crate::ledger::sql::engine::{Args, Engine, Sql};
 use crate::ledger::sql::reports::LANES;
-use crate::ledger::sql::row::Row;
+use crate::ledger::sql::row::{ReadRows, Row, read_each};
 
 /// What [`line`] reads.
 pub const LINE_COLUMNS: &str = "jobs.id, jobs.provider, jobs.state, jobs.amount, jobs.currency, jobs.account, \
@@ -63,18 +63,19 @@ impl Statements {
         filter: &Filter,
         after: Option<&JobId>,
         at_most: u32,
-    ) -> Result<Vec<JobLine>, LedgerError> {
+    ) -> Result<JobPage, LedgerError> {
         if let Some(id) = &filter.id {
-            let found = engine.query(&self.one, of(id)).await?;
-            let found = found.iter().map(line).collect::<Result<Vec<_>, _>>()?;
-            let wanted =
-                |line: &JobLine| filter.holds(line) && after.is_none_or(|after| line.id.as_str() > after.as_str());
-            return Ok(found.into_iter().filter(wanted).take(at_most as usize).collect());
+            let mut page = page(&engine.query(&self.one, of(id)).await?, at_most);
+            let is_behind = |id: &str| at_most > 0 && after.is_none_or(|after| id > after.as_str());
+            page.jobs.retain(|line| filter.holds(line) && is_behind(&line.id));
+            page.unreadable.retain(|row| is_behind(&row.id));
+            return Ok(JobPage { next: None, ..page });
         }
+        let at_most = at_most.min(LIST_MAX);
         let provider = filter.provider.as_ref().map(ProviderName::as_str);
         let account = filter.account.as_ref().map(Token::as_str);
         let after = after.map_or("", JobId::as_str);
-        let mut args = vec![after.into(), at_most.min(LIST_MAX).into()];
+        let mut args = vec![after.into(), at_most.into()];
         let sql = match (account, filter.state) {
             (Some(account), state) => {
                 args.extend([provider.into(), account.into(), state.into()]);
@@ -90,8 +91,16 @@ impl Statements {
             }
             (None, None) => &self.all,
         };
-        engine.query(sql, Args::from(args)).await?.iter().map(line).collect()
+        Ok(page(&engine.query(sql, Args::from(args)).await?, at_most))
     }
+}
+
+/// A page that holds as many as were asked for may have a next one.
+fn page(rows: &[Row], at_most: u32) -> JobPage {
+    let last = rows.last().filter(|_| rows.len() == at_most as usize);
+    let next = last.and_then(|row| row.text("id").ok());
+    let ReadRows { rows: jobs, unreadable } = read_each(rows, "id", line);
+    JobPage { jobs, unreadable, next }
 }
 
 /// The jobs behind this one in the order of providers and their keys, as many as a list holds, by the index of both. They may
@@ -122,11 +131,11 @@ pub fn line(row: &Row) -> Result<JobLine, LedgerError> {
 }
 
 pub fn at(row: &Row, column: &str) -> Result<At, LedgerError> {
-    row.int(column).map(At)
+    row.instant(column).map(|at| At(at.0))
 }
 
 pub fn opt_at(row: &Row, column: &str) -> Result<Option<At>, LedgerError> {
-    Ok(row.opt_int(column)?.map(At))
+    Ok(row.opt_instant(column)?.map(|at| At(at.0)))
 }
 
 /// Arguments of a question about one job.

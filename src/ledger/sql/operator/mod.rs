@@ -12,7 +12,7 @@ use super::{recent, reports};
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::Lookback;
-use crate::ledger::operator::{At, By, Filter, JobLine, JobStory, Operator, PastArrival, Recalled, Refusal, Verdict};
+use crate::ledger::operator::{At, By, Filter, JobPage, JobStory, Operator, PastArrival, Recalled, Refusal, Verdict};
 use crate::ledger::surroundings::Surroundings;
 use crate::ledger::{LedgerError, RecentUses, StateCount};
 
@@ -70,7 +70,7 @@ impl Operator for SqlOperator {
         self.recent.uses(&*self.engine, quota, lookback).await
     }
 
-    async fn list(&self, filter: &Filter, after: Option<&JobId>, at_most: u32) -> Result<Vec<JobLine>, LedgerError> {
+    async fn list(&self, filter: &Filter, after: Option<&JobId>, at_most: u32) -> Result<JobPage, LedgerError> {
         self.list.page(&*self.engine, filter, after, at_most).await
     }
 

@@ -5,7 +5,6 @@
 use super::list::of;
 use crate::domain::job::{ContentHash, Job, JobId, Token};
 use crate::domain::provider::ProviderName;
-use crate::domain::time::EpochMs;
 use crate::ledger::LedgerError;
 use crate::ledger::operator::{Recalled, Refusal};
 use crate::ledger::sql::dialect::Dialect;
@@ -48,8 +47,8 @@ fn recalled(row: &Row) -> Result<Recalled, LedgerError> {
         idempotency_key: row.bool("key_given")?.then(|| token("idempotency_key", key)).transpose()?,
         cost: u16::try_from(row.int("cost")?).map_err(|_| corrupt("cost", "is out of range"))?,
         priority: u8::try_from(row.int("priority")?).map_err(|_| corrupt("priority", "is out of range"))?,
-        not_before: row.opt_int("not_before_ms")?.map(EpochMs),
-        expires_at: row.opt_int("expires_at_ms")?.map(EpochMs),
+        not_before: row.opt_instant("not_before_ms")?,
+        expires_at: row.opt_instant("expires_at_ms")?,
         payload: row.opt_text("payload")?,
     };
     let hash = <[u8; 32]>::try_from(hash).map_err(|_| corrupt("content_hash", "is not 32 bytes"))?;

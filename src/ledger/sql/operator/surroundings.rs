@@ -11,7 +11,7 @@ use crate::ledger::operator::At;
 use crate::ledger::sql::claim::LOST_HOLDERS;
 use crate::ledger::sql::dialect::Dialect;
 use crate::ledger::sql::engine::{Args, Engine, Sql};
-use crate::ledger::sql::row::{Row, corrupt};
+use crate::ledger::sql::row::{Row, corrupt, read_or_log};
 use crate::ledger::surroundings::{OwnPast, Rejection, Surroundings};
 
 const OPEN: &str = "state IN ('waiting', 'sending', 'unknown')";
@@ -51,8 +51,8 @@ impl Statements {
         );
         let own = format!(
             "SELECT lookups, resend, {LOST_HOLDERS} AS lost_holders, \
-                 {{ms:(SELECT max(began_at) FROM attempts WHERE attempts.job_id = jobs.id \
-                     AND kind = 'charge' AND (ended_at IS NULL OR outcome IN ('unknown', 'in_progress')))}} \
+                 (SELECT {{ms:max(began_at)}} FROM attempts WHERE attempts.job_id = jobs.id \
+                     AND kind = 'charge' AND (ended_at IS NULL OR outcome IN ('unknown', 'in_progress'))) \
                  AS unknown_since_ms \
              FROM jobs WHERE id = $1"
         );
@@ -74,7 +74,7 @@ impl Statements {
         sharing: &[ProviderName],
     ) -> Result<Surroundings, LedgerError> {
         let rejected = engine.query(&self.rejected, of(id)).await?;
-        let rejected = rejected.iter().map(rejection).collect::<Result<_, _>>()?;
+        let rejected = read_or_log(&rejected, "rejected_messages", "lane", rejection);
         let own = engine.query(&self.own, of(id)).await?;
         let own = own.first().map(own_past).transpose()?.unwrap_or_default();
         let names: Vec<&str> = sharing.iter().map(ProviderName::as_str).collect();

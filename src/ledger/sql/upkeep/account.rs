@@ -15,6 +15,7 @@ use super::super::row::{Row, corrupt};
 use super::OPEN;
 use super::settled::{NOT_FOR_GOOD, unsummed};
 use crate::ledger::LedgerError;
+use crate::ledger::operator::STATES;
 use crate::ledger::upkeep::{Account, Checked};
 
 const FREE: &str = "(lease_until IS NULL OR lease_until <= {now})";
@@ -28,7 +29,8 @@ const MESSAGE_LEFT: &str = "delayed_until <= created_at AND state NOT IN ('waiti
 const SETTLED: &str = "state NOT IN ('waiting', 'sending', 'unknown')";
 
 /// What is to wait for its time waits from then on.
-const SINCE: &str = "CASE WHEN not_before > created_at THEN not_before ELSE created_at END";
+const SINCE: &str = "CASE WHEN not_before > created_at AND {readable:not_before} THEN not_before \
+     WHEN {readable:created_at} THEN created_at END";
 
 const NO_EVENT: &str = "NOT EXISTS (SELECT 1 FROM outcome_events WHERE outcome_events.job_id = jobs.id \
      AND outcome_events.state = jobs.state)";
@@ -39,7 +41,7 @@ const NO_CAUSE: &str = "state || '' = 'succeeded' AND (reason IS NULL OR reason 
 
 /// The columns that only the row of open jobs fills.
 const NOT_OF_OPEN: &str = "NULL AS oldest_ms, 0 AS in_hand, 0 AS in_flight, 0 AS parked, NULL AS parked_ms, 0 AS due, \
-     0 AS astray, 0 AS messages_least, 0 AS messages_most";
+     0 AS astray, 0 AS messages_least, 0 AS messages_most, 0 AS unreadable";
 
 /// A broker is late, the row is written before its copy is published, and the queue is looked at after the ledger: the return
 /// of a message is known to this.
@@ -50,6 +52,10 @@ const RETURN_LATE_MS: u32 = 1_000;
 /// job was written last. A job may be due later than that.
 /// A job in hand may have one beside it that returned, which another delivery takes away again.
 const RETURNED_AT: &str = "CASE WHEN delayed_copy = copy THEN delayed_until ELSE updated_at END";
+
+/// What every list and every sweep reads of a row.
+const READABLE: &str = "{readable:wake_at} AND {readable:created_at} AND {readable:updated_at} \
+     AND (not_before IS NULL OR {readable:not_before}) AND (expires_at IS NULL OR {readable:expires_at}) AND attempts >= 0";
 
 pub struct Statements(Dialect);
 
@@ -65,12 +71,15 @@ impl Statements {
             // First, because PostgreSQL takes the types of the columns from here.
             format!(
                 "SELECT min(provider) AS provider, 'open' AS place, NULL AS state, {} AS jobs, \
-                     {{aged:min({SINCE})}} AS oldest_ms, {} AS in_hand, {} AS in_flight, count(parked_until) AS parked, \
-                     {{until:max(parked_until)}} AS parked_ms, {} AS due, {} AS astray, \
+                     {{aged:min(since)}} AS oldest_ms, {} AS in_hand, {} AS in_flight, \
+                     count(parked_until) AS parked, \
+                     {{until:max(CASE WHEN unreadable THEN NULL ELSE parked_until END)}} AS parked_ms, {} AS due, {} AS astray, \
                      {} AS messages_least, \
                      CAST(coalesce(sum(CASE WHEN returned_at <= {{after:{RETURN_EARLY_MS}}} THEN 1 + sweeps \
-                         WHEN beside_at <= {{after:{RETURN_EARLY_MS}}} THEN 1 END), 0) AS bigint) AS messages_most \
-                 FROM (SELECT provider, created_at, not_before, expires_at, lease_until, wake_at, state, sweeps, \
+                         WHEN beside_at <= {{after:{RETURN_EARLY_MS}}} THEN 1 END), 0) AS bigint) AS messages_most, \
+                     {} AS unreadable \
+                 FROM (SELECT provider, {SINCE} AS since, expires_at, lease_until, wake_at, state, sweeps, \
+                           NOT ({READABLE}) AS unreadable, \
                            CASE WHEN {FREE} AND wake_at > {{now}} THEN wake_at END AS parked_until, \
                            CASE WHEN {FREE} AND NOT unqueued THEN {RETURNED_AT} END AS returned_at, \
                            CASE WHEN NOT {FREE} THEN delayed_until END AS beside_at \
@@ -81,6 +90,7 @@ impl Statements {
                 of(&format!("{FREE} AND wake_at <= {{now}}")),
                 of("wake_at <= {after:(0 - $1)} AND (lease_until IS NULL OR lease_until <= {after:(0 - $1)})"),
                 of(&format!("returned_at <= {{after:(0 - {RETURN_LATE_MS})}}")),
+                of("unreadable"),
             ),
         ];
         let checks = settled.iter().flat_map(|which| {
@@ -89,7 +99,7 @@ impl Statements {
         });
         let left = std::iter::once(part("message_left", MESSAGE_LEFT));
         let parts: Vec<String> = open.into_iter().chain(states).chain(checks).chain(left).collect();
-        self.0.sql(&format!("{LANES} {}", parts.join(" UNION ALL ")))
+        self.0.sql(&format!("{LANES}, {WORDS} {}", parts.join(" UNION ALL ")))
     }
 
     pub async fn take(
@@ -121,6 +131,14 @@ impl Statements {
     }
 }
 
+/// The states of each lane's jobs: steps from one to the next, like [`LANES`].
+const WORDS: &str = "words (provider, state) AS ( \
+     SELECT provider, (SELECT min(state) FROM jobs WHERE jobs.provider = lanes.provider) FROM lanes \
+     WHERE lanes.provider IS NOT NULL \
+     UNION ALL \
+     SELECT provider, (SELECT min(state) FROM jobs WHERE jobs.provider = words.provider AND jobs.state > words.state) \
+     FROM words WHERE words.state IS NOT NULL)";
+
 /// Jobs by state, all of them counted.
 fn all_counted() -> String {
     format!(
@@ -136,6 +154,12 @@ fn from_the_sum() -> Vec<String> {
             "SELECT jobs.provider, 'state' AS place, jobs.state, count(*) AS jobs, {NOT_OF_OPEN} \
              FROM lanes {{join}} jobs ON jobs.provider = lanes.provider AND jobs.state IN {NOT_FOR_GOOD} \
              GROUP BY jobs.provider, jobs.state"
+        ),
+        format!(
+            "SELECT jobs.provider, 'state' AS place, jobs.state, count(*) AS jobs, {NOT_OF_OPEN} \
+             FROM words {{join}} jobs ON jobs.provider = words.provider AND jobs.state = words.state \
+             WHERE words.state NOT IN ('{}') GROUP BY jobs.provider, jobs.state",
+            STATES.join("', '")
         ),
         format!(
             "SELECT provider, 'state' AS place, state, jobs, {NOT_OF_OPEN} FROM settled_jobs WHERE provider > '' AND jobs > 0"
@@ -173,7 +197,7 @@ fn enter(account: &mut Account, row: &Row) -> Result<(), LedgerError> {
             (account.past_deadline, account.oldest_open) = (jobs, row.opt_ms("oldest_ms")?);
             (account.parked, account.parked_for) = (count("parked")?, row.opt_ms("parked_ms")?);
             (account.in_hand, account.due, account.astray) = (count("in_hand")?, count("due")?, count("astray")?);
-            account.in_flight = count("in_flight")?;
+            (account.in_flight, account.unreadable) = (count("in_flight")?, count("unreadable")?);
             account.messages_least += count("messages_least")?;
             account.messages_most += count("messages_most")?;
         }

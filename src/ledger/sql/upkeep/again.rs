@@ -8,14 +8,13 @@ use std::time::Duration;
 
 use super::super::dialect::Dialect;
 use super::super::engine::{Args, Engine, Sql, Value};
-use super::super::row::{Row, corrupt};
+use super::super::row::{Row, corrupt, read_each, read_or_log};
 use super::super::written;
 use super::OPEN;
 use crate::domain::disposition::RetryPolicy;
 use crate::domain::explain::parked::{LIMIT, PAUSED, THROTTLED};
 use crate::domain::job::{ContentHash, Job, Token};
 use crate::domain::provider::ProviderName;
-use crate::domain::time::EpochMs;
 use crate::ledger::upkeep::{Overdue, Recorded, Refused, Standing, WaitsFor};
 use crate::ledger::{Hold, LedgerError, Written};
 
@@ -56,13 +55,14 @@ impl Statements {
     pub fn new(dialect: Dialect) -> Self {
         // A job may have messages in its lane: they count like this one, or it would go to the end of the lane. The copy that
         // a delay queue holds must stay apart from it.
-        // Twice as long overdue as now is `now + (now - due)`, in either database's arithmetic of instants.
+        // Twice as long overdue as now is `now + (now - due)`, in either database's arithmetic of instants. Bounds first:
+        // PostgreSQL subtracts nothing infinite.
         let overdue = format!(
             "UPDATE jobs SET sweeps = sweeps + 1, unqueued = false, \
                  copy = copy + CASE WHEN delayed_copy = copy AND delayed_until > {{now}} THEN 1 ELSE 0 END, \
                  sweep_after = CASE \
-                 WHEN {{now}} + ({{now}} - {DUE_SINCE}) > {{after:$4}} THEN {{after:$4}} \
-                 WHEN {{now}} + ({{now}} - {DUE_SINCE}) < {{after:$3}} THEN {{after:$3}} \
+                 WHEN {DUE_SINCE} < {{after:(0 - $4)}} THEN {{after:$4}} \
+                 WHEN {DUE_SINCE} > {{after:(0 - $3)}} THEN {{after:$3}} \
                  ELSE {{now}} + ({{now}} - {DUE_SINCE}) END \
              WHERE id IN (\
                  SELECT id FROM jobs \
@@ -175,7 +175,8 @@ impl Statements {
             policy.max_attempts.into(),
             policy.max_age.into(),
         ];
-        self.take(engine, &self.lookups, Arc::from(args)).await
+        // Asked every second: a row that cannot be read is named when it is overdue.
+        Ok(read_each(&engine.query(&self.lookups, Arc::from(args)).await?, "id", recorded).rows)
     }
 
     pub async fn wake_refused(
@@ -196,7 +197,7 @@ impl Statements {
     }
 
     async fn take(&self, engine: &dyn Engine, sql: &Sql, args: Args) -> Result<Vec<Recorded>, LedgerError> {
-        engine.query(sql, args).await?.iter().map(recorded).collect()
+        Ok(read_or_log(&engine.query(sql, args).await?, "jobs", "id", recorded))
     }
 
     pub async fn standing(
@@ -242,8 +243,8 @@ fn recorded(row: &Row) -> Result<Recorded, LedgerError> {
             idempotency_key: key.map(|text| token("idempotency_key", text)).transpose()?,
             cost: u16::try_from(small("cost")?).map_err(|_| corrupt("cost", "is out of range"))?,
             priority: u8::try_from(small("priority")?).map_err(|_| corrupt("priority", "is out of range"))?,
-            not_before: row.opt_int("not_before_ms")?.map(EpochMs),
-            expires_at: row.opt_int("expires_at_ms")?.map(EpochMs),
+            not_before: row.opt_instant("not_before_ms")?,
+            expires_at: row.opt_instant("expires_at_ms")?,
             payload: row.opt_text("payload")?,
         },
         hash: ContentHash(hash),

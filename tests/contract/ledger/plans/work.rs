@@ -387,9 +387,9 @@ impl<E: Explained> Working<'_, E> {
         self.did("a job is recorded").await;
         let of_provider = Filter { provider: Some(small.clone()), ..Filter::default() };
         for _ in 0..8 {
-            let first = operator.list(&of_provider, None, 2).await.unwrap();
+            let first = operator.list(&of_provider, None, 2).await.unwrap().jobs;
             let last = Token::new(first[1].id.clone()).unwrap();
-            assert_eq!(operator.list(&of_provider, Some(&last), 2).await.unwrap().len(), 1);
+            assert_eq!(operator.list(&of_provider, Some(&last), 2).await.unwrap().jobs.len(), 1);
             self.did("a provider's jobs are listed").await;
             let (from, to) = (At(first[0].created_at.0 - 60_000), At(first[0].created_at.0 + 60_000));
             assert_eq!(operator.arrivals(&small, from, to, 100).await.unwrap().len(), 3);
