@@ -185,6 +185,7 @@ fn options(config: &Config) -> WorkerOptions {
         settings_poll: settings_watch::POLL,
         sweep_every: sweeper::EVERY,
         scrub_after: config.scrub_after,
+        scrub_review_after: config.scrub_review_after,
     }
 }
 

@@ -41,6 +41,8 @@ pub struct Config {
     pub worker: Worker,
     /// Age at which payload and request body of settled jobs are emptied.
     pub scrub_after: Duration,
+    /// `None`: never.
+    pub scrub_review_after: Option<Duration>,
     /// Of `tls.ca_file`, read once.
     pub authorities: Authorities,
     /// Host names that may be spoken to without TLS.
@@ -144,6 +146,10 @@ impl Complaints {
     }
 }
 
+fn days_long(days: u32) -> Duration {
+    Duration::from_secs(u64::from(days) * 86_400)
+}
+
 /// Translates every key; `None` when any of them complained.
 pub fn translate(written: &Written, purpose: Purpose, complaints: &mut Complaints) -> Option<Config> {
     let database = translate_database(&written.database, complaints);
@@ -155,6 +161,8 @@ pub fn translate(written: &Written, purpose: Purpose, complaints: &mut Complaint
     let ops = translate_ops(&written.ops, complaints);
     let worker = translate_worker(&written.worker, complaints);
     let days = complaints.whole("ledger.scrub_after_days", written.ledger.scrub_after_days, 1, 3_650);
+    let review_days =
+        complaints.whole("ledger.scrub_review_after_days", written.ledger.scrub_review_after_days, 0, 3_650);
     for (key, items) in
         [("outbound.allow", &written.outbound.allow), ("tls.plaintext_hosts", &written.tls.plaintext_hosts)]
     {
@@ -189,7 +197,8 @@ pub fn translate(written: &Written, purpose: Purpose, complaints: &mut Complaint
         exposed: Vec::new(),
         ops: ops?,
         worker: worker?,
-        scrub_after: Duration::from_secs(u64::from(days?) * 86_400),
+        scrub_after: days_long(days?),
+        scrub_review_after: review_days.map(|days| (days > 0).then(|| days_long(days)))?,
         authorities: authorities?,
         plaintext_hosts: written.tls.plaintext_hosts.clone(),
         log: log?,

@@ -59,6 +59,7 @@ pub struct Worker {
 #[serde(deny_unknown_fields)]
 pub struct Ledger {
     pub scrub_after_days: i64,
+    pub scrub_review_after_days: i64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -60,6 +60,7 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0044_finite_instants_of_outcome_events",
         "0045_finite_instants_of_other_tables",
         "0046_infinite_instants_are_repaired",
+        "0047_erasure",
     ])
 });
 
@@ -100,6 +101,7 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
         "0037_jobs_with_a_message_left",
         "0038_references_are_emptied",
         "0039_finite_instants",
+        "0040_erasure",
     ])
 });
 

@@ -102,7 +102,10 @@ pub enum Refusal {
     AttemptOpen,
     #[error("its `expires_at` has passed: it would expire at once; publish a new payment")]
     Expired,
-    #[error("its request was emptied (`ledger.scrub_after_days`); publish a new payment")]
+    #[error(
+        "its request was emptied (`ledger.scrub_after_days`, `ledger.scrub_review_after_days` or `jobs erase`); publish a \
+         new payment"
+    )]
     Emptied,
     #[error("its provider's reference is that of payment {by}, which succeeded: one charge pays one payment")]
     ReferenceTaken { by: String },
@@ -280,7 +283,35 @@ pub struct AuditLine {
     pub old_state: String,
     pub new_state: Option<String>,
     pub cleared_maybe_charged: bool,
+    /// The state stays; account, references, payload, request and texts were erased.
+    pub erased: bool,
     pub because: Option<String>,
+}
+
+/// What an account has in the ledger that says whose payments they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Erasable {
+    /// Payments that have ended, and whose outcome was told: erasing takes these.
+    pub ended: u64,
+    /// Payments that may still be sent.
+    pub open: u64,
+    pub review: u64,
+    /// Payments that have ended, and whose outcome event is not published yet.
+    pub untold: u64,
+    /// Requests that keep account and reference, because a limit may count them.
+    pub requests: u64,
+    /// Until the last of those counts no more.
+    pub requests_until: Option<At>,
+    /// Rows of `account_overrides` that name it.
+    pub rules: u64,
+}
+
+/// What one call has erased.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Erased {
+    pub jobs: u64,
+    /// Requests that lost account and reference.
+    pub requests: u64,
 }
 
 /// Milliseconds since the Unix epoch by the database's clock; written as RFC 3339.
@@ -364,6 +395,13 @@ pub trait Operator: Send + Sync {
         seen_fence: Option<i64>,
         by: &By,
     ) -> Result<Result<(), Refusal>, LedgerError>;
+
+    /// What an account has in the ledger.
+    async fn erasable(&self, account: &Token) -> Result<Erasable, LedgerError>;
+
+    /// Erases account, references, payload, request and texts of at most so many of its payments that have ended. Each is
+    /// audited. Id, idempotency key, hash and amount stay.
+    async fn erase(&self, account: &Token, at_most: u32, by: &By) -> Result<Erased, LedgerError>;
 
     /// Cancels a payment of this provider, whether its message has come or not. For one that has not, a row is kept that
     /// every message with this id is compared with, whatever it says: it is acknowledged, and nothing is sent.

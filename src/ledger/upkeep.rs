@@ -59,6 +59,13 @@ pub struct Recorded {
     pub copy: i64,
 }
 
+/// Which jobs are emptied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scrubbed {
+    Settled,
+    InReview,
+}
+
 /// What the ledger knows of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
@@ -197,9 +204,9 @@ pub trait Upkeep: Send + Sync {
     /// `copy` is the number of the message.
     async fn standing(&self, job: &Job, hash: ContentHash, copy: i64) -> Result<Standing, LedgerError>;
 
-    /// Empties payload, reference, and the address and body of the request of jobs that settled longer than this ago;
-    /// returns how many. Id and hash stay.
-    async fn scrub(&self, older_than: Duration, at_most: u32) -> Result<u32, LedgerError>;
+    /// Empties payload, reference, and the address and body of the request of jobs that settled, or came to review, longer than
+    /// this ago; returns how many. Id and hash stay. What was emptied in review can still be settled, and not be sent again.
+    async fn scrub(&self, which: Scrubbed, older_than: Duration, at_most: u32) -> Result<u32, LedgerError>;
 
     /// Empties the references of requests that no limit can count any more; returns how many.
     async fn forget_references(&self, at_most: u32) -> Result<u32, LedgerError>;

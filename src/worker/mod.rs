@@ -66,6 +66,8 @@ pub struct WorkerOptions {
     pub sweep_every: Duration,
     /// Age at which payload and request body of settled jobs are emptied.
     pub scrub_after: Duration,
+    /// The same of jobs in `review`; `None`: never.
+    pub scrub_review_after: Option<Duration>,
 }
 
 /// What every part of a running worker shares.

@@ -12,6 +12,7 @@ mod bench_engines;
 mod check;
 mod credentials;
 mod enqueue;
+mod erasing;
 mod expansion;
 mod explain;
 mod fakes;

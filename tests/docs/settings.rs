@@ -12,7 +12,7 @@ use sluicegate::provider::http::HttpProvider;
 use crate::page::{Page, plain};
 
 /// What producers, operators and scripts may rely on: none of these may go or be renamed.
-const PUBLIC_KEYS: [&str; 15] = [
+const PUBLIC_KEYS: [&str; 16] = [
     "database.url",
     "database.max_connections",
     "queue.url",
@@ -26,6 +26,7 @@ const PUBLIC_KEYS: [&str; 15] = [
     "worker.drain_timeout_ms",
     "worker.card_numbers",
     "ledger.scrub_after_days",
+    "ledger.scrub_review_after_days",
     "tls.ca_file",
     "tls.plaintext_hosts",
 ];

@@ -91,7 +91,8 @@ fn the_recipes_suffice_and_nothing_beyond_them_is_allowed() {
 }
 
 /// Finished, waiting for a person, and waiting for its provider: none of them is a worker's to reopen, or anybody's to change.
-const OF_A_WORKER: [&str; 24] = [
+const OF_A_WORKER: [&str; 25] = [
+    "SELECT * FROM jobs_erase('acct_1', 5)",
     "UPDATE providers SET url = 'https://evil.example/'",
     "INSERT INTO provider_limits (provider, name, max_requests, window_ms) VALUES ('control-acme', 'x', 1, 1)",
     "DELETE FROM provider_limits",
@@ -117,7 +118,8 @@ const OF_A_WORKER: [&str; 24] = [
     "SELECT pg_advisory_lock(1)",
     "SET SESSION AUTHORIZATION sluicegate_owner",
 ];
-const OF_AN_OPERATOR: [&str; 9] = [
+const OF_AN_OPERATOR: [&str; 10] = [
+    "UPDATE jobs SET account = NULL",
     "UPDATE jobs SET state = 'waiting' WHERE id = 'pay-1'",
     "UPDATE jobs SET maybe_charged = false",
     "UPDATE jobs SET reason = 'x'",
@@ -128,7 +130,8 @@ const OF_AN_OPERATOR: [&str; 9] = [
     "UPDATE limiter_authority SET term = term + 1",
     "SELECT settings_raise_version(version, version + 1) FROM settings_version",
 ];
-const OF_A_READER: [&str; 10] = [
+const OF_A_READER: [&str; 11] = [
+    "SELECT * FROM jobs_erase('acct_1', 5)",
     "SELECT * FROM jobs",
     "SELECT payload FROM jobs",
     "SELECT frozen_body FROM jobs",
@@ -199,6 +202,7 @@ fn refused_by_postgres(deployment: &Deployment) {
             "SELECT 1 / count(*) FROM jobs, jobs_decide(id, 'review', 'declined', 'a person says so') WHERE state = 'review'",
         ),
         ("sluicegate_operator", "UPDATE outcome_events SET next_try_at = now() WHERE published_at IS NULL"),
+        ("sluicegate_operator", "SELECT * FROM jobs_erase('acct_1', 5, 'ticket 4711')"),
         ("sluicegate_reader", "SELECT id, state, reason, amount, account FROM jobs"),
     ] {
         assert_eq!(attempt(role, statement), "allowed", "{role}: {statement}");

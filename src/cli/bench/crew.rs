@@ -43,6 +43,7 @@ impl Crew {
             settings_poll: settings_watch::POLL,
             sweep_every: sweeper::EVERY,
             scrub_after: SCRUB_AFTER,
+            scrub_review_after: None,
         };
         let (progress, seen) = watch::channel(Progress::default());
         self.meters.push(Arc::clone(&seen.borrow().meter));

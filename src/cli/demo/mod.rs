@@ -198,6 +198,7 @@ async fn work_off(
         sweep_every: sweeper::EVERY,
         // Nothing of it lives that long.
         scrub_after: Duration::from_secs(86_400),
+        scrub_review_after: None,
     };
     let (progress, _) = watch::channel(Progress::default());
     let running = tokio::spawn(deployment::run(engines.clone(), options, stop.clone(), progress));

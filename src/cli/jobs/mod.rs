@@ -15,6 +15,7 @@ use crate::ledger::operator::{By, STATES};
 
 pub(super) mod again;
 mod cancel;
+mod erase;
 mod explain;
 pub(super) mod ids;
 pub(super) mod list;
@@ -52,6 +53,8 @@ enum Action {
     Resolve(resolve::Args),
     /// Stop payments that are `waiting`; one that is on the wire is not stopped.
     Cancel(cancel::Args),
+    /// Erase what says whose payments were, of one account, once they have ended. Ids and hashes stay.
+    Erase(erase::Args),
 }
 
 /// One payment, or many from a file.
@@ -104,6 +107,7 @@ pub async fn run(
         Action::List(args) => list::run(args, config, engines, console).await,
         Action::Resolve(args) => resolve::run(args, config, engines, console).await,
         Action::Cancel(args) => cancel::run(args, config, engines, console).await,
+        Action::Erase(args) => erase::run(args, config, engines, console).await,
     }
 }
 

@@ -124,7 +124,11 @@ fn audit(story: &JobStory) -> Vec<Vec<String>> {
             Some(user) => format!("{user} as {}", a.who),
             None => a.who.clone(),
         };
-        let said = if a.cleared_maybe_charged { "surely not charged" } else { "" };
+        let said = match (a.erased, a.cleared_maybe_charged) {
+            (true, _) => "erased",
+            (_, true) => "surely not charged",
+            _ => "",
+        };
         let because = [said, a.because.as_deref().unwrap_or_default()];
         vec![
             a.at.to_string(),

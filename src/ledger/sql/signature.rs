@@ -27,10 +27,16 @@ impl Signature {
         Self { before: (!sqlite).then(|| dialect.sql(before)), after_job: sqlite.then(|| dialect.sql(after_job)) }
     }
 
+    /// The change, signed where the database is told before. Each audit of it is completed afterwards by whoever knows them
+    /// elsewhere.
+    pub fn before(&self, change: Vec<Step>, by: &By) -> Vec<Step> {
+        let before = self.before.iter().map(|sql| step(sql, who_and_why(by).into()));
+        before.chain(change).collect()
+    }
+
     /// The change of one job, signed.
     pub fn on_job(&self, id: &JobId, change: Vec<Step>, by: &By) -> Vec<Step> {
-        let mut all: Vec<Step> = self.before.iter().map(|sql| step(sql, who_and_why(by).into())).collect();
-        all.extend(change);
+        let mut all = self.before(change, by);
         all.extend(self.after_job.iter().map(|sql| {
             let mut args = who_and_why(by).to_vec();
             args.push(id.as_str().into());
@@ -40,7 +46,7 @@ impl Signature {
     }
 }
 
-fn who_and_why(by: &By) -> [Value; 3] {
+pub fn who_and_why(by: &By) -> [Value; 3] {
     [storable(&by.os_user).into(), by.because.as_deref().map(storable).into(), by.program.into()]
 }
 

@@ -11,11 +11,12 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use super::Worker;
 use super::deployment::Progress;
 use super::log_throttle;
 use super::settings_watch::Known;
+use super::{Worker, WorkerOptions};
 use crate::ledger::LedgerError;
+use crate::ledger::upkeep::Scrubbed;
 use crate::queue::QueueError;
 
 mod account;
@@ -101,12 +102,16 @@ async fn end(worker: &Worker) -> Result<(), Trouble> {
             tracing::info!(expired, "jobs expired while they waited");
         }
     }
-    let mut batches = Batches::of(worker);
-    while batches.next().await {
-        let scrubbed = upkeep.scrub(worker.options.scrub_after, BATCH).await?;
-        batches.done(scrubbed);
-        if scrubbed > 0 {
-            tracing::debug!(scrubbed, "payloads, references and requests emptied");
+    let WorkerOptions { scrub_after, scrub_review_after, .. } = *worker.options;
+    for (which, after) in [(Scrubbed::Settled, Some(scrub_after)), (Scrubbed::InReview, scrub_review_after)] {
+        let Some(after) = after else { continue };
+        let mut batches = Batches::of(worker);
+        while batches.next().await {
+            let scrubbed = upkeep.scrub(which, after, BATCH).await?;
+            batches.done(scrubbed);
+            if scrubbed > 0 {
+                tracing::debug!(scrubbed, "payloads, references and requests emptied");
+            }
         }
     }
     let mut batches = Batches::of(worker);

@@ -8,6 +8,7 @@ use sluicegate::ledger::{AttemptEnd, Begun, JobState, Written};
 use super::*;
 
 mod audit;
+mod erasure;
 mod history;
 mod races;
 mod surroundings;

@@ -2,7 +2,7 @@
 
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::time::EpochMs;
-use sluicegate::ledger::upkeep::{Account, Checked, Overdue, Recorded, Standing, Upkeep};
+use sluicegate::ledger::upkeep::{Account, Checked, Overdue, Recorded, Scrubbed, Standing, Upkeep};
 use sluicegate::ledger::{AttemptEnd, Begun, JobState, Written};
 
 use super::*;

@@ -159,6 +159,7 @@ impl Bench {
             settings_poll: Duration::from_millis(20),
             sweep_every: Duration::from_millis(100),
             scrub_after: Duration::from_secs(86_400),
+            scrub_review_after: Some(Duration::from_secs(2 * 86_400)),
         };
         let stop = CancellationToken::new();
         let (progress, progress_rx) = watch::channel(Progress::default());

@@ -9,14 +9,17 @@ use async_trait::async_trait;
 
 use super::engine::Engine;
 use super::{recent, reports};
-use crate::domain::job::JobId;
+use crate::domain::job::{JobId, Token};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::Lookback;
-use crate::ledger::operator::{At, By, Filter, JobPage, JobStory, Operator, PastArrival, Recalled, Refusal, Verdict};
+use crate::ledger::operator::{
+    At, By, Erasable, Erased, Filter, JobPage, JobStory, Operator, PastArrival, Recalled, Refusal, Verdict,
+};
 use crate::ledger::surroundings::Surroundings;
 use crate::ledger::{LedgerError, RecentUses, StateCount};
 
 mod ahead;
+mod erase;
 mod history;
 mod list;
 mod recall;
@@ -28,6 +31,7 @@ mod verdict;
 pub struct SqlOperator {
     engine: Arc<dyn Engine>,
     ahead: ahead::Statements,
+    erase: erase::Statements,
     history: history::Statements,
     list: list::Statements,
     story: story::Statements,
@@ -44,6 +48,7 @@ impl SqlOperator {
         Self {
             engine,
             ahead: ahead::Statements::new(dialect),
+            erase: erase::Statements::new(dialect),
             history: history::Statements::new(dialect),
             list: list::Statements::new(dialect),
             story: story::Statements::new(dialect),
@@ -103,6 +108,14 @@ impl Operator for SqlOperator {
         by: &By,
     ) -> Result<Result<(), Refusal>, LedgerError> {
         self.verdict.pass(&*self.engine, id, verdict, seen_fence, by).await
+    }
+
+    async fn erasable(&self, account: &Token) -> Result<Erasable, LedgerError> {
+        self.erase.erasable(&*self.engine, account).await
+    }
+
+    async fn erase(&self, account: &Token, at_most: u32, by: &By) -> Result<Erased, LedgerError> {
+        self.erase.erase(&*self.engine, account, at_most, by).await
     }
 
     async fn cancel_ahead(

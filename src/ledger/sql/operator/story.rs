@@ -43,7 +43,7 @@ impl Statements {
                  FROM outcome_events WHERE job_id = $1 ORDER BY sequence",
             ),
             audit: dialect.sql(
-                "SELECT {ms:at} AS at_ms, who, os_user, program, old_state, new_state, cleared_maybe_charged, because \
+                "SELECT {ms:at} AS at_ms, who, os_user, program, old_state, new_state, cleared_maybe_charged, erased, because \
                  FROM job_audit WHERE job_id = $1 ORDER BY id",
             ),
         }
@@ -135,6 +135,7 @@ fn audited(row: &Row) -> Result<AuditLine, LedgerError> {
         old_state: row.text("old_state")?,
         new_state: row.opt_text("new_state")?,
         cleared_maybe_charged: row.bool("cleared_maybe_charged")?,
+        erased: row.bool("erased")?,
         because: row.opt_text("because")?,
     })
 }

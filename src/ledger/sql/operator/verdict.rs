@@ -40,7 +40,7 @@ impl Passing {
         Self::Statements {
             settle: dialect.sql(
                 "UPDATE jobs SET state = $4, fence = fence + 1, lease_owner = NULL, lease_until = NULL, reason = $5, \
-                     provider_reference = COALESCE($6, provider_reference), updated_at = {now} \
+                     provider_reference = COALESCE($6, provider_reference), scrubbed_at = NULL, updated_at = {now} \
                  WHERE id = $1 AND state = $2 AND fence = $3 RETURNING id",
             ),
             // What was sent when stays: the provider may have begun to remember the key then. The reference goes: the next

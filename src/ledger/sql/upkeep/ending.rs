@@ -11,6 +11,7 @@ use super::super::engine::{Args, Engine, Sql, Value};
 use super::super::{storable, written};
 use super::OPEN;
 use crate::domain::job::JobId;
+use crate::ledger::upkeep::Scrubbed;
 use crate::ledger::{LedgerError, Written};
 
 /// The condition of index `jobs_waiting_by_expiry`, and what an expired job must be besides.
@@ -18,13 +19,14 @@ const EXPIRED: &str = "state = 'waiting' AND expires_at IS NOT NULL AND expires_
      AND (lease_until IS NULL OR lease_until <= {now})";
 
 /// No limit counts a request that began longer ago: a window has at most 31 days (docs/providers.md).
-const COUNTED_MAX: Duration = Duration::from_secs(32 * 86_400);
+pub const COUNTED_MAX: Duration = Duration::from_secs(32 * 86_400);
 
 pub struct Statements {
     expired: Sql,
     expire: Chain,
     set_aside: Chain,
     scrub: Sql,
+    scrub_review: Sql,
     forget: Sql,
 }
 
@@ -42,6 +44,19 @@ impl Statements {
                  lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
              WHERE id = $1 AND {OPEN} AND (lease_until IS NULL OR lease_until <= {{now}})"
         );
+        // A request's address may hold the reference.
+        let scrub = |state: &str| {
+            dialect.sql(&format!(
+                "UPDATE jobs SET payload = NULL, reference = NULL, scrubbed_at = {{now}}, delayed_copy = NULL, \
+                     delayed_until = NULL, frozen_url = CASE WHEN frozen_url IS NULL THEN NULL ELSE '' END, \
+                     frozen_body = CASE WHEN frozen_body IS NULL THEN NULL ELSE $3 END \
+                 WHERE id IN (\
+                     SELECT id FROM jobs \
+                     WHERE scrubbed_at IS NULL AND {state} AND updated_at <= {{after:(0 - $1)}} \
+                     ORDER BY updated_at LIMIT $2 {{unlocked}}) \
+                 RETURNING id"
+            ))
+        };
         Self {
             expired: dialect.sql(&expired),
             expire: dialect.chain(&ChainText {
@@ -56,18 +71,8 @@ impl Statements {
                 then: &[CLOSE_LEFT_OPEN, WRITE_EVENT],
                 returning: Returning::Job("id"),
             }),
-            scrub: dialect.sql(
-                // A request's address may hold the reference.
-                "UPDATE jobs SET payload = NULL, reference = NULL, scrubbed_at = {now}, delayed_copy = NULL, \
-                     delayed_until = NULL, frozen_url = CASE WHEN frozen_url IS NULL THEN NULL ELSE '' END, \
-                     frozen_body = CASE WHEN frozen_body IS NULL THEN NULL ELSE $3 END \
-                 WHERE id IN (\
-                     SELECT id FROM jobs \
-                     WHERE scrubbed_at IS NULL AND state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled') \
-                         AND updated_at <= {after:(0 - $1)} \
-                     ORDER BY updated_at LIMIT $2 {unlocked}) \
-                 RETURNING id",
-            ),
+            scrub: scrub("state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled')"),
+            scrub_review: scrub("state = 'review'"),
             // As index `attempts_with_a_reference` has it.
             forget: dialect.sql(
                 "UPDATE attempts SET reference = NULL \
@@ -96,9 +101,19 @@ impl Statements {
         Ok(written(engine.atomically(self.set_aside.steps(&Arc::from(args))).await?.is_some()))
     }
 
-    pub async fn scrub(&self, engine: &dyn Engine, older_than: Duration, at_most: u32) -> Result<u32, LedgerError> {
+    pub async fn scrub(
+        &self,
+        engine: &dyn Engine,
+        which: Scrubbed,
+        older_than: Duration,
+        at_most: u32,
+    ) -> Result<u32, LedgerError> {
+        let sql = match which {
+            Scrubbed::Settled => &self.scrub,
+            Scrubbed::InReview => &self.scrub_review,
+        };
         let args: [Value; 3] = [older_than.into(), at_most.into(), Value::Bytes(Vec::new())];
-        let rows = engine.query(&self.scrub, Arc::from(args)).await?;
+        let rows = engine.query(sql, Arc::from(args)).await?;
         Ok(u32::try_from(rows.len()).unwrap_or(u32::MAX))
     }
 

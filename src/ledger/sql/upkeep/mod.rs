@@ -14,7 +14,7 @@ use super::engine::{Engine, Sql};
 use crate::domain::disposition::RetryPolicy;
 use crate::domain::job::{ContentHash, Job, JobId};
 use crate::domain::provider::ProviderName;
-use crate::ledger::upkeep::{Account, Checked, Overdue, Recorded, Refused, Standing, Upkeep};
+use crate::ledger::upkeep::{Account, Checked, Overdue, Recorded, Refused, Scrubbed, Standing, Upkeep};
 use crate::ledger::{Hold, LedgerError, Written};
 
 mod account;
@@ -22,8 +22,10 @@ mod again;
 mod ending;
 mod settled;
 
+pub(in crate::ledger::sql) use ending::COUNTED_MAX;
+
 /// The states in which a job is not final.
-const OPEN: &str = "state IN ('waiting', 'sending', 'unknown')";
+pub(in crate::ledger::sql) const OPEN: &str = "state IN ('waiting', 'sending', 'unknown')";
 
 pub struct Statements {
     again: again::Statements,
@@ -103,8 +105,8 @@ impl Upkeep for SqlLedger {
         self.upkeep.again.standing(&*self.engine, job, hash, copy).await
     }
 
-    async fn scrub(&self, older_than: Duration, at_most: u32) -> Result<u32, LedgerError> {
-        self.upkeep.ending.scrub(&*self.engine, older_than, at_most).await
+    async fn scrub(&self, which: Scrubbed, older_than: Duration, at_most: u32) -> Result<u32, LedgerError> {
+        self.upkeep.ending.scrub(&*self.engine, which, older_than, at_most).await
     }
 
     async fn forget_references(&self, at_most: u32) -> Result<u32, LedgerError> {

@@ -10,7 +10,7 @@ use sluicegate::domain::quota_spec::{Lookback, SubjectsAsked};
 use sluicegate::domain::time::Micros;
 use sluicegate::ledger::fleet::WorkerReport;
 use sluicegate::ledger::operator::{At, By, Filter, Verdict};
-use sluicegate::ledger::upkeep::{Checked, Overdue, Refused, WaitsFor};
+use sluicegate::ledger::upkeep::{Checked, Overdue, Refused, Scrubbed, WaitsFor};
 use sluicegate::ledger::{AttemptEnd, Begun, First, JobState, LookupEnd, RejectedMessage, Timing, Written};
 
 use super::super::*;
@@ -338,7 +338,7 @@ impl<E: Explained> Working<'_, E> {
             self.did("a job is put down").await;
             assert_eq!(upkeep.expire("too late", 10).await.unwrap(), 1);
             self.did("waiting jobs expire").await;
-            assert_eq!(upkeep.scrub(MINUTE, 10).await.unwrap(), 10);
+            assert_eq!(upkeep.scrub(Scrubbed::Settled, MINUTE, 10).await.unwrap(), 10);
             self.did("old jobs are emptied").await;
             upkeep.forget_references(10).await.unwrap();
             self.did("old references are forgotten").await;

@@ -216,6 +216,6 @@ async fn a_message_of_a_settled_job_is_known_until_it_is_taken(kind: Kind) {
     }
     // A queue may be emptied by hand.
     fixture.move_back("other", "updated_at", 10).await;
-    assert_eq!(fixture.upkeep().scrub(SECOND, 10).await.unwrap(), 1);
+    assert_eq!(fixture.upkeep().scrub(Scrubbed::Settled, SECOND, 10).await.unwrap(), 1);
     assert_eq!(fixture.messages().await, (0, 0));
 }

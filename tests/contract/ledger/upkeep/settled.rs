@@ -106,7 +106,7 @@ async fn the_sum_is_taken_and_not_counted(kind: Kind) {
     fixture.sum_up().await;
     assert_eq!(fixture.agree("counted anew").await, 6);
     // What was scrubbed is in no index of settled jobs, and in the sum.
-    assert_eq!(fixture.upkeep().scrub(MINUTE, 100).await.unwrap(), 5);
+    assert_eq!(fixture.upkeep().scrub(Scrubbed::Settled, MINUTE, 100).await.unwrap(), 5);
     fixture.mark_back("recount_after", 700).await;
     fixture.sum_up().await;
     assert_eq!((fixture.agree("scrubbed").await, fixture.summed().await), (6, "4".to_owned()));

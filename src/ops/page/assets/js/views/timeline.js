@@ -100,6 +100,6 @@ const byHand = (told) =>
   (told.audit ?? []).map((line) => ({
     at: line.at,
     title: `By hand: ${jobState(line.old_state)[0]} → ${line.new_state ? jobState(line.new_state)[0] : "deleted"}`,
-    words: [line.os_user ? `${line.os_user} as ${line.who}` : line.who, line.program, line.because, line.cleared_maybe_charged ? "surely not charged" : ""].filter(Boolean).join(" · "),
+    words: [line.os_user ? `${line.os_user} as ${line.who}` : line.who, line.program, line.because, line.erased ? "erased" : line.cleared_maybe_charged ? "surely not charged" : ""].filter(Boolean).join(" · "),
     tone: "warn",
   }));

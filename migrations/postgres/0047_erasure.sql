@@ -1,0 +1,141 @@
+-- What says whose payments were can be erased once they have ended: account, references, payload, request and texts. Id,
+-- idempotency key, hash and amount stay, so that the same message is recognised for ever. Each erasure is audited.
+
+-- The account of a frozen request may be emptied with its address and its body.
+CREATE OR REPLACE FUNCTION jobs_refuse_change_of_frozen_request() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT OLD.maybe_charged AND OLD.state = 'waiting' AND NEW.state = 'sending'
+       AND (NEW.frozen_method, NEW.frozen_url, NEW.frozen_key, NEW.frozen_content_type, NEW.frozen_body,
+            NEW.frozen_account)
+           IS NOT DISTINCT FROM
+           (OLD.frozen_method, OLD.frozen_url, OLD.frozen_key, OLD.frozen_content_type, OLD.frozen_body,
+            OLD.frozen_account)
+    THEN
+        RETURN NEW;
+    END IF;
+    IF NEW.state NOT IN ('waiting', 'sending', 'unknown') AND NEW.frozen_url = '' AND NEW.frozen_body = ''
+       AND (NEW.frozen_account IS NULL OR NEW.frozen_account IS NOT DISTINCT FROM OLD.frozen_account)
+       AND (NEW.frozen_method, NEW.frozen_key, NEW.frozen_content_type, NEW.frozen_fingerprint)
+           IS NOT DISTINCT FROM
+           (OLD.frozen_method, OLD.frozen_key, OLD.frozen_content_type, OLD.frozen_fingerprint)
+    THEN
+        RETURN NEW;
+    END IF;
+    RAISE EXCEPTION USING ERRCODE = 'check_violation', CONSTRAINT = 'frozen_request_never_changes',
+        MESSAGE = 'the frozen request of a job never changes';
+END $$;
+
+CREATE FUNCTION jobs_record_erasure() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO job_audit (job_id, who, os_user, program, old_state, new_state, cleared_maybe_charged, because, erased)
+    VALUES (OLD.id, session_user, nullif(current_setting('sluicegate.os_user', true), ''),
+            nullif(current_setting('application_name'), ''), OLD.state, NEW.state, false,
+            nullif(current_setting('sluicegate.because', true), ''), true);
+    RETURN NULL;
+END $$;
+CREATE TRIGGER record_erasure AFTER UPDATE OF account ON jobs
+    FOR EACH ROW WHEN (OLD.account IS NOT NULL AND NEW.account IS NULL)
+    EXECUTE FUNCTION jobs_record_erasure();
+ALTER TABLE job_audit ADD COLUMN erased boolean NOT NULL DEFAULT false;
+
+-- Erases at most so many payments of an account that have ended, and whose outcome was told. A payment in `review` has not
+-- ended. Requests keep account and reference for as long as a limit may count them, 32 days, and lose them by a later call.
+CREATE FUNCTION jobs_erase(of_account text, at_most bigint, because text DEFAULT NULL,
+                           OUT erased_jobs bigint, OUT erased_requests bigint)
+    LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    ids text[];
+BEGIN
+    IF because IS NOT NULL THEN
+        PERFORM set_config('sluicegate.because', because, true);
+    END IF;
+    WITH chosen AS (
+            SELECT id FROM jobs
+            WHERE account = of_account AND state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled')
+                AND NOT EXISTS (SELECT 1 FROM outcome_events AS event
+                                WHERE event.job_id = jobs.id AND event.published_at IS NULL)
+            ORDER BY id LIMIT at_most FOR UPDATE),
+        changed AS (
+            -- The sum of those that ended does not hold the last minutes' yet, and finds them by `scrubbed_at`.
+            UPDATE jobs SET account = NULL, reference = NULL, provider_reference = NULL, payload = NULL,
+                reason = CASE WHEN reason = 'accepted' THEN reason ELSE 'erased' END,
+                wait_reason = NULL, wait_since = NULL, wait_until = NULL, wait_request = NULL,
+                frozen_url = CASE WHEN frozen_url IS NOT NULL THEN '' END,
+                frozen_body = CASE WHEN frozen_body IS NOT NULL THEN ''::bytea END, frozen_account = NULL,
+                scrubbed_at = coalesce(scrubbed_at, CASE
+                    WHEN state = 'dead' OR updated_at < (SELECT counted_before FROM settled_mark)
+                    THEN statement_timestamp() END)
+            FROM chosen WHERE jobs.id = chosen.id RETURNING jobs.id)
+        SELECT array_agg(id::text) FROM changed INTO ids;
+    erased_jobs := coalesce(cardinality(ids), 0);
+    UPDATE outcome_events SET provider_reference = NULL,
+        reason = CASE WHEN reason = 'accepted' THEN reason ELSE 'erased' END
+        WHERE job_id = ANY (ids);
+    UPDATE attempts SET detail = '' WHERE job_id = ANY (ids) AND detail <> '';
+    WITH RECURSIVE lanes (provider) AS (
+            SELECT min(provider::text) FROM jobs
+            UNION ALL
+            SELECT (SELECT min(provider::text) FROM jobs WHERE jobs.provider > lanes.provider) FROM lanes
+            WHERE lanes.provider IS NOT NULL),
+        old AS (
+            SELECT attempts.job_id, attempts.number
+            FROM lanes JOIN attempts ON attempts.provider = lanes.provider AND attempts.account = of_account
+            JOIN jobs ON jobs.id = attempts.job_id AND jobs.account IS NULL
+            WHERE attempts.began_at <= statement_timestamp() - interval '32 days'
+            LIMIT at_most)
+        UPDATE attempts SET account = NULL, reference = NULL FROM old
+        WHERE attempts.job_id = old.job_id AND attempts.number = old.number;
+    GET DIAGNOSTICS erased_requests = ROW_COUNT;
+END $$;
+
+-- As before. A payment in review that was emptied is counted with those that settled lately, once it is settled.
+CREATE OR REPLACE FUNCTION jobs_decide(job text, old_state text, new_state text, because text, reference text DEFAULT NULL,
+                                       seen_fence bigint DEFAULT NULL)
+    RETURNS SETOF text LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    IF (old_state, new_state) NOT IN (('waiting', 'cancelled'), ('dead', 'cancelled'), ('dead', 'waiting'),
+                                      ('review', 'succeeded'), ('review', 'declined'), ('review', 'waiting')) THEN
+        RAISE EXCEPTION USING ERRCODE = 'check_violation', CONSTRAINT = 'decision_is_known',
+            MESSAGE = format('nobody decides that a payment that is %s becomes %s', old_state, new_state);
+    END IF;
+    IF EXISTS (SELECT 1 FROM attempts WHERE job_id = job AND ended_at IS NULL) THEN
+        RETURN;
+    END IF;
+    IF new_state = 'waiting' THEN
+        -- What was sent when stays: the provider may have begun to remember the key then. The reference goes: the next
+        -- answer brings its own, and what it was until now may be another payment's.
+        RETURN QUERY UPDATE jobs SET state = new_state, fence = fence + 1, reason = because, maybe_charged = false,
+                attempts = 0, lookups = 0, resend = NULL, lost_holders = 0, provider_reference = NULL,
+                wake_at = statement_timestamp(),
+                revived_at = statement_timestamp(), copy = copy + 1, delayed_copy = NULL, delayed_until = NULL,
+                updated_at = statement_timestamp()
+            WHERE id = job AND state = old_state AND fence = coalesce(seen_fence, fence) AND lease_until IS NULL
+                AND (state = 'review' OR NOT maybe_charged)
+                AND scrubbed_at IS NULL AND (frozen_body IS NULL OR frozen_body <> '')
+                AND (expires_at IS NULL OR expires_at > statement_timestamp())
+            RETURNING id::text;
+        RETURN;
+    END IF;
+    RETURN QUERY WITH decided AS (
+            UPDATE jobs SET state = new_state, fence = fence + 1, lease_owner = NULL, lease_until = NULL,
+                reason = because, provider_reference = coalesce(jobs_decide.reference, provider_reference),
+                scrubbed_at = NULL, updated_at = statement_timestamp()
+            WHERE id = job AND state = old_state AND fence = coalesce(seen_fence, fence)
+            RETURNING jobs.*),
+        told AS (
+            INSERT INTO outcome_events (job_id, provider, state, provider_reference, reason, attempts, at)
+            SELECT id, provider, state, provider_reference, reason, attempts, updated_at FROM decided RETURNING job_id)
+        SELECT job_id FROM told;
+END $$;
+
+DO $$
+DECLARE
+    function text;
+BEGIN
+    FOREACH function IN ARRAY ARRAY['jobs_record_erasure()', 'jobs_erase(text, bigint, text)',
+                                    'jobs_decide(text, text, text, text, text, bigint)']
+    LOOP
+        EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = %I, pg_temp', function, current_schema());
+        EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', function);
+    END LOOP;
+END $$;

@@ -1,0 +1,33 @@
+-- What says whose payments were can be erased once they have ended: account, references, payload, request and texts. Id,
+-- idempotency key, hash and amount stay, so that the same message is recognised for ever. Each erasure is audited.
+
+-- The account of a frozen request may be emptied with its address and its body.
+DROP TRIGGER frozen_request_never_changes;
+CREATE TRIGGER frozen_request_never_changes
+    BEFORE UPDATE OF frozen_method, frozen_url, frozen_key, frozen_content_type, frozen_body, frozen_account,
+                     frozen_fingerprint ON jobs
+    WHEN OLD.frozen_method IS NOT NULL
+        AND (NEW.frozen_method IS NOT OLD.frozen_method
+             OR NEW.frozen_key IS NOT OLD.frozen_key OR NEW.frozen_content_type IS NOT OLD.frozen_content_type
+             OR (NEW.frozen_account IS NOT OLD.frozen_account
+                 AND NOT (NEW.frozen_account IS NULL AND NEW.frozen_url = '' AND length(NEW.frozen_body) = 0
+                          AND NEW.state NOT IN ('waiting', 'sending', 'unknown')))
+             OR (NEW.frozen_fingerprint IS NOT OLD.frozen_fingerprint
+                 AND (OLD.maybe_charged OR OLD.state <> 'waiting' OR NEW.state <> 'sending'))
+             OR (NEW.frozen_url IS NOT OLD.frozen_url
+                 AND NOT (NEW.frozen_url = '' AND length(NEW.frozen_body) = 0
+                          AND NEW.state NOT IN ('waiting', 'sending', 'unknown')))
+             OR (NEW.frozen_body IS NOT OLD.frozen_body
+                 AND NOT (length(NEW.frozen_body) = 0 AND NEW.state NOT IN ('waiting', 'sending', 'unknown'))))
+BEGIN
+    SELECT raise(ABORT, 'the frozen request of a job never changes');
+END;
+
+ALTER TABLE job_audit ADD COLUMN erased INTEGER NOT NULL DEFAULT 0 CONSTRAINT erased_is_0_or_1 CHECK (erased IN (0, 1));
+CREATE TRIGGER jobs_record_erasure AFTER UPDATE OF account ON jobs
+    WHEN OLD.account IS NOT NULL AND NEW.account IS NULL
+BEGIN
+    INSERT INTO job_audit (at, job_id, who, old_state, new_state, cleared_maybe_charged, erased)
+    VALUES (CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER),
+        OLD.id, 'database file', OLD.state, NEW.state, 0, 1);
+END;

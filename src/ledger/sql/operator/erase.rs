@@ -1,0 +1,158 @@
+//! Erasing what says whose payments were, account by account.
+//!
+//! Payments that have not ended are left alone, and so are those whose outcome nobody was told yet. Id, idempotency key and
+//! hash stay: the same message is recognised for ever. Requests keep the account for as long as a limit may count them.
+
+use std::sync::Arc;
+
+use super::list::opt_at;
+use crate::domain::job::Token;
+use crate::ledger::LedgerError;
+use crate::ledger::operator::{At, By, Erasable, Erased};
+use crate::ledger::sql::dialect::Dialect;
+use crate::ledger::sql::engine::{Args, Engine, Sql, Step, Value};
+use crate::ledger::sql::reports::LANES;
+use crate::ledger::sql::row::{Row, corrupt};
+use crate::ledger::sql::signature::{Signature, who_and_why};
+use crate::ledger::sql::upkeep::{COUNTED_MAX, OPEN};
+
+/// Those that `jobs_erase()` of PostgreSQL takes. A payment in review has not ended.
+const ENDED: &str = "state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled')";
+const UNTOLD: &str =
+    "EXISTS (SELECT 1 FROM outcome_events AS event WHERE event.job_id = jobs.id AND event.published_at IS NULL)";
+
+pub struct Statements {
+    counts: Sql,
+    erasing: Erasing,
+    signature: Signature,
+}
+
+/// How it is written.
+enum Erasing {
+    /// By a function of the owner's: whoever may call it needs no right to the tables.
+    Function(Sql),
+    /// A database file knows no roles.
+    Statements { choose: Sql, jobs: Sql, events: Sql, details: Sql, audits: Sql, requests: Sql },
+}
+
+impl Erasing {
+    fn new(dialect: Dialect) -> Self {
+        if dialect == Dialect::Postgres {
+            return Self::Function(dialect.sql("SELECT erased_jobs, erased_requests FROM jobs_erase($1, $2)"));
+        }
+        let reason = "reason = CASE WHEN reason = 'accepted' THEN reason ELSE 'erased' END";
+        let chosen = "IN ({texts:$1})";
+        let done = "EXISTS (SELECT 1 FROM jobs WHERE jobs.id = job_id AND jobs.account IS NULL)";
+        Self::Statements {
+            choose: dialect.sql(&format!(
+                "SELECT id FROM jobs WHERE account = $1 AND {ENDED} AND NOT {UNTOLD} ORDER BY id LIMIT $2"
+            )),
+            // The sum of those that ended does not hold the last minutes' yet, and finds them by `scrubbed_at`.
+            jobs: dialect.sql(&format!(
+                "UPDATE jobs SET account = NULL, reference = NULL, provider_reference = NULL, payload = NULL, {reason}, \
+                     wait_reason = NULL, wait_since = NULL, wait_until = NULL, wait_request = NULL, \
+                     frozen_url = CASE WHEN frozen_url IS NOT NULL THEN '' END, \
+                     frozen_body = CASE WHEN frozen_body IS NOT NULL THEN x'' END, frozen_account = NULL, \
+                     scrubbed_at = COALESCE(scrubbed_at, CASE \
+                         WHEN state = 'dead' OR updated_at < (SELECT counted_before FROM settled_mark) THEN {{now}} END) \
+                 WHERE id {chosen} AND account = $2 AND {ENDED} AND NOT {UNTOLD} RETURNING id"
+            )),
+            events: dialect.sql(&format!(
+                "UPDATE outcome_events SET provider_reference = NULL, {reason} WHERE job_id {chosen} AND {done}"
+            )),
+            details: dialect.sql(&format!("UPDATE attempts SET detail = '' WHERE job_id {chosen} AND {done}")),
+            audits: dialect.sql(&format!(
+                "UPDATE job_audit SET os_user = $2, because = $3, program = COALESCE($4, program) \
+                 WHERE job_id {chosen} AND erased AND os_user IS NULL"
+            )),
+            requests: dialect.sql(&format!(
+                "{LANES} UPDATE attempts SET account = NULL, reference = NULL WHERE (job_id, number) IN (\
+                     SELECT attempts.job_id, attempts.number \
+                     FROM lanes {{join}} attempts ON attempts.provider = lanes.provider AND attempts.account = $1 \
+                     JOIN jobs ON jobs.id = attempts.job_id AND jobs.account IS NULL \
+                     WHERE attempts.began_at <= {{after:(0 - $3)}} LIMIT $2) RETURNING job_id"
+            )),
+        }
+    }
+}
+
+impl Statements {
+    pub fn new(dialect: Dialect) -> Self {
+        let of = |which: &str| format!("(SELECT count(*) FROM jobs WHERE account = $1 AND {which})");
+        let requests = |what: &str| {
+            format!(
+                "(SELECT {what} FROM lanes {{join}} attempts \
+                     ON attempts.provider = lanes.provider AND attempts.account = $1 AND began_at > {{after:(0 - $2)}})"
+            )
+        };
+        let counts = format!(
+            "{LANES} SELECT {} AS ended, {} AS open, {} AS review, {} AS untold, {} AS requests, {} AS latest_ms, \
+                 (SELECT count(*) FROM account_overrides WHERE account = $1) AS rules",
+            of(&format!("{ENDED} AND NOT {UNTOLD}")),
+            of(OPEN),
+            of("state = 'review'"),
+            of(&format!("{ENDED} AND {UNTOLD}")),
+            requests("count(*)"),
+            requests("{ms:max(began_at)}"),
+        );
+        Self { counts: dialect.sql(&counts), erasing: Erasing::new(dialect), signature: Signature::new(dialect) }
+    }
+
+    pub async fn erasable(&self, engine: &dyn Engine, account: &Token) -> Result<Erasable, LedgerError> {
+        let rows = engine.query(&self.counts, Arc::from([account.as_str().into(), COUNTED_MAX.into()])).await?;
+        let row = rows.first().ok_or_else(|| corrupt("ended", "is missing"))?;
+        let latest = opt_at(row, "latest_ms")?;
+        let counted_ms = i64::try_from(COUNTED_MAX.as_millis()).unwrap_or(i64::MAX);
+        Ok(Erasable {
+            ended: count(row, "ended")?,
+            open: count(row, "open")?,
+            review: count(row, "review")?,
+            untold: count(row, "untold")?,
+            requests: count(row, "requests")?,
+            requests_until: latest.map(|At(ms)| At(ms.saturating_add(counted_ms))),
+            rules: count(row, "rules")?,
+        })
+    }
+
+    pub async fn erase(
+        &self,
+        engine: &dyn Engine,
+        account: &Token,
+        at_most: u32,
+        by: &By,
+    ) -> Result<Erased, LedgerError> {
+        let of_account: Args = Arc::from([account.as_str().into(), at_most.into()]);
+        match &self.erasing {
+            Erasing::Function(sql) => {
+                let call = Step { sql: sql.clone(), args: of_account, must_affect: true };
+                let rows = engine.atomically(self.signature.before(vec![call], by)).await?;
+                let row = rows.as_ref().and_then(|rows| rows.last()?.first());
+                let row = row.ok_or_else(|| corrupt("erased_jobs", "is missing"))?;
+                Ok(Erased { jobs: count(row, "erased_jobs")?, requests: count(row, "erased_requests")? })
+            }
+            Erasing::Statements { choose, jobs, events, details, audits, requests } => {
+                let chosen = engine.query(choose, of_account).await?;
+                let ids = chosen.iter().map(|row| row.text("id")).collect::<Result<Vec<_>, _>>()?;
+                let list: Value = serde_json::Value::from(ids).to_string().into();
+                let mut signed = vec![list.clone()];
+                signed.extend(who_and_why(by));
+                let step =
+                    |sql: &Sql, args: Vec<Value>| Step { sql: sql.clone(), args: args.into(), must_affect: false };
+                let steps = vec![
+                    step(jobs, vec![list.clone(), account.as_str().into()]),
+                    step(events, vec![list.clone()]),
+                    step(details, vec![list]),
+                    step(audits, signed),
+                    step(requests, vec![account.as_str().into(), at_most.into(), COUNTED_MAX.into()]),
+                ];
+                let rows = engine.atomically(steps).await?.unwrap_or_default();
+                let many = |at: usize| rows.get(at).map_or(0, |rows| rows.len() as u64);
+                Ok(Erased { jobs: many(0), requests: many(4) })
+            }
+        }
+    }
+}
+
+fn count(row: &Row, column: &str) -> Result<u64, LedgerError> {
+    u64::try_from(row.int(column)?).map_err(|_| corrupt(column, "is negative"))
+}

@@ -1,0 +1,31 @@
+//! `jobs erase`: what is emptied, what is left for now, and a reason that nobody may leave out. What becomes of each column is
+//! the ledger's own test, on both databases.
+
+use clap::Parser as _;
+use serde_json::Value;
+use sluicegate::cli::Cli;
+
+use super::jobs::Desk;
+
+#[tokio::test]
+async fn an_account_is_erased_and_what_is_left_is_told() {
+    let desk = Desk::open().await;
+    for (id, state) in [("p1", "declined"), ("p2", "review"), ("p3", "waiting")] {
+        desk.payment(id, "acme", state).await;
+    }
+    desk.unruled("UPDATE jobs SET account = 'acct_1'; UPDATE outcome_events SET published_at = at").await;
+    let erase = ["jobs", "erase", "--account", "acct_1", "--because", "ticket 4711"];
+    let with = |flag: &'static str| erase.iter().copied().chain([flag]).collect::<Vec<_>>();
+    let rehearsed = desk.run(&with("--dry-run")).await;
+    assert_eq!(rehearsed.out, "1 payment would be erased\n");
+    assert!(rehearsed.err.contains("left: 1 payment in review"), "{}", rehearsed.err);
+    let erased = desk.run(&with("--json")).await;
+    let json = erased.json();
+    assert_eq!((&json["erased"], &json["left"]["open"], &json["left"]["review"]), (&1.into(), &1.into(), &1.into()));
+    let story = desk.run(&["jobs", "show", "p1", "--json"]).await.json();
+    assert_eq!((&story["account"], &story["audit"][0]["erased"]), (&Value::Null, &true.into()));
+    assert_eq!(story["audit"][0]["because"], "ticket 4711");
+    let told = desk.run(&["jobs", "show", "p1"]).await.out;
+    assert!(told.contains("erased; ticket 4711"), "{told}");
+    assert!(Cli::try_parse_from(["sluicegate", "jobs", "erase", "--account", "acct_1"]).is_err(), "says no reason");
+}

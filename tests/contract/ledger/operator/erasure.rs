@@ -1,0 +1,198 @@
+//! Erasing an account: what is emptied, what stays, what must wait, and that nothing is charged again for it.
+
+use sluicegate::ledger::Claim;
+use sluicegate::ledger::operator::{Erasable, Erased};
+use sluicegate::ledger::upkeep::{Checked, Scrubbed};
+
+use super::*;
+
+on_every_database!(
+    an_account_is_erased_once_its_payments_have_ended,
+    what_was_erased_is_never_charged_again,
+    what_has_not_ended_is_left_and_counted,
+    requests_keep_the_account_while_a_limit_may_count_it,
+    an_erased_account_is_written_nowhere,
+    what_was_erased_is_still_counted,
+);
+
+fn account() -> Token {
+    Token::new("acct_1").unwrap()
+}
+
+impl Fixture {
+    /// A payment of the account that succeeded, and whose outcome was told.
+    async fn told(&self, text: &str, state: FinalState) {
+        let reference = Some(format!("ch_{text}"));
+        let next = JobState::Final { state, reason: "settled by acct_1".to_owned(), reference };
+        self.attempted(text, "accepted", &next).await;
+        self.sql("UPDATE outcome_events SET published_at = at").await.unwrap();
+    }
+
+    async fn erase(&self) -> Erased {
+        self.operator().erase(&account(), 100, &by()).await.unwrap()
+    }
+
+    async fn erasable(&self) -> Erasable {
+        self.operator().erasable(&account()).await.unwrap()
+    }
+
+    async fn age_requests(&self) {
+        let aged = if self.postgres.is_some() { "began_at - interval '33 days'" } else { "began_at - 33 * 86400000" };
+        self.sql(&format!("UPDATE attempts SET began_at = {aged}")).await.unwrap();
+    }
+}
+
+async fn an_account_is_erased_once_its_payments_have_ended(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    for (id, state) in [("declined", FinalState::Declined), ("paid", FinalState::Succeeded)] {
+        fixture.told(id, state).await;
+    }
+    fixture.told("dead", FinalState::Dead).await;
+    let other = Job { account: Some(id("acct_2")), ..job("other") };
+    let hold = fixture.take(&other).await.hold;
+    assert_eq!(fixture.ledger().put_down(&hold, &settled(FinalState::Declined)).await.unwrap(), Written::Kept);
+    assert_eq!(fixture.erasable().await.ended, 3);
+    assert_eq!(fixture.operator().erase(&account(), 2, &by()).await.unwrap().jobs, 2, "in the order of their ids");
+    assert_eq!(fixture.erase().await.jobs, 1);
+    assert_eq!(fixture.erase().await, Erased::default(), "each once");
+    assert_eq!(fixture.erasable().await.ended, 0);
+    for id in ["dead", "declined", "paid"] {
+        let story = fixture.story(id).await;
+        let line = &story.line;
+        assert_eq!((&line.account, &line.provider_reference, &story.reference), (&None, &None, &None), "{id}");
+        assert_eq!((line.reason.as_deref(), &story.payload, &story.waited), (Some("erased"), &None, &None), "{id}");
+        assert_eq!((line.amount, story.idempotency_key.as_str()), (1_299, id));
+        let request = story.request.unwrap();
+        assert_eq!((request.url.as_str(), request.body.bytes), ("", 0), "{id}");
+        assert_eq!(story.attempts[0].detail.as_deref(), Some(""), "{id}");
+        let [audit] = story.audit.as_slice() else { panic!("{id}: {:?}", story.audit) };
+        assert!(audit.erased && audit.new_state.as_deref() == Some(audit.old_state.as_str()), "{audit:?}");
+        assert_eq!(audit.os_user.as_deref(), Some("alice@desk"));
+        assert_eq!(audit.because.as_deref(), Some("asked the provider"));
+    }
+    let untouched = fixture.story("other").await;
+    assert_eq!((untouched.line.account.as_deref(), untouched.audit.len()), (Some("acct_2"), 0));
+}
+
+async fn what_was_erased_is_never_charged_again(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.told("paid", FinalState::Succeeded).await;
+    fixture.told("dead", FinalState::Dead).await;
+    assert_eq!(fixture.erase().await.jobs, 2);
+    for id in ["paid", "dead"] {
+        // The same message, with the account in it, is known by its hash; another is none of it.
+        let claim = async |hash| fixture.ledger().claim(&job(id), hash, "worker-b", LEASE).await.unwrap();
+        assert_eq!(claim(hash(1)).await, Claim::Settled, "{id}");
+        assert!(matches!(claim(hash(2)).await, Claim::Conflict(_)), "{id}");
+    }
+    assert_eq!(fixture.decide("dead", &Verdict::Replay).await, Err(Refusal::Emptied));
+    if kind == Kind::Postgres {
+        fixture.sql("SELECT jobs_decide('dead', 'dead', 'waiting', 'x')").await.unwrap();
+    }
+    assert_eq!(fixture.state("dead").await, "dead");
+    assert_eq!(fixture.one("SELECT count(*) FROM attempts").await, "2");
+}
+
+async fn what_has_not_ended_is_left_and_counted(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.take(&job("held")).await;
+    fixture.told("review", FinalState::Review).await;
+    let hold = fixture.take(&job("untold")).await.hold;
+    assert_eq!(fixture.ledger().put_down(&hold, &settled(FinalState::Declined)).await.unwrap(), Written::Kept);
+    fixture.sql("INSERT INTO providers (name, url) VALUES ('stripe', 'https://x.example/')").await.unwrap();
+    let rule = "INSERT INTO account_overrides (provider, account, rule) VALUES ('stripe', 'acct_1', 'blocked')";
+    fixture.sql(rule).await.unwrap();
+    assert_eq!(fixture.erase().await, Erased::default());
+    let left = fixture.erasable().await;
+    assert_eq!((left.ended, left.open, left.review, left.untold, left.rules), (0, 1, 1, 1, 1));
+    for id in ["held", "review", "untold"] {
+        assert_eq!(fixture.story(id).await.line.account.as_deref(), Some("acct_1"), "{id}");
+    }
+}
+
+/// Or an account's limit would let more through than it may.
+async fn requests_keep_the_account_while_a_limit_may_count_it(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.told("paid", FinalState::Succeeded).await;
+    let known = "SELECT count(*) FROM attempts WHERE account = 'acct_1' AND reference = 'invoice 7'";
+    assert_eq!(fixture.erase().await, Erased { jobs: 1, requests: 0 });
+    assert_eq!(fixture.one(known).await, "1");
+    let left = fixture.erasable().await;
+    let days = (left.requests_until.unwrap().0 - fixture.story("paid").await.attempts[0].began_at.0) / 86_400_000;
+    assert_eq!((left.requests, days), (1, 32));
+    fixture.age_requests().await;
+    assert_eq!(fixture.erasable().await.requests, 0);
+    assert_eq!(fixture.erase().await, Erased { jobs: 0, requests: 1 });
+    assert_eq!(fixture.one(known).await, "0");
+    assert_eq!(fixture.erase().await, Erased::default(), "each once");
+}
+
+/// Whatever columns there are, and will be.
+async fn an_erased_account_is_written_nowhere(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.told("paid", FinalState::Succeeded).await;
+    let waits = JobState::Waiting { wait: Duration::ZERO, reason: "limit of acct_1".to_owned() };
+    fixture.attempted("waited", "throttled", &waits).await;
+    let hold = fixture.take(&job("waited")).await.hold;
+    assert_eq!(fixture.ledger().put_down(&hold, &settled(FinalState::Declined)).await.unwrap(), Written::Kept);
+    fixture.sql("UPDATE outcome_events SET published_at = at").await.unwrap();
+    fixture.age_requests().await;
+    let personal = ["acct_1", "invoice 7", "tok_1", "ch_paid", "said so", "charges"];
+    assert!(fixture.found(&personal).await.len() > 8);
+    assert_eq!(fixture.erase().await, Erased { jobs: 2, requests: 2 });
+    assert_eq!(fixture.found(&personal).await, Vec::<String>::new());
+}
+
+impl Fixture {
+    /// The columns of the ledger that hold one of these texts.
+    async fn found(&self, texts: &[&str]) -> Vec<String> {
+        let mut found = Vec::new();
+        for table in ["jobs", "attempts", "outcome_events", "job_audit", "settled_jobs", "rejected_messages"] {
+            let columns = match self.postgres {
+                Some(_) => format!("SELECT column_name FROM information_schema.columns WHERE table_name = '{table}'"),
+                None => format!("SELECT name FROM pragma_table_info('{table}')"),
+            };
+            for column in self.column(&columns).await.into_iter().flatten() {
+                let text = match self.postgres {
+                    Some(_) if column == "frozen_body" => "encode(frozen_body, 'escape')".to_owned(),
+                    _ => format!("CAST({column} AS text)"),
+                };
+                for looked_for in texts {
+                    let which = format!("SELECT count(*) FROM {table} WHERE {text} LIKE '%{looked_for}%'");
+                    if self.one(&which).await != "0" {
+                        found.push(format!("{table}.{column}: {looked_for}"));
+                    }
+                }
+            }
+        }
+        found
+    }
+}
+
+/// The sum of those that ended holds them, or finds them.
+async fn what_was_erased_is_still_counted(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let upkeep = fixture.database.upkeep();
+    fixture.told("lately", FinalState::Succeeded).await;
+    fixture.told("long-ago", FinalState::Declined).await;
+    fixture.told("review", FinalState::Review).await;
+    let past = if kind == Kind::Postgres { "updated_at - interval '1 day'" } else { "updated_at - 86400000" };
+    for id in ["long-ago", "review"] {
+        fixture.sql(&format!("UPDATE jobs SET updated_at = {past} WHERE id = '{id}'")).await.unwrap();
+    }
+    upkeep.sum_up_settled().await.unwrap();
+    assert_eq!(fixture.erase().await.jobs, 2);
+    assert_eq!(upkeep.scrub(Scrubbed::InReview, Duration::from_secs(3_600), 10).await.unwrap(), 1);
+    let recorded = async || {
+        let accounts = upkeep.conservation(LEASE, Checked::Since(LEASE)).await.unwrap();
+        assert_eq!(accounts[0].faults(), Vec::<String>::new());
+        accounts[0].recorded
+    };
+    assert_eq!(recorded().await, 3);
+    // Emptied, and decided afterwards.
+    assert_eq!(fixture.decide("review", &Verdict::Resend).await, Err(Refusal::Emptied));
+    assert_eq!(fixture.decide("review", &Verdict::Declined).await, Ok(()));
+    assert_eq!(recorded().await, 3);
+    upkeep.sum_up_settled().await.unwrap();
+    assert_eq!(recorded().await, 3);
+}
