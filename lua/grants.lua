@@ -1,4 +1,4 @@
--- One call's grants: all limits of a want at once, or none of them; the fourth part of the limiter's library.
+-- One call's grants: all limits of a want at once, or none of them; the fifth part of the limiter's library.
 -- Specification: src/domain/quota/grant.rs.
 
 local ROUNDS = 4

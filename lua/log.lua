@@ -21,7 +21,7 @@ end
 local CHUNK_BYTES = 64
 local BASE_MS = 1600000000000
 local RESTORE_DEPTH = 16
--- Set while a call runs: a log does not add up, and the state must begin anew.
+-- Set while a call runs: what does not add up, so that the state must begin anew.
 local damaged = false
 
 local function clock_us()
@@ -61,7 +61,7 @@ local function seek(cell, k)
     end
     text = redis.call('LINDEX', cell.key, integer(low))
     if not text or #text % 8 ~= 6 or redis.call('LLEN', cell.key) ~= cell.chunks then
-      damaged = true
+      damaged = 'chunks of a log'
       return nil
     end
     before = older + decode('<I6', text)
@@ -70,7 +70,7 @@ local function seek(cell, k)
       if before + count >= k then return ms + BASE_MS, count, before, low + 1, text, at, count end
       before = before + count
     end
-    damaged = true
+    damaged = 'uses of a log'
     return nil
   end
   before, text = older + cell.base, cell.tail
@@ -80,7 +80,7 @@ local function seek(cell, k)
     before = before + count
   end
   if before + cell.open_uses >= k then return cell.open_ms, cell.open_uses, before, -2, '', 1, cell.open_uses end
-  damaged = true
+  damaged = 'uses of a log'
   return nil
 end
 
@@ -129,7 +129,7 @@ local function restore(cell, now, ms, uses)
   while #cell.head <= RESTORE_DEPTH * 8 and cell.chunks > 0 do
     local chunk = redis.call('LPOP', cell.key)
     if not chunk then
-      damaged = true
+      damaged = 'chunks of a log'
       return
     end
     cell.head, cell.chunks = cell.head .. sub(chunk, 7), cell.chunks - 1

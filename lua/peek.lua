@@ -1,4 +1,4 @@
--- Looks at what one hash of the limiter counts, without taking, settling or writing anything; the sixth part of the
+-- Looks at what one hash of the limiter counts, without taking, settling or writing anything; the eighth part of the
 -- limiter's library.
 --
 -- KEYS  the state as in quota.lua; then the logs of the provider's cells, or the hash of one subject
@@ -78,8 +78,7 @@ local function unused(reply, words, known, now, from)
   return reply
 end
 
-local function peek(keys, args)
-  if not decode then bind() end
+local function standings(keys, args)
   local clock = clock_us()
   local words = {}
   for word in string.gmatch(args[1], '[^|]+') do words[#words + 1] = word end
@@ -88,7 +87,7 @@ local function peek(keys, args)
   local m, s, known_text = kept[1], kept[2], kept[3]
   if not m or not s or not known_text then return {} end
   -- A clock that went back counts as standing still.
-  local _, _, born, warm, last, _, paused, resumed = decode(HEAD, m)
+  local _, _, _, born, warm, last, _, paused, resumed = decode(HEAD, m)
   local now = max(clock, last)
   -- Not before: the state is cold, or a provider named a wait that no operator has lifted.
   local from = max(now, warm, resumed == words[2] + 0 and paused or 0)
@@ -103,7 +102,6 @@ local function peek(keys, args)
     _, touched, of_born, kept_until = decode(SUBJECT_HEAD, m)
     if of_born ~= born or kept_until <= now then return unused(reply, words, known, now, from) end
   end
-  damaged = false
   local names, cells, names_at = decode('<I2I2', s)
   local tally = tally_of(sub(s, names_at, names_at + names - 1), s, names_at + names, cells)
   local at = (of_subject and SUBJECT_HEAD_BYTES or HEAD_BYTES) + 1
@@ -136,4 +134,13 @@ local function peek(keys, args)
     end
   end
   return reply
+end
+
+local function peek(keys, args)
+  if not decode then bind() end
+  damaged = false
+  local went, reply = pcall(standings, keys, args)
+  if went and not damaged then return reply end
+  if not went and is_of_redis(problem_in(reply)) then return redis.error_reply(problem_in(reply)) end
+  return redis.error_reply('DAMAGED what is stored does not add up; the next call begins it anew')
 end

@@ -1,5 +1,5 @@
 -- One call to the limiter of one quota: takes permits under all its limits, all or nothing, and settles earlier ones; the
--- fifth part of the limiter's library, which src/limiter/redis/library.rs puts together and registers.
+-- seventh part of the limiter's library, which src/limiter/redis/library.rs puts together and registers.
 -- Specification: src/domain/quota/mod.rs, the same decisions in the same order; tests/contract/limiter/differential.rs
 -- compares the two on random histories. tests/docs/lua.rs holds these headers to the code.
 --
@@ -34,9 +34,10 @@
 --   fate: 0 used, 1 not sent
 --   refusal: 0 none, 1 limit, 2 cold, 3 paused, 4 stale version, 5 stale call, 6 needs history
 --   readable: 0 if the limit knows its past, else in how long the ledger does, and one µs more
+--   calls: of the state so far, this one among them; if they are no more than in an earlier reply, the state was put back
 --
 -- REPLY  packed in the same way
---   reply       refusal 1, exact 1, index of the limit 2, wait 6, now 7, newest version 6, born 7, remaining 4,
+--   reply       refusal 1, exact 1, index of the limit 2, wait 6, now 7, newest version 6, born 7, calls 6, remaining 4,
 --               deciding limit 2, reset 6, readable 4, runs 4, passed over 2
 --   run         want 2, permits 4, wait 6; origins as above; wants count from 0
 --   passed over want 2, limit 2, wait 6, exact 1, readable 4
@@ -45,7 +46,8 @@
 --   cell (0, 0, 1, 1002500, 0, 1, 100, 0), want (1, 1, 1, 0, 0, 0)
 --   → refusal 0, remaining 99, reset 1002500, run (0, 1, 0), origin (0)
 --
--- ERRORS  ARGUMENT: not as announced, nothing was written. DAMAGED: what is stored does not add up, all of it was deleted.
+-- ERRORS  ARGUMENT: not as announced, nothing was written. DAMAGED: what is stored does not add up (checks.lua) or cannot be
+--   read, all of it was deleted.
 --   A write that fails half-way loses slots and never makes any: chunks leave a list before their cell says so and enter it
 --   after, and a chunk that is missing ends the state.
 
@@ -56,12 +58,11 @@ local TALLIES_MOST = 256
 local HEADER, HEADER_BYTES = '<c8c8c8I6I2I2I2I2I2I1', 41
 local TERMS, TERMS_BYTES = '<I6I6I6I6I6I6I6I6I6I6I6I2I2I2', 72
 local MORE, MORE_BYTES = '<I6I7I7I2I4I4I7I2I4', 43
-local SCOPE, ROWS, KNOWN_BYTES = '<I7I7I7I7I7I7', '<I6I7I7I7', 111
 local SEED, SEED_BYTES = '<I2I7I7I4I4I2', 26
 local PAST_BYTES = 14
-local HEAD, HEAD_BYTES = '<c8c8I7I7I7I6I7I6', 56
+local HEAD, HEAD_BYTES = '<c8c8c8I7I7I7I6I7I6I6', 70
 local SUBJECT_HEAD, SUBJECT_HEAD_BYTES = '<c8I7I7I7', 29
-local ANSWER = '<I1I1I2I6I7I6I7I4I2I6I4I4I2'
+local ANSWER = '<I1I1I2I6I7I6I7I6I4I2I6I4I4I2'
 local EMPTY = {}
 -- Who holds the permits of a state that was lost: no caller, so nobody settles them.
 local LOST = '\0\0\0\0\0\0\0\0'
@@ -116,98 +117,21 @@ local function seeds_in(text, at, count, bytes, subjects_n)
   return found
 end
 
--- Which uses a state has not counted. Specification: src/domain/quota/known.rs.
-local function subjects_of(longest, since, last)
-  if longest == 0 then since, last = 0, 0 end
-  return { longest = longest, within = longest, longer_since = 0, longer_last = 0, since = since, last = last }
-end
-
-local function known_born(provider, now)
-  local last, longest_of = now + provider.cold - provider.longest, provider.longest_of
-  return { subjects_of(longest_of[1], now, last), subjects_of(longest_of[2], now, last),
-           budget = provider.budget, hands = 0, joined_since = 0, joined_last = 0, members = provider.members }
-end
-
-local function known_of(text)
-  local known, at = {}, 1
-  for scope = 1, 2 do
-    local of = {}
-    of.longest, of.within, of.longer_since, of.longer_last, of.since, of.last, at = decode(SCOPE, text, at)
-    known[scope] = of
-  end
-  known.budget, known.hands, known.joined_since, known.joined_last, at = decode(ROWS, text, at)
-  known.members = sub(text, at)
-  return known
-end
-
-local function text_of(known)
-  local text = ''
-  for scope = 1, 2 do
-    local of = known[scope]
-    text = text .. encode(SCOPE, of.longest, of.within, of.longer_since, of.longer_last, of.since, of.last)
-  end
-  return text .. encode(ROWS, known.budget, known.hands, known.joined_since, known.joined_last) .. known.members
-end
-
--- What a counter has not counted that counts from then on: granted before the first, and counting from the second at the latest.
-local function not_before(known, provider, at)
-  return max(at, known.hands - provider.horizon - provider.budget), at + provider.horizon + provider.hold
-end
-
-local function adopt_subjects(known, longest, now, since, last)
-  if longest == 0 or known.longest == 0 then return subjects_of(longest, since, last) end
-  if longest > known.longest then
-    local waited_for = known.longer_last + known.longest > now
-    known.within = waited_for and min(known.within, known.longest) or known.longest
-    known.longer_since, known.longer_last = since, last
-  end
-  known.longest = longest
-  return known
-end
-
-local function adopt_known(known, provider, now)
-  if provider.budget < known.budget then known.hands = max(known.hands, now + provider.horizon + known.budget) end
-  known.budget = provider.budget
-  local since, last = not_before(known, provider, now)
-  for scope = 1, 2 do known[scope] = adopt_subjects(known[scope], provider.longest_of[scope], now, since, last) end
-  for at = 1, #provider.members, 8 do
-    local member, found = sub(provider.members, at, at + 7), 0
-    repeat found = find_text(known.members, member, found + 1, true) until not found or found % 8 == 1
-    if not found then
-      known.joined_since, known.joined_last = since + provider.noticed, last + provider.noticed
-      break
-    end
-  end
-  known.members = provider.members
-end
-
--- What a new counter of a subject has not counted, for a window.
-local function not_of_new(known, scope, window)
-  local of = known[scope]
-  local since, last = max(of.since, known.joined_since), max(of.last, known.joined_last)
-  if window > of.within then since, last = max(since, of.longer_since), max(last, of.longer_last) end
-  return since, last
-end
-
--- Holds a tally for what it has not counted that was counted last at an instant. Scope 0 is the provider's.
-local function hold_missed(tally, known, scope, counted)
-  local since, last = 0, 0
-  if counted < known.joined_since then since, last = known.joined_since, known.joined_last end
-  local of = known[scope]
-  if of and counted < of.since then since, last = max(since, of.since), max(last, of.last) end
-  if last == 0 then return end
-  for _, cell in ipairs(tally.cells) do hold(cell, since, last) end
-end
-
 -- Fills a tally with what a hash holds of it behind its head: under the same limits, or limit by limit under others.
 local function fill(tally, m, at, same, now, since, last)
   tally.refreshed, tally[1], tally[2], tally.oldest, at = decode(TALLY, m, at)
   tally.adopted = not same
-  if same then return load_cells(tally, m, at) end
+  if same then
+    load_cells(tally, m, at)
+    if tally.is_checked then for _, cell in ipairs(tally.cells) do check_cell(cell, now) end end
+    return
+  end
   local s = redis.call('HGET', tally.key, 's')
+  if tally.memory and tally.memory.s and tally.memory.s ~= s then damaged = 'limits that it was written under' end
   local names, cells, names_at = decode('<I2I2', s)
   local old = tally_of(sub(s, names_at, names_at + names - 1), s, names_at + names, cells)
   load_cells(old, m, at)
+  if tally.is_checked then for _, cell in ipairs(old.cells) do check_cell(cell, now) end end
   adopt_all(tally, old, now, since, last)
 end
 
@@ -216,24 +140,59 @@ local function begin(tally)
   tally[1], tally[2], tally.oldest, tally.refreshed, tally.adopted = 0, 0, 0, 0, true
 end
 
-local function refuse(code, wait, now, version, born)
-  return encode(ANSWER, code, 0, 0, wait, now, version, born, 0, 0, 0, 0, 0, 0)
+local function refuse(code, wait, now, version, born, calls)
+  return encode(ANSWER, code, 0, 0, wait, now, version, born, calls, 0, 0, 0, 0, 0, 0)
 end
 
-local function begin_anew(keys, cells_n)
-  for i = 1, 1 + cells_n do redis.call('DEL', keys[i]) end
-  return redis.error_reply('DAMAGED what is stored does not add up; the state begins anew')
+-- What the library does not remember of a state: its head and its leases.
+local function check_state(provider, m, clock, born, warm, last, paused)
+  provider.refreshed, provider[1], provider[2], provider.oldest = decode(TALLY, m, HEAD_BYTES + 1)
+  if born > last or warm > born + LONGEST_MAX + LEAD_MAX or last > clock + BACK_MAX or paused > last + PAUSE_MAX
+      or provider.refreshed > last or provider.oldest > last + LEAD_MAX then
+    damaged = 'instants of the state'
+  end
+  check_leases(provider, redis.call('HGETALL', provider.key), last)
 end
 
 local function hold_lost(provider, deadline, charges, lookups)
   redis.call('HSET', provider.key, LOST,
     encode('<I6I7I4', 0, 0, 0) .. encode('<I6I7I4I4', 1, deadline, charges, lookups))
+  provider.memory.own[LOST] = nil
   provider[1], provider[2] = provider[1] + charges, provider[2] + lookups
   if provider.oldest == 0 or deadline < provider.oldest then provider.oldest = deadline end
 end
 
-local function quota(keys, args)
-  if not decode then bind() end
+-- The tally of a subject, whose limits are as the caller knows them. What is older than all its uses would have expired; what
+-- is of an older state says nothing of what this one lost.
+local function subject_tally(key, subject, text, mine, now, born, known, provider)
+  local tally = tally_of(subject.names, text, subject.at, subject.cells)
+  local there = redis.call('HMGET', key, 'm', mine)
+  local state = there[1]
+  local limits, touched, of_born, kept_until = nil, 0, nil, 0
+  if state then
+    limits, touched, of_born, kept_until = decode(SUBJECT_HEAD, state)
+  end
+  tally.key, tally.digest, tally.is_checked = key, subject.digest, not is_remembered(key, state)
+  tally.kept_until, tally.had_own = 0, there[2]
+  if of_born == born and kept_until > now then
+    tally.kept_until = kept_until
+    tally.known, tally.leases = true, there[2] and leases_in(there[2]) or ''
+    -- Every use of it that a new limit has not counted was granted before it was counted last.
+    local since, latest = not_before(known, provider, touched)
+    fill(tally, state, SUBJECT_HEAD_BYTES + 1, limits == subject.digest, now, since, latest)
+    if touched > now or kept_until > now + LONGEST_MAX + LEAD_MAX or tally.oldest > now + LEAD_MAX or tally.refreshed > now then
+      damaged = 'instants of an account or reference'
+    end
+    hold_missed(tally, known, subject.scope, touched)
+  else
+    if state then redis.call('DEL', key) end
+    begin(tally)
+    for _, cell in ipairs(tally.cells) do hold(cell, not_of_new(known, subject.scope, cell.window)) end
+  end
+  return tally
+end
+
+local function decide(keys, args)
   local text = args[1]
   if #args ~= 1 or #text < HEADER_BYTES then return redis.error_reply('ARGUMENT not as announced: its length') end
   local run, digest, mine, number, terms_n, wants_n, settlements_n, returned_n, subjects_n, more = decode(HEADER, text)
@@ -269,19 +228,29 @@ local function quota(keys, args)
   local clock = clock_us()
   local kept = redis.call('HMGET', state_key, 'm', mine, 'k')
   local m, own, known_text = kept[1], kept[2], kept[3]
-  damaged = false
 
   -- State: as it was, or begun anew when it is missing, of another server, or not to be trusted.
-  local known_run, known_digest, born, warm, last, known_version, paused, resumed, known
-  if m and #m > HEAD_BYTES + TALLY_BYTES and known_text and #known_text >= KNOWN_BYTES then
-    known_run, known_digest, born, warm, last, known_version, paused, resumed = decode(HEAD, m)
+  local known_run, known_digest, writer, born, warm, last, known_version, paused, resumed, calls, known
+  provider.key, provider.is_checked = state_key, false
+  if m then
+    known_run, known_digest, writer, born, warm, last, known_version, paused, resumed, calls = decode(HEAD, m)
     if known_run ~= run or born == distrusted then m = nil end
-  else
-    m = nil
   end
-  if not m then
+  if m then
+    local memory = memory_of(state_key)
+    if memory and memory.m and memory.born == born and writer == WRITER then
+      if memory.m ~= m or memory.k ~= known_text or (memory.own[mine] or own) ~= own then damaged = 'it is not what was written last' end
+      provider.memory = memory
+    else
+      check_state(provider, m, clock, born, warm, last, paused)
+      provider.memory, provider.is_checked = new_memory(state_key, born), true
+      provider.memory.k = known_text
+    end
+    if damaged then return nil end
+  else
     own = nil
-    born, warm, last, known_version, paused = clock, clock + provider.cold, clock, version, 0
+    born, warm, last, known_version, paused, calls = clock, clock + provider.cold, clock, version, 0, 0
+    provider.memory = new_memory(state_key, born)
   end
   local now = max(clock, last)
 
@@ -290,17 +259,24 @@ local function quota(keys, args)
   if own then
     local last_number, _, bytes = decode('<I6I7I4', own)
     if last_number == number then return sub(own, 18, 17 + bytes) end
-    if last_number > number then return refuse(STALE_CALL, 0, now, known_version, born) end
+    if last_number > number then return refuse(STALE_CALL, 0, now, known_version, born, calls) end
     leases = sub(own, 18 + bytes)
+    if #own < 17 + bytes or #leases % LEASE ~= 0 then
+      damaged = 'field of a caller'
+      return nil
+    end
   end
   -- Older settings may not know every limit that a settlement must reach, so nothing is done for their holder.
-  if version < known_version then return refuse(STALE_VERSION, 0, now, known_version, born) end
+  if version < known_version then return refuse(STALE_VERSION, 0, now, known_version, born, calls) end
   if not own then
     local fields = m and redis.call('HGETALL', state_key) or EMPTY
     for i = 1, #fields, 2 do
       if #fields[i] == 8 then
         local _, at = decode('<I6I7', fields[i + 1])
-        if at + REPLY_KEPT_US <= now and leases_in(fields[i + 1]) == '' then redis.call('HDEL', state_key, fields[i]) end
+        if at + REPLY_KEPT_US <= now and leases_in(fields[i + 1]) == '' then
+          redis.call('HDEL', state_key, fields[i])
+          provider.memory.own[fields[i]] = nil
+        end
       end
     end
   end
@@ -308,17 +284,18 @@ local function quota(keys, args)
   if m and resumed ~= provider.resumed then paused = 0 end
   if m then
     known = known_of(known_text)
+    if provider.is_checked then check_known(known, last) end
     if known_digest ~= digest then adopt_known(known, provider, now) end
   else
     known = known_born(provider, now)
   end
 
   -- The provider's tally, whose limits are as the caller knows them.
-  provider.key, provider.leases = state_key, leases
+  provider.leases = leases
   for i = 1, cells_n do provider.cells[i].key = keys[1 + i] end
   if m then
     local since, latest = not_before(known, provider, now)
-    if not pcall(fill, provider, m, HEAD_BYTES + 1, known_digest == digest, now, since, latest) then damaged = true end
+    fill(provider, m, HEAD_BYTES + 1, known_digest == digest, now, since, latest)
   else
     redis.call('DEL', state_key)
     begin(provider)
@@ -327,38 +304,13 @@ local function quota(keys, args)
   hold_missed(provider, known, 0, last)
   last, known_version = now, version
 
-  -- And those of the subjects. What is older than all its uses would have expired; what is of an older state says nothing
-  -- of what this one lost.
   local tallies = EMPTY
   if subjects_n > 0 then tallies = {} end
   for i = 1, subjects_n do
-    local key, subject = keys[1 + cells_n + i], subjects[i]
-    local tally = tally_of(subject.names, text, subject.at, subject.cells)
-    local there = redis.call('HMGET', key, 'm', mine)
-    local state = there[1]
-    local limits, touched, of_born, kept_until = nil, 0, nil, 0
-    if state and #state > SUBJECT_HEAD_BYTES + TALLY_BYTES then
-      limits, touched, of_born, kept_until = decode(SUBJECT_HEAD, state)
-    end
-    tally.key, tally.digest = key, subject.digest
-    tally.kept_until, tally.had_own = 0, there[2]
-    if of_born == born and kept_until > now then
-      tally.kept_until = kept_until
-      tally.known, tally.leases = true, there[2] and leases_in(there[2]) or ''
-      -- Every use of it that a new limit has not counted was granted before it was counted last.
-      local since, latest = not_before(known, provider, touched)
-      local same = limits == subject.digest
-      if not pcall(fill, tally, state, SUBJECT_HEAD_BYTES + 1, same, now, since, latest) then damaged = true end
-      hold_missed(tally, known, subject.scope, touched)
-    else
-      if state then redis.call('DEL', key) end
-      begin(tally)
-      for _, cell in ipairs(tally.cells) do hold(cell, not_of_new(known, subject.scope, cell.window)) end
-    end
-    tallies[i] = tally
+    tallies[i] = subject_tally(keys[1 + cells_n + i], subjects[i], text, mine, now, born, known, provider)
   end
 
-  if damaged then return begin_anew(keys, cells_n) end
+  if damaged then return nil end
 
   local at = settlements_at
   for _ = 1, settlements_n do
@@ -398,10 +350,11 @@ local function quota(keys, args)
   end
 
   local reply
+  calls = calls + 1
   if now < warm then
-    reply = refuse(COLD, warm - now, now, version, born)
+    reply = refuse(COLD, warm - now, now, version, born, calls)
   elseif now < paused then
-    reply = refuse(PAUSED, paused - now, now, version, born)
+    reply = refuse(PAUSED, paused - now, now, version, born, calls)
   else
     open_cells(provider, now, provider.jitter, horizon)
     for i = 1, subjects_n do open_cells(tallies[i], now, provider.jitter, horizon) end
@@ -411,11 +364,11 @@ local function quota(keys, args)
     for i = 1, subjects_n do close(tallies[i], number, lasts, provider.jitter) end
     local remaining, decides, reset = verdict(provider, now, index)
     local refusal = not index and NONE or readable_in > 0 and NEEDS_HISTORY or LIMIT
-    reply = encode(ANSWER, refusal, exact, index or 0, wait, now, version, born, remaining, decides, reset, readable_in,
+    reply = encode(ANSWER, refusal, exact, index or 0, wait, now, version, born, calls, remaining, decides, reset, readable_in,
       runs_n, passed_n) .. runs .. passed
   end
-  if damaged then return begin_anew(keys, cells_n) end
-  save(provider, encode(HEAD, run, digest, born, warm, last, version, paused, provider.resumed), now, mine,
+  if damaged then return nil end
+  save(provider, encode(HEAD, run, digest, WRITER, born, warm, last, version, paused, provider.resumed, calls), now, mine,
     encode('<I6I7I4', number, now, #reply) .. reply .. provider.leases, longest + before, STATE_SPARE_US)
   for i = 1, subjects_n do
     local tally = tallies[i]
@@ -426,4 +379,20 @@ local function quota(keys, args)
     end
   end
   return reply
+end
+
+-- Whatever is stored: what cannot be read or does not add up ends the state, and is never met again. An error of Redis itself
+-- says nothing of what is stored, but for a key that holds something else.
+local function quota(keys, args)
+  if not decode then bind() end
+  damaged = false
+  local went, reply = pcall(decide, keys, args)
+  if not went then
+    damaged = problem_in(reply)
+    if is_of_redis(damaged) then return redis.error_reply(damaged) end
+  elseif not damaged then
+    return reply
+  end
+  for i = 1, #keys do redis.call('DEL', keys[i]) end
+  return redis.error_reply('DAMAGED what is stored does not add up (' .. damaged .. '); the state begins anew')
 end

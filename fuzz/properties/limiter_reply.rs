@@ -17,7 +17,7 @@ pub fn holds(bytes: &[u8]) {
         return assert!(reply_to(&wants, answer, limits, cells).is_err());
     };
     // Every byte is accounted for, so nothing was made up.
-    assert_eq!(answer.len(), 48 + reply.granted.len() * (12 + 6 * cells) + reply.passed_over.len() * 11);
+    assert_eq!(answer.len(), 58 + reply.granted.len() * (12 + 6 * cells) + reply.passed_over.len() * 15);
     assert!(reply.granted.iter().all(|run| run.want < wants.len() && run.origins.len() == cells));
     assert!(reply.passed_over.iter().all(|passed| passed.want < wants.len() && passed.limit < limits));
     if let Some(Refusal::Limit { index }) = reply.refused.map(|refused| refused.by) {

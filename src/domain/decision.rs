@@ -249,6 +249,8 @@ pub struct Reply {
     pub version: i64,
     /// When the limiter's state began.
     pub born: Micros,
+    /// Calls of the state so far, this one among them: fewer than in an earlier reply are those of a state that was put back.
+    pub calls: u64,
     pub granted: Vec<Run>,
     pub passed_over: Vec<PassedOver>,
     /// What may surely start now under the tightest of the provider's limits; more may be due.

@@ -28,6 +28,7 @@ mod promise;
 mod promise_mixed;
 mod refusals;
 mod saturation;
+mod tampered;
 
 const SECOND: Duration = Duration::from_secs(1);
 

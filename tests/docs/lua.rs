@@ -26,13 +26,15 @@ use header::{Group, Header};
 
 const QUOTA: &str = include_str!("../../lua/quota.lua");
 const PEEK: &str = include_str!("../../lua/peek.lua");
-const PARTS: [(&str, &str); 6] = [
+const PARTS: [(&str, &str); 8] = [
     ("first", include_str!("../../lua/log.lua")),
     ("second", include_str!("../../lua/cells.lua")),
-    ("third", include_str!("../../lua/tallies.lua")),
-    ("fourth", include_str!("../../lua/grants.lua")),
-    ("fifth", QUOTA),
-    ("sixth", PEEK),
+    ("third", include_str!("../../lua/checks.lua")),
+    ("fourth", include_str!("../../lua/tallies.lua")),
+    ("fifth", include_str!("../../lua/grants.lua")),
+    ("sixth", include_str!("../../lua/known.lua")),
+    ("seventh", QUOTA),
+    ("eighth", PEEK),
 ];
 
 /// 100 per second on everything.
@@ -279,6 +281,7 @@ fn a_reply_is_read_as_the_header_says() {
                 ("now", 50),
                 ("newest version", 7),
                 ("born", 3),
+                ("calls", 6),
                 ("remaining", 4),
                 ("deciding limit", 1),
                 ("reset", 8),
@@ -297,6 +300,7 @@ fn a_reply_is_read_as_the_header_says() {
         now: Micros(50),
         version: 7,
         born: Micros(3),
+        calls: 6,
         granted: vec![Run { want: 1, permits: 6, wait_us: 12, origins: vec![21, 22] }],
         passed_over: vec![PassedOver {
             want: 0,

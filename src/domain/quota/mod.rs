@@ -52,6 +52,7 @@ struct State {
     warm_us: u64,
     last_us: u64,
     version: i64,
+    calls: u64,
     paused_until_us: u64,
     /// As of the spec that was gone by last; a change ends a pause.
     resumed_at: u64,
@@ -84,6 +85,7 @@ impl State {
             warm_us,
             last_us: now_us,
             version: spec.version,
+            calls: 0,
             paused_until_us: 0,
             resumed_at: spec.resumed_at,
             known: Known::born(spec, now_us),
@@ -105,6 +107,7 @@ impl State {
         if spec.version < self.version {
             return self.refuse(now_us, Refusal::StaleVersion, 0);
         }
+        self.calls += 1;
         if !self.replies.contains_key(&call.incarnation) {
             self.replies.retain(|_, (_, at_us, _)| *at_us + REPLY_KEPT_US > now_us);
         }
@@ -289,6 +292,7 @@ impl State {
             now: Micros(now_us),
             version: self.version,
             born: Micros(self.born_us),
+            calls: self.calls,
             granted: Vec::new(),
             passed_over: Vec::new(),
             remaining: 0,

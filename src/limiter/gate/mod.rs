@@ -17,12 +17,14 @@ use crate::domain::decision::CallKind;
 use crate::domain::job::JobId;
 use crate::domain::quota_spec::QuotaSpec;
 
+mod call_order;
 mod hands;
 mod history;
 mod line;
 mod outgoing;
 mod permit;
 mod settle;
+mod stall;
 mod standing;
 mod task;
 mod trust;

@@ -95,6 +95,7 @@ mod tests {
                 now: Micros(0),
                 version: 1,
                 born: Micros(0),
+                calls: 1,
                 granted: vec![Run { want: 0, permits, wait_us: 0, origins: Vec::new() }],
                 passed_over: Vec::new(),
                 remaining: 0,

@@ -10,11 +10,13 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
+use super::call_order::CallOrder;
 use super::hands::Hands;
 use super::history::Histories;
 use super::line::{Line, Waiter};
 use super::outgoing::{Load, Outgoing};
 use super::permit::Settled;
+use super::stall::{LongStall, Stall};
 use super::standing::{ASK_PAUSE, Kinds, Standing};
 use super::trust::Trust;
 use super::warm::Cold;
@@ -66,12 +68,16 @@ pub(super) struct GateTask {
     histories: Histories,
     /// Our settings are older than the store's; said once.
     stale: bool,
+    /// The store's state is to be begun anew, and it need not hear of that at once.
+    is_patient: bool,
     /// The store that the comparison is with.
     run_id: String,
     origin: Instant,
     clock: ClockComparison,
     trust: Trust,
+    order: CallOrder,
     distrust: Option<Micros>,
+    stall: Stall,
 }
 
 impl GateTask {
@@ -107,11 +113,14 @@ impl GateTask {
             cold: None,
             histories: Histories::default(),
             stale: false,
+            is_patient: false,
             run_id: String::new(),
             origin: now,
             clock: ClockComparison::default(),
             trust: Trust::default(),
+            order: CallOrder::default(),
             distrust: None,
+            stall: Stall::default(),
         }
     }
 
@@ -220,7 +229,26 @@ impl GateTask {
         let first_of_kinds = || self.kinds.values().min_by_key(|standing| standing.until);
         let standing =
             self.standing.as_ref().or_else(first_of_kinds).map(|standing| (standing.by.clone(), standing.until));
-        self.view.send_replace(GateView { waiting: self.line.len(), standing });
+        let view = GateView { waiting: self.line.len(), standing };
+        self.tell_stall(&view, now);
+        self.view.send_replace(view);
+    }
+
+    fn tell_stall(&mut self, view: &GateView, now: Instant) {
+        let is_asking = view.waiting > 0 || self.unanswered.is_some() || self.failures > 0 || self.cold.is_some();
+        let Some((by, until)) = &view.standing else {
+            if !is_asking {
+                self.stall.ends();
+            }
+            return;
+        };
+        let Some(LongStall { cause, lasted, wait, is_usual }) = self.stall.stands(by, *until, now) else { return };
+        let (quota, waiting) = (self.parts.spec.borrow().quota.clone(), view.waiting);
+        if is_usual {
+            tracing::info!(%quota, cause, ?lasted, ?wait, waiting, "no permits");
+        } else {
+            tracing::warn!(%quota, cause, ?lasted, ?wait, waiting, "no permits");
+        }
     }
 
     /// When the next call is worth making; `None`: never.
@@ -239,7 +267,7 @@ impl GateTask {
         let ready_at = self.line.ready_at(&self.kinds).map_or(self.ask_at, |ready_at| ready_at.max(self.ask_at));
         let wants = (!self.line.is_empty() && self.hands.room() > 0).then_some(ready_at);
         // Older settings than the store's achieve nothing, however urgent the call is.
-        let urgent_at = if self.stale { self.ask_at } else { Instant::now() };
+        let urgent_at = if self.stale || self.is_patient { self.ask_at } else { Instant::now() };
         let pause = self.pause_until.map(|_| urgent_at);
         let distrust = self.distrust.map(|_| urgent_at);
         let idle = Some(self.replied_at + IDLE_MAX);
@@ -277,6 +305,7 @@ impl GateTask {
             }
             self.run_id.clone_from(&run_id);
             (self.clock, self.trust) = (ClockComparison::default(), Trust::default());
+            self.order.forget();
             if let Some(unheard) = unanswered {
                 self.pause_again(&unheard);
             }

@@ -63,7 +63,7 @@ pub fn parse_reply(answer: &[u8], limits: usize, provider_cells: usize, wants: u
     let (code, exact, index) = (bytes.take(1)?, bytes.take(1)? == 1, bytes.count(2)?);
     let (wait_us, now_us) = (bytes.take(6)?, bytes.take(7)?);
     let version = i64::try_from(bytes.take(6)?).map_err(|error| error.to_string())?;
-    let born = Micros(bytes.take(7)?);
+    let (born, calls) = (Micros(bytes.take(7)?), bytes.take(6)?);
     let (remaining, decides, reset_us) = (bytes.take(4)?, bytes.count(2)?, bytes.take(6)?);
     let (readable, runs, passed) = (bytes.take(4)?, bytes.take(4)?, bytes.count(2)?);
     if runs > RUNS_MAX || passed > BATCH_MAX {
@@ -106,7 +106,7 @@ pub fn parse_reply(answer: &[u8], limits: usize, provider_cells: usize, wants: u
         other => return Err(format!("refusal {other}")),
     };
     let refused = by.map(|by| Refused { by, wait_us, exact });
-    Ok(Reply { now: Micros(now_us), version, born, granted, passed_over, remaining, decides, reset_us, refused })
+    Ok(Reply { now: Micros(now_us), version, born, calls, granted, passed_over, remaining, decides, reset_us, refused })
 }
 
 #[cfg(test)]
@@ -115,7 +115,7 @@ mod tests {
 
     /// Refused by limit 0 for 900 µs, exactly, at 50, after one run of two permits.
     fn answer() -> Vec<u8> {
-        let fields: [(u64, usize); 17] = [
+        let fields: [(u64, usize); 18] = [
             (1, 1),
             (1, 1),
             (0, 2),
@@ -123,6 +123,7 @@ mod tests {
             (50, 7),
             (7, 6),
             (3, 7),
+            (5, 6),
             (4, 4),
             (0, 2),
             (8, 6),
@@ -142,7 +143,8 @@ mod tests {
         let reply = parse_reply(&answer(), 1, 1, 1).unwrap();
         assert_eq!(reply.granted, [Run { want: 0, permits: 2, wait_us: 0, origins: vec![11] }]);
         assert_eq!(reply.refused, Some(Refused { by: Refusal::Limit { index: 0 }, wait_us: 900, exact: true }));
-        assert_eq!((reply.version, reply.born, reply.remaining, reply.reset_us), (7, Micros(3), 4, 8));
+        assert_eq!((reply.version, reply.born, reply.calls), (7, Micros(3), 5));
+        assert_eq!((reply.remaining, reply.reset_us), (4, 8));
     }
 
     #[test]
@@ -152,7 +154,7 @@ mod tests {
             assert!(parse_reply(&good[..length], 1, 1, 1).is_err(), "cut to {length}");
         }
         assert!(parse_reply(&[good.clone(), vec![0]].concat(), 1, 1, 1).is_err());
-        for (at, value) in [(0, 6), (0, 7), (2, 2), (46, 2), (52, 1)] {
+        for (at, value) in [(0, 6), (0, 7), (2, 2), (52, 2), (58, 1)] {
             let mut bad = good.clone();
             bad[at] = value;
             assert!(parse_reply(&bad, 1, 1, 1).is_err(), "byte {at} as {value}");
@@ -166,10 +168,10 @@ mod tests {
         let mut answer = answer();
         assert_eq!(asked(2, &answer).map(|reply| reply.permits()), Ok(2));
         assert!(asked(1, &answer).is_err());
-        answer[54] = 0;
+        answer[60] = 0;
         assert!(asked(2, &answer).is_err(), "a run of nothing");
-        answer[54] = 1;
-        let wait = |wait_us: u64| [&answer[..58], &wait_us.to_le_bytes()[..6], &answer[64..]].concat();
+        answer[60] = 1;
+        let wait = |wait_us: u64| [&answer[..64], &wait_us.to_le_bytes()[..6], &answer[70..]].concat();
         assert!(asked(2, &wait(250_000)).is_ok());
         assert!(asked(2, &wait(250_001)).is_err());
     }

@@ -16,8 +16,10 @@ use crate::faults;
 pub const SOURCE: &str = concat!(
     include_str!("../../../lua/log.lua"),
     include_str!("../../../lua/cells.lua"),
+    include_str!("../../../lua/checks.lua"),
     include_str!("../../../lua/tallies.lua"),
     include_str!("../../../lua/grants.lua"),
+    include_str!("../../../lua/known.lua"),
     include_str!("../../../lua/quota.lua"),
     include_str!("../../../lua/peek.lua"),
 );
@@ -35,9 +37,10 @@ impl Library {
     /// A library of this text.
     #[must_use]
     pub fn of(source: &str) -> Self {
-        let name = format!("sluicegate_{}", hex::encode(&Sha256::digest(source)[..8]));
+        let digest = hex::encode(&Sha256::digest(source)[..8]);
+        let (name, writer) = (format!("sluicegate_{digest}"), &digest[..8]);
         let code = format!(
-            "#!lua name={name}\n{source}\n\
+            "#!lua name={name}\nlocal WRITER = '{writer}'\n{source}\n\
              redis.register_function('{name}_call', quota)\n\
              redis.register_function{{ function_name = '{name}_peek', callback = peek, flags = {{ 'no-writes' }} }}\n"
         );

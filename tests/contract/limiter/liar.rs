@@ -82,8 +82,22 @@ fn bulk(answer: &[u8]) -> Vec<u8> {
 /// One permit at once, of one limit, and 8 that remain.
 fn granted() -> Vec<u8> {
     let now: u64 = 1_800_000_000_000_000;
-    let head =
-        [(0, 1), (0, 1), (0, 2), (0, 6), (now, 7), (1, 6), (1, 7), (8, 4), (0, 2), (0, 6), (0, 4), (1, 4), (0, 2)];
+    let head = [
+        (0, 1),
+        (0, 1),
+        (0, 2),
+        (0, 6),
+        (now, 7),
+        (1, 6),
+        (1, 7),
+        (1, 6),
+        (8, 4),
+        (0, 2),
+        (0, 6),
+        (0, 4),
+        (1, 4),
+        (0, 2),
+    ];
     let run = [(0, 2), (1, 4), (0, 6), (0, 6)];
     let bytes = |(value, width): &(u64, usize)| value.to_le_bytes()[..*width].to_vec();
     head.iter().chain(&run).flat_map(bytes).collect()
@@ -137,13 +151,13 @@ async fn no_permit_comes_of_a_reply_that_is_none() {
         bulk(&[granted.as_slice(), &[7]].concat()),
         // A refusal that is none, more runs than follow, a want that was not made.
         with(0, 99),
-        with(46, 2),
-        with(52, 1),
+        with(52, 2),
+        with(58, 1),
         // More permits than were asked for, none at all, one for eight years ahead.
-        with(54, 2),
-        with(57, 255),
-        with(54, 0),
+        with(60, 2),
         with(63, 255),
+        with(60, 0),
+        with(69, 255),
         // Half an answer, and then nothing.
         bulk(&granted)[..20].to_vec(),
     ])

@@ -10,9 +10,10 @@ use tokio::time::Instant;
 use super::GateTask;
 use crate::domain::clock_comparison::Comparison;
 use crate::domain::decision::{PassedOver, Refusal, Refused, Reply, Run, Shortage, Want};
+use crate::domain::disposition::NAMED_WAIT_MAX;
 use crate::domain::limit::Scope;
 use crate::domain::quota_spec::{CellSpec, QuotaSpec};
-use crate::domain::time::Micros;
+use crate::domain::time::{Micros, micros_up};
 use crate::limiter::StoreReading;
 use crate::limiter::gate::history::{Needs, Told};
 use crate::limiter::gate::line::{Aside, Place};
@@ -21,7 +22,7 @@ use crate::limiter::gate::permit::{Permit, Slots};
 use crate::limiter::gate::standing::{ASK_PAUSE, Standing};
 use crate::limiter::gate::trust::Sought;
 use crate::limiter::gate::warm::{Cold, Warming};
-use crate::limiter::gate::{Grant, RefusedBy};
+use crate::limiter::gate::{Grant, PAUSE_SPREAD_MAX, RefusedBy};
 
 /// How long a gate with old settings waits for the new ones before it asks again.
 const STALE_PAUSE: Duration = Duration::from_millis(100);
@@ -29,6 +30,13 @@ const STALE_PAUSE: Duration = Duration::from_millis(100);
 const WORD_PAUSE: Duration = Duration::from_millis(50);
 /// How long one whose permit would have started too late is not asked for, at most.
 const TOO_LATE_MAX: Duration = Duration::from_secs(1);
+
+/// A pause is asked for anew after so long at the latest: the longest wait that a provider may name, and the spread.
+const PAUSE_MAX: Duration = NAMED_WAIT_MAX.saturating_add(PAUSE_SPREAD_MAX);
+const PUT_BACK: &str = "the limiter's state is an earlier one than we have seen";
+const NO_VERSION: &str = "the limiter's settings version cannot be true";
+/// By how much a store's settings version may be ahead of the database's: more changes than any lost backup held.
+const VERSION_AHEAD_MAX: i64 = 1_000_000;
 
 /// When the permits of one run may be used, and what their slots were.
 struct Terms {
@@ -46,12 +54,16 @@ impl GateTask {
         self.standing = None;
         self.ask_at = arrived.max(outgoing.next_worth_at(reply));
         self.replied_at = arrived;
+        self.is_patient = false;
         if self.born.replace(reply.born).is_some_and(|before| before != reply.born) {
             let paused_until = self.paused_until.filter(|until| *until > arrived);
             self.pause_until = self.pause_until.max(paused_until);
         }
-        if self.stepped(&outgoing, reply, arrived) {
+        if self.stepped(&outgoing, reply, arrived) || self.put_back(&outgoing, reply, arrived) {
             return;
+        }
+        if reply.permits() > 0 {
+            self.stall.ends();
         }
         self.seek_trust(&outgoing, reply, arrived);
         self.hand_out(&outgoing, reply, arrived);
@@ -66,6 +78,9 @@ impl GateTask {
             self.pause_again(&outgoing);
             // Nothing was settled: the newer settings may hold limits that these settlements must reach.
             self.settled.extend(outgoing.settled);
+            if reply.version.saturating_sub(outgoing.spec.version) > VERSION_AHEAD_MAX {
+                return self.refuse_version(&outgoing.spec, reply, arrived);
+            }
             if !self.stale {
                 let (ours, theirs) = (outgoing.spec.version, reply.version);
                 tracing::warn!(quota = %outgoing.spec.quota, ours, theirs, "no permits: the limiter knows newer settings");
@@ -138,6 +153,47 @@ impl GateTask {
         self.distrust = Some(reply.born);
         self.pause_again(outgoing);
         true
+    }
+
+    /// What a state has forgotten that was put back is in the ledger: it is begun anew, and what this call was granted is
+    /// forgotten with it.
+    fn put_back(&mut self, outgoing: &Outgoing, reply: &Reply, arrived: Instant) -> bool {
+        if outgoing.call.distrust.is_some() {
+            self.order.forget();
+        }
+        if self.order.goes_on(reply) {
+            return false;
+        }
+        let quota = &outgoing.spec.quota;
+        if self.stall.is_news(PUT_BACK, arrived) {
+            tracing::error!(%quota, "{PUT_BACK}; it is begun anew. Find out who writes to the keys of limiter.prefix");
+        }
+        self.begin_anew(reply, arrived);
+        self.pause_again(outgoing);
+        true
+    }
+
+    /// Not at once: functions of somebody else may never hear of it.
+    fn begin_anew(&mut self, reply: &Reply, arrived: Instant) {
+        self.distrust = Some(reply.born);
+        let standing = Standing::new(RefusedBy::Cold, arrived + STALE_PAUSE, false, arrived);
+        (self.ask_at, self.is_patient) = (standing.ask_at, true);
+        self.standing = Some(standing);
+    }
+
+    /// No database was ever so far behind: somebody else wrote this number.
+    fn refuse_version(&mut self, spec: &QuotaSpec, reply: &Reply, arrived: Instant) {
+        let (quota, ours, theirs) = (&spec.quota, spec.version, reply.version);
+        if self.stall.is_news(NO_VERSION, arrived) {
+            tracing::error!(
+                %quota,
+                ours,
+                theirs,
+                "{NO_VERSION}; its state is begun anew. Find out who writes to the keys of limiter.prefix"
+            );
+        }
+        self.begin_anew(reply, arrived);
+        self.settle_at = (!self.settled.is_empty()).then_some(self.ask_at);
     }
 
     /// What the state counted before our first exchange is trusted on the word of somebody who was there; else the state
@@ -218,10 +274,13 @@ impl GateTask {
     ) {
         let (by, until, exact) = match passed.why {
             Shortage::NoSlot => {
-                let until = arrived + Duration::from_micros(passed.wait_us).max(ASK_PAUSE);
-                (RefusedBy::Limit(spec.limit_name(passed.limit).to_owned()), until, passed.exact)
+                let wait_us = passed.wait_us.min(longest_wait_us(spec));
+                let until = arrived + Duration::from_micros(wait_us).max(ASK_PAUSE);
+                let exact = passed.exact && wait_us == passed.wait_us;
+                (RefusedBy::Limit(spec.limit_name(passed.limit).to_owned()), until, exact)
             }
             Shortage::NeedsHistory { readable_in_us } => {
+                let readable_in_us = readable_in_us.min(longest_wait_us(spec));
                 (RefusedBy::NeedsHistory, self.histories.wait_until(arrived, readable_in_us), false)
             }
         };
@@ -270,8 +329,10 @@ impl GateTask {
     }
 
     async fn stand(&mut self, spec: &QuotaSpec, refused: Refused, reply: &Reply, arrived: Instant) {
-        let until = arrived + Duration::from_micros(refused.wait_us);
-        let (mut come_back, mut exact) = (None, refused.exact);
+        let most_us = if refused.by == Refusal::Paused { micros_up(PAUSE_MAX) } else { longest_wait_us(spec) };
+        let wait_us = refused.wait_us.min(most_us);
+        let until = arrived + Duration::from_micros(wait_us);
+        let (mut come_back, mut exact) = (None, refused.exact && wait_us == refused.wait_us);
         let (by, until) = match refused.by {
             Refusal::Limit { index } => {
                 self.cold = None;
@@ -280,6 +341,7 @@ impl GateTask {
             Refusal::NeedsHistory { readable_in_us, .. } => {
                 self.cold = None;
                 exact = false;
+                let readable_in_us = readable_in_us.min(longest_wait_us(spec));
                 (RefusedBy::NeedsHistory, self.histories.wait_until(arrived, readable_in_us))
             }
             Refusal::Paused => {
@@ -307,4 +369,11 @@ impl GateTask {
         self.ask_at = come_back.unwrap_or(standing.ask_at);
         self.standing = Some(standing);
     }
+}
+
+/// Whoever must wait asks anew after so long at the latest, whatever the store says: all that these settings let anybody wait
+/// for is over by then.
+fn longest_wait_us(spec: &QuotaSpec) -> u64 {
+    // Some limits keep a use up to 1/256 of its window longer.
+    spec.cold_us() + spec.longest_us() / 128
 }

@@ -1,0 +1,283 @@
+//! A state that somebody else wrote to: begun anew at once where the library remembers what it wrote, and where it does not,
+//! no error that stays and no wait beyond what settings allow.
+
+use std::ops::Range;
+
+use sluicegate::limiter::redis::client::RedisLimiter;
+use sluicegate::limiter::redis::keys::{provider_keys, subject_key};
+use sluicegate::limiter::redis::library::LIBRARY;
+use tokio::time::Instant;
+
+use super::*;
+use crate::support::redis::Redis;
+
+mod gate;
+
+/// Numbers of the state, of its counts of what is in flight and of its one limit, with where they stand in `m`: the header of
+/// `lua/tallies.lua`.
+const FIELDS: [(&str, Range<usize>); 26] = [
+    ("run id digest", 0..8),
+    ("terms digest", 8..16),
+    ("writer", 16..24),
+    ("born", 24..31),
+    ("warm", 31..38),
+    ("last call", 38..45),
+    ("version", 45..51),
+    ("paused until", 51..58),
+    ("resumed at", 58..64),
+    ("calls", 64..70),
+    ("time to live renewed", 70..77),
+    ("charges in flight", 77..83),
+    ("lookups in flight", 83..89),
+    ("first deadline", 89..96),
+    ("held until", 96..103),
+    ("uses", 103..110),
+    ("last ms", 110..117),
+    ("excess until", 117..124),
+    ("uses ever logged", 124..130),
+    ("of them before the tail", 130..136),
+    ("chunks", 136..140),
+    ("spent", 140..144),
+    ("open ms", 144..151),
+    ("open uses", 151..155),
+    ("bytes of head", 155..159),
+    ("bytes of tail", 159..163),
+];
+const LIMIT: u32 = 50;
+const ANSWERED: u32 = 30;
+const IN_FLIGHT: u32 = 10;
+/// In every window of the tests.
+const LEFT: u64 = (LIMIT - ANSWERED - IN_FLIGHT) as u64;
+/// A pause of a day is the longest that settings allow.
+const WAIT_MAX_US: u64 = 86_410_000_000;
+
+struct Tampered {
+    connection: redis::Connection,
+    caller: Caller,
+    state_key: String,
+    answered_at: Instant,
+}
+
+impl Tampered {
+    /// Of 50, 30 have been answered and 10 are in flight.
+    async fn new(redis: &Redis, prefix: &str) -> Self {
+        let limiter: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&redis.url(), prefix).unwrap());
+        let mut caller = Caller::warm(&limiter, spec(&[("all", LIMIT, 20_000)])).await;
+        caller.warm = None;
+        caller.call(&[1; ANSWERED as usize]).await;
+        let answered_at = Instant::now();
+        caller.settle(vec![used(caller.number, ANSWERED, 0)], &[]).await;
+        caller.call(&[1; IN_FLIGHT as usize]).await;
+        let state_key = provider_keys(prefix, &caller.spec)[0].clone();
+        Self { connection: redis.connection(), caller, state_key, answered_at }
+    }
+
+    fn field(&mut self, name: &[u8]) -> Vec<u8> {
+        redis::cmd("HGET").arg(&self.state_key).arg(name).query(&mut self.connection).unwrap()
+    }
+
+    fn overwrite(&mut self, name: &[u8], value: &[u8]) {
+        redis::cmd("HSET").arg(&self.state_key).arg(name).arg(value).exec(&mut self.connection).unwrap();
+    }
+
+    fn mine(&self) -> Vec<u8> {
+        self.caller.incarnation.to_le_bytes().to_vec()
+    }
+
+    /// As after a restart of the functions, but not of the server.
+    fn forget_what_was_written(&mut self) {
+        LIBRARY.load().exec(&mut self.connection).unwrap();
+    }
+
+    /// As a worker goes on: an error is tried again, and a state that was lost is told what the ledger knows. Says how many
+    /// permits were granted, and how many errors there were.
+    async fn go_on(&mut self, what: &str) -> (u64, u32) {
+        let (mut granted, mut errors, mut in_a_row, mut rebuild) = (0, 0, 0, None);
+        for _ in 0..6 {
+            self.caller.number += 1;
+            let call = Call {
+                incarnation: self.caller.incarnation,
+                number: self.caller.number,
+                wants: wants(&[1; LIMIT as usize]),
+                settlements: Vec::new(),
+                pause: None,
+                rebuild: rebuild.take(),
+                seeds: None,
+                distrust: None,
+                run_id: self.caller.limiter.run_id(&self.caller.spec.quota).await.unwrap(),
+            };
+            match self.caller.limiter.call(&self.caller.spec, &call).await {
+                Ok(reply) => {
+                    in_a_row = 0;
+                    granted += reply.permits();
+                    if let Some(refused) = reply.refused {
+                        // What the ledger tells ends a cold start, however long it would be.
+                        let is_cold = refused.by == Refusal::Cold;
+                        assert!(is_cold || refused.wait_us <= WAIT_MAX_US, "{what}: {refused:?}");
+                        let of_state = self.answered_at.elapsed();
+                        let ended = vec![PastUse { age: of_state, cost: ByKind::charges(ANSWERED) }];
+                        let open = ByKind::charges(IN_FLIGHT);
+                        rebuild = is_cold.then_some(Rebuild { born: reply.born, ended, open });
+                    }
+                }
+                Err(error) => {
+                    (errors, in_a_row) = (errors + 1, in_a_row + 1);
+                    assert!(error.to_string().contains("DAMAGED") && in_a_row == 1, "{what}: {error}");
+                }
+            }
+        }
+        (granted, errors)
+    }
+}
+
+const NASTY: usize = 8;
+
+/// What somebody may write in place of a number; one of eight.
+fn nasty(was: &[u8], number: usize) -> Vec<u8> {
+    let days_us = 30 * 86_400 * 1_000_000_u64;
+    let is = was.iter().rev().fold(0_u64, |value, byte| value << 8 | u64::from(*byte));
+    let [more, less, later] = [is.wrapping_add(1), is.wrapping_sub(1), is.wrapping_add(days_us)];
+    let values: [u64; NASTY] = [0, 1, more, less, later, u64::MAX, 1 << 53, rand::random()];
+    values[number].to_le_bytes()[..was.len()].to_vec()
+}
+
+/// Values in place of a text.
+fn unfit(was: &[u8]) -> Vec<Vec<u8>> {
+    let random: Vec<u8> = was.iter().map(|_| rand::random()).collect();
+    let half = was[..was.len() / 2].to_vec();
+    vec![Vec::new(), b"x".to_vec(), half, was[..was.len() - 1].to_vec(), [was, b"x"].concat(), random]
+}
+
+#[tokio::test]
+async fn what_is_not_what_was_written_is_begun_anew() {
+    let redis = Redis::start();
+    let mut prefixes = 0..;
+    let mut next = || format!("remembered-{}", prefixes.next().unwrap());
+    for (name, at) in FIELDS {
+        for number in 0..NASTY {
+            let mut tampered = Tampered::new(&redis, &next()).await;
+            let mut state = tampered.field(b"m");
+            let value = nasty(&state[at.clone()], number);
+            state[at.clone()].copy_from_slice(&value);
+            tampered.overwrite(b"m", &state);
+            let what = format!("{name} as {value:?}");
+            // Of another server or distrusted it is begun anew without a word, as after a loss.
+            assert_eq!(tampered.go_on(&what).await.0, LEFT, "{what}");
+        }
+    }
+    for name in [b"m".to_vec(), b"k".to_vec(), Vec::new()] {
+        let mut number = 0;
+        loop {
+            let mut tampered = Tampered::new(&redis, &next()).await;
+            let name = if name.is_empty() { tampered.mine() } else { name.clone() };
+            let was = tampered.field(&name);
+            let Some(value) = unfit(&was).get(number).cloned() else { break };
+            tampered.overwrite(&name, &value);
+            let what = format!("{name:?} as {value:?}");
+            let (granted, errors) = tampered.go_on(&what).await;
+            assert!(granted == LEFT && errors <= 1, "{what}: {granted} {errors}");
+            number += 1;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_state_that_was_put_back_is_begun_anew() {
+    let redis = Redis::start();
+    let mut tampered = Tampered::new(&redis, "put-back").await;
+    let before: Vec<u8> = redis::cmd("DUMP").arg(&tampered.state_key).query(&mut tampered.connection).unwrap();
+    let more = tampered.caller.call(&[1; 5]).await;
+    assert_eq!(more.permits(), 5);
+    let key = tampered.state_key.clone();
+    let mut restore = redis::cmd("RESTORE");
+    restore.arg(&key).arg(0).arg(&before).arg("REPLACE").exec(&mut tampered.connection).unwrap();
+    tampered.caller.number += 1;
+    let error = tampered.caller.repeat(&[1]).await.unwrap_err();
+    assert!(error.to_string().contains("not what was written last"), "{error}");
+}
+
+/// Whoever has loaded the functions anew knows only what is stored: then what can be seen is seen, and nothing stays.
+#[tokio::test]
+async fn what_nobody_remembers_holds_nobody_for_ever() {
+    let redis = Redis::start();
+    let mut prefixes = 0..;
+    let mut next = || format!("unknown-{}", prefixes.next().unwrap());
+    let mut unseen = Vec::new();
+    for (name, at) in FIELDS {
+        for number in 0..NASTY {
+            let mut tampered = Tampered::new(&redis, &next()).await;
+            let mut state = tampered.field(b"m");
+            let value = nasty(&state[at.clone()], number);
+            state[at.clone()].copy_from_slice(&value);
+            tampered.overwrite(b"m", &state);
+            tampered.forget_what_was_written();
+            let what = format!("{name} as {value:?}");
+            let (granted, errors) = tampered.go_on(&what).await;
+            assert!(granted <= u64::from(LIMIT), "{what}: {granted}");
+            if granted > LEFT {
+                unseen.push((name, errors));
+            }
+        }
+    }
+    // The instant of what was answered last can be any that is over.
+    assert!(unseen.iter().all(|(name, _)| *name == "open ms"), "{unseen:?}");
+    for (number, value) in [Vec::new(), b"x".to_vec(), vec![7; 16], vec![7; 40], vec![255; 60]].iter().enumerate() {
+        for name in [b"8 bytes.".to_vec(), Vec::new()] {
+            let mut tampered = Tampered::new(&redis, &format!("field-{number}-{}", name.len())).await;
+            let name = if name.is_empty() { tampered.mine() } else { name };
+            tampered.overwrite(&name, value);
+            tampered.forget_what_was_written();
+            assert_eq!(tampered.go_on(&format!("{name:?} as {value:?}")).await, (LEFT, 1), "{name:?} {value:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_account_that_does_not_add_up_ends_the_state() {
+    let redis = Redis::start();
+    let mut connection = redis.connection();
+    let mut limits = spec(&[("all", 90, 20_000), ("mine", 5, 20_000)]);
+    limits.limits[1].scope = sluicegate::domain::limit::Scope::Account;
+    let subjects = limits.subjects(Some("a"), None).unwrap();
+    let want = |permits| Want { subjects: subjects.clone(), ..Want::charges(permits, 1) };
+    let begun = async |prefix: &str| {
+        let limiter: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&redis.url(), prefix).unwrap());
+        let mut caller = Caller::warm(&limiter, limits.clone()).await;
+        assert_eq!(caller.ask(&[want(3)]).await.permits(), 3);
+        let answered = Settlement { subjects: subjects.clone(), ..used(caller.number, 3, 0) };
+        caller.settle(vec![answered], &[]).await;
+        (caller, subject_key(prefix, &limits, &subjects[0]))
+    };
+    // Behind the owner's 29 bytes and the tally's 26: uses at 62, permits in flight at 36.
+    for (number, at) in [(0, 62), (1, 36), (2, 82)] {
+        for value in [0, 1, 200] {
+            let (mut caller, key) = begun(&format!("account-{number}-{value}")).await;
+            let mut state: Vec<u8> = redis::cmd("HGET").arg(&key).arg("m").query(&mut connection).unwrap();
+            if state[at] == value {
+                continue;
+            }
+            state[at] = value;
+            redis::cmd("HSET").arg(&key).arg("m").arg(state).exec(&mut connection).unwrap();
+            let mut outcomes = Vec::new();
+            for _ in 0..2 {
+                caller.number += 1;
+                outcomes.push(caller.repeat_for(vec![want(5)]).await.map(|reply| (reply.permits(), reply.refused)));
+            }
+            let too_many = outcomes.iter().flatten().any(|(permits, _)| *permits > 2);
+            assert!(!too_many && outcomes[1].is_ok(), "{at} as {value}: {outcomes:?}");
+        }
+    }
+    for value in [Vec::new(), b"x".to_vec(), vec![7; 50], vec![255; 140]] {
+        let (mut caller, key) = begun(&format!("account-text-{}", value.len())).await;
+        redis::cmd("HSET").arg(&key).arg("m").arg(&value).exec(&mut connection).unwrap();
+        let error = caller.try_call(&[]).await.err();
+        assert!(error.is_none(), "an account that nobody asks for is no matter: {error:?}");
+        caller.number += 1;
+        if let Err(error) = caller.repeat_for(vec![want(5)]).await {
+            assert!(error.to_string().contains("DAMAGED"), "{value:?}: {error}");
+        }
+        caller.number += 1;
+        let then = caller.repeat_for(vec![want(5)]).await;
+        assert!(then.is_ok(), "{value:?}: {then:?}");
+    }
+}
