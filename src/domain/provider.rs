@@ -297,11 +297,12 @@ impl Provider {
 
     /// Whether a charge may go on a connection that was used before.
     ///
-    /// A server may close an idle connection just as a charge sets out on it, and nobody knows then whether it arrived.
-    /// That costs nothing where the key is sent again or the provider is asked, and a manual review everywhere else.
+    /// By default only where the provider deduplicates. A server may close an idle connection just as a charge sets out
+    /// on it; its outcome is unknown then. And a stray answer to an earlier request, such as a 429, may be taken for this
+    /// one's, which sends the charge again. Both are harmless only where the same key charges once.
     #[must_use]
     pub fn reuses_connections(&self) -> bool {
-        self.reuse_connections.unwrap_or(self.idempotency_retention.is_some() || self.lookup.is_some())
+        self.reuse_connections.unwrap_or(self.idempotency_retention.is_some())
     }
 
     /// Whether limits or rules go by this field, so that a job without it passes them uncounted. What is rehearsed holds

@@ -49,6 +49,9 @@ async fn a_server_that_closes_idle_connections_sends_nothing_to_review() {
     let forgetful = Provider { idempotency_retention: None, ..row(&url) };
     assert_eq!(outcomes(&forgetful, 20).await, vec![accepted.clone(); 20]);
     assert_eq!(connections.load(Ordering::SeqCst), 20);
+    // A look-up is no reason to share: a stray 429 would have a charge sent again, and nobody would deduplicate it.
+    let asked = Provider { lookup: Some(super::fake::lookup(&url)), ..forgetful.clone() };
+    assert_eq!(outcomes(&asked, 2).await, vec![accepted.clone(); 2]);
     // What the row says goes before.
     let reusing = Provider { reuse_connections: Some(true), ..forgetful };
     assert_eq!(outcomes(&reusing, 2).await, [accepted.clone(), unknown(UnknownCause::ConnectionLost)]);
