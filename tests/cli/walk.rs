@@ -28,7 +28,7 @@ const NOT_WALKED: [(&str, &str); 9] = [
 const NO_DATA: [&str; 4] = ["run", "fake-provider", "completions", "man"];
 
 /// In an order in which each finds what it needs. `FILE`: a provider file.
-pub const WALK: [(&[&str], Exit); 32] = [
+pub const WALK: [(&[&str], Exit); 33] = [
     (&["migrate"], Exit::Fine),
     (&["check"], Exit::Fine),
     (&["provider", "apply", "FILE", "--dry-run"], Exit::Fine),
@@ -58,6 +58,7 @@ pub const WALK: [(&[&str], Exit); 32] = [
     (&["jobs", "resolve", "in-review", "--as", "declined"], Exit::Failed),
     (&["jobs", "cancel", "waits"], Exit::Fine),
     (&["jobs", "cancel", "waits"], Exit::Failed),
+    (&["jobs", "erase", "--account", "nobody", "--because", "ticket 4711"], Exit::Fine),
     (&["dlq", "list"], Exit::Fine),
     (&["dlq", "show", "dead-1"], Exit::Fine),
     (&["dlq", "replay", "dead-1"], Exit::Fine),
