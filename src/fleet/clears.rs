@@ -90,14 +90,25 @@ fn ms(duration: Duration) -> u64 {
 pub fn clear_time(evidence: &Evidence, provider: &Provider) -> ClearTime {
     let name = provider.name.as_str();
     let counted = Counted::of(evidence, name);
-    let row = evidence.rows.iter().find(|row| row.name == name);
-    let flow = match row {
+    let standing = evidence.rows.iter().any(|row| row.name == name).then(|| told(evidence, name, true));
+    let flow = match &standing {
         _ if !provider.enabled => Flow::Disabled,
         _ if provider.paused => Flow::Paused,
         None => Flow::Unknown(Missing::Row),
-        Some(row) => flow(&told(evidence, &row.name, true)),
+        Some(standing) => flow(standing),
     };
-    conditions(evidence, provider, &counted, flow)
+    let since_count = match &standing {
+        // The backlog was counted some seconds ago, in a large ledger longer, and the lanes have sent since.
+        Some(Standing { state: State::Running, .. }) => since_count(evidence),
+        _ => Duration::ZERO,
+    };
+    conditions(evidence, provider, &counted, flow).later_by(since_count)
+}
+
+/// Age of the count of the backlog.
+fn since_count(evidence: &Evidence) -> Duration {
+    let age_ms = evidence.counted_at_ms.map_or(0, |counted_at_ms| evidence.at_ms - counted_at_ms);
+    Duration::from_millis(u64::try_from(age_ms).unwrap_or(0))
 }
 
 fn conditions(evidence: &Evidence, provider: &Provider, counted: &Counted<'_>, flow: Flow) -> ClearTime {

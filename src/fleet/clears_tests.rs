@@ -109,3 +109,21 @@ fn a_considered_limit_is_estimated_like_the_one_in_force() {
     assert_eq!(overview(&one).providers[0].clears, Clears::Never { limit: Some("per-minute".to_owned()) });
     assert_eq!(of(600, &one), shown);
 }
+
+/// What a lane sends between the count and the look is no longer in its way.
+#[test]
+fn an_old_count_of_a_running_lane_clears_sooner() {
+    let clears_in_ms = |lane: Value, age_ms: Option<i64>| {
+        let mut one = evidence(vec![row()], vec![worker("a", lane)]);
+        one.depths.insert("acme".to_owned(), 6_000);
+        one.counted_at_ms = age_ms.map(|age_ms| one.at_ms - age_ms);
+        ms(&overview(&one).providers.remove(0).clears)
+    };
+    let now_ms = clears_in_ms(json!({}), Some(0));
+    assert_eq!(clears_in_ms(json!({}), None), now_ms);
+    assert_eq!(clears_in_ms(json!({}), Some(2_500)), now_ms - 2_500);
+    assert_eq!(clears_in_ms(json!({}), Some(100_000_000)), 0);
+    // Nothing was sent meanwhile.
+    let cold = || json!({"gate": held("cold", "lost its state", 3_000)});
+    assert_eq!(clears_in_ms(cold(), Some(2_500)), clears_in_ms(cold(), Some(0)));
+}
