@@ -177,6 +177,13 @@ const STARTING: u64 = 400;
 /// Publishes and works off everything, while the readouts are held against the truth.
 fn watched(stand: &Stand, load: &Load) -> History {
     let messages = load.messages();
+    // On a busy machine publishing takes as long as the payments, and the looks would come when they are made.
+    let all = |action: &str| {
+        for provider in ["acme", "bolt"] {
+            stand.sluicegate(&["provider", action, provider]);
+        }
+    };
+    all("pause");
     assert_eq!(stand.publish(&messages), messages.len());
     // Malformed messages lie in acme's queue, too, until they are taken.
     let of = |jobs: u64, copies: u64| Published { confirmed: jobs, sent: jobs, copies };
@@ -190,6 +197,7 @@ fn watched(stand: &Stand, load: &Load) -> History {
     let explained = ["acme-2100".to_owned(), "bolt-330".to_owned()];
     std::thread::scope(|scope| {
         let watching = scope.spawn(|| watch(&watched, &explained, Some(&prometheus), &over));
+        all("resume");
         let settled = catch_unwind(AssertUnwindSafe(|| stand.await_settled(load.jobs(), Duration::from_secs(240))));
         over.store(true, Ordering::Relaxed);
         let history = watching.join().unwrap();
@@ -210,9 +218,8 @@ fn judge_readouts(history: &History, load: &Load) {
     // In its first seconds a lane sends at once what it will then send turn by turn.
     let settled = |time: &FinishTime| time.provider == "acme" && time.open <= load.acme - STARTING;
     let finish_times: Vec<FinishTime> = finish_times.into_iter().filter(settled).collect();
-    // On a slow machine a look takes longer than the second between two looks, and few of them are calm.
-    let is_slow = history.samples.len() < 40;
-    assert!(is_slow || finish_times.len() >= 3, "{} looks: {finish_times:?}", history.samples.len());
+    // On a slow machine a look takes longer than the second between two looks.
+    assert!(finish_times.len() >= 3, "{finish_times:?}");
     let wrong: Vec<&FinishTime> = finish_times.iter().filter(|finish_time| !finish_time.is_right()).collect();
     assert!(wrong.is_empty(), "{} of {} finish times: {wrong:?}", wrong.len(), finish_times.len());
 }
