@@ -17,8 +17,9 @@ use crate::support::redis::Redis;
 
 /// Runs under way at once.
 const AT_ONCE: usize = 4;
-/// How long nothing may happen before a run that has lost something is over.
-const STILL: Duration = Duration::from_secs(4);
+/// How long nothing may happen before a run that has lost something is over: longer than any wait of a job here, on a
+/// machine that is slow, too.
+const STILL: Duration = Duration::from_secs(20);
 /// The delay queue for messages of a newer format, by its step.
 const NEWER: &str = "delay.60000";
 
